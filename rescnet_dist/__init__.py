@@ -1,0 +1,22 @@
+"""Deep convolutional networks trained without backpropagation, on data larger than memory."""
+
+from rescnet_dist.data import load_digits
+from rescnet_dist.errors import DataError, RescnetError, SpecError, StoreError
+from rescnet_dist.estimator import ResCNetClassifier
+from rescnet_dist.network import Network
+from rescnet_dist.spec import NetworkSpec, RunSpec
+
+load = ResCNetClassifier.load
+
+__all__ = [
+    "DataError",
+    "Network",
+    "NetworkSpec",
+    "ResCNetClassifier",
+    "RescnetError",
+    "RunSpec",
+    "SpecError",
+    "StoreError",
+    "load",
+    "load_digits",
+]

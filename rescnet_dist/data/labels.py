@@ -1,0 +1,178 @@
+"""Labels of any hashable kind, their integer codes, and a stored form without pickle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from rescnet_dist.data.images import labels_at
+from rescnet_dist.errors import DataError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def as_labels(source: Any, images: Any, count: int, *, name: str = "y") -> Array | da.Array:
+    """Labels (N,), NumPy or dask, of `count` images; refuses another length or rank.
+
+    source None stands for the labels stored beside the images, where these are a Zarr URL.
+    """
+    if source is None:
+        if not isinstance(images, str | os.PathLike):
+            raise DataError(
+                f"{name} is missing: give labels, or the URL of a Zarr store that has them"
+            )
+        source = labels_at(images)
+    data = getattr(source, "data", source) if hasattr(source, "dims") else source
+    if not isinstance(data, da.Array | np.ndarray):
+        data = _as_vector(data)
+    if data.ndim != 1:
+        raise DataError(f"{name} has shape {data.shape}: labels are a vector (N,)")
+    if np.isnan(data.shape[0]):
+        raise DataError(
+            f"{name} has chunks of unknown length: call its compute_chunk_sizes() first"
+        )
+    if data.shape[0] != count:
+        raise DataError(
+            f"{name} has {data.shape[0]} labels for {count} images: give one label per image"
+        )
+    return data
+
+
+def _as_vector(values: Any) -> Array:
+    """A vector of labels; a list of tuples stays a vector of tuples."""
+    values = list(values)
+    if any(isinstance(v, tuple | frozenset) or v is None for v in values) or (
+        len({type(v) for v in values}) > 1
+    ):
+        vector = np.empty(len(values), dtype=object)
+        vector[:] = values
+        return vector
+    return np.asarray(values)
+
+
+def classes_of(labels: Array | da.Array) -> list[Hashable]:
+    """The distinct labels, sorted where they can be, else as first seen. Computes a lazy array,
+    chunk by chunk, gathering the distinct ones only."""
+    if isinstance(labels, da.Array):
+        blocks = labels.map_blocks(
+            _distinct_block, dtype=object, chunks=(1,), meta=np.empty(0, "O")
+        )
+        found = [value for block in blocks.compute() for value in block]
+        return _sorted_distinct(found)
+    return _sorted_distinct(_distinct(labels))
+
+
+def _distinct(labels: Array) -> list[Hashable]:
+    if labels.dtype.kind != "O":
+        values = list(np.unique(labels))
+        if labels.dtype.kind == "f" and any(np.isnan(v) for v in values):
+            raise DataError("y has NaN among its labels: give every image a class")
+        return values
+    try:
+        return list(dict.fromkeys(labels.tolist()))
+    except TypeError as error:
+        raise DataError(f"labels must be hashable: {error}") from error
+
+
+def _distinct_block(labels: Array) -> Array:
+    block = np.empty(1, dtype=object)
+    block[0] = _distinct(labels)
+    return block
+
+
+def _sorted_distinct(values: Sequence[Hashable]) -> list[Hashable]:
+    distinct = list(dict.fromkeys(values))
+    try:
+        return sorted(distinct)  # type: ignore[type-var]
+    except TypeError:
+        return distinct
+
+
+def classes_array(classes: Sequence[Hashable]) -> Array:
+    """The classes (C,) as an array that gives them back as they were."""
+    first = classes[0]
+    if isinstance(first, np.generic) or all(type(c) in (str, int, float, bool) for c in classes):
+        array = np.asarray(classes)
+        if all(type(a) is type(c) for a, c in zip(array.tolist(), _plain(classes), strict=True)):
+            return array
+    array = np.empty(len(classes), dtype=object)
+    array[:] = list(classes)
+    return array
+
+
+def _plain(classes: Sequence[Any]) -> list[Any]:
+    return [c.item() if isinstance(c, np.generic) else c for c in classes]
+
+
+def encode(
+    labels: Array | da.Array, classes: Array, *, name: str = "y", unknown: int | None = None
+) -> Array | da.Array:
+    """Codes (N,) int32 of labels (N,): the place of each in `classes` (C,). Lazy in, lazy out.
+
+    A label that is no class is an error, or gets the code `unknown`.
+    """
+    if isinstance(labels, da.Array):
+        return labels.map_blocks(
+            _encode, classes, name, unknown, dtype=np.int32, meta=np.empty(0, np.int32)
+        )
+    return _encode(labels, classes, name, unknown)
+
+
+def _encode(labels: Array, classes: Array, name: str, unknown: int | None) -> Array:
+    code_of = {value: code for code, value in enumerate(classes.tolist())}
+    codes = [code_of.get(value, unknown) for value in labels.tolist()]
+    if None in codes:
+        label = labels.tolist()[codes.index(None)]
+        raise DataError(
+            f"{name} has the label {label!r}, which no training image has: "
+            f"the classes are {classes.tolist()[:20]}"
+        )
+    return np.asarray(codes, dtype=np.int32)
+
+
+def classes_to_json(classes: Sequence[Hashable], *, lossy: bool = False) -> dict[str, Any]:
+    """A JSON form from which `classes_from_json` gives back the same labels.
+
+    lossy: labels of kinds that JSON cannot hold become their `repr` instead of an error.
+    """
+    array = classes_array(classes)
+    if array.dtype.kind != "O":
+        values = array.astype(str) if array.dtype.kind in "mM" else array
+        return {"dtype": array.dtype.str, "values": values.tolist()}
+    return {"dtype": "O", "values": [_label_to_json(c, lossy) for c in classes]}
+
+
+def classes_from_json(record: dict[str, Any]) -> Array:
+    """The inverse of `classes_to_json`."""
+    if record["dtype"] != "O":
+        return np.array(record["values"]).astype(record["dtype"])
+    return classes_array([_label_from_json(v) for v in record["values"]])
+
+
+def _label_to_json(label: Any, lossy: bool) -> Any:
+    if isinstance(label, np.generic):
+        label = label.item()
+    if label is None or isinstance(label, bool | int | float | str):
+        return label
+    if isinstance(label, bytes):
+        return {"bytes": label.hex()}
+    if isinstance(label, tuple):
+        return {"tuple": [_label_to_json(part, lossy) for part in label]}
+    if lossy:
+        return repr(label)
+    raise DataError(
+        f"the label {label!r} of type {type(label).__name__} cannot be stored: a run store keeps "
+        "numbers, strings, bytes, None and tuples of these; map your labels to one of them"
+    )
+
+
+def _label_from_json(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        if "bytes" in value:
+            return bytes.fromhex(value["bytes"])
+        return tuple(_label_from_json(part) for part in value["tuple"])
+    return value

@@ -1,0 +1,219 @@
+"""The scikit-learn face: a classifier that trains on Dask and predicts lazily where asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from rescnet_dist.data import as_images, as_labels, encode
+from rescnet_dist.errors import SpecError
+from rescnet_dist.kernels import project_to_simplex
+from rescnet_dist.network import Network, stored_accuracies
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import RunStore
+from rescnet_dist.train import Listener, current_client, remove_if_unusable, start_run, train
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ResCNetClassifier(ClassifierMixin, BaseEstimator):
+    """ResCNet: a deep convolutional network grown layer by layer, without backpropagation.
+
+    Parameters
+    ----------
+    spec : NetworkSpec, name of a preset, or None for the `digits` preset
+    store : fsspec URL of the run store, or None for a temporary one that is gone after `fit`
+    random_state : seed of the draws and of the validation split
+    run : RunSpec, or None for the defaults; its seed is set by `random_state`
+    listeners : functions called with each event of the run
+
+    Attributes
+    ----------
+    network_ : the fitted `Network`, at its chosen depth
+    classes_ : (C,) the labels as they were given
+    accuracies_ : accuracy on the training and validation images after each layer
+    depth_ : the chosen depth
+    run_url_ : where the run is stored, or None
+
+    Uses the current `dask.distributed.Client` if there is one, else an embedded cluster.
+
+    >>> import rescnet_dist as rd
+    >>> X, y = rd.load_digits()
+    >>> spec = rd.NetworkSpec.preset("digits").replace(filters=4, max_layers=2)
+    >>> clf = rd.ResCNetClassifier(spec).fit(X[:400], y[:400])
+    >>> clf.predict(X[:3]).shape
+    (3,)
+    """
+
+    network_: Network
+    classes_: Array
+    accuracies_: list[dict[str, Any]]
+    depth_: int
+    run_url_: str | None
+
+    def __init__(
+        self,
+        spec: NetworkSpec | str | None = None,
+        *,
+        store: str | os.PathLike[str] | None = None,
+        random_state: int = 0,
+        run: RunSpec | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.spec = spec
+        self.store = store
+        self.random_state = random_state
+        self.run = run
+        self.listeners = listeners
+
+    def fit(self, X: Any, y: Any = None, validation: tuple[Any, Any] | float | None = None) -> Self:
+        """Grow a network on images X and labels y.
+
+        X: (N, H, W, d) or (N, H, W), as NumPy, dask or xarray, or the URL of a Zarr store; y: (N,)
+        labels of any hashable kind, or None where the store has them. validation: a pair like
+        (X, y), or the share of the images to hold out; it chooses the depth.
+        """
+        spec, run_spec, held_out = self._settings(validation)
+        with contextlib.ExitStack() as stack:
+            url, temporary = self.store, self.store is None
+            if url is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rescnet-"))
+                url = os.path.join(folder, "run")
+            client = stack.enter_context(current_client())
+            run, classes = start_run(
+                url, spec, run_spec, X, y, held_out, client, temporary=temporary
+            )
+            try:
+                train(run, client, self.listeners)
+            except BaseException as error:
+                remove_if_unusable(run, error)
+                raise
+            self._load(run.url)
+            if temporary:
+                self.run_url_ = None
+                self.network_ = replace(self.network_.in_memory(), classes=classes)
+                self.classes_ = classes
+        return self
+
+    @classmethod
+    def resume(
+        cls,
+        url: str | os.PathLike[str],
+        *,
+        max_layers: int | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> Self:
+        """Go on with a run after its last finished layer, up to `max_layers` if given."""
+        run = RunStore.open(url)
+        attributes = run.attributes()
+        spec = NetworkSpec.from_dict(attributes["network"])
+        if max_layers is not None:
+            spec = spec.replace(max_layers=max_layers)
+            run.update_attributes(network=spec.to_dict())
+        run_spec = RunSpec.from_dict(attributes["run"])
+        clf = cls(spec, store=url, random_state=run_spec.seed, run=run_spec, listeners=listeners)
+        with current_client() as client:
+            train(run, client, listeners)
+        clf._load(run.url)
+        return clf
+
+    @classmethod
+    def load(cls, url: str | os.PathLike[str]) -> Self:
+        """The classifier stored at a URL by `save`, or by a run."""
+        network = Network.load(url)
+        clf = cls(network.spec)
+        clf._load(os.fspath(url))
+        return clf
+
+    def save(self, url: str | os.PathLike[str]) -> None:
+        """Write the fitted network to a URL that holds nothing yet; no pickle in it."""
+        check_is_fitted(self)
+        self.network_.save(url)
+
+    def decision_function(self, X: Any, *, flips: bool = False) -> Any:
+        """Running scores (N, C) after the last layer; a dask array for a dask array.
+
+        flips averages over each image and its mirror image.
+        """
+        check_is_fitted(self)
+        return self.network_.scores(as_images(X), flips=flips)
+
+    def predict_proba(self, X: Any, *, flips: bool = False) -> Any:
+        """Probabilities (N, C): the nearest rows that sum to 1 to the scores."""
+        scores = self.decision_function(X, flips=flips)
+        if isinstance(scores, da.Array):
+            return scores.map_blocks(project_to_simplex, dtype=np.float64, meta=np.empty((0, 0)))
+        return project_to_simplex(scores)
+
+    def predict(self, X: Any, *, flips: bool = False) -> Any:
+        """Labels (N,), as they were given to `fit`; a dask array for a dask array."""
+        scores = self.decision_function(X, flips=flips)
+        if isinstance(scores, da.Array):
+            return scores.map_blocks(
+                _labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype,
+                meta=np.empty(0, self.classes_.dtype),
+            )  # fmt: skip
+        return _labels_of(scores, self.classes_)
+
+    def score(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, flips: bool = False
+    ) -> float:
+        """Share of images X classified rightly; y (N,), or None where the store at X has labels."""
+        images = as_images(X)
+        codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
+        scores = self.decision_function(images.array, flips=flips)
+        right = np.asarray(scores.argmax(axis=1) == codes)
+        return float(np.average(right, weights=sample_weight))
+
+    def staged_score(self, X: Any, y: Any = None, *, flips: bool = False) -> Array:
+        """Accuracy (L,) on images X after each layer."""
+        check_is_fitted(self)
+        images = as_images(X)
+        codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
+        return self.network_.staged_right(images, codes, flips=flips) / images.shape[0]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def _settings(
+        self, validation: tuple[Any, Any] | float | None
+    ) -> tuple[NetworkSpec, RunSpec, tuple[Any, Any] | None]:
+        spec = self.spec if self.spec is not None else "digits"
+        if isinstance(spec, str):
+            spec = NetworkSpec.preset(spec)
+        if not isinstance(spec, NetworkSpec):
+            raise SpecError(f"spec={spec!r} is not a NetworkSpec or the name of a preset")
+        seed = (
+            np.random.default_rng().integers(2**31)
+            if self.random_state is None
+            else (self.random_state)
+        )
+        run_spec = (self.run or RunSpec()).replace(seed=int(seed))
+        if validation is None or isinstance(validation, tuple | list):
+            return spec, run_spec, None if validation is None else (validation[0], validation[1])
+        return spec, run_spec.replace(validation=float(validation)), None
+
+    def _load(self, url: str) -> None:
+        """Take over the network and the accuracies stored at a URL."""
+        self.network_ = Network.load(url)
+        self.classes_ = self.network_.classes
+        self.depth_ = self.network_.depth
+        self.accuracies_ = stored_accuracies(url)
+        self.run_url_ = url
+
+
+def _labels_of(scores: Array, classes: Array) -> Array:
+    """The label (n,) of the largest score in each row (n, C)."""
+    return np.asarray(classes[scores.argmax(axis=1)])

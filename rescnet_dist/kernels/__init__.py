@@ -1,0 +1,81 @@
+"""The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
+
+from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
+from rescnet_dist.kernels.discriminant import FeatureMoments, one_vs_rest_lda, ridge_regression
+from rescnet_dist.kernels.filters import (
+    Draws,
+    PatchSample,
+    pca_filters,
+    sample_patches,
+    stacked_lda_draws,
+    stacked_lda_filters,
+)
+from rescnet_dist.kernels.layer import (
+    Bank,
+    BankStatistics,
+    Classifier,
+    GrowingLayer,
+    ImageScale,
+    Layer,
+    LayerStatistics,
+    Tally,
+    draws_of_layer,
+    features_of,
+    features_per_layer,
+    fit_bank,
+    fit_classifier,
+    fit_image_scale,
+    forward,
+    targets_per_layer,
+    updated_scores,
+)
+from rescnet_dist.kernels.patches import PatchMoments, patch_scatter
+from rescnet_dist.kernels.pooling import feature_count, second_order_features
+from rescnet_dist.kernels.residual import (
+    layer_targets,
+    one_hot,
+    probabilities,
+    project_to_simplex,
+    residual_labels,
+)
+
+__all__ = [
+    "Bank",
+    "BankStatistics",
+    "Classifier",
+    "Draws",
+    "FeatureMoments",
+    "GrowingLayer",
+    "ImageScale",
+    "Layer",
+    "LayerStatistics",
+    "PatchMoments",
+    "PatchSample",
+    "Tally",
+    "convolve",
+    "draws_of_layer",
+    "feature_count",
+    "features_of",
+    "features_per_layer",
+    "fit_bank",
+    "fit_classifier",
+    "fit_image_scale",
+    "forward",
+    "layer_targets",
+    "min_max_scale",
+    "normalise",
+    "one_hot",
+    "one_vs_rest_lda",
+    "patch_scatter",
+    "pca_filters",
+    "probabilities",
+    "project_to_simplex",
+    "residual_labels",
+    "ridge_regression",
+    "sample_patches",
+    "second_order_features",
+    "stacked_lda_draws",
+    "stacked_lda_filters",
+    "targets_per_layer",
+    "updated_scores",
+]

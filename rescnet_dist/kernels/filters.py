@@ -1,0 +1,164 @@
+"""The filter bank of a layer: PCA filters from patch moments, stacked-LDA filters from draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rescnet_dist.kernels.patches import Array, PatchMoments, unfold
+
+
+def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
+    """The leading `count` eigenvectors of the patch covariance as filters (k, k, c, count).
+
+    Each has a fixed sign: its largest absolute entry is positive.
+    """
+    vectors = np.linalg.eigh(moments.scatter)[1][:, ::-1][:, :count]
+    peaks = np.abs(vectors).argmax(axis=0)
+    vectors = vectors * np.where(vectors[peaks, np.arange(count)] < 0, -1.0, 1.0)
+    return vectors.reshape(size, size, -1, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Which patches each stacked-LDA draw takes: places (t, m), of m = positives + negatives.
+
+    A draw t separates class classes[t] from the rest. Its first `positives` patches are of
+    images of that class and its others of other images; rank[t, j] counts the training images
+    of that kind in the order of their index, so a draw knows nothing of chunks.
+    """
+
+    positives: int
+    classes: Array
+    rank: Array
+    row: Array
+    column: Array
+
+    @property
+    def slots(self) -> int:
+        """Number of patches over all draws."""
+        return self.rank.size
+
+
+def stacked_lda_draws(
+    seed: int,
+    layer: int,
+    count: int,
+    class_counts: Array,
+    *,
+    positives: int,
+    negatives: int,
+    rows: int,
+    columns: int,
+) -> Draws:
+    """Draw `count` classes and the patches to tell each from the rest by, with replacement.
+
+    class_counts (C,) are the training images per class; rows×columns the places of a patch. Draw t
+    depends on (seed, layer, t) alone.
+    """
+    m = positives + negatives
+    classes = np.zeros(count, np.int64)
+    rank, row, column = (np.zeros((count, m), np.int64) for _ in range(3))
+    total = int(class_counts.sum())
+    for t in range(count):
+        rng = np.random.default_rng([seed, layer, t])
+        c = classes[t] = rng.integers(len(class_counts))
+        rank[t, :positives] = rng.integers(class_counts[c], size=positives)
+        rank[t, positives:] = rng.integers(total - class_counts[c], size=negatives)
+        row[t] = rng.integers(rows, size=m)
+        column[t] = rng.integers(columns, size=m)
+    return Draws(positives, classes, rank, row, column)
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSample:
+    """Patches (m, p) that fill the slots (m,) of draws; sorted by slot.
+
+    `merge` of samples with different slots is associative and commutative; `empty` is its
+    identity.
+    """
+
+    slots: Array
+    patches: Array
+
+    @classmethod
+    def empty(cls, directions: int) -> PatchSample:
+        """No patch."""
+        return cls(np.zeros(0, np.int64), np.zeros((0, directions), np.float32))
+
+    def merge(self, other: PatchSample) -> PatchSample:
+        """Both samples together."""
+        slots = np.concatenate([self.slots, other.slots])
+        order = np.argsort(slots, kind="stable")
+        return PatchSample(slots[order], np.concatenate([self.patches, other.patches])[order])
+
+
+def sample_patches(
+    images: Array, labels: Array, train: Array, before: Array, draws: Draws, size: int
+) -> PatchSample:
+    """The patches that `draws` take from a chunk of images (n, H, W, c).
+
+    labels (n,); train (n,) bool marks training images; before (C,) counts the training images of
+    each class in the chunks ahead of this one.
+    """
+    slots, sources = [], []
+    slot_of = np.arange(draws.slots).reshape(draws.rank.shape)
+    is_positive = np.arange(draws.rank.shape[1]) < draws.positives
+    for c in np.unique(draws.classes):
+        same, of_class = labels == c, draws.classes == c
+        for members, ahead, columns in (
+            (np.flatnonzero(train & same), before[c], is_positive),
+            (np.flatnonzero(train & ~same), before.sum() - before[c], ~is_positive),
+        ):
+            local = draws.rank - ahead
+            here = (local >= 0) & (local < len(members)) & of_class[:, None] & columns
+            slots.append(slot_of[here])
+            sources.append(members[local[here]])
+    slot, source = np.concatenate(slots), np.concatenate(sources)
+    order = np.argsort(slot)
+    slot, source = slot[order], source[order]
+    windows = unfold(images, size)
+    patches = windows[source, draws.row.flat[slot], draws.column.flat[slot]]
+    flat = patches.reshape(len(slot), size * size * images.shape[3])
+    return PatchSample(slot, np.asarray(flat, dtype=np.float32))
+
+
+def stacked_lda_filters(
+    patches: Array, positives: int, size: int, count: int, *, ridge: float, tolerance: float
+) -> tuple[Array, Array]:
+    """Filters (k, k, c, count) and bias (count,) from the patches (t, m, k²c) of t draws.
+
+    Each draw is a two-class LDA of its first `positives` patches against the others, with
+    covariance Σ + ridge·mean(diag Σ)·I; weights and bias are scaled to unit norm. Kept are the
+    first `count` draws with a training error of at most `tolerance`; where there are fewer, those
+    of the least error fill up.
+    """
+    x = np.asarray(patches, dtype=np.float64)
+    _, m, directions = x.shape
+    first, rest = x[:, :positives], x[:, positives:]
+    mean_first, mean_rest = first.mean(axis=1), rest.mean(axis=1)
+    centred = np.concatenate(
+        [first - mean_first[:, None], rest - mean_rest[:, None]], axis=1
+    )  # within-class covariance Σ = XᵀX/m; its m×m dual form is solved, as m < k²c mostly
+    trace = np.einsum("tmp,tmp->t", centred, centred) / m
+    live = trace > 0
+    rho = np.where(live, ridge * trace / directions, 1.0)
+    delta = mean_first - mean_rest
+    dual = centred @ centred.transpose(0, 2, 1) + (m * rho)[:, None, None] * np.eye(m)
+    image = np.einsum("tmp,tp->tm", centred, delta)
+    coefficients = np.linalg.solve(dual, image[:, :, None])[:, :, 0]
+    weights = (delta - np.einsum("tmp,tm->tp", centred, coefficients)) / rho[:, None]
+    weights[~live] = 0
+    middle = (mean_first + mean_rest) / 2
+    bias = np.log(positives / (m - positives)) - np.einsum("tp,tp->t", middle, weights)
+    bias[~live] = 0
+    predicted = np.einsum("tmp,tp->tm", x, weights) + bias[:, None] > 0
+    error = (predicted != (np.arange(m) < positives)).mean(axis=1)
+    error[~live] = 1
+    norm = np.linalg.norm(weights, axis=1)
+    norm[norm == 0] = 1
+    # stable: the kept draws in their order first, then the others by error
+    order = np.argsort(np.where(error <= tolerance, -1.0, error), kind="stable")[:count]
+    weights, bias = weights[order] / norm[order, None], bias[order] / norm[order]
+    return weights.T.reshape(size, size, -1, count), bias

@@ -1,0 +1,202 @@
+"""A fitted network: scores for images of any number, and its stored form."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import dask.array as da
+import numpy as np
+from dask.delayed import delayed
+
+from rescnet_dist.data import Images, check_finite, classes_from_json, classes_to_json
+from rescnet_dist.errors import DataError, StoreError
+from rescnet_dist.kernels import ImageScale, Layer, forward
+from rescnet_dist.reduce import blas_threads
+from rescnet_dist.spec import NetworkSpec
+from rescnet_dist.store import (
+    FORMAT_VERSION,
+    NETWORK_FORMAT,
+    RUN_FORMAT,
+    Location,
+    RunStore,
+    check_format,
+    read_image_scale,
+    read_layer,
+    write_image_scale,
+    write_layer,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BATCH_BYTES = 32 * 2**20  # of maps and images in float32, per step of a forward run
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayers(Sequence[Layer]):
+    """The layers of a stored network, each read when it is asked for; travels as a URL."""
+
+    place: Location
+    depth: int
+
+    def __len__(self) -> int:
+        return self.depth
+
+    @overload
+    def __getitem__(self, index: int) -> Layer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Layer]: ...
+    def __getitem__(self, index: int | slice) -> Layer | Sequence[Layer]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(self.depth)))
+        if not -self.depth <= index < self.depth:
+            raise IndexError(f"layer {index} of {self.depth}")
+        return read_layer(self.place, index % self.depth + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A fitted network: classes (C,), image_shape (H, W, d) and its layers."""
+
+    spec: NetworkSpec
+    classes: Array
+    image_shape: tuple[int, int, int]
+    image_scale: ImageScale
+    layers: Sequence[Layer]
+
+    def __dask_tokenize__(self) -> Any:
+        layers = self.layers if isinstance(self.layers, StoredLayers) else id(self.layers)
+        return (type(self).__name__, str(self.spec), self.classes.tolist(), layers)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    def in_memory(self) -> Network:
+        """The same network with all its layers read."""
+        return replace(self, layers=tuple(self.layers))
+
+    def check_images(self, images: Images) -> None:
+        """Refuse images of another shape than the network was trained on."""
+        if images.shape[1:] != tuple(self.image_shape):
+            raise DataError(
+                f"X has images of shape {images.shape[1:]} and the network was trained on "
+                f"{tuple(self.image_shape)} (height, width, channels): give images of that shape"
+            )
+
+    def scores(self, images: Images, *, flips: bool = False) -> Array | da.Array:
+        """Running scores (N, C) after the last layer; lazy for lazy images.
+
+        flips averages the scores of each image and of its mirror image.
+        """
+        self.check_images(images)
+        return self._mapped(images, _final_scores, flips, (len(self.classes),))
+
+    def staged_right(self, images: Images, codes: Any, *, flips: bool = False) -> Array:
+        """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
+        dask, −1 for a label that is no class."""
+        self.check_images(images)
+        row = (self.depth, len(self.classes))
+        staged = da.asarray(self._mapped(images, _staged_scores, flips, row))
+        return np.asarray((staged.argmax(axis=2) == codes[:, np.newaxis]).sum(axis=0))
+
+    def _mapped(
+        self, images: Images, function: Any, flips: bool, row: tuple[int, ...]
+    ) -> Array | da.Array:
+        """Apply `function` to chunks of images: (N, *row), lazy for lazy images."""
+        array = images.array
+        if not isinstance(array, da.Array):
+            array = da.from_array(array, chunks=(self._batch() * 8, *array.shape[1:]))
+        array = array.rechunk((array.chunks[0], *array.shape[1:]))
+        result = array.map_blocks(
+            function,
+            delayed(self, pure=True, traverse=False),
+            self._batch(),
+            flips,
+            drop_axis=tuple(range(1 + len(row), 4)),
+            chunks=(array.chunks[0], *((n,) for n in row)),
+            dtype=np.float32,
+            meta=np.empty((0,) * (1 + len(row)), np.float32),
+        )
+        return result if images.is_lazy else result.compute()
+
+    def _batch(self) -> int:
+        height, width, channels = self.image_shape
+        return max(1, BATCH_BYTES // (4 * height * width * (channels + self.spec.filters)))
+
+    # the stored form ----------------------------------------------------------------------------
+
+    def save(self, url: str | os.PathLike[str]) -> None:
+        """Write the network to a URL that holds nothing yet; no pickle in it."""
+        place = Location.of(url)
+        if place.exists():
+            raise StoreError(f"{place.url} already holds something: choose another URL")
+        for number, layer in enumerate(self.layers, start=1):
+            write_layer(place, number, layer)
+        write_image_scale(place, self.image_scale)
+        place.update_attributes(
+            {
+                "format": NETWORK_FORMAT,
+                "format_version": FORMAT_VERSION,
+                "network": self.spec.to_dict(),
+                "classes": classes_to_json(list(self.classes)),
+                "image_shape": list(self.image_shape),
+                "depth": self.depth,
+            }
+        )
+
+    @classmethod
+    def load(cls, url: str | os.PathLike[str]) -> Network:
+        """The network at a URL: one that was saved, or that of a run, at its chosen depth."""
+        place = Location.of(url)
+        attributes = check_format(place, NETWORK_FORMAT, RUN_FORMAT)
+        depth = attributes.get("depth")
+        if depth is None:
+            result = RunStore(place).result()
+            depth = result["depth"] if result else len(RunStore(place).commits()) - 1
+        if depth < 1:
+            raise StoreError(f"the run at {place.url} has no finished layer yet: resume it first")
+        height, width, channels = attributes["image_shape"]
+        return cls(
+            NetworkSpec.from_dict(attributes["network"]),
+            classes_from_json(attributes["classes"]),
+            (height, width, channels),
+            read_image_scale(place),
+            StoredLayers(place, depth),
+        )
+
+
+def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Accuracy after each layer, up to the last one judged, of the run at a URL; empty for a
+    saved network."""
+    place = Location.of(url)
+    if place.attributes()["format"] != RUN_FORMAT:
+        return []
+    result = RunStore(place).result()
+    return list(result["accuracies"]) if result else []
+
+
+def _staged_scores(images: Array, network: Network, batch: int, flips: bool) -> Array:
+    """Scores (n, L, C) of images (n, H, W, d) after each layer."""
+    check_finite(images, 0)
+    views = [images, images[:, :, ::-1]] if flips else [images]
+    out = np.zeros((len(images), network.depth, len(network.classes)), np.float32)
+    with blas_threads(1):
+        for start in range(0, len(images), batch):
+            rows = slice(start, start + batch)
+            for view in views:
+                stages = forward(
+                    view[rows], network.layers, network.image_scale, network.spec,
+                    len(network.classes),
+                )  # fmt: skip
+                for stage, (_, scores) in enumerate(stages):
+                    out[rows, stage] += scores / len(views)
+    return out
+
+
+def _final_scores(images: Array, network: Network, batch: int, flips: bool) -> Array:
+    """Scores (n, C) of images (n, H, W, d) after the last layer."""
+    return _staged_scores(images, network, batch, flips)[:, -1]

@@ -1,0 +1,6 @@
+"""Tree reductions over workers: dask graphs of any accumulator; no storage."""
+
+from rescnet_dist.reduce.fold import fold_graph, tree_merge
+from rescnet_dist.reduce.threads import blas_threads
+
+__all__ = ["blas_threads", "fold_graph", "tree_merge"]

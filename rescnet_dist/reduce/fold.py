@@ -1,0 +1,63 @@
+"""Dask graphs that fold chunks into accumulators and merge these in a tree, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+from dask.base import tokenize
+from dask.delayed import Delayed, delayed
+
+
+def fold_graph(
+    fold: Callable[..., Any],
+    groups: Sequence[Any],
+    merge: Callable[[Any, Any], Any],
+    finish: Callable[..., Any],
+    *shared: Any,
+    split_every: int,
+    name: str,
+) -> Delayed:
+    """A lazy finish(*shared, merge of all fold(*shared, group)).
+
+    Each group is one task that streams its chunks into one accumulator, so that few accumulators
+    exist however many chunks there are. They are merged in a tree of fan-in `split_every`; groups
+    and fan-in alone fix the order of every sum. `shared` and the groups travel inside the graph
+    and must be small. Tasks are named after `name`, which is what Dask's dashboard shows.
+    """
+    token = tokenize(name, *shared, list(groups))
+    folded = [
+        delayed(fold, pure=False)(*shared, group, dask_key_name=(f"{name}-fold-{token}", index))
+        for index, group in enumerate(groups)
+    ]
+    merged = tree_merge(folded, merge, split_every=split_every, name=name, token=token)
+    return delayed(finish, pure=False)(*shared, merged, dask_key_name=f"{name}-finish-{token}")
+
+
+def tree_merge(
+    parts: Sequence[Delayed],
+    merge: Callable[[Any, Any], Any],
+    *,
+    split_every: int,
+    name: str,
+    token: str,
+) -> Delayed:
+    """The lazy merge of all parts, `split_every` at a time, in their order."""
+    level = 0
+    while len(parts) > 1:
+        batches = [parts[i : i + split_every] for i in range(0, len(parts), split_every)]
+        parts = [
+            batch[0]
+            if len(batch) == 1
+            else delayed(_merge_all, pure=False)(
+                merge, batch, dask_key_name=(f"{name}-merge-{token}", level, index)
+            )
+            for index, batch in enumerate(batches)
+        ]
+        level += 1
+    return parts[0]
+
+
+def _merge_all(merge: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
+    return reduce(merge, parts)

@@ -1,0 +1,334 @@
+"""What to train and how to run it: frozen, validated specs with a TOML form."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from rescnet_dist.errors import SpecError, nearest_name
+
+CHOICES = {
+    "minmax": ("global", "channel"),
+    "cells": ("centre", "even"),
+    "pool": ("max", "mean"),
+    "zscore": ("channel", "block"),
+    "residual": ("classify", "regress"),
+    "probability": ("sigmoid", "softmax"),
+    "keep_maps": ("last", "all"),
+}
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return repr(value)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
+    if arguments:
+        return any(_fits(value, a) for a in arguments)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(arguments)
+    if origin is tuple:
+        return "a list of whole numbers"
+    if arguments:
+        return " or ".join(_describe(a) for a in arguments)
+    return {int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}[
+        hint
+    ]
+
+
+def read_toml(source: str | Path) -> dict[str, dict[str, Any]]:
+    """Parse TOML text, or the file at a `Path`; only the tables of the specs are allowed."""
+    where = f"{source}: " if isinstance(source, Path) else ""
+    try:
+        text = source.read_text() if isinstance(source, Path) else source
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise SpecError(f"{where}cannot be read ({error.strerror})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{where}not valid TOML: {error}") from error
+    kinds = {"preset": str, NetworkSpec.table: dict, RunSpec.table: dict}
+    for name, value in tables.items():
+        if not isinstance(value, kinds.get(name, ())):
+            raise SpecError(
+                f"{where}unexpected entry {name!r}: {nearest_name(name, kinds)} "
+                "(preset is a string, network and run are tables)"
+            )
+    return tables
+
+
+class Spec:
+    """What both specs share: checked replacement, plain dictionaries and TOML."""
+
+    table: ClassVar[str]
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated anew."""
+        return type(self).from_dict(self.to_dict() | changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values; what has no value (None) is left out."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {
+            k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; an unknown field is an error that names the nearest one."""
+        known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise SpecError(
+                    f"{cls.__name__} has no option {name!r}: {nearest_name(name, known)}"
+                )
+        return cls(**values)
+
+    def to_toml(self) -> str:
+        """One TOML table with every field that has a value."""
+        lines = [f"{name} = {_toml_value(value)}" for name, value in self.to_dict().items()]
+        return "\n".join([f"[{self.table}]", *lines]) + "\n"
+
+    @classmethod
+    def from_toml(cls, source: str | Path) -> Self:
+        """Read the spec's table from TOML text, or from the file at a `Path`."""
+        return cls.from_dict(read_toml(source).get(cls.table, {}))
+
+    def _check_types(self) -> None:
+        for name, hint in typing.get_type_hints(type(self)).items():
+            if typing.get_origin(hint) is ClassVar:
+                continue
+            value = getattr(self, name)
+            if not _fits(value, hint):
+                raise SpecError(f"{name}={value!r} is not {_describe(hint)}")
+            if name in CHOICES and value not in CHOICES[name]:
+                raise SpecError(f"{name}={value!r}: {nearest_name(value, CHOICES[name])}")
+
+    def _check_range(
+        self, name: str, low: float, high: float = math.inf, *, above: bool = False
+    ) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        inside = low < value <= high if above else low <= value <= high
+        if not (inside and math.isfinite(value)):
+            limit = f"greater than {low}" if above else f"at least {low}"
+            limit += f" and at most {high}" if high < math.inf else ""
+            raise SpecError(f"{name}={value!r} is out of range: it must be {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec(Spec):
+    """Every choice that defines a network; the defaults are the paper's.
+
+    Layers
+        filters, filter_size, first_filter_size: filters per layer, and their side in pixels in
+        the later layers and in the first. minmax: one range for the whole input of a layer, or
+        one per channel.
+    Stacked-LDA filters
+        lda_fraction: their share of the bank, the rest is PCA. lda_positives, lda_negatives,
+        lda_tolerance, lda_ridge: patches per draw, training error up to which a draw is kept, and
+        the ridge of its covariance. lda_draws: draws made per filter wanted; where too few of
+        them are kept, the bank is filled up with those of least error.
+    Features
+        block, stride: second-order pooling. zscore, power: normalisation. levels, cells, pool:
+        the spatial pyramid.
+    Classifiers
+        residual: classify the sign of the largest error (the paper), or regress all of them.
+        ridge: γ, relative to the mean feature variance. probability, sigma, beta: sigmoid(s/σ) or
+        softmax(β·s). target: λ.
+    Growth
+        learning_rate: α, lowered by the share `decay` every `decay_every` layers down to
+        `rate_floor`. max_layers; patience: layers without a better validation accuracy before
+        stopping (None: never). stop_at_zero_error: stop once the training error is 0.
+    """
+
+    table: ClassVar[str] = "network"
+
+    filters: int = 50
+    filter_size: int = 3
+    first_filter_size: int = 3
+    minmax: Literal["global", "channel"] = "global"
+    lda_fraction: float = 0.5
+    lda_positives: int = 2
+    lda_negatives: int = 32
+    lda_tolerance: float = 0.0
+    lda_ridge: float = 1e-2
+    lda_draws: int = 8
+    block: int = 16
+    stride: int = 4
+    zscore: Literal["channel", "block"] = "channel"
+    power: bool = False
+    levels: tuple[int, ...] = (4, 2, 1)
+    cells: Literal["centre", "even"] = "centre"
+    pool: Literal["max", "mean"] = "max"
+    residual: Literal["classify", "regress"] = "classify"
+    ridge: float = 1.0
+    probability: Literal["sigmoid", "softmax"] = "sigmoid"
+    sigma: float = 16.0
+    beta: float = 0.001
+    target: float = 0.8
+    learning_rate: float = 1.0
+    decay: float = 0.0
+    decay_every: int = 10
+    rate_floor: float = 0.0
+    max_layers: int = 100
+    patience: int | None = None
+    stop_at_zero_error: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.levels, list):
+            object.__setattr__(self, "levels", tuple(self.levels))
+        self._check_types()
+        for name in (
+            *("filters", "filter_size", "first_filter_size", "lda_positives", "lda_negatives"),
+            *("lda_draws", "stride", "decay_every", "max_layers", "patience"),
+        ):
+            self._check_range(name, 1)
+        self._check_range("block", 2)
+        for name in ("lda_tolerance", "ridge", "learning_rate", "rate_floor"):
+            self._check_range(name, 0)
+        for name in ("lda_fraction", "target", "decay"):
+            self._check_range(name, 0, 1)
+        for name in ("lda_ridge", "sigma", "beta"):
+            self._check_range(name, 0, above=True)
+        if not self.levels or min(self.levels) < 1:
+            raise SpecError(f"levels={self.levels!r}: give at least one level, each at least 1")
+        if self.zscore == "channel" and self.filters < 2:
+            raise SpecError(
+                'filters=1 leaves no feature with zscore="channel", which drops the diagonal: '
+                'use at least 2 filters, or zscore="block"'
+            )
+
+    @classmethod
+    def preset(cls, name: str) -> NetworkSpec:
+        """One of the named networks of `PRESETS`: `digits`, or one of the paper's four."""
+        if name not in PRESETS:
+            raise SpecError(f"unknown preset {name!r}: {nearest_name(name, PRESETS)}")
+        return PRESETS[name]
+
+    def size_of_layer(self, layer: int) -> int:
+        """Side k of the filters of layer `layer`, counted from 1."""
+        return self.first_filter_size if layer == 1 else self.filter_size
+
+    def rate_of_layer(self, layer: int) -> float:
+        """Learning rate α of layer `layer`, counted from 1.
+
+        >>> NetworkSpec.preset("cifar100").rate_of_layer(11)
+        0.9
+        """
+        steps = (layer - 1) // self.decay_every
+        return max(self.rate_floor, self.learning_rate * (1 - self.decay) ** steps)
+
+    def bank_of_layer(self, layer: int, channels: int) -> tuple[int, int]:
+        """Number of PCA and of stacked-LDA filters of a layer with `channels` input channels.
+
+        A patch has k²·channels directions; where PCA wants more, stacked-LDA fills up.
+        """
+        directions = self.size_of_layer(layer) ** 2 * channels
+        pca = min(self.filters - math.floor(self.filters * self.lda_fraction + 0.5), directions)
+        return pca, self.filters - pca
+
+    def check_images(self, height: int, width: int, channels: int) -> None:
+        """Refuse images this network cannot be trained on."""
+        side = min(height, width)
+        for name in ("block", "first_filter_size", "filter_size"):
+            size = getattr(self, name)
+            if size > side:
+                raise SpecError(
+                    f"{name}={size} is larger than the image ({height}×{width} pixels): "
+                    f"use {name} of at most {side}"
+                )
+        for layer, depth in ((1, channels), (2, channels + self.filters)):
+            lda = self.bank_of_layer(layer, depth)[1]
+            if self.lda_fraction == 0 and lda > 0:
+                directions = self.size_of_layer(layer) ** 2 * depth
+                size_name = "first_filter_size" if layer == 1 else "filter_size"
+                raise SpecError(
+                    f"filters={self.filters} PCA filters are more than the {directions} directions "
+                    f"of a patch in layer {layer}: use filters of at most {directions}, a larger "
+                    f"{size_name}, or lda_fraction above 0 so that stacked-LDA filters fill up"
+                )
+
+
+_PAPER = NetworkSpec()
+PRESETS: dict[str, NetworkSpec] = {
+    "digits": NetworkSpec(
+        filters=16,
+        first_filter_size=7,
+        block=7,
+        residual="regress",
+        ridge=0.3,
+        sigma=2.0,
+        learning_rate=0.5,
+        max_layers=6,
+    ),
+    "mnist": dataclasses.replace(
+        _PAPER,
+        filters=60,
+        first_filter_size=13,
+        lda_fraction=0.0,
+        block=7,
+        probability="softmax",
+        ridge=0.001,
+        max_layers=231,
+    ),
+    "cifar10": dataclasses.replace(_PAPER, stride=1, learning_rate=0.4, max_layers=937),
+    "cifar100": dataclasses.replace(_PAPER, decay=0.1, rate_floor=0.387, max_layers=436),
+    "tiny-imagenet": dataclasses.replace(
+        _PAPER, filters=40, block=32, stride=8, decay=0.1, rate_floor=0.478, max_layers=512
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec(Spec):
+    """How a network is trained; none of it changes the mathematics, `seed` and split aside.
+
+    seed: of the draws and the split. validation: share of the training images held out when no
+    validation set is given. chunk_images: images per chunk (None: from the plan).
+    accumulators: partial sums before the tree reduction (None: from the plan). split_every: fan-in
+    of the reduction. solve_threads: BLAS threads of the solve. keep_maps: maps and scores kept in
+    the store, of the last layer or of all.
+    """
+
+    table: ClassVar[str] = "run"
+
+    seed: int = 0
+    validation: float = 0.0
+    chunk_images: int | None = None
+    accumulators: int | None = None
+    split_every: int = 4
+    solve_threads: int | None = None
+    keep_maps: Literal["last", "all"] = "last"
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_range("seed", 0)
+        self._check_range("validation", 0, 0.9)
+        for name in ("chunk_images", "accumulators", "solve_threads"):
+            self._check_range(name, 1)
+        self._check_range("split_every", 2)

@@ -1,0 +1,41 @@
+"""Where runs and networks are kept: Zarr groups and JSON records at any fsspec URL."""
+
+from rescnet_dist.store.layers import (
+    layer_path,
+    read_bank,
+    read_classifier,
+    read_image_scale,
+    read_layer,
+    write_bank,
+    write_classifier,
+    write_image_scale,
+    write_layer,
+)
+from rescnet_dist.store.location import Location
+from rescnet_dist.store.run import (
+    FORMAT_VERSION,
+    NETWORK_FORMAT,
+    RUN_FORMAT,
+    RunStore,
+    check_format,
+    write_region,
+)
+
+__all__ = [
+    "FORMAT_VERSION",
+    "NETWORK_FORMAT",
+    "RUN_FORMAT",
+    "Location",
+    "RunStore",
+    "check_format",
+    "layer_path",
+    "read_bank",
+    "read_classifier",
+    "read_image_scale",
+    "read_layer",
+    "write_bank",
+    "write_classifier",
+    "write_image_scale",
+    "write_layer",
+    "write_region",
+]

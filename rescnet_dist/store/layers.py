@@ -1,0 +1,80 @@
+"""The stored form of a layer: one Zarr group of small named arrays, readable with xarray."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
+from rescnet_dist.store.location import Location
+
+BANK_DIMS = {
+    "input_low": ("input_channel",),
+    "input_scale": ("input_channel",),
+    "filters": ("filter_y", "filter_x", "input_channel", "filter"),
+    "bias": ("filter",),
+}
+CLASSIFIER_DIMS = {
+    "weights": ("sign", "class", "feature"),
+    "intercept": ("sign", "class"),
+    "present": ("sign", "class"),
+    "share": ("sign",),
+    "rate": (),
+}
+SCALE_DIMS = {"low": ("channel",), "scale": ("channel",)}
+
+
+def layer_path(layer: int) -> str:
+    """Where layer `layer`, counted from 1, is stored in its run or network."""
+    return f"layers/{layer:04d}"
+
+
+def write_image_scale(place: Location, scale: ImageScale) -> None:
+    """Store the normalisation of the images."""
+    values = {"low": scale.low, "scale": scale.scale}
+    place.write_small("image_scale", {k: (SCALE_DIMS[k], v) for k, v in values.items()})
+
+
+def read_image_scale(place: Location) -> ImageScale:
+    """The inverse of `write_image_scale`."""
+    return ImageScale(**place.read_small("image_scale", tuple(SCALE_DIMS)))
+
+
+def write_bank(place: Location, layer: int, bank: Bank) -> None:
+    """Store what a layer makes its maps with."""
+    values = {
+        "input_low": bank.low,
+        "input_scale": bank.scale,
+        "filters": bank.filters,
+        "bias": bank.bias,
+    }
+    place.write_small(layer_path(layer), {k: (BANK_DIMS[k], v) for k, v in values.items()})
+
+
+def read_bank(place: Location, layer: int) -> Bank:
+    """The inverse of `write_bank`."""
+    values = place.read_small(layer_path(layer), tuple(BANK_DIMS))
+    return Bank(values["input_low"], values["input_scale"], values["filters"], values["bias"])
+
+
+def write_classifier(place: Location, layer: int, classifier: Classifier) -> None:
+    """Store what a layer moves the scores with."""
+    values = {name: np.asarray(getattr(classifier, name)) for name in CLASSIFIER_DIMS}
+    place.write_small(layer_path(layer), {k: (CLASSIFIER_DIMS[k], v) for k, v in values.items()})
+
+
+def read_classifier(place: Location, layer: int) -> Classifier:
+    """The inverse of `write_classifier`."""
+    values = place.read_small(layer_path(layer), tuple(CLASSIFIER_DIMS))
+    rate = float(values.pop("rate"))
+    return Classifier(**values, rate=rate)
+
+
+def read_layer(place: Location, layer: int) -> Layer:
+    """A whole fitted layer."""
+    return Layer(read_bank(place, layer), read_classifier(place, layer))
+
+
+def write_layer(place: Location, number: int, layer: Layer) -> None:
+    """Store a whole fitted layer."""
+    write_bank(place, number, layer.bank)
+    write_classifier(place, number, layer.classifier)

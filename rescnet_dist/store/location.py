@@ -1,0 +1,160 @@
+"""A place for arrays and records: any fsspec URL, opened as a Zarr store and for small JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import numpy as np
+import zarr
+from fsspec.implementations.local import LocalFileSystem
+from zarr.abc.store import Store
+from zarr.errors import ArrayNotFoundError, GroupNotFoundError
+from zarr.storage import FsspecStore, LocalStore
+
+from rescnet_dist.errors import StoreError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A folder, bucket prefix or memory path, by its URL. Cheap to make and to send to workers."""
+
+    url: str
+
+    @classmethod
+    def of(cls, url: str | os.PathLike[str]) -> Location:
+        """A local path is made absolute, so that workers in other folders find it."""
+        text = os.fspath(url)
+        fs, path = fsspec.url_to_fs(text)
+        return cls(path if isinstance(fs, LocalFileSystem) else text.rstrip("/"))
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(f"{self.url}/{name}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is a path of the local file system."""
+        return isinstance(self._fs()[0], LocalFileSystem)
+
+    def _fs(self) -> tuple[Any, str]:
+        return fsspec.url_to_fs(self.url)
+
+    def zarr_store(self, *, read_only: bool = False) -> Store:
+        """The Zarr store at this place."""
+        if self.is_local:
+            return LocalStore(self.url, read_only=read_only)
+        return FsspecStore.from_url(self.url, read_only=read_only)
+
+    def exists(self) -> bool:
+        """Whether anything is stored here."""
+        fs, path = self._fs()
+        try:
+            return bool(fs.exists(path) and (not fs.isdir(path) or fs.ls(path)))
+        except FileNotFoundError:
+            return False
+
+    def size(self) -> int:
+        """Bytes stored here."""
+        fs, path = self._fs()
+        return int(fs.du(path)) if fs.exists(path) else 0
+
+    def names(self) -> list[str]:
+        """The names stored directly under this place, sorted; empty if there is none."""
+        fs, path = self._fs()
+        try:
+            entries = fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+
+    def remove(self) -> None:
+        """Remove all that is stored here, if anything."""
+        fs, path = self._fs()
+        if fs.exists(path):
+            fs.rm(path, recursive=True)
+
+    def read_json(self) -> Any:
+        """The JSON record at this place, or None where there is none."""
+        fs, path = self._fs()
+        try:
+            text = fs.cat_file(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise StoreError(f"{self.url} is not valid JSON: the record is damaged") from error
+
+    def write_json(self, record: Any) -> None:
+        """Write a JSON record as one object, so that a reader sees all of it or nothing."""
+        text = json.dumps(record, indent=1).encode()
+        fs, path = self._fs()
+        if isinstance(fs, LocalFileSystem):
+            fs.makedirs(os.path.dirname(path), exist_ok=True)
+            partial = f"{path}.{uuid.uuid4().hex}.partial"
+            fs.pipe_file(partial, text)
+            os.replace(partial, path)
+        else:
+            fs.pipe_file(path, text)
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the Zarr group here; an error that names the URL if there is none."""
+        try:
+            group = zarr.open_group(self.zarr_store(read_only=True), mode="r", zarr_format=3)
+        except (GroupNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(f"there is no Zarr group at {self.url}: check the URL") from error
+        return dict(group.attrs)
+
+    def update_attributes(self, attributes: dict[str, Any]) -> None:
+        """Set these attributes of the Zarr group here, which is made if there is none."""
+        group = zarr.open_group(self.zarr_store(), mode="a", zarr_format=3)
+        group.update_attributes(attributes)
+
+    def create_array(
+        self,
+        path: str,
+        shape: tuple[int, ...],
+        dtype: Any,
+        chunk: int,
+        dims: tuple[str, ...],
+        *,
+        compress: bool,
+    ) -> None:
+        """Make an empty array (n, …) under this group, in chunks of `chunk` whole rows."""
+        zarr.create_array(
+            self.zarr_store(),
+            name=path,
+            shape=shape,
+            dtype=dtype,
+            chunks=(chunk, *shape[1:]),
+            compressors="auto" if compress else None,
+            dimension_names=dims,
+            overwrite=True,
+        )
+
+    def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
+        """The array at `path` under this group, or the one at this place itself."""
+        store = self.zarr_store(read_only=not write)
+        try:
+            return zarr.open_array(store, path=path or "", mode="r+" if write else "r")
+        except (ArrayNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(f"there is no Zarr array {path or ''} at {self.url}") from error
+
+    def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
+        """Write small named arrays, each (dims, values), into the group at `path`."""
+        store = self.zarr_store()
+        zarr.open_group(store, path=path, mode="a", zarr_format=3)
+        for name, (dims, values) in arrays.items():
+            zarr.create_array(
+                store, name=f"{path}/{name}", data=values, dimension_names=dims, overwrite=True
+            )
+
+    def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
+        """Read named arrays whole from the group at `path`."""
+        return {name: np.asarray(self.open_array(f"{path}/{name}")[...]) for name in names}

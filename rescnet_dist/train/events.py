@@ -1,0 +1,59 @@
+"""What a run tells those who watch it: plain values, sent to listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rescnet_dist.train.decide import Accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """Training begins, or goes on after `layers` committed layers."""
+
+    url: str
+    images: int
+    max_layers: int
+    layers: int
+    accuracies: tuple[Accuracy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassStarted:
+    """A pass over all images begins: "survey", "grow" or "score"; layer 0 is the survey's."""
+
+    phase: str
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    """A worker has finished `images` images of the pass."""
+
+    phase: str
+    layer: int
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone:
+    """A pass is committed; accuracy is that of the layers before it, if there are any."""
+
+    phase: str
+    layer: int
+    seconds: float
+    accuracy: Accuracy | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunDone:
+    """Training has ended with a chosen depth."""
+
+    url: str
+    depth: int
+    reason: str
+
+
+Event = RunStarted | PassStarted | ChunkDone | PassDone | RunDone
+Listener = Callable[[Event], None]

@@ -1,0 +1,259 @@
+"""The passes over the data, as tasks: read a chunk, compute, write, fold; then merge and solve.
+
+Each function here runs on a worker. It gets the run's URL and small numbers, reads what else it
+needs from the run store, and can be run again at any time with the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask.base import tokenize
+from distributed import get_worker
+
+from rescnet_dist.data import check_finite, validation_members
+from rescnet_dist.kernels import (
+    BankStatistics,
+    GrowingLayer,
+    LayerStatistics,
+    Tally,
+    draws_of_layer,
+    fit_bank,
+    fit_classifier,
+    fit_image_scale,
+    updated_scores,
+)
+from rescnet_dist.reduce import blas_threads
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import (
+    RunStore,
+    read_bank,
+    read_classifier,
+    read_image_scale,
+    write_bank,
+    write_classifier,
+    write_image_scale,
+    write_region,
+)
+from rescnet_dist.train.plan import Group, Plan
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every task of a pass knows: the run, the layer it works on (0: the survey), and how
+    many training images of each class there are in each group (G, C)."""
+
+    run: RunStore
+    layer: int
+    counts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def class_counts(self) -> Array:
+        """Training images of each class (C,)."""
+        return np.asarray(np.array(self.counts, np.int64).sum(axis=0))
+
+    def ahead(self, group: Group) -> Array:
+        """Training images of each class (C,) in the groups before this one."""
+        return np.asarray(np.array(self.counts, np.int64)[: group.index].sum(axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The attributes of a run, read once per task."""
+
+    spec: NetworkSpec
+    run_spec: RunSpec
+    plan: Plan
+    classes: int
+    image_shape: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, run: RunStore) -> RunState:
+        """Read the state off the run store."""
+        attributes = run.attributes()
+        height, width, channels = attributes["image_shape"]
+        return cls(
+            NetworkSpec.from_dict(attributes["network"]),
+            RunSpec.from_dict(attributes["run"]),
+            Plan(**attributes["plan"]),
+            len(attributes["classes"]["values"]),
+            (height, width, channels),
+        )
+
+    def input_shape(self, layer: int) -> tuple[int, int, int]:
+        """(H, W, c) of the input of a layer."""
+        height, width, channels = self.image_shape
+        return height, width, channels + (self.spec.filters if layer > 1 else 0)
+
+
+# counting and splitting -------------------------------------------------------------------------
+
+
+def count_group(task: Task, group: Group) -> list[Array]:
+    """Images of each class (C,) in a group of chunks, as a list of one."""
+    labels = task.run.data_array("labels")
+    classes = RunState.of(task.run).classes
+    start, stop = group.chunks[0][0], group.chunks[-1][1]
+    return [np.bincount(labels[start:stop], minlength=classes)]
+
+
+def split_group(task: Task, group: Group) -> list[Array]:
+    """Hold images out for validation and write which are left to train on; returns the training
+    images of each class (C,) as a list of one. `task.counts` counts all images, not only those."""
+    state = RunState.of(task.run)
+    labels, train = task.run.data_array("labels"), task.run.data_array("train", write=True)
+    before = task.ahead(group)
+    counts = np.zeros(state.classes, np.int64)
+    for start, stop in group.chunks:
+        codes = np.asarray(labels[start:stop])
+        held_out = validation_members(codes, before, state.run_spec.validation, state.run_spec.seed)
+        write_region(train, start, ~held_out)
+        before += np.bincount(codes, minlength=state.classes)
+        counts += np.bincount(codes[~held_out], minlength=state.classes)
+    return [counts]
+
+
+def gathered(task: Task, counts: list[Array]) -> Array:
+    """The counts of all groups (G, C)."""
+    return np.stack(counts)
+
+
+# the survey -------------------------------------------------------------------------------------
+
+
+def survey_group(task: Task, group: Group) -> BankStatistics:
+    """Statistics of the raw images of a group of chunks, for the first layer's filters."""
+    state = RunState.of(task.run)
+    size = state.spec.size_of_layer(1)
+    draws = draws_of_layer(
+        state.spec, state.run_spec.seed, 1, task.class_counts, state.input_shape(1)
+    )
+    images = task.run.images()
+    statistics = BankStatistics.empty(state.image_shape[2], size)
+    with blas_threads(1):
+        for (start, stop), labels, train, before in _labelled_chunks(task, group, state):
+            pixels = np.asarray(images[start:stop])
+            check_finite(pixels, start)
+            more = BankStatistics.of(pixels, labels, train, before, draws, size)
+            statistics = statistics.merge(more)
+            report_chunk(task, "survey", stop - start)
+    return statistics
+
+
+def finish_survey(task: Task, statistics: BankStatistics) -> None:
+    """Fit and store the normalisation of the images and the first layer's filters."""
+    state = RunState.of(task.run)
+    with blas_threads(state.plan.solve_threads):
+        scale = fit_image_scale(statistics, state.spec)
+        bank = fit_bank(statistics.rescale(scale.low, scale.scale), state.spec, 1)
+    write_image_scale(task.run.place, scale)
+    write_bank(task.run.place, 1, bank)
+
+
+# growing a layer --------------------------------------------------------------------------------
+
+
+def grow_group(task: Task, group: Group) -> LayerStatistics:
+    """The pass of a layer over a group of chunks: scores, maps, and statistics in one go."""
+    run, layer, state = task.run, task.layer, RunState.of(task.run)
+    growing = GrowingLayer(
+        spec=state.spec,
+        number=layer,
+        classes=state.classes,
+        image_scale=read_image_scale(run.place),
+        bank=read_bank(run.place, layer),
+        previous=read_classifier(run.place, layer - 1) if layer > 1 else None,
+        draws=draws_of_layer(
+            state.spec, state.run_spec.seed, layer + 1, task.class_counts,
+            state.input_shape(layer + 1),
+        ),
+    )  # fmt: skip
+    images = run.images()
+    old_maps = run.maps(layer - 1) if layer > 1 else None
+    old_scores = run.scores(layer - 1) if layer > 1 else None
+    new_maps, new_scores = run.maps(layer, write=True), run.scores(layer, write=True)
+    statistics = growing.empty(*state.image_shape)
+    with blas_threads(1):
+        for (start, stop), labels, train, before in _labelled_chunks(task, group, state):
+            maps, scores, statistics = growing.grow(
+                statistics,
+                np.asarray(images[start:stop]),
+                None if old_maps is None else np.asarray(old_maps[start:stop]),
+                None if old_scores is None else np.asarray(old_scores[start:stop]),
+                labels,
+                train,
+                before,
+            )
+            write_region(new_maps, start, maps)
+            write_region(new_scores, start, scores)
+            report_chunk(task, "grow", stop - start)
+    return statistics
+
+
+def finish_layer(task: Task, statistics: LayerStatistics) -> Tally:
+    """Fit and store the layer's classifier and the next layer's filters; returns how well the
+    layers before it do."""
+    state = RunState.of(task.run)
+    with blas_threads(state.plan.solve_threads):
+        classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
+        bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
+    write_classifier(task.run.place, task.layer, classifier)
+    write_bank(task.run.place, task.layer + 1, bank)
+    return statistics.tally
+
+
+# scoring the last layer -------------------------------------------------------------------------
+
+
+def score_group(task: Task, group: Group) -> Tally:
+    """How well the network with `task.layer` layers does on a group of chunks."""
+    run, layer, state = task.run, task.layer, RunState.of(task.run)
+    classifier = read_classifier(run.place, layer)
+    maps, entering = run.maps(layer), run.scores(layer)
+    tally = Tally.empty()
+    with blas_threads(1):
+        for (start, stop), labels, train, _ in _labelled_chunks(task, group, state):
+            scores = updated_scores(
+                classifier, np.asarray(maps[start:stop]), np.asarray(entering[start:stop]),
+                state.spec, stop - start, state.classes,
+            )  # fmt: skip
+            tally = tally.merge(Tally.of(scores, labels, train))
+            report_chunk(task, "score", stop - start)
+    return tally
+
+
+def finish_score(task: Task, tally: Tally) -> Tally:
+    """The tally as it is."""
+    return tally
+
+
+# ------------------------------------------------------------------------------------------------
+
+
+def _labelled_chunks(
+    task: Task, group: Group, state: RunState
+) -> Iterator[tuple[tuple[int, int], Array, Array, Array]]:
+    """Each chunk (start, stop) of a group with its labels, which of them to train on, and the
+    training images of each class (C,) ahead of it."""
+    all_labels, all_train = task.run.data_array("labels"), task.run.data_array("train")
+    before = task.ahead(group)
+    for start, stop in group.chunks:
+        labels, train = np.asarray(all_labels[start:stop]), np.asarray(all_train[start:stop])
+        yield (start, stop), labels, train, before
+        before = before + np.bincount(labels[train], minlength=state.classes)
+
+
+def report_chunk(task: Task, phase: str, images: int) -> None:
+    """Tell the driver that a chunk is done."""
+    message = {"phase": phase, "layer": task.layer, "images": images}
+    get_worker().log_event(progress_topic(task.run), message)
+
+
+def progress_topic(run: RunStore) -> str:
+    """The topic of Dask's event log that a run's progress goes to."""
+    return f"rescnet-{tokenize(run.url)}"

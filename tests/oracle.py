@@ -1,0 +1,586 @@
+"""Slow, plain NumPy reference ("oracle") of ResCNet training, against which the package is tested.
+
+It follows algorithm.md step by step, in float64, and shares no code with the package. Letters:
+N images, H rows, W columns, d image channels, c layer input channels, k filter size, f filters,
+C classes, D features, S signs (2 for classify: positive, negative; 1 for regress).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass
+class OracleLayer:
+    """One fitted layer and what it made of all images, validation images included."""
+
+    low: Array  # (c,)
+    scale: Array  # (c,), Z = (raw - low) * scale
+    filters: Array  # (k, k, c, f)
+    bias: Array  # (f,)
+    maps: Array  # (N, H, W, f)
+    features: Array  # (N, D)
+    weights: Array  # (S, C, D)
+    intercept: Array  # (S, C)
+    present: Array  # (S, C) bool
+    share: Array  # (S,)
+    rate: float
+    scores: Array  # (N, C), running scores after this layer
+
+
+# ---------------------------------------------------------------------------- step 1: min-max
+
+
+def min_max(raw: Array, mode: str) -> tuple[Array, Array]:
+    """Low and scale, (c,) each, of training inputs (n, H, W, c); a constant gets scale 0."""
+    channels = raw.shape[3]
+    low = np.zeros(channels)
+    scale = np.zeros(channels)
+    for channel in range(channels):
+        if mode == "global":
+            values = raw
+        elif mode == "channel":
+            values = raw[:, :, :, channel]
+        else:
+            raise ValueError(f"minmax {mode!r}")
+        low[channel] = values.min()
+        if values.max() > values.min():
+            scale[channel] = 1.0 / (values.max() - values.min())
+    return low, scale
+
+
+# ---------------------------------------------------------------------------- step 2: PCA filters
+
+
+def patch_covariance(images: Array, k: int) -> tuple[int, Array, Array]:
+    """Count, mean (k*k*c,) and covariance (k*k*c, k*k*c) of all valid patches of (n, H, W, c).
+
+    A patch is flattened in (row, column, channel) order; the covariance is divided by the count.
+    """
+    n, height, width, _ = images.shape
+    patches = []
+    for image in range(n):
+        for row in range(height - k + 1):
+            for col in range(width - k + 1):
+                patch = images[image, row : row + k, col : col + k, :]
+                patches.append(patch.astype(np.float64).reshape(-1))
+    count = len(patches)
+    table = np.array(patches)
+    mean = table.sum(axis=0) / count
+    centred = table - mean
+    covariance = centred.T @ centred / count
+    return count, mean, covariance
+
+
+def pca_filters(covariance: Array, k: int, n_pca: int) -> Array:
+    """The n_pca leading eigenvectors of a (k*k*c, k*k*c) covariance as filters (k, k, c, n_pca).
+
+    Each has its entry of largest absolute value (the first one on ties) positive.
+    """
+    channels = covariance.shape[0] // (k * k)
+    _, vectors = np.linalg.eigh(covariance)  # eigenvalues ascending, vectors in columns
+    filters = np.zeros((k, k, channels, n_pca))
+    for j in range(n_pca):
+        vector = vectors[:, vectors.shape[1] - 1 - j]
+        if vector[np.argmax(np.abs(vector))] < 0:
+            vector = -vector
+        filters[:, :, :, j] = vector.reshape(k, k, channels)
+    return filters
+
+
+# -------------------------------------------------------------------- step 3: stacked-LDA filters
+
+
+def draws(
+    labels: Array,
+    training: Array,
+    n_classes: int,
+    size: tuple[int, int],
+    k: int,
+    n_pos: int,
+    n_neg: int,
+    seed: int,
+    layer: int,
+    count: int,
+) -> list[tuple[int, Array, Array, Array]]:
+    """Draws 0 .. count-1 of a layer (1-based): class, image indices, patch rows, patch columns.
+
+    labels and training are (N,), size is (H, W); the three arrays are (n_pos + n_neg,), positives
+    first, and the image indices point into all N images.
+    """
+    height, width = size
+    result = []
+    for t in range(count):
+        rng = np.random.default_rng([seed, layer, t])
+        c = int(rng.integers(n_classes))
+        members = [n for n in range(len(labels)) if training[n] and labels[n] == c]
+        others = [n for n in range(len(labels)) if training[n] and labels[n] != c]
+        pos = rng.integers(len(members), size=n_pos)
+        neg = rng.integers(len(others), size=n_neg)
+        rows = rng.integers(height - k + 1, size=n_pos + n_neg)
+        cols = rng.integers(width - k + 1, size=n_pos + n_neg)
+        images = [members[rank] for rank in pos] + [others[rank] for rank in neg]
+        result.append((c, np.array(images), rows, cols))
+    return result
+
+
+def two_class_lda(positives: Array, negatives: Array, ridge: float) -> tuple[Array, float, float]:
+    """Unit-norm weights (p,), bias and training error of LDA on (n_pos, p) against (n_neg, p)."""
+    n_pos, p = positives.shape
+    n_neg = negatives.shape[0]
+    n = n_pos + n_neg
+    m1 = positives.mean(axis=0)
+    m0 = negatives.mean(axis=0)
+    within = np.zeros((p, p))
+    for x in positives:
+        within += np.outer(x - m1, x - m1)
+    for x in negatives:
+        within += np.outer(x - m0, x - m0)
+    within = within / n
+    if np.trace(within) == 0:
+        return np.zeros(p), 0.0, 1.0
+    ridged = within + ridge * np.mean(np.diag(within)) * np.eye(p)
+    w = np.linalg.solve(ridged, m1 - m0)
+    b = -0.5 * (m1 + m0) @ w + math.log(n_pos / n_neg)
+    wrong = 0
+    for x in positives:
+        if not x @ w + b > 0:
+            wrong += 1
+    for x in negatives:
+        if x @ w + b > 0:
+            wrong += 1
+    norm = np.linalg.norm(w)
+    if norm > 0:
+        w = w / norm
+        b = b / norm
+    return w, float(b), wrong / n
+
+
+def stacked_lda(
+    inputs: Array,
+    labels: Array,
+    training: Array,
+    n_classes: int,
+    k: int,
+    n_lda: int,
+    spec: Any,
+    seed: int,
+    layer: int,
+) -> tuple[Array, Array]:
+    """Filters (k, k, c, n_lda) and bias (n_lda,) from normalised inputs (N, H, W, c)."""
+    _, height, width, channels = inputs.shape
+    n_pos = spec.lda_positives
+    n_neg = spec.lda_negatives
+    fitted = []
+    for _, images, rows, cols in draws(
+        labels,
+        training,
+        n_classes,
+        (height, width),
+        k,
+        n_pos,
+        n_neg,
+        seed,
+        layer,
+        spec.lda_draws * n_lda,
+    ):
+        patches = []
+        for image, row, col in zip(images, rows, cols, strict=True):
+            patches.append(inputs[image, row : row + k, col : col + k, :].reshape(-1))
+        table = np.array(patches)
+        fitted.append(two_class_lda(table[:n_pos], table[n_pos:], spec.lda_ridge))
+
+    good = [t for t in range(len(fitted)) if fitted[t][2] <= spec.lda_tolerance]
+    rest = [t for t in range(len(fitted)) if t not in good]
+    rest.sort(key=lambda t: (fitted[t][2], t))
+    kept = (good + rest)[:n_lda]
+
+    filters = np.zeros((k, k, channels, n_lda))
+    bias = np.zeros(n_lda)
+    for j, t in enumerate(kept):
+        filters[:, :, :, j] = fitted[t][0].reshape(k, k, channels)
+        bias[j] = fitted[t][1]
+    return filters, bias
+
+
+# ---------------------------------------------------------------------------- step 4: filter bank
+
+
+def bank_sizes(f: int, lda_fraction: float, directions: int) -> tuple[int, int]:
+    """How many PCA and how many stacked-LDA filters there are when k*k*c is `directions`."""
+    n_lda = math.floor(f * lda_fraction + 0.5)
+    n_pca = min(f - n_lda, directions)
+    return n_pca, f - n_pca
+
+
+def filter_bank(
+    inputs: Array,
+    labels: Array,
+    training: Array,
+    n_classes: int,
+    k: int,
+    spec: Any,
+    seed: int,
+    layer: int,
+) -> tuple[Array, Array]:
+    """Filters (k, k, c, f), PCA first, and bias (f,) from normalised inputs (N, H, W, c)."""
+    channels = inputs.shape[3]
+    n_pca, n_lda = bank_sizes(spec.filters, spec.lda_fraction, k * k * channels)
+    _, _, covariance = patch_covariance(inputs[training], k)
+    pca = pca_filters(covariance, k, n_pca)
+    lda, lda_bias = stacked_lda(inputs, labels, training, n_classes, k, n_lda, spec, seed, layer)
+    filters = np.concatenate([pca, lda], axis=3)
+    bias = np.concatenate([np.zeros(n_pca), lda_bias])
+    return filters, bias
+
+
+# ---------------------------------------------------------------------------- step 5: convolution
+
+
+def convolve(inputs: Array, filters: Array, bias: Array) -> Array:
+    """Maps (N, H, W, f): zero-padded cross-correlation of (N, H, W, c) with (k, k, c, f)."""
+    n, height, width, _ = inputs.shape
+    k = filters.shape[0]
+    f = filters.shape[3]
+    before = (k - 1) // 2
+    after = k - 1 - before
+    padded = np.pad(inputs, ((0, 0), (before, after), (before, after), (0, 0)))
+    matrix = filters.reshape(-1, f)
+    maps = np.zeros((n, height, width, f))
+    for image in range(n):
+        for y in range(height):
+            for x in range(width):
+                patch = padded[image, y : y + k, x : x + k, :].reshape(-1)
+                maps[image, y, x, :] = patch @ matrix + bias
+    return maps
+
+
+# ------------------------------------------------------- steps 6 and 7: second order and pyramid
+
+
+def block_starts(size: int, block: int, stride: int) -> list[int]:
+    """Starts 0, s, 2s, ... of the blocks that fit an axis of the given size."""
+    starts = []
+    start = 0
+    while start + block <= size:
+        starts.append(start)
+        start += stride
+    return starts
+
+
+def block_triangle(values: Array, zscore: str, power: bool) -> Array:
+    """Upper triangle of the covariance of one z-scored block (r, r, f) of ReLU maps.
+
+    zscore="channel": (f*(f-1)/2,), no diagonal; zscore="block": (f*(f+1)/2,), with diagonal.
+    """
+    f = values.shape[2]
+    pixels = values.reshape(-1, f)
+    n_pixels = pixels.shape[0]
+    z = np.zeros((n_pixels, f))
+    if zscore == "channel":
+        for channel in range(f):
+            x = pixels[:, channel]
+            centred = x - x.mean()
+            variance = np.mean(centred**2)
+            if variance > 1e-8 * np.mean(x**2):
+                z[:, channel] = centred / math.sqrt(variance)
+        covariance = z.T @ z / n_pixels
+        offset = 1
+    elif zscore == "block":
+        centred = pixels - pixels.mean()
+        variance = np.mean(centred**2)
+        if variance > 1e-8 * np.mean(pixels**2):
+            z = centred / math.sqrt(variance)
+        z_centred = z - z.mean(axis=0)
+        covariance = z_centred.T @ z_centred / n_pixels
+        offset = 0
+    else:
+        raise ValueError(f"zscore {zscore!r}")
+    triangle = []
+    for i in range(f):
+        for j in range(i + offset, f):
+            entry = covariance[i, j]
+            if power:
+                entry = np.sign(entry) * math.sqrt(abs(entry))
+            triangle.append(entry)
+    return np.array(triangle, dtype=np.float64)
+
+
+def block_cells(starts: list[int], size: int, block: int, g: int, cells: str) -> list[int]:
+    """The cell (1 .. g) of every block of one axis at pyramid level g."""
+    result = []
+    for j, start in enumerate(starts):
+        if cells == "centre":
+            centre = start + math.ceil(block / 2)
+            result.append(math.ceil(centre / (size / g)))
+        elif cells == "even":
+            result.append(j * g // len(starts) + 1)
+        else:
+            raise ValueError(f"cells {cells!r}")
+    return result
+
+
+def second_order_features(maps: Array, spec: Any) -> Array:
+    """Features (N, D) of maps (N, H, W, f): ReLU, block covariances, spatial pyramid."""
+    n, height, width, _ = maps.shape
+    r = spec.block
+    row_starts = block_starts(height, r, spec.stride)
+    col_starts = block_starts(width, r, spec.stride)
+    features = []
+    for image in range(n):
+        relu = np.maximum(maps[image], 0.0)
+        triangles = {}
+        for i, row in enumerate(row_starts):
+            for j, col in enumerate(col_starts):
+                values = relu[row : row + r, col : col + r, :]
+                triangles[i, j] = block_triangle(values, spec.zscore, spec.power)
+        parts = []
+        for g in spec.levels:
+            row_cells = block_cells(row_starts, height, r, g, spec.cells)
+            col_cells = block_cells(col_starts, width, r, g, spec.cells)
+            for cell_row in range(1, g + 1):
+                for cell_col in range(1, g + 1):
+                    inside = []
+                    for i in range(len(row_starts)):
+                        for j in range(len(col_starts)):
+                            if row_cells[i] == cell_row and col_cells[j] == cell_col:
+                                inside.append(triangles[i, j])
+                    if len(inside) == 0:
+                        continue
+                    if spec.pool == "max":
+                        parts.append(np.max(inside, axis=0))
+                    elif spec.pool == "mean":
+                        parts.append(np.mean(inside, axis=0))
+                    else:
+                        raise ValueError(f"pool {spec.pool!r}")
+        features.append(np.concatenate(parts))
+    return np.array(features)
+
+
+# ---------------------------------------------------------------------- step 8: labels of a layer
+
+
+def one_hot(labels: Array, n_classes: int) -> Array:
+    """Y, (N, C): 1 at the label, 0 elsewhere."""
+    result = np.zeros((len(labels), n_classes))
+    for n, label in enumerate(labels):
+        result[n, label] = 1.0
+    return result
+
+
+def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array, Array]:
+    """T and s, (N,) each, of a layer >= 2 from the running scores (N, C) and labels (N,)."""
+    residual = target * one_hot(labels, scores.shape[1]) - scores
+    classes = np.zeros(len(labels), dtype=np.int64)
+    signs = np.zeros(len(labels), dtype=np.int64)
+    for n in range(len(labels)):
+        classes[n] = np.argmax(np.abs(residual[n]))
+        signs[n] = 1 if residual[n, classes[n]] >= 0 else -1
+    return classes, signs
+
+
+# --------------------------------------------------------- step 9: classifiers (or a regression)
+
+
+def standardise(features: Array) -> tuple[Array, Array, Array]:
+    """Standardised training features (n, D), their mean (D,) and 1/std (D,), 0 where std is 0."""
+    n, n_features = features.shape
+    mean = features.sum(axis=0) / n
+    inverse = np.zeros(n_features)
+    for j in range(n_features):
+        column = features[:, j]
+        if column.max() > column.min():  # else std is 0, whatever rounding makes of it
+            inverse[j] = 1.0 / math.sqrt(np.mean((column - mean[j]) ** 2))
+    return (features - mean) * inverse, mean, inverse
+
+
+def ridged_scatter(standardised: Array, inverse: Array, ridge: float) -> Array:
+    """Sg (D, D) = S + ridge * mean(diag S) * I, with diagonal 1 where a feature has no variance."""
+    n, n_features = standardised.shape
+    mean = standardised.sum(axis=0) / n
+    scatter = (standardised - mean).T @ (standardised - mean) / n
+    result = scatter + ridge * np.mean(np.diag(scatter)) * np.eye(n_features)
+    for j in range(n_features):
+        if inverse[j] == 0:
+            result[j, j] = 1.0
+    return result
+
+
+def one_vs_rest(
+    features: Array, classes: Array, signs: Array, n_classes: int, ridge: float
+) -> tuple[Array, Array, Array]:
+    """Weights (2, C, D), intercept (2, C) and present (2, C) of the positive and negative LDA.
+
+    features (n, D), classes T (n,) and signs s (n,) are those of the training images alone;
+    a score is features @ weights[sign, class] + intercept[sign, class] on raw features.
+    """
+    n, n_features = features.shape
+    x, mean, inverse = standardise(features)
+    ridged = ridged_scatter(x, inverse, ridge)
+    weights = np.zeros((2, n_classes, n_features))
+    intercept = np.zeros((2, n_classes))
+    present = np.zeros((2, n_classes), dtype=bool)
+    for s, sign in enumerate([1, -1]):
+        for c in range(n_classes):
+            member = (signs == sign) & (classes == c)
+            n1 = int(member.sum())
+            n0 = n - n1
+            if n1 == 0 or n1 == n:
+                continue
+            m1 = x[member].mean(axis=0)
+            m0 = x[~member].mean(axis=0)
+            delta = m1 - m0
+            pi = n1 / n
+            u = np.linalg.solve(ridged, delta)
+            w = u / (1 - pi * (1 - pi) * (delta @ u))
+            b = -0.5 * (m1 + m0) @ w + math.log(n1 / n0)
+            weights[s, c] = w * inverse
+            intercept[s, c] = b - mean @ (w * inverse)
+            present[s, c] = True
+    return weights, intercept, present
+
+
+def regress(features: Array, residual: Array, ridge: float) -> tuple[Array, Array]:
+    """Weights (1, C, D) and intercept (1, C) of the ridge regression of residual (n, C).
+
+    features (n, D) and residual are those of the training images alone; the prediction is
+    features @ weights[0].T + intercept[0] on raw features, the mean residual included.
+    """
+    n = features.shape[0]
+    x, mean, inverse = standardise(features)
+    ridged = ridged_scatter(x, inverse, ridge)
+    mean_residual = residual.sum(axis=0) / n
+    v = np.linalg.solve(ridged, x.T @ (residual - mean_residual) / n)
+    weights = v.T * inverse
+    intercept = mean_residual - weights @ mean
+    return weights[None], intercept[None]
+
+
+# ------------------------------------------------------------------------ step 10: probabilities
+
+
+def probabilities(scores: Array, present: Array, spec: Any) -> Array:
+    """P (N, C) of one sign's scores (N, C); classes that are not present (C,) get 0."""
+    n, n_classes = scores.shape
+    result = np.zeros((n, n_classes))
+    if not present.any():
+        return result
+    for i in range(n):
+        if spec.probability == "sigmoid":
+            for c in range(n_classes):
+                if present[c]:
+                    # tanh form of 1 / (1 + exp(-score / sigma)), which cannot overflow
+                    result[i, c] = 0.5 * (1.0 + math.tanh(0.5 * scores[i, c] / spec.sigma))
+        elif spec.probability == "softmax":
+            logits = spec.beta * scores[i, present]
+            exponentials = np.exp(logits - logits.max())
+            result[i, present] = exponentials / exponentials.sum()
+        else:
+            raise ValueError(f"probability {spec.probability!r}")
+    return result
+
+
+# ------------------------------------------------------------------------------ step 11 and all
+
+
+def learning_rate(layer: int, spec: Any) -> float:
+    """The rate of a layer (1-based)."""
+    steps = (layer - 1) // spec.decay_every
+    return max(spec.rate_floor, spec.learning_rate * (1 - spec.decay) ** steps)
+
+
+def train(
+    images: Array,
+    labels: Array,
+    spec: Any,
+    seed: int,
+    n_layers: int,
+    training: Array | None = None,
+) -> tuple[tuple[Array, Array], list[OracleLayer]]:
+    """Grow n_layers on images (N, H, W, d) and labels (N,), fitted where training (N,) is true.
+
+    Returns (image_low (d,), image_scale (d,)) and the layers.
+    """
+    labels = np.asarray(labels).astype(np.int64)
+    if training is None:
+        training = np.ones(len(labels), dtype=bool)
+    training = np.asarray(training, dtype=bool)
+    n_classes = int(labels[training].max()) + 1
+    n_training = int(training.sum())
+
+    x = np.asarray(images).astype(np.float64)
+    image_low, image_scale = min_max(x[training], spec.minmax)
+    x = (x - image_low) * image_scale
+
+    y = one_hot(labels, n_classes)
+    scores = np.zeros((len(labels), n_classes))
+    layers: list[OracleLayer] = []
+    for i in range(1, n_layers + 1):
+        # 1. input and min-max
+        if i == 1:
+            k = spec.first_filter_size
+            raw = x
+            low = np.zeros(x.shape[3])
+            scale = np.ones(x.shape[3])
+        else:
+            k = spec.filter_size
+            raw = np.concatenate([layers[-1].maps, x], axis=3)
+            low, scale = min_max(raw[training], spec.minmax)
+        z = (raw - low) * scale
+
+        # 2. to 5. filters and maps
+        filters, bias = filter_bank(z, labels, training, n_classes, k, spec, seed, i)
+        maps = convolve(z, filters, bias)
+
+        # 6. and 7. features
+        features = second_order_features(maps, spec)
+
+        # 8. to 11. labels, classifiers, probabilities, update
+        rate = learning_rate(i, spec)
+        if spec.residual == "classify":
+            if i == 1:
+                classes = labels
+                signs = np.ones(len(labels), dtype=np.int64)
+            else:
+                classes, signs = residual_labels(scores, labels, spec.target)
+            weights, intercept, present = one_vs_rest(
+                features[training], classes[training], signs[training], n_classes, spec.ridge
+            )
+            n_p = int((signs[training] == 1).sum())
+            n_n = int((signs[training] == -1).sum())
+            share = np.array([n_p / n_training, n_n / n_training])
+            positive = features @ weights[0].T + intercept[0]
+            negative = features @ weights[1].T + intercept[1]
+            p_pos = probabilities(positive, present[0], spec)
+            p_neg = probabilities(negative, present[1], spec)
+            scores = scores + rate * (share[0] * p_pos - share[1] * p_neg)
+        elif spec.residual == "regress":
+            residual = y - scores
+            weights, intercept = regress(features[training], residual[training], spec.ridge)
+            present = np.ones((1, n_classes), dtype=bool)
+            share = np.array([1.0])
+            scores = scores + rate * (features @ weights[0].T + intercept[0])
+        else:
+            raise ValueError(f"residual {spec.residual!r}")
+
+        layers.append(
+            OracleLayer(
+                low=low,
+                scale=scale,
+                filters=filters,
+                bias=bias,
+                maps=maps,
+                features=features,
+                weights=weights,
+                intercept=intercept,
+                present=present,
+                share=share,
+                rate=rate,
+                scores=scores,
+            )
+        )
+    return (image_low, image_scale), layers
