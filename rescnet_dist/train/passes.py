@@ -95,16 +95,17 @@ class RunState:
 
 
 def count_group(task: Task, group: Group) -> list[Array]:
-    """Images of each class (C,) in a group of chunks, as a list of one."""
-    labels = task.run.data_array("labels")
-    classes = RunState.of(task.run).classes
+    """Training images of each class (C,) in a group of chunks, as a list of one."""
     start, stop = group.chunks[0][0], group.chunks[-1][1]
-    return [np.bincount(labels[start:stop], minlength=classes)]
+    labels, train = (
+        np.asarray(task.run.data_array(name)[start:stop]) for name in ("labels", "train")
+    )
+    return [np.bincount(labels[train], minlength=RunState.of(task.run).classes)]
 
 
 def split_group(task: Task, group: Group) -> list[Array]:
     """Hold images out for validation and write which are left to train on; returns the training
-    images of each class (C,) as a list of one. `task.counts` counts all images, not only those."""
+    images of each class (C,) as a list of one. Until then `task.counts` counts all images."""
     state = RunState.of(task.run)
     labels, train = task.run.data_array("labels"), task.run.data_array("train", write=True)
     before = task.ahead(group)
