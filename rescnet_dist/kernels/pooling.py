@@ -110,7 +110,7 @@ def second_order_features(
             batch = slice(first, first + step)
             pixels = np.maximum(maps[batch, rows, columns], 0).reshape(-1, block**2, filters)
             covariance = _normalised_covariance(pixels, zscore).reshape(-1, filters**2)
-            entries = covariance[:, upper_flat]
+            entries = np.take(covariance, upper_flat, axis=1)
             if power:
                 entries = np.sign(entries) * np.sqrt(np.abs(entries))
             for cell in cell_numbers:
@@ -127,7 +127,7 @@ def second_order_features(
 def _normalised_covariance(pixels: Array, zscore: str) -> Array:
     """Covariance (n, f, f) of z-scored pixels (n, r², f) of one block in each image."""
     area = pixels.shape[1]
-    mean = pixels.mean(axis=1, keepdims=True)
+    mean = np.full((1, area), 1 / area, pixels.dtype) @ pixels
     centred = pixels - mean
     covariance = np.matmul(centred.transpose(0, 2, 1), centred)
     covariance /= area

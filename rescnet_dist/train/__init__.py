@@ -2,6 +2,7 @@
 
 from rescnet_dist.train.cluster import available_cores, current_client
 from rescnet_dist.train.decide import Accuracy, Done, History
+from rescnet_dist.train.describe import describe_run
 from rescnet_dist.train.events import (
     ChunkDone,
     Event,
@@ -29,6 +30,7 @@ __all__ = [
     "RunStarted",
     "available_cores",
     "current_client",
+    "describe_run",
     "make_plan",
     "remove_if_unusable",
     "start_run",

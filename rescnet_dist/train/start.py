@@ -38,6 +38,7 @@ def start_run(
     validation: tuple[Any, Any] | None,
     client: Client,
     *,
+    source: str | None = None,
     temporary: bool = False,
 ) -> tuple[RunStore, Array]:
     """Make the run store for training on images X and labels y, validating on `validation`;
@@ -45,7 +46,8 @@ def start_run(
 
     All that can be refused without reading lazy data is refused before anything is written; if
     writing fails, nothing is left behind. Images at a Zarr URL are referred to, others are copied.
-    A temporary store may hold classes that could not be read back from it.
+    source is a name for the data, kept with the run. A temporary store may hold classes that could
+    not be read back from it.
     """
     images = as_images(X)
     labels = as_labels(y, X, images.shape[0])
@@ -78,6 +80,7 @@ def start_run(
         "plan": plan.to_dict(),
         "classes": classes_to_json(classes, lossy=temporary),
         "image_shape": list(images.shape[1:]),
+        "source": source or (reference[0] if reference else None),
         "provenance": {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {

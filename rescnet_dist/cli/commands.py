@@ -1,0 +1,364 @@
+"""The commands of `rescnet`: train, resume, evaluate, predict, info, presets."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import datetime
+from typing import IO, Any
+
+import click
+import numpy as np
+from distributed import Client
+from rich.console import Console
+from rich.table import Table
+
+from rescnet_dist.cli.options import resolve_specs, spec_options
+from rescnet_dist.cli.progress import TerminalProgress
+from rescnet_dist.data import as_images, load_digits
+from rescnet_dist.errors import RescnetError
+from rescnet_dist.estimator import ResCNetClassifier
+from rescnet_dist.spec import PRESETS, NetworkSpec, RunSpec
+from rescnet_dist.store import RunStore
+from rescnet_dist.train import (
+    current_client,
+    describe_run,
+    remove_if_unusable,
+    start_run,
+    train,
+)
+
+SHOW: dict[str, Any] = {
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+}
+PREDICTION_ROWS = 4096  # rows of predictions written at a time
+
+
+class Commands(click.Group):
+    """The command group: bad input ends with its message and exit code 2, not with a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except RescnetError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=Commands, **SHOW)
+@click.version_option(package_name="rescnet-dist")
+def main() -> None:
+    """Deep convolutional networks without backpropagation, on data larger than memory.
+
+    \b
+    Example:
+      rescnet train                     train on the embedded digits
+      rescnet info runs/digits-...      what came of it
+    """
+
+
+@main.command("train", **SHOW)
+@click.argument("data", default="digits")
+@click.option("--preset", help="network to start from; see `rescnet presets`")
+@click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
+@click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
+@click.option("--test", "test_data", help="data to report the test accuracy on")
+@click.option("--scheduler", help="address of a Dask scheduler  [default: an embedded cluster]")
+@click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
+@spec_options(NetworkSpec)
+@spec_options(RunSpec)
+def train_command(
+    data: str,
+    preset: str | None,
+    config: str | None,
+    store: str | None,
+    test_data: str | None,
+    scheduler: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train a network on DATA: "digits", or the URL of a Zarr store with images and labels.
+
+    \b
+    Example:
+      rescnet train --max-layers 3
+      rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
+    """
+    spec, run_spec = resolve_specs(preset, config, data, flags)
+    url = store or default_store(data)
+    images, labels = open_data(data, "train")
+    with cluster(scheduler) as client:
+        run, _ = start_run(url, spec, run_spec, images, labels, None, client, source=data)
+        try:
+            grow(run, client)
+        except BaseException as error:
+            remove_if_unusable(run, error)
+            raise
+        report_outcome(run, data, test_data, as_json)
+
+
+@main.command("resume", **SHOW)
+@click.argument("run_url", metavar="RUN")
+@click.option("--max-layers", type=int, help="grow up to so many layers instead")
+@click.option("--test", "test_data", help="data to report the test accuracy on")
+@click.option("--scheduler", help="address of a Dask scheduler  [default: an embedded cluster]")
+@click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
+def resume_command(
+    run_url: str,
+    max_layers: int | None,
+    test_data: str | None,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Go on with a run after its last finished layer.
+
+    \b
+    Example:
+      rescnet resume runs/digits-20260101-120000 --max-layers 8
+    """
+    run = RunStore.open(run_url)
+    if max_layers is not None:
+        spec = NetworkSpec.from_dict(run.attributes()["network"]).replace(max_layers=max_layers)
+        run.update_attributes(network=spec.to_dict())
+    with cluster(scheduler) as client:
+        grow(run, client)
+        report_outcome(run, run.attributes()["source"], test_data, as_json)
+
+
+@main.command("evaluate", **SHOW)
+@click.argument("run_url", metavar="RUN")
+@click.argument("data", required=False)
+@click.option("--staged", is_flag=True, help="accuracy after each layer")
+@click.option("--flips", is_flag=True, help="average over each image and its mirror image")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def evaluate_command(
+    run_url: str, data: str | None, staged: bool, flips: bool, as_json: bool
+) -> None:
+    """Accuracy of the network at RUN, a run or a saved network, on DATA.
+
+    DATA is "digits" (its test split) or the URL of a Zarr store with images and labels; left out,
+    it is the test split of the data the run was trained on, where there is one.
+
+    \b
+    Example:
+      rescnet evaluate runs/digits-20260101-120000 --staged
+    """
+    clf = ResCNetClassifier.load(run_url)
+    images, labels = open_data(data or test_of_run(run_url), "test")
+    with working("evaluating"):
+        stages = clf.staged_score(images, labels, flips=flips)
+    outcome: dict[str, Any] = {"accuracy": float(stages[-1]), "depth": clf.depth_, "flips": flips}
+    if staged:
+        outcome["staged"] = [float(a) for a in stages]
+    if as_json:
+        click.echo(json.dumps(outcome))
+        return
+    for layer, accuracy in enumerate(outcome.get("staged", ()), start=1):
+        click.echo(f"after layer {layer}: {100 * accuracy:.2f} %")
+    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {clf.depth_} layers")
+
+
+@main.command("predict", **SHOW)
+@click.argument("run_url", metavar="RUN")
+@click.argument("data")
+@click.option("--output", "-o", default="-", help="CSV file to write  [default: standard output]")
+@click.option("--proba", is_flag=True, help="a column of probability per class, too")
+@click.option("--flips", is_flag=True, help="average over each image and its mirror image")
+def predict_command(run_url: str, data: str, output: str, proba: bool, flips: bool) -> None:
+    """Predict the labels of DATA with the network at RUN, a run or a saved network, as CSV.
+
+    \b
+    Example:
+      rescnet predict runs/digits-20260101-120000 digits -o labels.csv
+    """
+    clf = ResCNetClassifier.load(run_url)
+    images = as_images(open_data(data, "test")[0])
+    clf.network_.check_images(images)
+    with finished_file(output) as file:
+        writer = csv.writer(file)
+        names = [f"p({c})" for c in clf.classes_] if proba else []
+        writer.writerow(["image", "label", *names])
+        for start in range(0, images.shape[0], PREDICTION_ROWS):
+            rows = np.asarray(images.array[start : start + PREDICTION_ROWS])
+            probabilities = clf.predict_proba(rows, flips=flips)
+            labels = clf.classes_[probabilities.argmax(axis=1)]
+            for offset, (label, row) in enumerate(zip(labels, probabilities, strict=True)):
+                writer.writerow([start + offset, label, *(f"{p:.6f}" for p in row if proba)])
+
+
+@main.command("info", **SHOW)
+@click.argument("run_url", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def info_command(run_url: str, as_json: bool) -> None:
+    """What a run is and how far it got: spec, layers, accuracies, sizes.
+
+    \b
+    Example:
+      rescnet info runs/digits-20260101-120000
+    """
+    found = describe_run(run_url)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    height, width, channels = found["image_shape"]
+    click.echo(f"run       {found['url']}")
+    click.echo(f"state     {found['state']}" + (f": {found['reason']}" if found["reason"] else ""))
+    click.echo(
+        f"data      {found['source'] or 'arrays'}: {found['images']:,} images of "
+        f"{height}×{width}×{channels}, {found['classes']} classes"
+    )
+    click.echo(f"features  {found['features']:,} per layer")
+    sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in found["bytes"].items())
+    click.echo(f"store     {sizes}")
+    default = NetworkSpec().to_dict()
+    changed = {k: v for k, v in found["network"].items() if default.get(k) != v}
+    click.echo("network   " + ", ".join(f"{k}={v}" for k, v in changed.items()))
+    table = Table("layer", "train %", "validation %", "seconds", "")
+    for layer in found["layers"]:
+        shown = [
+            "" if layer[key] is None else f"{100 * layer[key]:.2f}"
+            for key in ("train", "validation")
+        ]
+        chosen = "chosen" if layer["layer"] == found["depth"] else ""
+        table.add_row(str(layer["layer"]), *shown, f"{layer['seconds']:.1f}", chosen)
+    Console().print(table)
+
+
+@main.command("presets", **SHOW)
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def presets_command(name: str | None, as_json: bool) -> None:
+    """List the named networks, or print one as TOML to start a --config file from.
+
+    \b
+    Example:
+      rescnet presets cifar10 > network.toml
+    """
+    if name:
+        spec = NetworkSpec.preset(name)
+        click.echo(json.dumps(spec.to_dict()) if as_json else spec.to_toml(), nl=as_json)
+        return
+    if as_json:
+        click.echo(json.dumps({key: spec.to_dict() for key, spec in PRESETS.items()}))
+        return
+    table = Table("option", *PRESETS)
+    for field in fields(NetworkSpec):
+        values = [getattr(spec, field.name) for spec in PRESETS.values()]
+        if len(set(values)) > 1:
+            table.add_row(field.name, *(str(value) for value in values))
+    Console().print(table)
+
+
+# ------------------------------------------------------------------------------------------------
+
+
+def open_data(data: str, split: str) -> tuple[Any, Any]:
+    """Images and labels by name or URL; labels are None where they lie beside the images."""
+    return load_digits(split) if data == "digits" else (data, None)
+
+
+def default_store(data: str) -> str:
+    """A new folder under runs/, named after the data and the time."""
+    stem = os.path.splitext(os.path.basename(data.rstrip("/")))[0]
+    return f"runs/{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def test_of_run(run_url: str) -> str:
+    """The data with a test split that a run was trained on; an error where there is none."""
+    source = RunStore.open(run_url).attributes()["source"]
+    if source != "digits":
+        raise RescnetError(
+            f"the run at {run_url} was trained on {source or 'arrays'}, which has no test split "
+            "known here: name the DATA to evaluate on"
+        )
+    return str(source)
+
+
+@contextmanager
+def cluster(scheduler: str | None) -> Iterator[Client]:
+    """A client of the scheduler at an address, or of an embedded cluster of processes."""
+    if scheduler is None:
+        with working("starting an embedded Dask cluster"), current_client(processes=True) as client:
+            yield client
+        return
+    try:
+        client = Client(scheduler, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise RescnetError(f"no Dask scheduler answers at {scheduler}: {error}") from error
+    with client:
+        yield client
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal that something goes on."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(what):
+            yield
+    else:
+        yield
+
+
+def grow(run: RunStore, client: Client) -> None:
+    """Train with live progress; an interruption says how to go on."""
+
+    def memory() -> int:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        return sum(worker["metrics"].get("memory", 0) for worker in workers)
+
+    try:
+        with TerminalProgress(Console(stderr=True), memory) as progress:
+            train(run, client, [progress])
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; go on with: rescnet resume {run.url}", err=True)
+        sys.exit(130)
+
+
+def report_outcome(run: RunStore, source: str | None, test: str | None, as_json: bool) -> None:
+    """Print how a run ended, its test accuracy where there is a test set, and what to type next."""
+    found = describe_run(run.url)
+    data = test or ("digits" if source == "digits" else None)
+    accuracy = None
+    if data:
+        images, labels = open_data(data, "test")
+        with working("test accuracy"):
+            accuracy = ResCNetClassifier.load(run.url).score(images, labels)
+    if as_json:
+        keys = ("url", "state", "reason", "depth", "layers")
+        click.echo(json.dumps({key: found[key] for key in keys} | {"test": accuracy}))
+        return
+    chosen = found["layers"][found["depth"] - 1]
+    click.echo(f"depth     {found['depth']} of {len(found['layers'])} layers ({found['reason']})")
+    shown = {"train": chosen["train"], "validation": chosen["validation"], "test": accuracy}
+    click.echo(
+        "accuracy  " + ", ".join(f"{k} {100 * v:.2f} %" for k, v in shown.items() if v is not None)
+    )
+    click.echo(f"run       {found['url']}")
+    click.echo(f"next      rescnet info {found['url']}")
+    click.echo(f"          rescnet resume {found['url']} --max-layers {len(found['layers']) + 4}")
+
+
+@contextmanager
+def finished_file(path: str) -> Iterator[IO[str]]:
+    """A text file that appears under its name only once it is whole; "-" is standard output."""
+    if path == "-":
+        yield sys.stdout
+        return
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "w", newline="") as file:
+            yield file
+    except BaseException as error:
+        if os.path.exists(partial):
+            os.remove(partial)
+        if isinstance(error, OSError):
+            raise RescnetError(f"{path} cannot be written: {error.strerror}") from error
+        raise
+    os.replace(partial, path)

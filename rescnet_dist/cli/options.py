@@ -1,0 +1,115 @@
+"""Options that come from the fields of the specs, and how files, presets and flags combine."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rescnet_dist.errors import SpecError
+from rescnet_dist.spec import CHOICES, NetworkSpec, RunSpec, read_toml
+
+HELP = {
+    "filters": "filters per layer",
+    "filter_size": "side of the filters, layers 2 and later",
+    "first_filter_size": "side of the filters of layer 1",
+    "minmax": "range of the normalisation",
+    "lda_fraction": "share of stacked-LDA filters, the rest is PCA",
+    "lda_positives": "patches of the class in a stacked-LDA draw",
+    "lda_negatives": "patches of other classes in a draw",
+    "lda_tolerance": "training error up to which a draw is kept",
+    "lda_ridge": "ridge of a draw's covariance",
+    "lda_draws": "draws made per filter wanted",
+    "block": "side of the pooling blocks",
+    "stride": "stride of the pooling blocks",
+    "zscore": "normalisation within a block",
+    "power": "take sign(v)·|v|^½ of the features",
+    "levels": "levels of the spatial pyramid, such as 4,2,1",
+    "cells": "how blocks are shared out over pyramid cells",
+    "pool": "pooling over the blocks of a cell",
+    "residual": "what later layers are fitted to",
+    "ridge": "ridge γ of the classifiers",
+    "probability": "how scores become probabilities",
+    "sigma": "scale σ of the sigmoid",
+    "beta": "scale β of the softmax",
+    "target": "λ, the score aimed at for the true class",
+    "learning_rate": "learning rate α",
+    "decay": "share by which α falls every decay_every layers",
+    "decay_every": "layers between two falls of α",
+    "rate_floor": "lowest α",
+    "max_layers": "layers to grow at most",
+    "patience": "stop after so many layers without a better validation accuracy",
+    "stop_at_zero_error": "stop once the training error is 0",
+    "seed": "seed of draws and split",
+    "validation": "share of the training images held out",
+    "chunk_images": "images per chunk",
+    "accumulators": "partial sums before the tree reduction",
+    "split_every": "fan-in of the tree reduction",
+    "solve_threads": "BLAS threads of the solve",
+    "keep_maps": "layers whose maps stay in the store",
+}
+
+
+class Levels(click.ParamType):
+    """Whole numbers with commas between them."""
+
+    name = "levels"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        """Read "4,2,1" as (4, 2, 1)."""
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers such as 4,2,1", param, ctx)
+
+
+def spec_options(spec: type[NetworkSpec] | type[RunSpec]) -> Callable[[Any], Any]:
+    """A decorator that adds one option per field of a spec; all are unset by default."""
+    hints = typing.get_type_hints(spec)
+
+    def decorate(command: Any) -> Any:
+        for field in reversed(dataclasses.fields(spec)):
+            flag = "--" + field.name.replace("_", "-")
+            kind: Any = hints[field.name]
+            if field.name in CHOICES:
+                kind = click.Choice(CHOICES[field.name])
+            elif field.name == "levels":
+                kind = Levels()
+            elif kind is bool:
+                flag, kind = f"{flag}/--no-{flag[2:]}", None
+            elif typing.get_args(kind):
+                kind = typing.get_args(kind)[0]
+            command = click.option(
+                flag, field.name, type=kind, default=None, help=HELP[field.name]
+            )(command)
+        return command
+
+    return decorate
+
+
+def resolve_specs(
+    preset: str | None, config: str | None, data: str, flags: dict[str, Any]
+) -> tuple[NetworkSpec, RunSpec]:
+    """The specs of a command: the preset, changed by the file, changed by the flags."""
+    tables: dict[str, Any] = dict(read_toml(Path(config))) if config else {}
+    name = preset or tables.get("preset")
+    if name is None and data == "digits":
+        name = "digits"
+    if name is None and NetworkSpec.table not in tables:
+        raise SpecError(
+            "which network? Give --preset (`rescnet presets` lists them), or --config with a "
+            "[network] table"
+        )
+    base = NetworkSpec.preset(name) if name else NetworkSpec()
+    given = {key: value for key, value in flags.items() if value is not None}
+    network = base.replace(**tables.get(NetworkSpec.table, {}))
+    run = RunSpec(validation=0.1).replace(**tables.get(RunSpec.table, {}))
+    fields = {f.name for f in dataclasses.fields(NetworkSpec)}
+    return (
+        network.replace(**{k: v for k, v in given.items() if k in fields}),
+        run.replace(**{k: v for k, v in given.items() if k not in fields}),
+    )

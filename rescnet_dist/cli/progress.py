@@ -1,0 +1,109 @@
+"""The live progress of a run in a terminal, and one line per pass where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rescnet_dist.train import (
+    Accuracy,
+    ChunkDone,
+    Event,
+    PassDone,
+    PassStarted,
+    RunDone,
+    RunStarted,
+)
+
+
+class TerminalProgress:
+    """A listener that shows layer, accuracies, images per second and workers' memory.
+
+    memory gives the bytes in use on all workers.
+    """
+
+    def __init__(self, console: Console, memory: Callable[[], int]) -> None:
+        self.console = console
+        self.memory = memory
+        self.live = console.is_terminal
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[memory]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not self.live,
+        )
+        self.task = self.bar.add_task("starting", total=None, accuracy="", rate="", memory="")
+        self.images = self.max_layers = self.done = 0
+        self.began = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        match event:
+            case RunStarted():
+                self.images, self.max_layers = event.images, event.max_layers
+                if event.layers:
+                    self.console.print(f"going on after layer {event.layers}")
+            case PassStarted():
+                self.began, self.done = time.perf_counter(), 0
+                self.bar.update(
+                    self.task, description=self._title(event.phase, event.layer), completed=0,
+                    total=self.images,
+                )  # fmt: skip
+            case ChunkDone():
+                self.done += event.images
+                self.bar.update(
+                    self.task, completed=self.done, rate=self._rate(time.perf_counter()),
+                    memory=f"{self.memory() / 2**30:.1f} GiB",
+                )  # fmt: skip
+            case PassDone():
+                if event.accuracy:
+                    self.bar.update(self.task, accuracy=describe_accuracy(event.accuracy))
+                self._line(event)
+            case RunDone():
+                self.bar.update(self.task, visible=False)
+
+    def _line(self, event: PassDone) -> None:
+        """One line per finished pass, above the bar or on its own."""
+        text = f"{self._title(event.phase, event.layer):<14} {event.seconds:6.1f} s"
+        text += f" {self.images / max(event.seconds, 1e-9):8,.0f} images/s"
+        if event.accuracy:
+            layer = event.accuracy.layer
+            text += f"   after layer {layer}: {describe_accuracy(event.accuracy)}"
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def _title(self, phase: str, layer: int) -> str:
+        titles = {"survey": "survey", "score": "final scores"}
+        return titles.get(phase, f"layer {layer}/{self.max_layers}")
+
+    def _rate(self, now: float) -> str:
+        return f"{self.done / max(now - self.began, 1e-9):,.0f} images/s"
+
+
+def describe_accuracy(accuracy: Accuracy) -> str:
+    """ "train 99.1 %, validation 98.2 %"."""
+    text = f"train {100 * accuracy.train:.2f} %"
+    if accuracy.validation is not None:
+        text += f", validation {100 * accuracy.validation:.2f} %"
+    return text
