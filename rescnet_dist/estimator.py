@@ -14,13 +14,20 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from rescnet_dist.data import as_images, as_labels, encode
+from rescnet_dist.data import as_images, as_labels, encode, training_set
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import Listener, current_client, remove_if_unusable, start_run, train
+from rescnet_dist.train import (
+    Listener,
+    check_run,
+    current_client,
+    remove_if_unusable,
+    start_run,
+    train,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -83,15 +90,15 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         (X, y), or the share of the images to hold out; it chooses the depth.
         """
         spec, run_spec, held_out = self._settings(validation)
+        data = training_set(X, y, held_out)
         with contextlib.ExitStack() as stack:
             url, temporary = self.store, self.store is None
             if url is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rescnet-"))
                 url = os.path.join(folder, "run")
+            check_run(url, spec, run_spec, data)
             client = stack.enter_context(current_client())
-            run, classes = start_run(
-                url, spec, run_spec, X, y, held_out, client, temporary=temporary
-            )
+            run = start_run(url, spec, run_spec, data, client, temporary=temporary)
             try:
                 train(run, client, self.listeners)
             except BaseException as error:
@@ -100,8 +107,8 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
             self._load(run.url)
             if temporary:
                 self.run_url_ = None
-                self.network_ = replace(self.network_.in_memory(), classes=classes)
-                self.classes_ = classes
+                self.network_ = replace(self.network_.in_memory(), classes=data.classes)
+                self.classes_ = data.classes
         return self
 
     @classmethod

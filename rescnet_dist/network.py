@@ -95,6 +95,17 @@ class Network:
         self.check_images(images)
         return self._mapped(images, _final_scores, flips, (len(self.classes),))
 
+    def maps(self, images: Array, layer: int) -> Array:
+        """Maps (n, H, W, f) of a few images (n, H, W, d) in memory after layer `layer`, from 1."""
+        if not 1 <= layer <= self.depth:
+            raise DataError(f"layer={layer}: the network has the layers 1 to {self.depth}")
+        self.check_images(Images(images))
+        stages = forward(
+            images, self.layers[:layer], self.image_scale, self.spec, len(self.classes)
+        )
+        *_, (maps, _) = stages
+        return maps
+
     def staged_right(self, images: Images, codes: Any, *, flips: bool = False) -> Array:
         """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
         dask, −1 for a label that is no class."""
@@ -142,7 +153,7 @@ class Network:
                 "format": NETWORK_FORMAT,
                 "format_version": FORMAT_VERSION,
                 "network": self.spec.to_dict(),
-                "classes": classes_to_json(list(self.classes)),
+                "classes": classes_to_json(self.classes),
                 "image_shape": list(self.image_shape),
                 "depth": self.depth,
             }

@@ -20,12 +20,13 @@ from rich.table import Table
 
 from rescnet_dist.cli.options import resolve_specs, spec_options
 from rescnet_dist.cli.progress import TerminalProgress
-from rescnet_dist.data import as_images, load_digits
+from rescnet_dist.data import as_images, load_digits, training_set
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.spec import PRESETS, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
+    check_run,
     current_client,
     describe_run,
     remove_if_unusable,
@@ -36,6 +37,7 @@ from rescnet_dist.train import (
 SHOW: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
+CONNECT_TIMEOUT = "10s"  # for a scheduler to answer
 PREDICTION_ROWS = 4096  # rows of predictions written at a time
 
 
@@ -92,9 +94,10 @@ def train_command(
     """
     spec, run_spec = resolve_specs(preset, config, data, flags)
     url = store or default_store(data)
-    images, labels = open_data(data, "train")
+    training = training_set(*open_data(data, "train"))
+    check_run(url, spec, run_spec, training)
     with cluster(scheduler) as client:
-        run, _ = start_run(url, spec, run_spec, images, labels, None, client, source=data)
+        run = start_run(url, spec, run_spec, training, client, source=data)
         try:
             grow(run, client)
         except BaseException as error:
@@ -288,7 +291,7 @@ def cluster(scheduler: str | None) -> Iterator[Client]:
             yield client
         return
     try:
-        client = Client(scheduler, timeout="10s")
+        client = Client(scheduler, timeout=CONNECT_TIMEOUT)
     except (OSError, ValueError) as error:
         raise RescnetError(f"no Dask scheduler answers at {scheduler}: {error}") from error
     with client:

@@ -134,15 +134,14 @@ def _encode(labels: Array, classes: Array, name: str, unknown: int | None) -> Ar
     return np.asarray(codes, dtype=np.int32)
 
 
-def classes_to_json(classes: Sequence[Hashable], *, lossy: bool = False) -> dict[str, Any]:
+def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:
     """A JSON form from which `classes_from_json` gives back the same labels.
 
     lossy: labels of kinds that JSON cannot hold become their `repr` instead of an error.
     """
-    array = classes_array(classes)
-    if array.dtype.kind != "O":
-        values = array.astype(str) if array.dtype.kind in "mM" else array
-        return {"dtype": array.dtype.str, "values": values.tolist()}
+    if classes.dtype.kind != "O":
+        values = classes.astype(str) if classes.dtype.kind in "mM" else classes
+        return {"dtype": classes.dtype.str, "values": values.tolist()}
     return {"dtype": "O", "values": [_label_to_json(c, lossy) for c in classes]}
 
 

@@ -13,12 +13,19 @@ import numpy as np
 import zarr
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
-from zarr.errors import ArrayNotFoundError, GroupNotFoundError
+from zarr.errors import (
+    ArrayNotFoundError,
+    ContainsArrayError,
+    GroupNotFoundError,
+    NodeTypeValidationError,
+)
 from zarr.storage import FsspecStore, LocalStore
 
 from rescnet_dist.errors import StoreError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ class Location:
         """The attributes of the Zarr group here; an error that names the URL if there is none."""
         try:
             group = zarr.open_group(self.zarr_store(read_only=True), mode="r", zarr_format=3)
-        except (GroupNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+        except (*ABSENT, GroupNotFoundError, ContainsArrayError) as error:
             raise StoreError(f"there is no Zarr group at {self.url}: check the URL") from error
         return dict(group.attrs)
 
@@ -143,7 +150,7 @@ class Location:
         store = self.zarr_store(read_only=not write)
         try:
             return zarr.open_array(store, path=path or "", mode="r+" if write else "r")
-        except (ArrayNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+        except (*ABSENT, ArrayNotFoundError, NodeTypeValidationError) as error:
             raise StoreError(f"there is no Zarr array {path or ''} at {self.url}") from error
 
     def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:

@@ -27,7 +27,7 @@ def current_client(*, processes: bool = False) -> Iterator[Client]:
             threads_per_worker=1 if processes else cores,
             processes=processes,
             host="127.0.0.1" if processes else None,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,75 +13,60 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from rescnet_dist.data import (
-    as_images,
-    as_labels,
-    classes_array,
-    classes_of,
-    classes_to_json,
-    encode,
-)
+from rescnet_dist.data import TrainingSet, classes_to_json
 from rescnet_dist.errors import DataError, RescnetError
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import RunStore, write_region
+from rescnet_dist.store import Location, RunStore, write_region
 from rescnet_dist.train.cluster import cluster_slots
 from rescnet_dist.train.plan import Plan, make_plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+def check_run(
+    url: str | os.PathLike[str], spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet
+) -> None:
+    """Refuse what can be refused before any work: a network that does not fit the images, a split
+    that they do not allow, a store that is taken."""
+    spec.check_images(*data.image_shape)
+    fraction, images, classes = run_spec.validation, data.train_count, len(data.classes)
+    held_out = int(images * fraction)
+    if fraction > 0 and not data.has_validation and not 1 <= held_out <= images - classes:
+        least = max(math.ceil(1 / fraction), math.ceil(classes / (1 - fraction)))
+        raise DataError(
+            f"validation={fraction} cannot be held out of {images} images of {classes} classes: "
+            f"give at least {least} images, another share, or a validation set"
+        )
+    RunStore(Location.of(url)).check_free()
+
+
 def start_run(
     url: str | os.PathLike[str],
     spec: NetworkSpec,
     run_spec: RunSpec,
-    X: Any,
-    y: Any,
-    validation: tuple[Any, Any] | None,
+    data: TrainingSet,
     client: Client,
     *,
     source: str | None = None,
     temporary: bool = False,
-) -> tuple[RunStore, Array]:
-    """Make the run store for training on images X and labels y, validating on `validation`;
-    returns it with the classes (C,).
+) -> RunStore:
+    """Make the run store for training on `data`.
 
-    All that can be refused without reading lazy data is refused before anything is written; if
-    writing fails, nothing is left behind. Images at a Zarr URL are referred to, others are copied.
-    source is a name for the data, kept with the run. A temporary store may hold classes that could
-    not be read back from it.
+    If writing fails, nothing is left behind. Images at a Zarr URL are referred to, others are
+    copied. source is a name for the data, kept with the run. A temporary store may hold classes
+    that could not be read back from it.
     """
-    images = as_images(X)
-    labels = as_labels(y, X, images.shape[0])
-    spec.check_images(*images.shape[1:])
-    classes = classes_of(labels)
-    if len(classes) < 2:
-        raise DataError(f"y has the one class {classes[0]!r} only: give images of at least 2")
-    known = classes_array(classes)
-    parts = [(images, encode(labels, known))]
-    if validation is not None:
+    check_run(url, spec, run_spec, data)
+    if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
-        held_out = as_images(validation[0], name="validation X")
-        if held_out.shape[1:] != images.shape[1:]:
-            raise DataError(
-                f"validation images are {held_out.shape[1:]} and training images are "
-                f"{images.shape[1:]} (height, width, channels): give images of one shape"
-            )
-        held_labels = as_labels(
-            validation[1], validation[0], held_out.shape[0], name="validation y"
-        )
-        parts.append((held_out, encode(held_labels, known, name="validation y")))
-    elif run_spec.validation > 0:
-        check_split(images.shape[0], len(classes), run_spec.validation)
-    count = sum(part.shape[0] for part, _ in parts)
-    plan = make_plan(spec, run_spec, count, images.shape[1:], *cluster_slots(client))
-    reference = images.reference if len(parts) == 1 else None
+    plan = make_plan(spec, run_spec, data.count, data.image_shape, *cluster_slots(client))
     attributes = {
         "network": spec.to_dict(),
         "run": run_spec.to_dict(),
         "plan": plan.to_dict(),
-        "classes": classes_to_json(classes, lossy=temporary),
-        "image_shape": list(images.shape[1:]),
-        "source": source or (reference[0] if reference else None),
+        "classes": classes_to_json(data.classes, lossy=temporary),
+        "image_shape": list(data.image_shape),
+        "source": source or (data.reference[0] if data.reference else None),
         "provenance": {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {
@@ -88,38 +74,22 @@ def start_run(
             },
         },
     }
-    if reference:
-        attributes["images"] = {"url": reference[0], "path": reference[1]}
+    if data.reference:
+        attributes["images"] = dict(zip(("url", "path"), data.reference, strict=True))
     run = RunStore.create(url, attributes)
     try:
-        dtype = stored_dtype([part.array.dtype for part, _ in parts])
-        run.create_data(count, images.shape[1:], dtype, plan.chunk_images, images=not reference)
-        if not reference:
-            _write_rows(run, "images", [part.array.astype(dtype) for part, _ in parts], client)
-        _write_rows(run, "labels", [codes for _, codes in parts], client)
-        _write_train_mask(run, images.shape[0], plan)
+        run.create_data(
+            data.count, data.image_shape, data.dtype, plan.chunk_images,
+            images=not data.reference,
+        )  # fmt: skip
+        if not data.reference:
+            _write_rows(run, "images", [part.array for part in data.images], client)
+        _write_rows(run, "labels", list(data.codes), client)
+        _write_train_mask(run, data.train_count, plan)
     except BaseException:
         run.place.remove()
         raise
-    return run, known
-
-
-def check_split(images: int, classes: int, fraction: float) -> None:
-    """Refuse a validation split that would leave one of the sides without images."""
-    if int(images * fraction) < 1 or images - int(images * fraction) < classes:
-        least = max(int(np.ceil(1 / fraction)), int(np.ceil(classes / (1 - fraction))))
-        raise DataError(
-            f"validation={fraction} cannot be held out of {images} images of {classes} classes: "
-            f"give at least {least} images, another share, or a validation set"
-        )
-
-
-def stored_dtype(dtypes: list[np.dtype[Any]]) -> np.dtype[Any]:
-    """The dtype images are stored in: bool as uint8, double as single precision, others as is."""
-    common = np.result_type(*dtypes)
-    if common.kind == "b":
-        return np.dtype("uint8")
-    return np.dtype("float32") if common.kind == "f" and common.itemsize > 4 else common
+    return run
 
 
 def _write_rows(run: RunStore, name: str, parts: list[Array | da.Array], client: Client) -> None:
@@ -127,13 +97,14 @@ def _write_rows(run: RunStore, name: str, parts: list[Array | da.Array], client:
     target = run.data_array(name, write=True)
     chunk = target.chunks[0]
     if any(isinstance(part, da.Array) for part in parts):
-        whole = da.concatenate([da.asarray(part) for part in parts])
+        whole = da.concatenate([da.asarray(part).astype(target.dtype) for part in parts])
         whole = whole.rechunk((chunk, *target.shape[1:]))
         client.compute(da.store(whole, target, lock=False, compute=False)).result()
         return
     rows = _row_reader(parts)
     for start in range(0, target.shape[0], chunk):
-        write_region(target, start, rows(start, min(start + chunk, target.shape[0])))
+        values = rows(start, min(start + chunk, target.shape[0]))
+        write_region(target, start, values.astype(target.dtype))
 
 
 def _row_reader(parts: list[Any]) -> Callable[[int, int], Array]:

@@ -1,0 +1,85 @@
+"""What a network is trained on: images with their codes, validation images behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from rescnet_dist.data.images import Images, as_images
+from rescnet_dist.data.labels import as_labels, classes_array, classes_of, encode
+from rescnet_dist.errors import DataError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSet:
+    """Images and codes, part by part: those to train on and, if given, those to validate on.
+
+    classes (C,) are the labels that the codes stand for, as they were given.
+    """
+
+    images: tuple[Images, ...]
+    codes: tuple[Array | da.Array, ...]
+    classes: Array
+
+    @property
+    def count(self) -> int:
+        """Images of all parts."""
+        return sum(part.shape[0] for part in self.images)
+
+    @property
+    def train_count(self) -> int:
+        """Images of the first part, before any split."""
+        return self.images[0].shape[0]
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether a validation set was given."""
+        return len(self.images) > 1
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(H, W, d)."""
+        return self.images[0].shape[1:]
+
+    @property
+    def reference(self) -> tuple[str, str] | None:
+        """URL and path of the images where they are all stored in one place, else None."""
+        return None if self.has_validation else self.images[0].reference
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What to store images in: bool as uint8, double as single precision, others as is."""
+        common = np.result_type(*(part.array.dtype for part in self.images))
+        if common.kind == "b":
+            return np.dtype("uint8")
+        return np.dtype("float32") if common.kind == "f" and common.itemsize > 4 else common
+
+
+def training_set(X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> TrainingSet:
+    """Check images X and labels y, and a validation pair like them, and put them together.
+
+    Of lazy arrays only the distinct labels are computed.
+    """
+    images = as_images(X)
+    labels = as_labels(y, X, images.shape[0])
+    classes = classes_of(labels)
+    if len(classes) < 2:
+        raise DataError(f"y has the one class {classes[0]!r} only: give images of at least 2")
+    known = classes_array(classes)
+    codes = encode(labels, known)
+    if validation is None:
+        return TrainingSet((images,), (codes,), known)
+    held_out = as_images(validation[0], name="validation X")
+    if held_out.shape[1:] != images.shape[1:]:
+        raise DataError(
+            f"validation images are {held_out.shape[1:]} and training images are "
+            f"{images.shape[1:]} (height, width, channels): give images of one shape"
+        )
+    held_labels = as_labels(validation[1], validation[0], held_out.shape[0], name="validation y")
+    held_codes = encode(held_labels, known, name="validation y")
+    return TrainingSet((images, held_out), (codes, held_codes), known)

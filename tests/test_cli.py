@@ -1,0 +1,207 @@
+"""The command line: outcomes, exit codes, JSON, configuration, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner, Result
+from distributed import Client
+
+import rescnet_dist as rd
+from rescnet_dist.cli import main
+from rescnet_dist.cli.options import resolve_specs
+
+SMALL = ["--filters", "4", "--max-layers", "2", "--block", "14", "--stride", "14"]
+
+
+def run(*arguments: Any) -> Result:
+    """Run `rescnet` in this process."""
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Zarr store of 300 digits with images and string labels."""
+    images, labels = rd.load_digits()
+    folder = tmp_path_factory.mktemp("data") / "digits.zarr"
+    group = zarr.open_group(folder, mode="w")
+    group.create_array("images", data=images[:300], chunks=(100, 28, 28, 1))
+    group.create_array("labels", data=labels[:300], chunks=(100,))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def stored_run(
+    tmp_path_factory: pytest.TempPathFactory, data_url: str, threads_cluster: Any
+) -> str:
+    """A finished run of two layers."""
+    url = str(tmp_path_factory.mktemp("runs") / "one")
+    with Client(threads_cluster):
+        result = run("train", data_url, "--preset", "digits", "--store", url, *SMALL)
+    assert result.exit_code == 0, result.output
+    return url
+
+
+def test_train_tells_where_how_well_and_what_next(client: Client, data_url: str, tmp_path: Path):
+    """The outcome names accuracies, the store and the next command."""
+    url = tmp_path / "run"
+    result = run(
+        "train", data_url, "--preset", "digits", "--store", url, "--test", data_url, *SMALL
+    )
+    assert result.exit_code == 0, result.output
+    for words in ("train", "validation", "test", str(url), "rescnet info", "rescnet resume"):
+        assert words in result.output
+    assert "layer 2/2" in result.output  # one line per pass where there is no terminal
+
+
+def test_train_in_json_matches_info(client: Client, data_url: str, tmp_path: Path):
+    """--json prints one record, and `info --json` tells the same of the store."""
+    url = tmp_path / "run"
+    arguments = ("train", data_url, "--preset", "digits", "--store", url, "--json", *SMALL)
+    outcome = json.loads(run(*arguments).stdout)
+    found = json.loads(run("info", url, "--json").stdout)
+    assert outcome["layers"] == found["layers"]
+    assert outcome["depth"] == found["depth"]
+    assert found["state"] == "done"
+    assert found["bytes"]["maps"] >= 300 * 28 * 28 * 4 * 4
+
+
+def test_embedded_cluster_trains_digits_with_no_arguments(tmp_path: Path):
+    """`rescnet train` by itself: its own cluster of processes, its own store under runs/."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "rescnet", "train", *SMALL, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert Path(outcome["url"]).parent == tmp_path / "runs"
+    assert outcome["test"] > 0.7
+
+
+def test_resume_goes_on(client: Client, stored_run: str):
+    """Raising --max-layers adds layers behind those there are."""
+    before = json.loads(run("info", stored_run, "--json").stdout)["layers"]
+    outcome = json.loads(run("resume", stored_run, "--max-layers", 3, "--json").stdout)
+    assert len(outcome["layers"]) == 3
+    assert outcome["layers"][0] == before[0]
+
+
+def test_evaluate_agrees_with_python(stored_run: str, data_url: str):
+    """The command and `staged_score` give the same accuracies."""
+    outcome = json.loads(run("evaluate", stored_run, data_url, "--staged", "--json").stdout)
+    expected = rd.load(stored_run).staged_score(data_url)
+    np.testing.assert_allclose(outcome["staged"], expected)
+    assert outcome["accuracy"] == outcome["staged"][-1]
+    text = run("evaluate", stored_run, data_url, "--flips")
+    assert text.exit_code == 0
+    assert "accuracy" in text.output
+
+
+def test_evaluate_needs_data_where_no_test_split_is_known(stored_run: str):
+    """A run on a URL has no test split of its own."""
+    result = run("evaluate", stored_run)
+    assert result.exit_code == 2
+    assert "name the DATA" in result.output
+
+
+def test_predict_writes_labels(stored_run: str, data_url: str, tmp_path: Path):
+    """The CSV has one row per image, with the labels that Python predicts."""
+    path = tmp_path / "labels.csv"
+    result = run("predict", stored_run, data_url, "-o", path, "--proba")
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    clf = rd.load(stored_run)
+    assert [int(row["label"]) for row in rows] == clf.predict(data_url).compute().tolist()
+    assert sum(float(rows[0][f"p({c})"]) for c in clf.classes_) == pytest.approx(1, abs=1e-5)
+    assert [p.name for p in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_predict_leaves_no_half_written_file(stored_run: str, tmp_path: Path):
+    """Images of another shape are refused before a file appears."""
+    other = tmp_path / "other.zarr"
+    zarr.create_array(other, data=np.zeros((3, 9, 9, 1), "uint8"))
+    path = tmp_path / "labels.csv"
+    result = run("predict", stored_run, other, "-o", path)
+    assert result.exit_code == 2
+    assert "(28, 28, 1)" in result.output
+    assert not path.exists()
+    assert run("predict", stored_run, other, "-o", tmp_path / "no" / "x.csv").exit_code == 2
+
+
+def test_presets_round_trip_through_toml():
+    """What `presets NAME` prints is read back as that preset."""
+    for name in json.loads(run("presets", "--json").stdout):
+        text = run("presets", name).stdout
+        assert rd.NetworkSpec.from_toml(text) == rd.NetworkSpec.preset(name)
+    assert "tiny-imagenet" in run("presets").output
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path):
+    """The order in which settings apply."""
+    config = tmp_path / "net.toml"
+    config.write_text('preset = "cifar10"\n[network]\nfilters = 20\nridge = 5.0\n[run]\nseed = 3\n')
+    network, run_spec = resolve_specs(None, str(config), "x", {"ridge": 2.0, "validation": None})
+    expected = rd.NetworkSpec.preset("cifar10").replace(filters=20, ridge=2.0)
+    assert network == expected
+    assert run_spec == rd.RunSpec(seed=3, validation=0.1)
+
+
+@pytest.mark.parametrize("name", ["train", "resume", "evaluate", "predict", "info", "presets"])
+def test_help_shows_an_example(name: str):
+    """Every command's --help has an example to copy."""
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"rescnet {name}" in result.output.split("Example:")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--preset", "cifar"], "did you mean 'cifar10'"),
+        (["train", "nowhere.zarr", "--preset", "cifar10"], "nowhere.zarr"),
+        (["train", "nowhere.zarr"], "--preset"),
+        (["train", "--filters", "0"], "filters=0 is out of range: it must be at least 1"),
+        (["train", "--filters", "many"], "'many' is not a valid integer"),
+        (["train", "--levels", "4;2"], "such as 4,2,1"),
+        (["train", "--levels", "4,0"], "at least 1"),
+        (["train", "--pool", "median"], "'median' is not one of 'max', 'mean'"),
+        (["train", "--filtres", "4"], "--filters"),
+        (["train", "--config", "absent.toml"], "absent.toml: cannot be read"),
+        (["train", "--block", "40"], "block=40 is larger than the image (28×28 pixels)"),
+        (["train", "--validation", "2"], "validation=2.0 is out of range"),
+        (["train", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers"),
+        (["info", "nowhere"], "there is no Zarr group at"),
+        (["resume", "nowhere"], "there is no Zarr group at"),
+        (["predict", "nowhere", "digits"], "there is no Zarr group at"),
+        (["presets", "imagenet"], "unknown preset 'imagenet'"),
+        (["fit"], "No such command 'fit'"),
+    ],
+)
+def test_bad_input_is_named_without_a_traceback(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Exit code 2, a message that names the value and the remedy, and nothing written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rescnet_dist.cli.commands.CONNECT_TIMEOUT", "1s")
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_in_use_is_refused(stored_run: str):
+    """Training into a run that is there is refused, with the remedy."""
+    result = run("train", "--store", stored_run, *SMALL)
+    assert result.exit_code == 2
+    assert "already holds another run" in result.output
