@@ -122,6 +122,9 @@ class Spec:
             if typing.get_origin(hint) is ClassVar:
                 continue
             value = getattr(self, name)
+            if hasattr(value, "item"):  # a NumPy number, as from a grid of settings
+                value = value.item()
+                object.__setattr__(self, name, value)
             if not _fits(value, hint):
                 raise SpecError(f"{name}={value!r} is not {_describe(hint)}")
             if name in CHOICES and value not in CHOICES[name]:
@@ -283,8 +286,9 @@ PRESETS: dict[str, NetworkSpec] = {
         residual="regress",
         ridge=0.3,
         sigma=2.0,
-        learning_rate=0.5,
-        max_layers=6,
+        learning_rate=0.7,
+        max_layers=5,
+        stop_at_zero_error=False,
     ),
     "mnist": dataclasses.replace(
         _PAPER,

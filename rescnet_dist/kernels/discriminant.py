@@ -10,6 +10,7 @@ from scipy.linalg import blas, cho_factor, cho_solve
 from rescnet_dist.kernels.patches import Array
 
 SYRK = {"f": blas.ssyrk, "d": blas.dsyrk}
+SINGULAR = 64  # pivots of so many units of rounding or less mean that there is no inverse
 SYR = {"f": blas.ssyr, "d": blas.dsyr}
 
 
@@ -115,6 +116,10 @@ class Whitening:
         diagonal[~live] = 1
         try:
             factor = cho_factor(covariance, lower=True, overwrite_a=True, check_finite=False)
+            pivots = np.diagonal(factor[0]) ** 2
+            rounding = SINGULAR * np.finfo(moments.scatter.dtype).eps
+            if pivots.min(initial=1) < rounding:
+                raise np.linalg.LinAlgError(f"a pivot of {pivots.min():.1g} is rounding error")
         except np.linalg.LinAlgError as error:
             raise np.linalg.LinAlgError(
                 f"the covariance of the {len(scale)} features over {moments.count} samples cannot "

@@ -8,16 +8,19 @@ import numpy as np
 
 from rescnet_dist.kernels.patches import Array, PatchMoments, unfold
 
+NO_VARIANCE = 1e-14  # of the mean square: below it the patches of a draw are all equal
+
 
 def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
     """The leading `count` eigenvectors of the patch covariance as filters (k, k, c, count).
 
     Each has a fixed sign: its largest absolute entry is positive.
     """
+    channels = len(moments.mean) // size**2
     vectors = np.linalg.eigh(moments.scatter)[1][:, ::-1][:, :count]
     peaks = np.abs(vectors).argmax(axis=0)
     vectors = vectors * np.where(vectors[peaks, np.arange(count)] < 0, -1.0, 1.0)
-    return vectors.reshape(size, size, -1, count)
+    return vectors.reshape(size, size, channels, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,9 @@ def sample_patches(
     labels (n,); train (n,) bool marks training images; before (C,) counts the training images of
     each class in the chunks ahead of this one.
     """
+    directions = size * size * images.shape[3]
+    if not draws.slots:
+        return PatchSample.empty(directions)
     slots, sources = [], []
     slot_of = np.arange(draws.slots).reshape(draws.rank.shape)
     is_positive = np.arange(draws.rank.shape[1]) < draws.positives
@@ -120,7 +126,7 @@ def sample_patches(
     slot, source = slot[order], source[order]
     windows = unfold(images, size)
     patches = windows[source, draws.row.flat[slot], draws.column.flat[slot]]
-    flat = patches.reshape(len(slot), size * size * images.shape[3])
+    flat = patches.reshape(len(slot), directions)
     return PatchSample(slot, np.asarray(flat, dtype=np.float32))
 
 
@@ -142,7 +148,7 @@ def stacked_lda_filters(
         [first - mean_first[:, None], rest - mean_rest[:, None]], axis=1
     )  # within-class covariance Σ = XᵀX/m; its m×m dual form is solved, as m < k²c mostly
     trace = np.einsum("tmp,tmp->t", centred, centred) / m
-    live = trace > 0
+    live = trace > NO_VARIANCE * np.einsum("tmp,tmp->t", x, x) / m
     rho = np.where(live, ridge * trace / directions, 1.0)
     delta = mean_first - mean_rest
     dual = centred @ centred.transpose(0, 2, 1) + (m * rho)[:, None, None] * np.eye(m)

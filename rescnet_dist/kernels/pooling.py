@@ -108,9 +108,11 @@ def second_order_features(
         rows, columns = slice(start[0], start[0] + block), slice(start[1], start[1] + block)
         for first in range(0, n, step):
             batch = slice(first, first + step)
-            pixels = np.maximum(maps[batch, rows, columns], 0).reshape(-1, block**2, filters)
-            covariance = _normalised_covariance(pixels, zscore).reshape(-1, filters**2)
-            entries = np.take(covariance, upper_flat, axis=1)
+            pixels = np.maximum(maps[batch, rows, columns], 0)
+            pixels = pixels.reshape(len(pixels), block**2, filters)
+            covariance = _normalised_covariance(pixels, zscore)
+            flat = covariance.reshape(len(pixels), filters**2)
+            entries = np.take(flat, upper_flat, axis=1)
             if power:
                 entries = np.sign(entries) * np.sqrt(np.abs(entries))
             for cell in cell_numbers:
@@ -121,14 +123,17 @@ def second_order_features(
                     into += entries
     if pool == "mean":
         pooled /= blocks_in_cell[:, None]
-    return pooled.reshape(n, -1)
+    return pooled.reshape(n, live * len(upper_flat))
 
 
 def _normalised_covariance(pixels: Array, zscore: str) -> Array:
     """Covariance (n, f, f) of z-scored pixels (n, r², f) of one block in each image."""
     area = pixels.shape[1]
-    mean = np.full((1, area), 1 / area, pixels.dtype) @ pixels
-    centred = pixels - mean
+    first = pixels[:, :1]
+    centred = pixels - first  # a constant channel is 0 from here on, whatever rounding does
+    mean = np.full((1, area), 1 / area, pixels.dtype) @ centred
+    centred -= mean
+    mean += first
     covariance = np.matmul(centred.transpose(0, 2, 1), centred)
     covariance /= area
     variance = np.diagonal(covariance, axis1=1, axis2=2)

@@ -67,7 +67,8 @@ def project_to_simplex(scores: Array) -> Array:
     >>> project_to_simplex(np.array([[0.5, 0.25, -2.0]]))
     array([[0.625, 0.375, 0.   ]])
     """
-    ordered = -np.sort(-scores.astype(np.float64), axis=1)
+    scores = scores - scores.max(axis=1, keepdims=True).astype(np.float64)
+    ordered = -np.sort(-scores, axis=1)
     excess = np.cumsum(ordered, axis=1) - 1
     count = np.arange(1, scores.shape[1] + 1)
     last = (ordered - excess / count > 0).sum(axis=1)

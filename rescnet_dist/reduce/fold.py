@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
-from dask.base import tokenize
 from dask.delayed import Delayed, delayed
 
 
@@ -26,7 +26,7 @@ def fold_graph(
     and fan-in alone fix the order of every sum. `shared` and the groups travel inside the graph
     and must be small. Tasks are named after `name`, which is what Dask's dashboard shows.
     """
-    token = tokenize(name, *shared, list(groups))
+    token = uuid.uuid4().hex  # never reuse a key: a store may hold something else by now
     folded = [
         delayed(fold, pure=False)(*shared, group, dask_key_name=(f"{name}-fold-{token}", index))
         for index, group in enumerate(groups)

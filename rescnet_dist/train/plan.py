@@ -9,7 +9,7 @@ from typing import Any
 
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
-CHUNK_BYTES = 64 * 2**20  # of maps and images in float32
+CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 
 
 @dataclass(frozen=True, slots=True)
