@@ -72,7 +72,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         spec: NetworkSpec | str | None = None,
         *,
         store: str | os.PathLike[str] | None = None,
-        random_state: int = 0,
+        random_state: int | None = 0,
         run: RunSpec | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
@@ -175,6 +175,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         self, X: Any, y: Any = None, sample_weight: Any = None, *, flips: bool = False
     ) -> float:
         """Share of images X classified rightly; y (N,), or None where the store at X has labels."""
+        check_is_fitted(self)
         images = as_images(X)
         codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
         scores = self.decision_function(images.array, flips=flips)
@@ -202,15 +203,25 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
             spec = NetworkSpec.preset(spec)
         if not isinstance(spec, NetworkSpec):
             raise SpecError(f"spec={spec!r} is not a NetworkSpec or the name of a preset")
-        seed = (
-            np.random.default_rng().integers(2**31)
-            if self.random_state is None
-            else (self.random_state)
-        )
-        run_spec = (self.run or RunSpec()).replace(seed=int(seed))
-        if validation is None or isinstance(validation, tuple | list):
-            return spec, run_spec, None if validation is None else (validation[0], validation[1])
-        return spec, run_spec.replace(validation=float(validation)), None
+        run = self.run if self.run is not None else RunSpec()
+        if not isinstance(run, RunSpec):
+            raise SpecError(f"run={run!r} is not a RunSpec")
+        seed = self.random_state
+        if seed is None:
+            seed = int(np.random.default_rng().integers(2**31))
+        if not isinstance(seed, int | np.integer):
+            raise SpecError(f"random_state={seed!r} is not a whole number or None")
+        run_spec = run.replace(seed=seed)
+        if validation is None:
+            return spec, run_spec, None
+        if isinstance(validation, int | float | np.number):
+            return spec, run_spec.replace(validation=validation), None
+        if not isinstance(validation, tuple | list) or len(validation) != 2:
+            shown = repr(validation) if isinstance(validation, str) else type(validation).__name__
+            raise SpecError(
+                f"validation={shown} is neither a pair (X, y) nor a share of the images such as 0.1"
+            )
+        return spec, run_spec, (validation[0], validation[1])
 
     def _load(self, url: str) -> None:
         """Take over the network and the accuracies stored at a URL."""

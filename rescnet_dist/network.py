@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 
-from rescnet_dist.data import Images, check_finite, classes_from_json, classes_to_json
+from rescnet_dist.data import Images, classes_from_json, classes_to_json
 from rescnet_dist.errors import DataError, StoreError
 from rescnet_dist.kernels import ImageScale, Layer, forward
 from rescnet_dist.reduce import blas_threads
@@ -145,19 +145,22 @@ class Network:
         place = Location.of(url)
         if place.exists():
             raise StoreError(f"{place.url} already holds something: choose another URL")
-        for number, layer in enumerate(self.layers, start=1):
-            write_layer(place, number, layer)
-        write_image_scale(place, self.image_scale)
-        place.update_attributes(
-            {
-                "format": NETWORK_FORMAT,
-                "format_version": FORMAT_VERSION,
-                "network": self.spec.to_dict(),
-                "classes": classes_to_json(self.classes),
-                "image_shape": list(self.image_shape),
-                "depth": self.depth,
-            }
-        )
+        attributes = {
+            "format": NETWORK_FORMAT,
+            "format_version": FORMAT_VERSION,
+            "network": self.spec.to_dict(),
+            "classes": classes_to_json(self.classes),
+            "image_shape": list(self.image_shape),
+            "depth": self.depth,
+        }
+        try:
+            for number, layer in enumerate(self.layers, start=1):
+                write_layer(place, number, layer)
+            write_image_scale(place, self.image_scale)
+            place.update_attributes(attributes)
+        except BaseException:
+            place.remove()
+            raise
 
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Network:
@@ -192,7 +195,6 @@ def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _staged_scores(images: Array, network: Network, batch: int, flips: bool) -> Array:
     """Scores (n, L, C) of images (n, H, W, d) after each layer."""
-    check_finite(images, 0)
     views = [images, images[:, :, ::-1]] if flips else [images]
     out = np.zeros((len(images), network.depth, len(network.classes)), np.float32)
     with blas_threads(1):

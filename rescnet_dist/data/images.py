@@ -42,7 +42,7 @@ def as_images(source: Any, *, name: str = "X") -> Images:
     """Images (N, H, W, d) from an array (N, H, W, d) or (N, H, W), or from a Zarr URL.
 
     Refuses, without computing anything lazy, what cannot be images. Pixels in memory are checked
-    to be finite; lazy ones are checked where they are read.
+    to be finite, lazy ones when they are computed.
     """
     if isinstance(source, str | os.PathLike):
         return _from_url(source)
@@ -61,8 +61,9 @@ def as_images(source: Any, *, name: str = "X") -> Images:
         )
     if 0 in array.shape:
         raise DataError(f"{name} of shape {array.shape} is empty: give at least one image")
-    if isinstance(array, np.ndarray):
-        check_finite(array, 0, name)
+    if isinstance(array, da.Array):
+        return Images(_finite_lazily(array, name))
+    check_finite(array, 0, name)
     return Images(array)
 
 
@@ -80,6 +81,19 @@ def check_finite(images: Array, start: int, name: str = "X") -> None:
         )
 
 
+def _finite_lazily(images: da.Array, name: str) -> da.Array:
+    """The same lazy images, with `check_finite` on each chunk as it is computed."""
+    if images.dtype.kind != "f":
+        return images
+
+    def checked(block: Array, block_info: Any = None) -> Array:
+        start = block_info[0]["array-location"][0][0] if block_info else 0
+        check_finite(block, start, name)
+        return block
+
+    return images.map_blocks(checked, dtype=images.dtype, meta=images._meta)
+
+
 def labels_at(url: str | os.PathLike[str]) -> Any:
     """The labels stored beside the images at a Zarr URL, as a lazy array (N,)."""
     place = Location.of(url)
@@ -88,7 +102,12 @@ def labels_at(url: str | os.PathLike[str]) -> Any:
 
 
 def _as_array(source: Any, name: str) -> Array | da.Array:
-    data = getattr(source, "data", source) if hasattr(source, "dims") else source
+    if hasattr(source, "data_vars"):
+        raise DataError(
+            f"{name} is an xarray Dataset with the variables {list(source.data_vars)}: "
+            "give the one that holds the images"
+        )
+    data = source.data if hasattr(source, "dims") else source
     if isinstance(data, da.Array | np.ndarray):
         return data
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import dask.array as da
@@ -26,8 +26,10 @@ def as_labels(source: Any, images: Any, count: int, *, name: str = "y") -> Array
                 f"{name} is missing: give labels, or the URL of a Zarr store that has them"
             )
         source = labels_at(images)
-    data = getattr(source, "data", source) if hasattr(source, "dims") else source
+    data = source.data if hasattr(source, "dims") else source
     if not isinstance(data, da.Array | np.ndarray):
+        if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+            raise DataError(f"{name}={data!r} is not a vector of labels: give one label per image")
         data = _as_vector(data)
     if data.ndim != 1:
         raise DataError(f"{name} has shape {data.shape}: labels are a vector (N,)")
@@ -43,15 +45,18 @@ def as_labels(source: Any, images: Any, count: int, *, name: str = "y") -> Array
 
 
 def _as_vector(values: Any) -> Array:
-    """A vector of labels; a list of tuples stays a vector of tuples."""
+    """A vector that gives the labels back as they are: of their own dtype if NumPy has one."""
     values = list(values)
-    if any(isinstance(v, tuple | frozenset) or v is None for v in values) or (
-        len({type(v) for v in values}) > 1
-    ):
-        vector = np.empty(len(values), dtype=object)
-        vector[:] = values
-        return vector
-    return np.asarray(values)
+    vector = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):  # a slice would take a list of tuples apart
+        vector[place] = value
+    kinds = {type(value) for value in values}
+    if len(kinds) == 1 and kinds <= {bool, int, float, str}:
+        array = np.asarray(values)
+        return array if array.tolist() == values else vector
+    if len(kinds) == 1 and issubclass(next(iter(kinds)), np.generic):
+        return np.asarray(values)
+    return vector
 
 
 def classes_of(labels: Array | da.Array) -> list[Hashable]:
@@ -69,13 +74,16 @@ def classes_of(labels: Array | da.Array) -> list[Hashable]:
 def _distinct(labels: Array) -> list[Hashable]:
     if labels.dtype.kind != "O":
         values = list(np.unique(labels))
-        if labels.dtype.kind == "f" and any(np.isnan(v) for v in values):
-            raise DataError("y has NaN among its labels: give every image a class")
-        return values
-    try:
-        return list(dict.fromkeys(labels.tolist()))
-    except TypeError as error:
-        raise DataError(f"labels must be hashable: {error}") from error
+    else:
+        try:
+            values = list(dict.fromkeys(labels.tolist()))
+        except TypeError as error:
+            raise DataError(f"labels must be hashable: {error}") from error
+    for value in values:
+        if value != value:  # NaN and NaT are the values that differ from themselves
+            missing = "NaT" if isinstance(value, np.datetime64 | np.timedelta64) else "NaN"
+            raise DataError(f"y has {missing} among its labels: give every image a class")
+    return values
 
 
 def _distinct_block(labels: Array) -> Array:
@@ -94,18 +102,7 @@ def _sorted_distinct(values: Sequence[Hashable]) -> list[Hashable]:
 
 def classes_array(classes: Sequence[Hashable]) -> Array:
     """The classes (C,) as an array that gives them back as they were."""
-    first = classes[0]
-    if isinstance(first, np.generic) or all(type(c) in (str, int, float, bool) for c in classes):
-        array = np.asarray(classes)
-        if all(type(a) is type(c) for a, c in zip(array.tolist(), _plain(classes), strict=True)):
-            return array
-    array = np.empty(len(classes), dtype=object)
-    array[:] = list(classes)
-    return array
-
-
-def _plain(classes: Sequence[Any]) -> list[Any]:
-    return [c.item() if isinstance(c, np.generic) else c for c in classes]
+    return _as_vector(classes)
 
 
 def encode(
@@ -124,7 +121,10 @@ def encode(
 
 def _encode(labels: Array, classes: Array, name: str, unknown: int | None) -> Array:
     code_of = {value: code for code, value in enumerate(classes.tolist())}
-    codes = [code_of.get(value, unknown) for value in labels.tolist()]
+    try:
+        codes = [code_of.get(value, unknown) for value in labels.tolist()]
+    except TypeError as error:
+        raise DataError(f"labels must be hashable: {error}") from error
     if None in codes:
         label = labels.tolist()[codes.index(None)]
         raise DataError(
@@ -139,16 +139,20 @@ def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:
 
     lossy: labels of kinds that JSON cannot hold become their `repr` instead of an error.
     """
-    if classes.dtype.kind != "O":
-        values = classes.astype(str) if classes.dtype.kind in "mM" else classes
-        return {"dtype": classes.dtype.str, "values": values.tolist()}
-    return {"dtype": "O", "values": [_label_to_json(c, lossy) for c in classes]}
+    if classes.dtype.kind in "mM":
+        return {"dtype": classes.dtype.str, "values": classes.astype(np.int64).tolist()}
+    if classes.dtype.kind in "buifU":
+        return {"dtype": classes.dtype.str, "values": classes.tolist()}
+    return {"dtype": "O", "values": [_label_to_json(c, lossy) for c in classes.tolist()]}
 
 
 def classes_from_json(record: dict[str, Any]) -> Array:
     """The inverse of `classes_to_json`."""
-    if record["dtype"] != "O":
-        return np.array(record["values"]).astype(record["dtype"])
+    dtype = np.dtype(record["dtype"])
+    if dtype.kind in "mM":
+        return np.array(record["values"], np.int64).view(dtype)
+    if dtype.kind != "O":
+        return np.array(record["values"], dtype)
     return classes_array([_label_from_json(v) for v in record["values"]])
 
 

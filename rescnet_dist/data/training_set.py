@@ -69,7 +69,8 @@ def training_set(X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> T
     labels = as_labels(y, X, images.shape[0])
     classes = classes_of(labels)
     if len(classes) < 2:
-        raise DataError(f"y has the one class {classes[0]!r} only: give images of at least 2")
+        only = classes_array(classes).tolist()[0]
+        raise DataError(f"y has the one class {only!r} only: give images of at least 2 classes")
     known = classes_array(classes)
     codes = encode(labels, known)
     if validation is None:

@@ -11,28 +11,30 @@ from dask.delayed import Delayed, delayed
 
 
 def fold_graph(
-    fold: Callable[..., Any],
+    fold: Callable[[Any, Any], Any],
     groups: Sequence[Any],
     merge: Callable[[Any, Any], Any],
-    finish: Callable[..., Any],
-    *shared: Any,
+    finish: Callable[[Any, Any], Any],
+    shared: Any,
+    *,
     split_every: int,
     name: str,
 ) -> Delayed:
-    """A lazy finish(*shared, merge of all fold(*shared, group)).
+    """A lazy finish(shared, merge of all fold(shared, group)).
 
     Each group is one task that streams its chunks into one accumulator, so that few accumulators
     exist however many chunks there are. They are merged in a tree of fan-in `split_every`; groups
-    and fan-in alone fix the order of every sum. `shared` and the groups travel inside the graph
-    and must be small. Tasks are named after `name`, which is what Dask's dashboard shows.
+    and fan-in alone fix the order of every sum. `shared`, which is there once, and the groups
+    travel inside the graph and must be small. Dask's dashboard shows the tasks under `name`.
     """
     token = uuid.uuid4().hex  # never reuse a key: a store may hold something else by now
+    common = delayed(shared, name=f"{name}-task-{token}", traverse=False)
     folded = [
-        delayed(fold, pure=False)(*shared, group, dask_key_name=(f"{name}-fold-{token}", index))
+        delayed(fold, pure=False)(common, group, dask_key_name=(f"{name}-fold-{token}", index))
         for index, group in enumerate(groups)
     ]
     merged = tree_merge(folded, merge, split_every=split_every, name=name, token=token)
-    return delayed(finish, pure=False)(*shared, merged, dask_key_name=f"{name}-finish-{token}")
+    return delayed(finish, pure=False)(common, merged, dask_key_name=f"{name}-finish-{token}")
 
 
 def tree_merge(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import threadpoolctl
 from threadpoolctl import ThreadpoolController
 
 
@@ -32,9 +33,10 @@ def blas_threads(count: int) -> Iterator[None]:
     """
     with _limit.changed:
         _limit.changed.wait_for(lambda: _limit.users == 0 or _limit.threads == count)
+        _take_control()
+        limiter = ThreadpoolController().limit(limits=count, user_api="blas")
         if _limit.users == 0:
-            _limit.previous = ThreadpoolController().limit(limits=count, user_api="blas")
-            _limit.threads = count
+            _limit.previous, _limit.threads = limiter, count
         _limit.users += 1
     try:
         yield
@@ -42,5 +44,17 @@ def blas_threads(count: int) -> Iterator[None]:
         with _limit.changed:
             _limit.users -= 1
             if _limit.users == 0:
+                _take_control()
                 _limit.previous.restore_original_limits()
                 _limit.changed.notify_all()
+
+
+def _take_control() -> None:
+    """Let this thread set OpenBLAS's limit.
+
+    From 3.8 on, threadpoolctl silently ignores all threads but the first that set one, to keep
+    them from fighting; here `_limit` already does that.
+    """
+    release = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)

@@ -38,7 +38,10 @@ class Location:
     def of(cls, url: str | os.PathLike[str]) -> Location:
         """A local path is made absolute, so that workers in other folders find it."""
         text = os.fspath(url)
-        fs, path = fsspec.url_to_fs(text)
+        try:
+            fs, path = fsspec.url_to_fs(text)
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"{text} cannot be opened: {error}") from error
         return cls(path if isinstance(fs, LocalFileSystem) else text.rstrip("/"))
 
     def __truediv__(self, name: str) -> Location:
@@ -113,9 +116,11 @@ class Location:
     def attributes(self) -> dict[str, Any]:
         """The attributes of the Zarr group here; an error that names the URL if there is none."""
         try:
-            group = zarr.open_group(self.zarr_store(read_only=True), mode="r", zarr_format=3)
+            group = zarr.open_group(self.zarr_store(read_only=True), mode="r")
         except (*ABSENT, GroupNotFoundError, ContainsArrayError) as error:
             raise StoreError(f"there is no Zarr group at {self.url}: check the URL") from error
+        except ValueError as error:
+            raise StoreError(f"the Zarr group at {self.url} is damaged: {error}") from error
         return dict(group.attrs)
 
     def update_attributes(self, attributes: dict[str, Any]) -> None:

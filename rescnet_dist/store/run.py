@@ -148,7 +148,7 @@ class RunStore:
         kept = {f"{layer:04d}" for layer in keep}
         for kind in ("maps", "scores"):
             for name in (self.place / kind).names():
-                if name not in kept:
+                if name.isdigit() and name not in kept:
                     (self.place / kind / name).remove()
 
     # commits ------------------------------------------------------------------------------------

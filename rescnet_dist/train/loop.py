@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from rescnet_dist.data import classes_from_json
 from rescnet_dist.errors import DataError
 from rescnet_dist.kernels import BankStatistics, LayerStatistics, Tally
 from rescnet_dist.reduce import fold_graph
@@ -98,7 +99,7 @@ class _Driver:
         if self.state.run_spec.validation > 0:
             task = Task(self.run, 0, _as_tuples(counts))
             counts = self.compute("split", task, passes.split_group, add, passes.gathered)
-            _check_every_class_trains(counts.sum(axis=0), self.state)
+            self.check_every_class_trains(counts.sum(axis=0))
         self.counts = _as_tuples(counts)
         self.compute(
             "survey", Task(self.run, 0, self.counts), passes.survey_group, BankStatistics.merge,
@@ -107,6 +108,15 @@ class _Driver:
         seconds = time.perf_counter() - began
         self.run.commit(0, {"counts": self.counts, "seconds": seconds})
         self.tell(PassDone("survey", 0, seconds, None))
+
+    def check_every_class_trains(self, class_counts: Any) -> None:
+        """Refuse a validation split that took all images of a class."""
+        classes = classes_from_json(self.run.attributes()["classes"]).tolist()
+        for code in np.flatnonzero(class_counts == 0):
+            raise DataError(
+                f"validation={self.state.run_spec.validation} holds out all images of the class "
+                f"{classes[code]!r}: give that class more images, or a validation set"
+            )
 
     def grow(self, layer: int) -> None:
         """Add a layer; commits step `layer`."""
@@ -183,15 +193,6 @@ class _Driver:
             return self.client.compute(graph).result()
         finally:
             self.client.unsubscribe_topic(topic)
-
-
-def _check_every_class_trains(class_counts: Any, state: RunState) -> None:
-    """Refuse a validation split that took all images of a class."""
-    for code in np.flatnonzero(class_counts == 0):
-        raise DataError(
-            f"validation={state.run_spec.validation} holds out all images of class number {code}: "
-            "give that class more images, or a validation set"
-        )
 
 
 def _accuracy(layer: int, tally: Tally) -> Accuracy:

@@ -95,12 +95,15 @@ class RunState:
 
 
 def count_group(task: Task, group: Group) -> list[Array]:
-    """Training images of each class (C,) in a group of chunks, as a list of one."""
-    start, stop = group.chunks[0][0], group.chunks[-1][1]
+    """Images of each class (C,) in a group of chunks, as a list of one: those to train on or, where
+    a share of them is still to be held out, all."""
+    state = RunState.of(task.run)
     labels, train = (
-        np.asarray(task.run.data_array(name)[start:stop]) for name in ("labels", "train")
+        np.asarray(task.run.data_array(name)[group.start : group.stop])
+        for name in ("labels", "train")
     )
-    return [np.bincount(labels[train], minlength=RunState.of(task.run).classes)]
+    counted = labels if state.run_spec.validation > 0 else labels[train]
+    return [np.bincount(counted, minlength=state.classes)]
 
 
 def split_group(task: Task, group: Group) -> list[Array]:
@@ -110,7 +113,7 @@ def split_group(task: Task, group: Group) -> list[Array]:
     labels, train = task.run.data_array("labels"), task.run.data_array("train", write=True)
     before = task.ahead(group)
     counts = np.zeros(state.classes, np.int64)
-    for start, stop in group.chunks:
+    for start, stop in group.chunks():
         codes = np.asarray(labels[start:stop])
         held_out = validation_members(codes, before, state.run_spec.validation, state.run_spec.seed)
         write_region(train, start, ~held_out)
@@ -139,7 +142,7 @@ def survey_group(task: Task, group: Group) -> BankStatistics:
     with blas_threads(1):
         for (start, stop), labels, train, before in _labelled_chunks(task, group, state):
             pixels = np.asarray(images[start:stop])
-            check_finite(pixels, start)
+            check_finite(pixels, start)  # of images that were copied, this has been done
             more = BankStatistics.of(pixels, labels, train, before, draws, size)
             statistics = statistics.merge(more)
             report_chunk(task, "survey", stop - start)
@@ -243,7 +246,7 @@ def _labelled_chunks(
     training images of each class (C,) ahead of it."""
     all_labels, all_train = task.run.data_array("labels"), task.run.data_array("train")
     before = task.ahead(group)
-    for start, stop in group.chunks:
+    for start, stop in group.chunks():
         labels, train = np.asarray(all_labels[start:stop]), np.asarray(all_train[start:stop])
         yield (start, stop), labels, train, before
         before = before + np.bincount(labels[train], minlength=state.classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,17 @@ CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Consecutive chunks (start, stop) of images that one task folds into one accumulator."""
+    """Consecutive chunks of images, start to stop, that one task folds into one accumulator."""
 
     index: int
-    chunks: tuple[tuple[int, int], ...]
+    start: int
+    stop: int
+    chunk_images: int
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """First image of each chunk and the one behind its last."""
+        for start in range(self.start, self.stop, self.chunk_images):
+            yield start, min(start + self.chunk_images, self.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +40,14 @@ class Plan:
 
     def groups(self) -> list[Group]:
         """All chunks, in order, shared out evenly over the accumulators."""
-        starts = range(0, self.images, self.chunk_images)
-        chunks = [(start, min(start + self.chunk_images, self.images)) for start in starts]
-        edges = [len(chunks) * g // self.accumulators for g in range(self.accumulators + 1)]
+        chunks = math.ceil(self.images / self.chunk_images)
+        edges = [
+            min(chunks * g // self.accumulators * self.chunk_images, self.images)
+            for g in range(self.accumulators + 1)
+        ]
         return [
-            Group(index, tuple(chunks[first:last]))
-            for index, (first, last) in enumerate(pairwise(edges))
+            Group(index, start, stop, self.chunk_images)
+            for index, (start, stop) in enumerate(pairwise(edges))
         ]
 
     def to_dict(self) -> dict[str, Any]:
