@@ -29,7 +29,7 @@ def as_labels(source: Any, images: Any, count: int, *, name: str = "y") -> Array
     data = source.data if hasattr(source, "dims") else source
     if not isinstance(data, da.Array | np.ndarray):
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-            raise DataError(f"{name}={data!r} is not a vector of labels: give one label per image")
+            raise DataError(f"{name}={data!r} is not a vector (N,) of labels: give one per image")
         data = _as_vector(data)
     if data.ndim != 1:
         raise DataError(f"{name} has shape {data.shape}: labels are a vector (N,)")
@@ -143,7 +143,10 @@ def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:
         return {"dtype": classes.dtype.str, "values": classes.astype(np.int64).tolist()}
     if classes.dtype.kind in "buifU":
         return {"dtype": classes.dtype.str, "values": classes.tolist()}
-    return {"dtype": "O", "values": [_label_to_json(c, lossy) for c in classes.tolist()]}
+    return {
+        "dtype": classes.dtype.str,
+        "values": [_label_to_json(c, lossy) for c in classes.tolist()],
+    }
 
 
 def classes_from_json(record: dict[str, Any]) -> Array:
@@ -151,9 +154,8 @@ def classes_from_json(record: dict[str, Any]) -> Array:
     dtype = np.dtype(record["dtype"])
     if dtype.kind in "mM":
         return np.array(record["values"], np.int64).view(dtype)
-    if dtype.kind != "O":
-        return np.array(record["values"], dtype)
-    return classes_array([_label_from_json(v) for v in record["values"]])
+    labels = [_label_from_json(value) for value in record["values"]]
+    return classes_array(labels) if dtype.kind == "O" else np.array(labels, dtype)
 
 
 def _label_to_json(label: Any, lossy: bool) -> Any:
