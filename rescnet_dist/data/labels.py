@@ -139,14 +139,9 @@ def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:
 
     lossy: labels of kinds that JSON cannot hold become their `repr` instead of an error.
     """
-    if classes.dtype.kind in "mM":
-        return {"dtype": classes.dtype.str, "values": classes.astype(np.int64).tolist()}
-    if classes.dtype.kind in "buifU":
-        return {"dtype": classes.dtype.str, "values": classes.tolist()}
-    return {
-        "dtype": classes.dtype.str,
-        "values": [_label_to_json(c, lossy) for c in classes.tolist()],
-    }
+    plain = classes.astype(np.int64) if classes.dtype.kind in "mM" else classes
+    values = [_label_to_json(label, lossy) for label in plain.tolist()]
+    return {"dtype": classes.dtype.str, "values": values}
 
 
 def classes_from_json(record: dict[str, Any]) -> Array:
