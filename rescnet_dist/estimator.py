@@ -19,12 +19,12 @@ from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     Listener,
     check_run,
     current_client,
     remove_if_unusable,
+    reopen_run,
     start_run,
     train,
 )
@@ -120,12 +120,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         listeners: Sequence[Listener] = (),
     ) -> Self:
         """Go on with a run after its last finished layer, up to `max_layers` if given."""
-        run = RunStore.open(url)
+        run = reopen_run(url, max_layers)
         attributes = run.attributes()
         spec = NetworkSpec.from_dict(attributes["network"])
-        if max_layers is not None:
-            spec = spec.replace(max_layers=max_layers)
-            run.update_attributes(network=spec.to_dict())
         run_spec = RunSpec.from_dict(attributes["run"])
         clf = cls(spec, store=url, random_state=run_spec.seed, run=run_spec, listeners=listeners)
         with current_client() as client:

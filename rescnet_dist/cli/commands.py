@@ -30,6 +30,7 @@ from rescnet_dist.train import (
     current_client,
     describe_run,
     remove_if_unusable,
+    reopen_run,
     start_run,
     train,
 )
@@ -125,10 +126,7 @@ def resume_command(
     Example:
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
-    run = RunStore.open(run_url)
-    if max_layers is not None:
-        spec = NetworkSpec.from_dict(run.attributes()["network"]).replace(max_layers=max_layers)
-        run.update_attributes(network=spec.to_dict())
+    run = reopen_run(run_url, max_layers)
     with cluster(scheduler) as client:
         grow(run, client)
         report_outcome(run, run.attributes()["source"], test_data, as_json)

@@ -14,7 +14,7 @@ from rescnet_dist.train.events import (
 )
 from rescnet_dist.train.loop import train
 from rescnet_dist.train.plan import Plan, make_plan
-from rescnet_dist.train.start import check_run, remove_if_unusable, start_run
+from rescnet_dist.train.start import check_run, remove_if_unusable, reopen_run, start_run
 
 __all__ = [
     "Accuracy",
@@ -34,6 +34,7 @@ __all__ = [
     "describe_run",
     "make_plan",
     "remove_if_unusable",
+    "reopen_run",
     "start_run",
     "train",
 ]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from distributed import Client
 
 from rescnet_dist.data import classes_from_json
 from rescnet_dist.errors import DataError
-from rescnet_dist.kernels import BankStatistics, LayerStatistics, Tally
+from rescnet_dist.kernels import Tally
 from rescnet_dist.reduce import fold_graph
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import passes
@@ -36,7 +35,7 @@ from rescnet_dist.train.events import (
     RunDone,
     RunStarted,
 )
-from rescnet_dist.train.passes import RunState, Task, progress_topic
+from rescnet_dist.train.passes import Pass, RunState, Task, progress_topic
 
 
 def train(run: RunStore, client: Client, listeners: Sequence[Listener] = ()) -> Done:
@@ -95,16 +94,12 @@ class _Driver:
         """Count, split and survey the data; commits step 0."""
         began = time.perf_counter()
         self.tell(PassStarted("survey", 0))
-        counts = self.compute("count", Task(self.run, 0), passes.count_group, add, passes.gathered)
+        counts = self.compute(passes.COUNT, Task(self.run, 0))
         if self.state.run_spec.validation > 0:
-            task = Task(self.run, 0, _as_tuples(counts))
-            counts = self.compute("split", task, passes.split_group, add, passes.gathered)
+            counts = self.compute(passes.SPLIT, Task(self.run, 0, _as_tuples(counts)))
             self.check_every_class_trains(counts.sum(axis=0))
         self.counts = _as_tuples(counts)
-        self.compute(
-            "survey", Task(self.run, 0, self.counts), passes.survey_group, BankStatistics.merge,
-            passes.finish_survey,
-        )  # fmt: skip
+        self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
         seconds = time.perf_counter() - began
         self.run.commit(0, {"counts": self.counts, "seconds": seconds})
         self.tell(PassDone("survey", 0, seconds, None))
@@ -128,10 +123,7 @@ class _Driver:
             layer, (images, height, width, state.spec.filters), (images, state.classes),
             state.plan.chunk_images,
         )  # fmt: skip
-        tally = self.compute(
-            "grow", Task(self.run, layer, self.counts), passes.grow_group, LayerStatistics.merge,
-            passes.finish_layer,
-        )  # fmt: skip
+        tally = self.compute(passes.GROW, Task(self.run, layer, self.counts))
         accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
         seconds = time.perf_counter() - began
         record = {"accuracy": asdict(accuracy) if accuracy else None, "seconds": seconds}
@@ -144,10 +136,7 @@ class _Driver:
         """Find the accuracy after the last layer, and note it in the result."""
         began = time.perf_counter()
         self.tell(PassStarted("score", layer))
-        tally = self.compute(
-            "score", Task(self.run, layer, self.counts), passes.score_group, Tally.merge,
-            passes.finish_score,
-        )  # fmt: skip
+        tally = self.compute(passes.SCORE, Task(self.run, layer, self.counts))
         accuracy = _accuracy(layer, tally)
         self.write_result((*self.history().accuracies, accuracy), reason=None)
         self.tell(PassDone("score", layer, time.perf_counter() - began, accuracy))
@@ -168,19 +157,13 @@ class _Driver:
             }
         )
 
-    def compute(
-        self,
-        name: str,
-        task: Task,
-        fold: Callable[..., Any],
-        merge: Callable[[Any, Any], Any],
-        finish: Callable[..., Any],
-    ) -> Any:
+    def compute(self, what: Pass, task: Task) -> Any:
         """Run one pass as one graph, passing its progress on to the listeners."""
         plan = self.state.plan
         graph = fold_graph(
-            fold, plan.groups(), merge, finish, task, split_every=plan.split_every, name=name
-        )
+            what.fold, plan.groups(), what.merge, what.finish, task,
+            split_every=plan.split_every, name=what.name,
+        )  # fmt: skip
 
         def on_progress(event: tuple[float, dict[str, Any]]) -> None:
             message = event[1]

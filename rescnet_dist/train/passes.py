@@ -6,8 +6,9 @@ needs from the run store, and can be run again at any time with the same outcome
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,26 @@ def score_group(task: Task, group: Group) -> Tally:
 def finish_score(task: Task, tally: Tally) -> Tally:
     """The tally as it is."""
     return tally
+
+
+# the passes, declared ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over all images: fold(task, group) → accumulator, merge of two, finish(task, all)."""
+
+    name: str
+    fold: Callable[[Task, Group], Any]
+    merge: Callable[[Any, Any], Any]
+    finish: Callable[[Task, Any], Any]
+
+
+COUNT = Pass("count", count_group, add, gathered)
+SPLIT = Pass("split", split_group, add, gathered)
+SURVEY = Pass("survey", survey_group, BankStatistics.merge, finish_survey)
+GROW = Pass("grow", grow_group, LayerStatistics.merge, finish_layer)
+SCORE = Pass("score", score_group, Tally.merge, finish_score)
 
 
 # ------------------------------------------------------------------------------------------------

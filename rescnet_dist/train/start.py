@@ -129,6 +129,15 @@ def _write_train_mask(run: RunStore, train_images: int, plan: Plan) -> None:
         write_region(target, start, np.arange(start, stop) < train_images)
 
 
+def reopen_run(url: str | os.PathLike[str], max_layers: int | None = None) -> RunStore:
+    """The run at a URL, to go on with, up to another number of layers if given."""
+    run = RunStore.open(url)
+    if max_layers is not None:
+        spec = NetworkSpec.from_dict(run.attributes()["network"]).replace(max_layers=max_layers)
+        run.update_attributes(network=spec.to_dict())
+    return run
+
+
 def remove_if_unusable(run: RunStore, error: BaseException) -> None:
     """Remove a run whose data turned out unusable before its first step was committed."""
     if isinstance(error, RescnetError) and not run.commits():
