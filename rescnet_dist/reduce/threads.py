@@ -46,6 +46,7 @@ def blas_threads(count: int) -> Iterator[None]:
             if _limit.users == 0:
                 _take_control()
                 _limit.previous.restore_original_limits()
+                _take_control()  # and leave it to whoever is next
                 _limit.changed.notify_all()
 
 

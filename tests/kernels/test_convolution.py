@@ -1,0 +1,96 @@
+"""Min-max normalisation and the zero-padded convolution of a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import pytest
+
+from rescnet_dist.kernels import convolution, convolve, min_max_scale, normalise
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("channels", [1, 2, 5])
+@pytest.mark.parametrize(("height", "width"), [(6, 9), (7, 5)])
+def test_convolve_equals_oracle(size, channels, height, width, rng):
+    """Stride 1, zeros around, even and odd sizes, filters larger than the image included."""
+    images = rng.normal(size=(3, height, width, channels)).astype(np.float32)
+    filters = rng.normal(size=(size, size, channels, 4))
+    bias = rng.normal(size=4)
+    expected = oracle.convolve(images.astype(np.float64), filters, bias)
+    maps = convolve(images, filters, bias)
+    assert maps.dtype == np.float32
+    assert maps.shape == (3, height, width, 4)
+    assert np.abs(maps - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_convolve_in_float64_keeps_float64(rng):
+    """The precision of the maps is that of the images."""
+    images, filters = rng.normal(size=(2, 5, 6, 2)), rng.normal(size=(3, 3, 2, 3))
+    maps = convolve(images, filters, np.zeros(3))
+    assert maps.dtype == np.float64
+    np.testing.assert_allclose(maps, oracle.convolve(images, filters, np.zeros(3)), atol=1e-12)
+
+
+def test_impulse_gives_the_filter_mirrored_with_even_sizes_reaching_down_and_right(rng):
+    """Cross-correlation: a single pixel spreads the filter mirrored, (k−1)//2 pixels before it."""
+    image = np.zeros((1, 9, 9, 1), np.float32)
+    image[0, 4, 4, 0] = 1
+    for size in (3, 4):
+        kernel = rng.normal(size=(size, size)).astype(np.float32)
+        maps = convolve(image, kernel[:, :, None, None], np.zeros(1))[0, :, :, 0]
+        start = 4 - size // 2
+        spread = maps[start : start + size, start : start + size]
+        np.testing.assert_array_equal(spread, kernel[::-1, ::-1])
+        assert np.count_nonzero(maps) == size * size
+
+
+def test_convolve_in_batches_equals_convolve_at_once(rng, monkeypatch):
+    """The maps do not depend on how many images are unfolded at a time."""
+    images = rng.normal(size=(7, 6, 5, 2)).astype(np.float32)
+    filters, bias = rng.normal(size=(3, 3, 2, 3)), rng.normal(size=3)
+    whole = convolve(images, filters, bias)
+    monkeypatch.setattr(convolution, "BATCH_BYTES", 3 * 6 * 5 * 18 * 4)
+    np.testing.assert_allclose(convolve(images, filters, bias), whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["global", "channel"])
+def test_min_max_equals_oracle_and_maps_to_the_unit_interval(mode, rng):
+    """The training images fill [0, 1], over all channels or in each of them."""
+    images = (rng.normal(size=(4, 5, 6, 3)) * [1, 5, 0.1] + [0, 7, -2]).astype(np.float32)
+    low, high = (f(axis=(0, 1, 2)).astype(np.float64) for f in (images.min, images.max))
+    offset, scale = min_max_scale(low, high, mode)
+    expected = oracle.min_max(images.astype(np.float64), mode)
+    np.testing.assert_allclose(offset, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(scale, expected[1], rtol=1e-12)
+    scaled = normalise(images, offset, scale)
+    assert scaled.dtype == np.float32
+    axes = (0, 1, 2) if mode == "channel" else None
+    np.testing.assert_allclose(scaled.min(axis=axes), 0, atol=1e-6)
+    np.testing.assert_allclose(scaled.max(axis=axes), 1, atol=1e-6)
+
+
+def test_constant_channel_maps_to_zero(rng):
+    """A channel without range becomes 0 by itself, and the others fill [0, 1]."""
+    images = rng.random((3, 4, 5, 2)).astype(np.float32)
+    images[..., 1] = 0.3
+    low, high = (f(axis=(0, 1, 2)).astype(np.float64) for f in (images.min, images.max))
+    scaled = normalise(images, *min_max_scale(low, high, "channel"))
+    assert not scaled[..., 1].any()
+    assert scaled[..., 0].max() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("mode", ["global", "channel"])
+def test_constant_tensor_maps_to_zero(mode):
+    """No division by the range of a constant tensor."""
+    low = np.array([2.5, 2.5])
+    offset, scale = min_max_scale(low, low, mode)
+    assert not scale.any()
+    assert not normalise(np.full((2, 3, 3, 2), 2.5, np.float32), offset, scale).any()
+
+
+def test_normalise_keeps_bytes_from_wrapping_around():
+    """uint8 pixels below the low of the training set become negative."""
+    images = np.array([0, 10, 110], np.uint8).reshape(1, 1, 3, 1)
+    scaled = normalise(images, np.array([10.0]), np.array([0.01]))
+    np.testing.assert_allclose(scaled.ravel(), [-0.1, 0, 1], atol=1e-6)

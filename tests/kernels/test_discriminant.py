@@ -1,0 +1,268 @@
+"""Moments of features, and the discriminants and regressions that follow from them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+
+from rescnet_dist.kernels import FeatureMoments, one_hot, one_vs_rest_lda, ridge_regression
+
+
+def labelled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
+    """Correlated features (n, D) of unlike size whose means differ by class, and labels (n,)."""
+    labels = np.arange(n) % classes
+    mix = rng.normal(size=(width, width)) + 2 * np.eye(width)
+    features = rng.normal(size=(n, width)) @ mix + rng.normal(size=(classes, width))[labels]
+    return features * np.linspace(0.2, 3, width) + np.linspace(-2, 5, width), labels
+
+
+def moments_of(features, targets, dtype=np.float64) -> FeatureMoments:
+    """The moments of all samples at once."""
+    return FeatureMoments.empty(features.shape[1], targets.shape[1], dtype).fold(features, targets)
+
+
+def assert_moments(moments: FeatureMoments, features, targets, tol: float = 1e-10) -> None:
+    """Compare with the moments by their definitions, in float64; of the scatter the lower half."""
+    features, targets = features.astype(np.float64), targets.astype(np.float64)
+    assert moments.count == len(features)
+    mean = features.mean(axis=0) if len(features) else np.zeros(features.shape[1])
+    centred = features - mean
+    for found, expected in (
+        (moments.mean, mean),
+        (np.tril(moments.scatter), np.tril(centred.T @ centred)),
+        (moments.cross, targets.T @ features),
+        (moments.target_sums, targets.sum(axis=0)),
+    ):
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() <= tol * max(1, np.abs(expected).max())
+
+
+# moments ----------------------------------------------------------------------------------------
+
+
+@given(
+    cuts=st.lists(st.integers(0, 30), max_size=6),
+    splits=st.sets(st.integers(0, 6)),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_fold_and_merge_over_any_chunks_equal_the_whole(cuts, splits, seed):
+    """Chunks are folded one by one; wherever a new accumulator begins, it is merged in the end."""
+    rng = np.random.default_rng(seed)
+    features, labels = labelled_features(rng, n=30)
+    targets = one_hot(labels, 4) + rng.normal(size=(30, 4))
+    edges = [0, *sorted(cuts), 30]
+    accumulators = [FeatureMoments.empty(7, 4, np.float64)]
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        if number in splits:
+            accumulators.append(FeatureMoments.empty(7, 4, np.float64))
+        accumulators[-1] = accumulators[-1].fold(features[start:stop], targets[start:stop])
+    merged = accumulators[0]
+    for more in accumulators[1:]:
+        merged = merged.merge(more)
+    assert_moments(merged, features, targets)
+
+
+@given(sizes=st.tuples(*[st.integers(0, 6)] * 3), seed=st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_merge_is_associative_with_identity_and_leaves_its_parts_alone(sizes, seed):
+    """(a + b) + c = a + (b + c), and adding nothing on either side changes nothing."""
+    rng = np.random.default_rng(seed)
+    parts = [(rng.normal(size=(n, 5)) + 10, rng.normal(size=(n, 2))) for n in sizes]
+    a, b, c = (moments_of(*part) for part in parts)
+    everything = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+    nothing = FeatureMoments.empty(5, 2, np.float64)
+    assert_moments(a.merge(b).merge(c), *everything)
+    assert_moments(a.merge(b.merge(c)), *everything)
+    assert_moments(a.merge(nothing), *parts[0])
+    assert_moments(nothing.merge(a), *parts[0])
+    for moments, part in zip((a, b, c), parts, strict=True):
+        assert_moments(moments, *part)
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_single_precision_sums_are_near_double_precision(offset, rng):
+    """Many chunks in float32, also with features far from 0: relative error below 1e-5."""
+    features = rng.normal(size=(6000, 12)) * np.linspace(0.5, 2, 12) + offset
+    features = (features + 0.5 * features[:, ::-1]).astype(np.float32)
+    targets = one_hot(rng.integers(5, size=6000), 5)
+    moments = FeatureMoments.empty(12, 5)
+    for start in range(0, 6000, 77):
+        moments = moments.fold(features[start : start + 77], targets[start : start + 77])
+    assert moments.scatter.dtype == np.float32
+    assert_moments(moments, features, targets, tol=1e-5)
+
+
+def test_single_precision_chunks_with_unlike_means_keep_the_scatter_between_them(rng):
+    """Sorted data: each chunk has a mean of its own, and their spread belongs to the scatter."""
+    centres = np.repeat(np.arange(10) * 5.0, 50)[:, None]
+    features = (rng.normal(size=(500, 4)) + centres).astype(np.float32)
+    targets = one_hot(np.arange(500) % 2, 2)
+    moments = FeatureMoments.empty(4, 2)
+    for start in range(0, 500, 50):
+        moments = moments.fold(features[start : start + 50], targets[start : start + 50])
+    assert_moments(moments, features, targets, tol=1e-5)
+
+
+# one-versus-rest LDA ----------------------------------------------------------------------------
+
+
+def test_lda_without_ridge_equals_scikit_learn(rng):
+    """Weights and intercept of LinearDiscriminantAnalysis(solver="lsqr"), class against rest."""
+    features, labels = labelled_features(rng)
+    weights, intercept, present = one_vs_rest_lda(moments_of(features, one_hot(labels, 4)), 0.0)
+    assert present.all()
+    for c in range(4):
+        reference = LinearDiscriminantAnalysis(solver="lsqr").fit(features, labels == c)
+        np.testing.assert_allclose(weights[c], reference.coef_[0], rtol=1e-6, atol=1e-9)
+        assert intercept[c] == pytest.approx(reference.intercept_[0], rel=1e-6)
+
+
+def test_lda_of_unbalanced_classes_equals_scikit_learn(rng):
+    """The intercept carries log(n₁/n₀)."""
+    features, _ = labelled_features(rng)
+    labels = (np.arange(240) % 24 == 0).astype(int)
+    features[labels == 1] += 1
+    weights, intercept, _ = one_vs_rest_lda(moments_of(features, one_hot(labels, 2)), 0.0)
+    reference = LinearDiscriminantAnalysis(solver="lsqr").fit(features, labels)
+    np.testing.assert_allclose(weights[1], reference.coef_[0], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(weights[0], -weights[1], rtol=1e-9)
+    assert intercept[1] == pytest.approx(reference.intercept_[0], rel=1e-6)
+    assert intercept[0] == pytest.approx(-intercept[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1, 1.0, 10.0])
+def test_lda_of_residual_classes_equals_oracle(ridge, rng):
+    """2C classes, of which some are absent, with a feature that has no variance."""
+    features, labels = labelled_features(rng)
+    features[:, 3] = 4.2
+    signs = np.where(rng.random(240) < 0.3, -1, 1)
+    signs[labels == 2] = 1
+    targets = one_hot(labels + 4 * (signs < 0), 8)
+    weights, intercept, present = one_vs_rest_lda(moments_of(features, targets), ridge)
+    expected = oracle.one_vs_rest(features, labels, signs, 4, ridge)
+    np.testing.assert_allclose(weights.reshape(2, 4, 7), expected[0], rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(intercept.reshape(2, 4), expected[1], rtol=1e-7, atol=1e-10)
+    np.testing.assert_array_equal(present.reshape(2, 4), expected[2])
+    assert not present[6]
+
+
+def test_absent_class_and_class_without_rest_have_zero_weights(rng):
+    """A class no sample, or every sample, belongs to: weights 0, intercept 0, not present."""
+    features, labels = labelled_features(rng)
+    targets = np.concatenate([one_hot(labels, 4), np.zeros((240, 1)), np.ones((240, 1))], axis=1)
+    weights, intercept, present = one_vs_rest_lda(moments_of(features, targets), 0.1)
+    assert present.tolist() == [True] * 4 + [False] * 2
+    assert not weights[4:].any()
+    assert not intercept[4:].any()
+    assert weights[:4].all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", [0.0, 0.1, -300.7])
+def test_feature_without_variance_gets_no_weight(value, dtype, rng):
+    """In either mode; without a ridge the other weights are as if it were not there."""
+    features, labels = labelled_features(rng)
+    features, targets = features.astype(dtype), one_hot(labels, 4)
+    dead = features.copy()
+    dead[:, 2] = value
+    moments = FeatureMoments.empty(7, 4, dtype)
+    for start in range(0, 240, 50):
+        moments = moments.fold(dead[start : start + 50], targets[start : start + 50])
+    fewer = moments_of(np.delete(features, 2, axis=1), targets, dtype)
+    tol = 1e-3 if dtype is np.float32 else 1e-9
+    for solve in (one_vs_rest_lda, ridge_regression):
+        weights, intercept, *_ = solve(moments, 0.0)
+        assert not weights[:, 2].any()
+        expected = solve(fewer, 0.0)
+        np.testing.assert_allclose(np.delete(weights, 2, axis=1), expected[0], atol=tol)
+        np.testing.assert_allclose(intercept, expected[1], atol=tol)
+        assert not solve(moments, 1.0)[0][:, 2].any()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1, 1.0])
+def test_predictions_do_not_depend_on_the_scale_of_features(ridge, rng):
+    """Features are standardised first: a·x + b in each feature leaves all scores as they are."""
+    features, labels = labelled_features(rng)
+    factors, shifts = np.array([1e-3, 2, 50, 1, 0.1, 7, 1e2]), rng.normal(size=7)
+    scaled, targets = features * factors + shifts, one_hot(labels, 4)
+    for solve in (one_vs_rest_lda, ridge_regression):
+        weights, intercept, *_ = solve(moments_of(features, targets), ridge)
+        other_weights, other_intercept, *_ = solve(moments_of(scaled, targets), ridge)
+        np.testing.assert_allclose(
+            scaled @ other_weights.T + other_intercept,
+            features @ weights.T + intercept,
+            rtol=1e-7,
+            atol=1e-9,
+        )
+
+
+def singular_features(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Features whose covariance has no inverse."""
+    features = rng.normal(size=(int(rng.integers(20, 60)), 6))
+    if kind == "fewer samples than features":
+        return features[:5]
+    if kind == "a feature twice":
+        return np.concatenate([features, features[:, 2:3]], axis=1)
+    return np.concatenate([features, features @ rng.normal(size=(6, 1))], axis=1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "kind", ["fewer samples than features", "a feature twice", "a sum of features"]
+)
+def test_singular_covariance_without_ridge_is_an_error_that_names_the_remedy(kind, dtype, rng):
+    """Never weights of pure rounding error; with a ridge the same features can be solved."""
+    for _ in range(20):
+        features = singular_features(kind, rng).astype(dtype)
+        moments = moments_of(features, one_hot(np.arange(len(features)) % 2, 2), dtype)
+        for solve in (one_vs_rest_lda, ridge_regression):
+            with pytest.raises(np.linalg.LinAlgError, match=r"ridge=0\.0: use a larger ridge"):
+                solve(moments, 0.0)
+            assert np.isfinite(solve(moments, 0.01)[0]).all()
+
+
+# ridge regression -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1, 1.0, 10.0])
+def test_regression_equals_oracle(ridge, rng):
+    """Standardised features, centred targets, with a feature that has no variance."""
+    features, labels = labelled_features(rng)
+    features[:, 3] = 4.2
+    residual = one_hot(labels, 4) - rng.random((240, 4))
+    weights, intercept = ridge_regression(moments_of(features, residual), ridge)
+    expected = oracle.regress(features, residual, ridge)
+    np.testing.assert_allclose(weights, expected[0][0], rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(intercept, expected[1][0], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1.0])
+def test_regression_equals_scikit_learn(ridge, rng):
+    """Ridge(alpha=γN) on standardised features, whose mean(diag S) is 1."""
+    features, labels = labelled_features(rng)
+    targets = one_hot(labels, 4) - 0.3 * rng.random((240, 4))
+    weights, intercept = ridge_regression(moments_of(features, targets), ridge)
+    standard = (features - features.mean(axis=0)) / features.std(axis=0)
+    reference = Ridge(alpha=ridge * 240).fit(standard, targets)
+    np.testing.assert_allclose(weights * features.std(axis=0), reference.coef_, atol=1e-10)
+    np.testing.assert_allclose(
+        features @ weights.T + intercept, reference.predict(standard), atol=1e-9
+    )
+
+
+def test_regression_without_ridge_equals_least_squares(rng):
+    """γ = 0 gives the least-squares fit with intercept."""
+    features, labels = labelled_features(rng)
+    targets = one_hot(labels, 4)
+    weights, intercept = ridge_regression(moments_of(features, targets), 0.0)
+    table = np.concatenate([features, np.ones((240, 1))], axis=1)
+    expected = np.linalg.lstsq(table, targets, rcond=None)[0]
+    np.testing.assert_allclose(np.concatenate([weights.T, intercept[None]]), expected, atol=1e-9)

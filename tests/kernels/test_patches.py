@@ -1,0 +1,145 @@
+"""Moments of image patches: count, mean and scatter, however they are gathered and joined."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rescnet_dist.kernels import PatchMoments, patch_scatter, patches
+
+SHAPES = [  # n, height, width, channels, patch size
+    (3, 6, 7, 2, 1),
+    (1, 3, 3, 1, 3),
+    (4, 7, 5, 3, 2),
+    (2, 5, 12, 1, 3),
+    (2, 13, 4, 2, 4),
+    (3, 8, 9, 2, 4),
+    (2, 5, 4, 3, 4),
+]
+
+
+def images_of(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Pixels in float32 with another mean and deviation in each channel."""
+    channels = shape[3]
+    pixels = rng.normal(size=shape) * np.linspace(0.5, 2, channels) + np.linspace(-1, 3, channels)
+    return pixels.astype(np.float32)
+
+
+def assert_moments(moments: PatchMoments, images: np.ndarray, size: int, tol: float = 2e-6) -> None:
+    """Compare with the naive patches' count, mean and scatter, relative to the largest entry
+    (for the scatter at least that of the pixels: that of one patch is 0)."""
+    count, mean, covariance = oracle.patch_covariance(images, size)
+    assert moments.count == count
+    assert np.abs(moments.mean - mean).max() <= tol * np.abs(mean).max()
+    variance = images.astype(np.float64).var(axis=(0, 1, 2)).max()
+    largest = max(np.abs(covariance).max(), variance) * count
+    assert np.abs(moments.scatter - covariance * count).max() <= tol * largest
+
+
+def assert_same_moments(one: PatchMoments, other: PatchMoments, tol: float = 1e-10) -> None:
+    """Compare two sets of moments, relative to the largest entry."""
+    assert one.count == other.count
+    np.testing.assert_allclose(one.mean, other.mean, rtol=tol, atol=tol)
+    atol = tol * np.abs(other.scatter).max(initial=1)
+    np.testing.assert_allclose(one.scatter, other.scatter, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_patch_scatter_equals_naive_moments(shape, rng):
+    """Count, mean and scatter are those of the patches listed one by one."""
+    images = images_of(shape[:4], rng)
+    assert_moments(patch_scatter(images, shape[4]), images, shape[4])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_patch_scatter_is_exact_whichever_pixels_lie_near_the_border(size, rng):
+    """From images that hold a single row or column of patches to ones with pixels that no border
+    touches, whose sums can be shared between offsets."""
+    for extra in range(2 * size + 1):
+        for height, width in ((size + extra, size + 1), (size + 1, size + extra)):
+            images = images_of((2, height, width, 2), rng)
+            assert_moments(patch_scatter(images, size), images, size)
+
+
+def test_patch_scatter_at_the_size_of_a_chunk(rng):
+    """Many pixels and channels at once still give the scatter of the patches."""
+    images = images_of((32, 40, 36, 16), rng)
+    moments = patch_scatter(images, 3)
+    windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(1, 2))
+    table = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 144).astype(np.float64)
+    assert moments.count == len(table)
+    np.testing.assert_allclose(moments.mean, table.mean(axis=0), rtol=0, atol=1e-6)
+    expected = np.cov(table.T, ddof=0) * len(table)
+    assert np.abs(moments.scatter - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_large_mean_does_not_cost_precision(rng):
+    """Pixels of 1000 ± 1 give the covariance of the ± 1 part as precisely as without the 1000."""
+    wiggle = rng.choice([-1.0, 1.0], size=(6, 9, 8, 2)) * np.linspace(0.5, 1, 8)[:, None]
+    images = (wiggle + np.array([1000, -3000])).astype(np.float32)
+    assert_moments(patch_scatter(images, 3), images, 3, tol=5e-6)  # without care: about 0.1
+
+
+def test_bytes_and_doubles_have_the_moments_of_their_values(rng):
+    """uint8 pixels do not wrap around, and float64 pixels need not be cast before."""
+    images = rng.integers(0, 256, (3, 7, 6, 2), dtype=np.uint8)
+    assert_moments(patch_scatter(images, 3), images.astype(np.float64), 3)
+    assert_moments(patch_scatter(images.astype(np.float64), 3), images.astype(np.float64), 3)
+
+
+@pytest.mark.parametrize("bytes_at_a_time", [1, 3000])
+def test_batches_of_images_add_up(bytes_at_a_time, rng, monkeypatch):
+    """The result does not depend on how many images are worked on at a time."""
+    monkeypatch.setattr(patches, "BATCH_BYTES", bytes_at_a_time)
+    images = images_of((7, 6, 7, 2), rng)
+    assert_moments(patch_scatter(images, 3), images, 3)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 5, 2), (3, 2, 5, 2), (3, 5, 2, 2)])
+def test_images_without_a_patch_give_the_identity(shape):
+    """No image, or images smaller than a patch, have no moments."""
+    moments = patch_scatter(np.ones(shape, np.float32), 3)
+    assert moments.count == 0
+    assert moments.mean.shape == (18,)
+    assert not moments.mean.any()
+    assert moments.scatter.shape == (18, 18)
+    assert not moments.scatter.any()
+
+
+@given(cuts=st.lists(st.integers(0, 8), max_size=5), seed=st.integers(0, 2**16), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_merge_over_any_split_equals_the_whole(cuts, seed, data):
+    """However the images are split, and in whatever tree the parts are merged."""
+    images = images_of((8, 6, 5, 2), np.random.default_rng(seed)) + np.float32(100)
+    edges = [0, *sorted(cuts), 8]
+    parts = [patch_scatter(images[a:b], 2) for a, b in pairwise(edges)]
+    while len(parts) > 1:
+        at = data.draw(st.integers(0, len(parts) - 2))
+        parts[at : at + 2] = [parts[at].merge(parts[at + 1])]
+    assert_moments(parts[0], images, 2)
+
+
+@given(sizes=st.tuples(*[st.integers(0, 3)] * 3), seed=st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_merge_is_associative_with_identity(sizes, seed):
+    """(a + b) + c = a + (b + c), and adding nothing on either side changes nothing."""
+    rng = np.random.default_rng(seed)
+    a, b, c = (patch_scatter(images_of((n, 5, 4, 2), rng), 2) for n in sizes)
+    assert_same_moments(a.merge(b).merge(c), a.merge(b.merge(c)))
+    nothing = PatchMoments.empty(8)
+    assert_same_moments(a.merge(nothing), a, tol=0)
+    assert_same_moments(nothing.merge(a), a, tol=0)
+
+
+def test_rescaled_moments_equal_moments_of_rescaled_images(rng):
+    """Min-max after the fact: (image − low)·scale, with a channel of scale 0 among them."""
+    images = images_of((4, 7, 6, 3), rng)
+    low, scale = np.array([-1.0, 0.5, 2.0]), np.array([0.25, 3.0, 0.0])
+    rescaled = patch_scatter(images, 3).rescale(low, scale)
+    assert_moments(rescaled, (images - low) * scale, 3)
+    assert not rescaled.scatter[2::3].any()

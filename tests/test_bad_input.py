@@ -1,0 +1,580 @@
+"""What users get wrong: every error names the value, the limit and the remedy, and nothing is left
+behind."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from distributed import Client, LocalCluster
+from sklearn.exceptions import NotFittedError
+
+import rescnet_dist as rd
+from rescnet_dist import (
+    DataError,
+    NetworkSpec,
+    ResCNetClassifier,
+    RescnetError,
+    RunSpec,
+    SpecError,
+    StoreError,
+)
+from rescnet_dist.store import FORMAT_VERSION, RunStore
+
+Array = np.ndarray[Any, Any]
+
+X, Y = (array[:20] for array in rd.load_digits())
+X = X[:, ::2, ::2]
+FLOATS = X.astype(np.float32)
+LAZY = da.from_array(FLOATS, chunks=(6, 14, 14, 1))
+SPEC = NetworkSpec(filters=4, block=5, stride=2, residual="regress", max_layers=1)
+RUN = RunSpec(chunk_images=8, accumulators=2, solve_threads=1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a case works with: an empty folder, where a run would go, and a fitted classifier."""
+
+    folder: Path
+    fitted: ResCNetClassifier
+
+    @property
+    def store(self) -> Path:
+        """A place that holds nothing."""
+        return self.folder / "run"
+
+
+def fit(
+    images: Any = X, labels: Any = Y, spec: Any = SPEC, validation: Any = None, **parameters: Any
+) -> Callable[[Place], Any]:
+    """A case: training into an explicit store."""
+
+    def action(place: Place) -> None:
+        given = {"store": place.store, "run": RUN, **parameters}
+        clf = ResCNetClassifier(spec, **given)
+        clf.fit(images, labels, validation=validation)
+
+    return action
+
+
+def predict(images: Any, method: str = "predict") -> Callable[[Place], Any]:
+    """A case: predicting, and computing what is lazy, by a fitted classifier."""
+
+    def action(place: Place) -> None:
+        np.asarray(getattr(place.fitted, method)(images))
+
+    return action
+
+
+def with_pixel(value: float, image: int = 7) -> Array:
+    """The images with one odd pixel."""
+    changed = FLOATS.copy()
+    changed[image, 3, 4, 0] = value
+    return changed
+
+
+def lazily(images: Array) -> da.Array:
+    """In chunks of six images."""
+    return da.from_array(images, chunks=(6, *images.shape[1:]))
+
+
+def with_label(label: Any, where: int = 5) -> Array:
+    """The labels as objects, with one odd one."""
+    labels = Y.astype(object)
+    labels[where] = label
+    return labels
+
+
+def unknown_length(array: da.Array) -> da.Array:
+    """The array with chunks of unknown length."""
+    return array[da.from_array(np.ones(len(array), bool), chunks=array.chunks[0])]
+
+
+def in_zarr(then: Callable[[str], Callable[[Place], Any]], **arrays: Any) -> Callable[[Place], Any]:
+    """A case that is about the URL of a Zarr group of some arrays."""
+
+    def action(place: Place) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            group = zarr.open_group(f"{folder}/data.zarr", mode="w")
+            for name, values in arrays.items():
+                group.create_array(name, data=values, chunks=(6, *values.shape[1:]))
+            then(f"{folder}/data.zarr")(place)
+
+    return action
+
+
+def at_a_run(then: Callable[[Path], Any], **attributes: Any) -> Callable[[Place], Any]:
+    """A case that is about a store with a run of these attributes, which must stay as it is."""
+
+    def action(place: Place) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            run = RunStore.create(f"{folder}/run", {})
+            run.update_attributes(network=SPEC.to_dict(), run=RUN.to_dict(), **attributes)
+            before = run.place.attributes()
+            try:
+                then(Path(folder) / "run")
+            finally:
+                assert run.place.attributes() == before
+                assert run.place.names() == ["zarr.json"]
+
+    return action
+
+
+def at_something_else(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
+    """A case that is about a folder with something else in it, which must stay as it is."""
+
+    def action(place: Place) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "thesis.txt").write_text("years of work")
+            try:
+                then(Path(folder))
+            finally:
+                assert [file.name for file in Path(folder).iterdir()] == ["thesis.txt"]
+
+    return action
+
+
+def at_a_network(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
+    """A case that is about a saved network."""
+
+    def action(place: Place) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            place.fitted.save(Path(folder) / "network")
+            then(Path(folder) / "network")
+
+    return action
+
+
+def fit_into(store: Path) -> None:
+    """Train into a given store."""
+    ResCNetClassifier(SPEC, store=store, run=RUN).fit(X, Y)
+
+
+NEWER = FORMAT_VERSION + 1
+Case = tuple[Callable[[Place], Any], type[RescnetError], list[str]]
+
+IMAGES: dict[str, Case] = {
+    "a table": (fit(X.reshape(20, -1)), DataError, ["X has shape (20, 196)", "(N, H, W)"]),
+    "rank five": (fit(X[None]), DataError, ["shape (1, 20, 14, 14, 1)", "(N, H, W, channels)"]),
+    "no images": (fit(X[:0], Y[:0]), DataError, ["(0, 14, 14, 1)", "empty", "at least one image"]),
+    "no pixels": (fit(X[:, :0]), DataError, ["(20, 0, 14, 1)", "empty"]),
+    "no lazy images": (fit(LAZY[:0], Y[:0]), DataError, ["(0, 14, 14, 1)", "empty"]),
+    "ragged images": (fit([[1], [1, 2]]), DataError, ["X is not an array of images"]),
+    "a dataset": (
+        fit(xr.Dataset({"images": (("n", "y", "x"), X[..., 0])})),
+        DataError,
+        ["X", "Dataset"],
+    ),
+    "objects": (fit(X.astype(object)), DataError, ["dtype object", "must be numbers"]),
+    "complex": (fit(X.astype(complex)), DataError, ["dtype complex128", "must be numbers"]),
+    "text": (fit(X.astype(str)), DataError, ["dtype <U", "must be numbers"]),
+    "nan": (
+        fit(with_pixel(np.nan)),
+        DataError,
+        ["image 7 of X", "pixel value nan", "replace or drop"],
+    ),
+    "infinite": (fit(with_pixel(-np.inf)), DataError, ["image 7 of X", "pixel value -inf"]),
+    "lazy nan": (
+        fit(lazily(with_pixel(np.nan, 13))),
+        DataError,
+        ["image 13 of X", "pixel value nan", "replace or drop"],
+    ),
+    "lazy infinite": (
+        fit(lazily(with_pixel(np.inf, 19))),
+        DataError,
+        ["image 19 of X", "pixel value inf"],
+    ),
+    "nan at a URL": (
+        in_zarr(lambda url: fit(url), images=with_pixel(np.nan), labels=Y),
+        DataError,
+        ["image 7 of X", "pixel value nan"],
+    ),
+    "unknown chunks": (
+        fit(unknown_length(LAZY)),
+        DataError,
+        ["X has chunks of unknown length", "compute_chunk_sizes()"],
+    ),
+    "missing URL": (
+        lambda place: fit(str(place.folder / "nowhere"), None)(place),
+        StoreError,
+        ["nowhere", "check the URL"],
+    ),
+    "missing path": (
+        lambda place: fit(place.folder / "nowhere", None)(place),
+        StoreError,
+        ["nowhere", "check the URL"],
+    ),
+    "unknown protocol": (fit("ftq://host/data", None), RescnetError, ["ftq"]),
+    "URL without images": (
+        in_zarr(lambda url: fit(url, None), pictures=X, labels=Y),
+        DataError,
+        ["data.zarr has no images variable", "images or image", "['labels', 'pictures']"],
+    ),
+    "URL without labels": (
+        in_zarr(lambda url: fit(url, None), images=X, classes=Y),
+        DataError,
+        ["data.zarr has no labels variable", "labels or label", "['classes', 'images']"],
+    ),
+}
+
+LABELS: dict[str, Case] = {
+    "missing": (fit(labels=None), DataError, ["y is missing", "URL of a Zarr store"]),
+    "too few": (fit(labels=Y[:19]), DataError, ["19 labels for 20 images", "one label per image"]),
+    "lazy, too many": (
+        fit(labels=da.from_array(np.tile(Y, 2), chunks=7)),
+        DataError,
+        ["40 labels for 20 images"],
+    ),
+    "one-hot": (fit(labels=np.eye(10)[Y]), DataError, ["y has shape (20, 10)", "vector (N,)"]),
+    "a number": (fit(labels=5), DataError, ["y", "vector (N,)"]),
+    "one class": (
+        fit(labels=np.full(20, 3)),
+        DataError,
+        ["the one class 3 only", "at least 2"],
+    ),
+    "one class, text": (
+        fit(labels=["cat"] * 20),
+        DataError,
+        ["the one class 'cat' only", "at least 2"],
+    ),
+    "dictionaries": (fit(labels=[{"a": 1}] * 20), DataError, ["hashable", "dict"]),
+    "sets": (fit(labels=[{1, 2}] * 20), DataError, ["hashable", "set"]),
+    "ragged lists": (fit(labels=[[1], [1, 2]] * 10), DataError, ["hashable", "list"]),
+    "nan": (
+        fit(labels=np.where(Y == 3, np.nan, Y)),
+        DataError,
+        ["NaN", "give every image a class"],
+    ),
+    "lazy nan": (
+        fit(labels=da.from_array(np.where(Y == 3, np.nan, Y), chunks=6)),
+        DataError,
+        ["NaN", "give every image a class"],
+    ),
+    "nan among objects": (
+        fit(labels=with_label(float("nan"))),
+        DataError,
+        ["NaN", "give every image a class"],
+    ),
+    "no time": (
+        fit(labels=np.array(["NaT", "2024-02-29"] * 10, "M8[D]")),
+        DataError,
+        ["NaT", "give every image a class"],
+    ),
+    "unknown chunks": (
+        fit(labels=unknown_length(da.from_array(Y, chunks=6))),
+        DataError,
+        ["y has chunks of unknown length", "compute_chunk_sizes()"],
+    ),
+    "sets that cannot be stored": (
+        fit(labels=[frozenset([y]) for y in Y.tolist()]),
+        DataError,
+        ["of type frozenset cannot be stored", "map your labels"],
+    ),
+    "dates that cannot be stored": (
+        fit(labels=[datetime.date(2024, 1, 1 + y) for y in Y.tolist()]),
+        DataError,
+        ["of type date cannot be stored", "map your labels"],
+    ),
+    "complex numbers that cannot be stored": (
+        fit(labels=Y * 1j),
+        DataError,
+        ["of type complex cannot be stored", "map your labels"],
+    ),
+}
+
+VALIDATION: dict[str, Case] = {
+    "too large a share": (
+        fit(validation=0.95),
+        SpecError,
+        ["validation=0.95 is out of range", "at least 0 and at most 0.9"],
+    ),
+    "a negative share": (fit(validation=-0.1), SpecError, ["validation=-0.1 is out of range"]),
+    "no number": (fit(validation=float("nan")), SpecError, ["validation=nan is out of range"]),
+    "a word": (fit(validation="some"), RescnetError, ["validation='some'", "share"]),
+    "images alone": (fit(validation=(X,)), RescnetError, ["validation", "(X, y)"]),
+    "a triple": (fit(validation=(X, Y, Y)), RescnetError, ["validation", "(X, y)"]),
+    "too few images to split": (
+        fit(X[:4], Y[:4], validation=0.1),
+        DataError,
+        ["validation=0.1 cannot be held out of 4 images", "at least 10 images", "validation set"],
+    ),
+    "too few images to train": (
+        fit(X[:8], [*range(8)], validation=0.5),
+        DataError,
+        ["validation=0.5 cannot be held out of 8 images of 8 classes", "at least 16 images"],
+    ),
+    "an unseen class": (
+        fit(validation=(X, ["eleven"] * 20)),
+        DataError,
+        ["validation y has the label 'eleven'", "the classes are [0, 1, 2"],
+    ),
+    "an unseen class, lazily": (
+        fit(validation=(LAZY, da.from_array(np.full(20, 11), chunks=6))),
+        DataError,
+        ["validation y has the label 11", "the classes are [0, 1, 2"],
+    ),
+    "another size": (
+        fit(validation=(X[:, 1:], Y)),
+        DataError,
+        ["validation images are (13, 14, 1)", "(14, 14, 1)", "one shape"],
+    ),
+    "other channels": (
+        fit(validation=(np.repeat(X, 3, axis=3), Y)),
+        DataError,
+        ["validation images are (14, 14, 3)", "(14, 14, 1)", "one shape"],
+    ),
+    "labels of another length": (
+        fit(validation=(X, Y[:3])),
+        DataError,
+        ["validation y has 3 labels for 20 images"],
+    ),
+    "nan": (
+        fit(validation=(with_pixel(np.nan), Y)),
+        DataError,
+        ["image 7 of validation X", "pixel value nan"],
+    ),
+    "lazy nan": (
+        fit(validation=(lazily(with_pixel(np.nan)), Y)),
+        DataError,
+        ["image 7 of validation X", "pixel value nan"],
+    ),
+}
+
+SPECS: dict[str, Case] = {
+    "unknown preset": (
+        fit(spec="mnits"),
+        SpecError,
+        ["unknown preset 'mnits'", "did you mean 'mnist'?", "cifar10"],
+    ),
+    "unknown option": (
+        lambda place: SPEC.replace(filtres=3),
+        SpecError,
+        ["NetworkSpec has no option 'filtres'", "did you mean 'filters'?", "max_layers"],
+    ),
+    "unknown option of a run": (
+        lambda place: RUN.replace(chunk_image=3),
+        SpecError,
+        ["RunSpec has no option 'chunk_image'", "did you mean 'chunk_images'?"],
+    ),
+    "unknown choice": (
+        lambda place: SPEC.replace(residual="regres"),
+        SpecError,
+        ["residual='regres'", "did you mean 'regress'?", "classify"],
+    ),
+    "a dictionary": (
+        fit(spec={"filters": 4}),
+        SpecError,
+        ["spec={'filters': 4} is not a NetworkSpec or the name of a preset"],
+    ),
+    "a run spec for a spec": (fit(spec=RUN), SpecError, ["is not a NetworkSpec"]),
+    "a dictionary for a run spec": (fit(run={"seed": 1}), SpecError, ["run=", "RunSpec"]),
+    "block too large": (
+        fit(spec=SPEC.replace(block=15)),
+        SpecError,
+        ["block=15 is larger than the image (14×14 pixels)", "block of at most 14"],
+    ),
+    "filter too large": (
+        fit(spec=SPEC.replace(first_filter_size=20)),
+        SpecError,
+        ["first_filter_size=20 is larger than the image", "at most 14"],
+    ),
+    "too many PCA filters": (
+        fit(spec=SPEC.replace(filters=10, lda_fraction=0.0)),
+        SpecError,
+        ["filters=10", "the 9 directions", "larger first_filter_size", "lda_fraction above 0"],
+    ),
+    "negative seed": (fit(random_state=-1), SpecError, ["seed=-1 is out of range", "at least 0"]),
+    "a word for a seed": (fit(random_state="lucky"), RescnetError, ["random_state='lucky'"]),
+}
+
+STORES: dict[str, Case] = {
+    "another run": (
+        at_a_run(fit_into),
+        StoreError,
+        ["already holds another run", "choose another URL", "resume", "remove it"],
+    ),
+    "something else": (
+        at_something_else(fit_into),
+        StoreError,
+        ["already holds something that is not a run", "choose another URL"],
+    ),
+    "load a newer run": (
+        at_a_run(rd.load, format_version=NEWER),
+        StoreError,
+        [f"format version {NEWER}", f"up to {FORMAT_VERSION}", "install a newer release"],
+    ),
+    "resume a newer run": (
+        at_a_run(ResCNetClassifier.resume, format_version=NEWER),
+        StoreError,
+        [f"format version {NEWER}", "install a newer release"],
+    ),
+    "resume with no layers": (
+        at_a_run(lambda path: ResCNetClassifier.resume(path, max_layers=0)),
+        SpecError,
+        ["max_layers=0 is out of range", "at least 1"],
+    ),
+    "load a run without layers": (
+        at_a_run(rd.load),
+        StoreError,
+        ["no finished layer yet", "resume it first"],
+    ),
+    "resume nothing": (
+        lambda place: ResCNetClassifier.resume(place.store),
+        StoreError,
+        ["run", "check the URL"],
+    ),
+    "load nothing": (lambda place: rd.load(place.store), StoreError, ["run", "check the URL"]),
+    "resume something else": (
+        at_something_else(ResCNetClassifier.resume),
+        StoreError,
+        ["there is no Zarr group", "check the URL"],
+    ),
+    "resume a saved network": (
+        at_a_network(ResCNetClassifier.resume),
+        StoreError,
+        ["is not a rescnet-run store", "rescnet-network", "check the URL"],
+    ),
+    "resume data": (
+        in_zarr(lambda url: lambda place: ResCNetClassifier.resume(url), images=X),
+        StoreError,
+        ["is not a rescnet-run store", "check the URL"],
+    ),
+    "save over something": (
+        lambda place: at_something_else(place.fitted.save)(place),
+        StoreError,
+        ["already holds something", "choose another URL"],
+    ),
+}
+
+PREDICTION: dict[str, Case] = {
+    "a table": (predict(X.reshape(20, -1)), DataError, ["X has shape (20, 196)", "(N, H, W)"]),
+    "another size": (
+        predict(X[:, :, 2:]),
+        DataError,
+        ["X has images of shape (14, 12, 1)", "trained on (14, 14, 1)", "that shape"],
+    ),
+    "other channels": (
+        predict(np.repeat(LAZY, 3, axis=3), "predict_proba"),
+        DataError,
+        ["X has images of shape (14, 14, 3)", "trained on (14, 14, 1)"],
+    ),
+    "no images": (predict(X[:0]), DataError, ["(0, 14, 14, 1)", "empty"]),
+    "objects": (predict(X.astype(object), "decision_function"), DataError, ["dtype object"]),
+    "nan": (predict(with_pixel(np.nan)), DataError, ["image 7 of X", "pixel value nan"]),
+    "lazy nan": (
+        predict(lazily(with_pixel(np.nan, 13))),
+        DataError,
+        ["image 13 of X", "pixel value nan"],
+    ),
+    "unknown chunks": (
+        predict(unknown_length(LAZY)),
+        DataError,
+        ["X has chunks of unknown length", "compute_chunk_sizes()"],
+    ),
+    "labels of another length": (
+        lambda place: place.fitted.score(X, Y[:5]),
+        DataError,
+        ["y has 5 labels for 20 images"],
+    ),
+    "missing labels": (
+        lambda place: place.fitted.staged_score(X),
+        DataError,
+        ["y is missing", "give labels"],
+    ),
+    "unhashable labels": (
+        lambda place: place.fitted.score(X, [{1}] * 20),
+        DataError,
+        ["hashable"],
+    ),
+    "a layer too many": (
+        lambda place: place.fitted.network_.maps(X[:1], 2),
+        DataError,
+        ["layer=2", "layers 1 to 1"],
+    ),
+}
+
+CASES = {
+    f"{group}: {name}": case
+    for group, cases in {
+        "images": IMAGES,
+        "labels": LABELS,
+        "validation": VALIDATION,
+        "spec": SPECS,
+        "store": STORES,
+        "prediction": PREDICTION,
+    }.items()
+    for name, case in cases.items()
+}
+
+
+@pytest.fixture(scope="module")
+def fitted(threads_cluster: LocalCluster) -> ResCNetClassifier:
+    """A classifier of one layer."""
+    with Client(threads_cluster):
+        return ResCNetClassifier(SPEC, run=RUN).fit(X, Y)
+
+
+@pytest.mark.parametrize(("action", "error", "fragments"), CASES.values(), ids=CASES.keys())
+def test_bad_input_is_refused_with_value_limit_and_remedy(
+    action: Callable[[Place], Any],
+    error: type[RescnetError],
+    fragments: list[str],
+    client: Client,
+    fitted: ResCNetClassifier,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One row of the tables above; no store is left, not even a half-written one."""
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(error) as caught:
+        action(Place(tmp_path / "work", fitted))
+    message = str(caught.value)
+    for fragment in fragments:
+        assert fragment in message
+    assert "np." not in message, "values are shown as users write them"
+    assert list((tmp_path / "work").iterdir()) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "method", ["predict", "predict_proba", "decision_function", "score", "staged_score", "save"]
+)
+def test_a_classifier_that_is_not_fitted_says_so(method: str, tmp_path: Path) -> None:
+    """With scikit-learn's own error, whatever is asked of it."""
+    arguments = {"save": (tmp_path / "network",), "score": (X, Y), "staged_score": (X, Y)}
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        getattr(ResCNetClassifier(), method)(*arguments.get(method, (X,)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_place_can_be_used_after_a_refusal(client: Client, tmp_path: Path) -> None:
+    """Nothing is in the way of the corrected data."""
+    clf = ResCNetClassifier(SPEC, store=tmp_path / "run", run=RUN)
+    with pytest.raises(DataError, match="image 13 of X"):
+        clf.fit(lazily(with_pixel(np.nan, 13)), Y)
+    assert clf.fit(LAZY, Y).depth_ == 1
+
+
+def test_labels_that_cannot_be_stored_can_be_trained_on_without_a_store(client: Client) -> None:
+    """As the message says, it is the store that cannot hold them."""
+    labels = [frozenset([y]) for y in Y.tolist()]
+    clf = ResCNetClassifier(SPEC, run=RUN).fit(X, labels)
+    assert set(clf.predict(X).tolist()) <= set(labels)
+
+
+def test_every_error_is_a_value_error() -> None:
+    """So that scikit-learn and users' own code catch them as they catch others."""
+    for error in (DataError, SpecError, StoreError):
+        assert issubclass(error, RescnetError)
+        assert issubclass(error, ValueError)

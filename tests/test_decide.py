@@ -1,0 +1,228 @@
+"""What a run does next and which depth it ends with: pure functions, so a table of cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rescnet_dist import NetworkSpec
+from rescnet_dist.train.decide import (
+    Accuracy,
+    Done,
+    Grow,
+    History,
+    Score,
+    Survey,
+    chosen_depth,
+    next_action,
+)
+
+
+def history(layers: int, train: list[float], validation: list[float] | None = None) -> History:
+    """A surveyed run of `layers` layers, with the accuracies after its first ones."""
+    held_out = validation or [None] * len(train)
+    judged = zip(train, held_out, strict=True)
+    return History(True, layers, tuple(Accuracy(i, t, v) for i, (t, v) in enumerate(judged, 1)))
+
+
+def spec(**changes: Any) -> NetworkSpec:
+    """A spec of three layers at most."""
+    return NetworkSpec(**{"max_layers": 3, **changes})
+
+
+REACHED = "max_layers=3 reached"
+CASES = {
+    "a new run surveys its data": (History(), spec(), Survey()),
+    "then grows the first layer": (history(0, []), spec(), Grow(1)),
+    "the first accuracy is not known before the second layer": (history(1, []), spec(), Grow(2)),
+    "goes on layer by layer": (history(2, [0.5]), spec(), Grow(3)),
+    "the last layer needs a pass of its own": (history(3, [0.5, 0.6]), spec(), Score(3)),
+    "then it is done": (history(3, [0.5, 0.6, 0.7]), spec(), Done(3, REACHED)),
+    "the only layer is scored": (history(1, []), spec(max_layers=1), Score(1)),
+    "without validation the last depth is chosen, whatever the training accuracy": (
+        history(3, [0.9, 0.6, 0.7]),
+        spec(),
+        Done(3, REACHED),
+    ),
+    "with validation the best one on it": (
+        history(3, [0.5, 0.6, 0.7], [0.4, 0.6, 0.5]),
+        spec(),
+        Done(2, REACHED),
+    ),
+    "the first best on ties": (
+        history(3, [0.5, 0.6, 0.7], [0.4, 0.5, 0.5]),
+        spec(),
+        Done(2, REACHED),
+    ),
+    "a validation accuracy of 0 counts": (
+        history(3, [0.5, 0.6, 0.7], [0.0, 0.0, 0.0]),
+        spec(),
+        Done(1, REACHED),
+    ),
+    "training error 0 stops": (
+        history(2, [1.0]),
+        spec(),
+        Done(1, "training error 0 after layer 1"),
+    ),
+    "training error 0 stops after the last layer, too": (
+        history(3, [0.5, 0.6, 1.0]),
+        spec(),
+        Done(3, "training error 0 after layer 3"),
+    ),
+    "and the depth is still that of validation": (
+        history(3, [0.9, 1.0], [0.8, 0.7]),
+        spec(),
+        Done(1, "training error 0 after layer 2"),
+    ),
+    "training error 0 does not stop where it is not to": (
+        history(2, [1.0]),
+        spec(stop_at_zero_error=False),
+        Grow(3),
+    ),
+    "an almost perfect one does not stop": (history(2, [0.99999]), spec(), Grow(3)),
+    "patience is not spent before as many layers": (
+        history(4, [0.1, 0.2, 0.3], [0.5, 0.6, 0.5]),
+        spec(max_layers=9, patience=2),
+        Grow(5),
+    ),
+    "patience spent stops": (
+        history(5, [0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.5, 0.55]),
+        spec(max_layers=9, patience=2),
+        Done(2, "no better validation accuracy in 2 layers"),
+    ),
+    "an equal accuracy is not a better one": (
+        history(3, [0.1, 0.2], [0.6, 0.6]),
+        spec(max_layers=9, patience=1),
+        Done(1, "no better validation accuracy in 1 layers"),
+    ),
+    "a better one starts patience anew": (
+        history(5, [0.1, 0.2, 0.3, 0.4], [0.5, 0.4, 0.6, 0.5]),
+        spec(max_layers=9, patience=2),
+        Grow(6),
+    ),
+    "without patience it never stops early": (
+        history(5, [0.1, 0.2, 0.3, 0.4], [0.5, 0.4, 0.3, 0.2]),
+        spec(max_layers=9),
+        Grow(6),
+    ),
+    "patience without validation never stops": (
+        history(5, [0.5, 0.4, 0.3, 0.2]),
+        spec(max_layers=9, patience=1),
+        Grow(6),
+    ),
+    "max_layers raised after the end goes on": (
+        history(3, [0.5, 0.6, 0.7]),
+        spec(max_layers=5),
+        Grow(4),
+    ),
+    "raised after an interruption goes on": (history(3, [0.5, 0.6]), spec(max_layers=5), Grow(4)),
+    "raised after a stop at training error 0 stays": (
+        history(2, [1.0]),
+        spec(max_layers=50),
+        Done(1, "training error 0 after layer 1"),
+    ),
+    "max_layers lowered ends at what is there": (
+        history(4, [0.5, 0.6, 0.7], [0.5, 0.6, 0.7]),
+        spec(max_layers=2),
+        Done(2, "max_layers=2 reached"),
+    ),
+    "lowered, deeper layers choose nothing": (
+        history(4, [0.5, 0.6, 1.0], [0.6, 0.5, 0.9]),
+        spec(max_layers=2),
+        Done(1, "max_layers=2 reached"),
+    ),
+    "lowered to the layer grown last, it is scored": (
+        history(2, [0.5]),
+        spec(max_layers=2),
+        Score(2),
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "network", "expected"), CASES.values(), ids=CASES.keys())
+def test_the_next_action(before: History, network: NetworkSpec, expected: Any) -> None:
+    """One row of the table; and asking again gives the same answer."""
+    assert next_action(before, network) == expected
+    assert next_action(before, network) == expected
+
+
+def test_the_depth_of_nothing_is_zero() -> None:
+    """No layer has been judged."""
+    assert chosen_depth(()) == 0
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([0.2, 0.4, 0.6, 0.8]), min_size=1, max_size=12),
+    st.integers(1, 6),
+    st.integers(1, 12),
+)
+def test_a_run_that_follows_the_actions_ends_with_its_best_judged_layer(
+    validation: list[float], patience: int, max_layers: int
+) -> None:
+    """Played through: each action is the next one, none is repeated, and the end is right."""
+    network = NetworkSpec(max_layers=max_layers, patience=patience)
+
+    def accuracy(layer: int) -> Accuracy:
+        return Accuracy(layer, 0.5, validation[layer % len(validation)])
+
+    run, actions = History(), []
+    while not actions or not isinstance(actions[-1], Done):
+        actions.append(next_action(run, network))
+        match actions[-1]:
+            case Survey():
+                run = History(surveyed=True)
+            case Grow(layer):
+                judged = (accuracy(layer - 1),) if layer > 1 else ()
+                run = History(True, layer, run.accuracies + judged)
+            case Score(layer):
+                run = History(True, run.layers, (*run.accuracies, accuracy(layer)))
+    assert len(set(actions)) == len(actions)
+    assert run.layers <= max_layers
+    best = max(a.validation or 0 for a in run.accuracies)
+    assert actions[-1].depth == next(a.layer for a in run.accuracies if a.validation == best)
+    worse_since = len(run.accuracies) - actions[-1].depth
+    assert worse_since == patience or (worse_since < patience and len(run.accuracies) == max_layers)
+
+
+# reading the history off the records ------------------------------------------------------------
+
+
+def record(layer: int, validation: float | None = None) -> dict[str, Any]:
+    """An accuracy as it is stored."""
+    return {"layer": layer, "train": layer / 10, "validation": validation}
+
+
+def test_the_history_is_read_off_the_commits() -> None:
+    """That of step i + 1 holds the accuracy after layer i."""
+    commits = [
+        {"step": 0, "counts": []},
+        {"step": 1, "accuracy": None},
+        {"step": 2, "accuracy": record(1, 0.3)},
+        {"step": 3, "accuracy": record(2, 0.4)},
+    ]
+    assert History.of([], None) == History()
+    assert History.of(commits[:1], None) == History(surveyed=True)
+    assert History.of(commits[:2], None) == History(True, 1)
+    expected = (Accuracy(1, 0.1, 0.3), Accuracy(2, 0.2, 0.4))
+    assert History.of(commits, None) == History(True, 3, expected)
+
+
+def test_the_result_adds_the_accuracy_of_the_last_layer_only() -> None:
+    """And an older result, from before the run went on, adds nothing."""
+    commits = [{"step": 0}, {"step": 1, "accuracy": None}, {"step": 2, "accuracy": record(1)}]
+    newest = {"accuracies": [record(1), record(2)]}
+    assert len(History.of(commits, newest).accuracies) == 2
+    older = {"accuracies": [record(1)]}
+    assert [a.layer for a in History.of(commits, older).accuracies] == [1]
+    assert History.of(commits, {"accuracies": []}).layers == 2
+
+
+def test_a_result_of_a_longer_run_does_not_outlive_a_lost_commit() -> None:
+    """If a commit record is gone, the accuracies of layers that do not count are gone with it."""
+    commits = [{"step": 0}, {"step": 1, "accuracy": None}]
+    result = {"accuracies": [record(1), record(2)]}
+    assert History.of(commits, result) == History(True, 1)

@@ -1,0 +1,104 @@
+"""The import direction, and that everything public says what it is for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rescnet_dist
+
+ROOT = Path(rescnet_dist.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+NAMES = [str(path.relative_to(ROOT)) for path in MODULES]
+
+BELOW_TRAIN = {"errors", "spec", "kernels", "reduce", "store", "data"}
+BELOW_CLI = BELOW_TRAIN | {"train", "network", "estimator"}
+MAY_IMPORT = {
+    "errors": set(),
+    "spec": {"errors"},
+    "kernels": {"errors", "spec"},
+    "reduce": {"errors", "spec", "kernels"},
+    "store": {"errors", "spec", "kernels"},
+    "data": {"errors", "spec", "kernels", "store"},
+    "train": BELOW_TRAIN,
+    "network": BELOW_TRAIN,
+    "estimator": BELOW_TRAIN | {"train", "network"},
+    "cli": BELOW_CLI | {"__init__"},
+    "__main__": {"cli"},
+    "__init__": BELOW_CLI,
+}
+NOT_IN_KERNELS = {"dask", "distributed", "fsspec", "xarray", "zarr"}
+
+
+def part_of(path: Path) -> str:
+    """The part of the package a file belongs to: its top-level folder or module."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of what a file imports, wherever in the file; relative imports are resolved."""
+    folder = ["rescnet_dist", *path.relative_to(ROOT).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = folder[: len(folder) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=NAMES)
+def test_imports_run_one_way(path: Path) -> None:
+    """errors ← spec ← kernels ← (reduce | store | data) ← train ← network, estimator ← cli."""
+    part = part_of(path)
+    assert part in MAY_IMPORT, f"{part} is new: say in MAY_IMPORT what it may import"
+    own = [name.split(".") for name in imported(path) if name.split(".")[0] == "rescnet_dist"]
+    # a name of the package itself comes from its __init__, which imports everything
+    parts = {name[1] if name[1:] and name[1] in MAY_IMPORT else "__init__" for name in own}
+    assert parts <= MAY_IMPORT[part] | {part}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda p: p.stem)
+def test_kernels_know_no_cluster_and_no_storage(path: Path) -> None:
+    """Kernels take arrays and give arrays."""
+    assert not {name.split(".")[0] for name in imported(path)} & NOT_IN_KERNELS
+
+
+def test_relative_imports_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check itself resolves `from ..train import x` and imports inside functions."""
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    file = tmp_path / "store" / "bad.py"
+    file.parent.mkdir()
+    file.write_text("def f():\n    from ..train import loop\n    import dask.array\n")
+    assert list(imported(file)) == ["rescnet_dist.train.loop", "dask.array"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=NAMES)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    """The first line of a module's docstring is a sentence."""
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring, "no docstring"
+    first = docstring.splitlines()[0]
+    assert first[0].isupper()
+    assert first.endswith(".")
+    assert len(first.split()) >= 3
+
+
+@pytest.mark.parametrize("path", MODULES, ids=NAMES)
+def test_everything_public_has_a_docstring(path: Path) -> None:
+    """Public functions and classes of a module, and public methods of public classes."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    bodies = [("", ast.parse(path.read_text()).body)]
+    silent = []
+    while bodies:
+        owner, body = bodies.pop()
+        for node in body:
+            if isinstance(node, definitions) and not node.name.startswith("_"):
+                if not ast.get_docstring(node):
+                    silent.append(f"{owner}{node.name}")
+                if isinstance(node, ast.ClassDef):
+                    bodies.append((f"{owner}{node.name}.", node.body))
+    assert not silent

@@ -1,0 +1,467 @@
+"""Specs: what they refuse and how they say so, their TOML form, presets and schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rescnet_dist import NetworkSpec, RunSpec, SpecError
+from rescnet_dist.spec import CHOICES, PRESETS, read_toml
+
+WHOLE = st.integers(1, 10**6)
+SHARE = st.floats(0, 1)
+NOT_NEGATIVE = st.floats(0, 1e6) | st.integers(0, 100)
+POSITIVE = st.floats(0, 1e6, exclude_min=True)
+
+NETWORK_SPECS = st.builds(
+    NetworkSpec,
+    filters=st.integers(2, 500),
+    filter_size=WHOLE,
+    first_filter_size=WHOLE,
+    lda_fraction=SHARE,
+    lda_positives=WHOLE,
+    lda_negatives=WHOLE,
+    lda_tolerance=NOT_NEGATIVE,
+    lda_ridge=POSITIVE,
+    lda_draws=WHOLE,
+    block=st.integers(2, 1000),
+    stride=WHOLE,
+    power=st.booleans(),
+    levels=st.lists(WHOLE, min_size=1, max_size=5).map(tuple),
+    ridge=NOT_NEGATIVE,
+    sigma=POSITIVE,
+    beta=POSITIVE,
+    target=SHARE,
+    learning_rate=NOT_NEGATIVE,
+    decay=SHARE,
+    decay_every=WHOLE,
+    rate_floor=NOT_NEGATIVE,
+    max_layers=WHOLE,
+    patience=st.none() | WHOLE,
+    stop_at_zero_error=st.booleans(),
+    **{name: st.sampled_from(names) for name, names in CHOICES.items() if name != "keep_maps"},
+)
+RUN_SPECS = st.builds(
+    RunSpec,
+    seed=st.integers(0, 2**63 - 1),
+    validation=st.floats(0, 0.9),
+    chunk_images=st.none() | WHOLE,
+    accumulators=st.none() | WHOLE,
+    split_every=st.integers(2, 100),
+    solve_threads=st.none() | WHOLE,
+    keep_maps=st.sampled_from(CHOICES["keep_maps"]),
+)
+
+# immutability and replacement -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("spec", "name"), [(NetworkSpec(), "filters"), (RunSpec(), "seed")])
+def test_specs_are_frozen(spec, name):
+    """A spec that a run was started with cannot change under it."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(spec, name, 3)
+    assert spec == type(spec)()
+
+
+def test_replace_changes_the_named_fields_alone():
+    """The rest stays, the original too, and None stands for no value."""
+    spec = NetworkSpec(patience=5)
+    other = spec.replace(filters=7, levels=[2, 1], patience=None)
+    assert (other.filters, other.levels, other.patience) == (7, (2, 1), None)
+    assert other.replace(filters=50, levels=(4, 2, 1), patience=5) == spec
+    assert spec.filters == 50
+    assert hash(other.replace(filters=50, levels=(4, 2, 1), patience=5)) == hash(spec)
+
+
+def test_replace_validates():
+    """A wrong value is refused there as it is at the start."""
+    with pytest.raises(SpecError, match=r"ridge=-1 is out of range: it must be at least 0"):
+        NetworkSpec().replace(ridge=-1)
+    with pytest.raises(SpecError, match=r"split_every=1 is out of range: it must be at least 2"):
+        RunSpec().replace(split_every=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "nearest"),
+    [
+        (NetworkSpec().replace, "fliters", "filters"),
+        (NetworkSpec().replace, "learning_rat", "learning_rate"),
+        (RunSpec().replace, "chunk_image", "chunk_images"),
+    ],
+)
+def test_unknown_option_names_the_nearest(make, wrong, nearest):
+    """A misspelt option is an error that says which was meant."""
+    with pytest.raises(SpecError, match=rf"no option '{wrong}': did you mean '{nearest}'\?"):
+        make(**{wrong: 3})
+
+
+# TOML -------------------------------------------------------------------------------------------
+
+
+@given(spec=NETWORK_SPECS)
+@settings(max_examples=100, deadline=None)
+def test_network_spec_survives_toml(spec):
+    """from_toml(to_toml(spec)) = spec, for every valid value."""
+    assert NetworkSpec.from_toml(spec.to_toml()) == spec
+    assert NetworkSpec.from_dict(spec.to_dict()) == spec
+
+
+@given(spec=RUN_SPECS)
+@settings(max_examples=100, deadline=None)
+def test_run_spec_survives_toml(spec):
+    """from_toml(to_toml(spec)) = spec, for every valid value."""
+    assert RunSpec.from_toml(spec.to_toml()) == spec
+    assert RunSpec.from_dict(spec.to_dict()) == spec
+
+
+def test_numpy_numbers_survive_toml():
+    """A ridge from np.logspace, as of a search over ridges, is a number like any other."""
+    spec = NetworkSpec(ridge=np.logspace(-2, 0, 5)[1], target=np.float64(0.75))
+    assert NetworkSpec.from_toml(spec.to_toml()) == spec
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_toml(name):
+    """Every named network has a TOML form."""
+    assert NetworkSpec.from_toml(NetworkSpec.preset(name).to_toml()) == NetworkSpec.preset(name)
+
+
+def test_one_file_holds_both_specs(tmp_path):
+    """Each spec reads its own table, and what is not there keeps its default."""
+    network, run = NetworkSpec(filters=8), RunSpec(seed=4)
+    path = tmp_path / "spec.toml"
+    path.write_text('preset = "mnist"\n' + network.to_toml() + run.to_toml())
+    assert NetworkSpec.from_toml(path) == network
+    assert RunSpec.from_toml(path) == run
+    assert read_toml(path)["preset"] == "mnist"
+    assert RunSpec.from_toml(network.to_toml()) == RunSpec()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[network]\nfilter = 3", r"no option 'filter': did you mean 'filters'\?"),
+        ("[netwrok]\nfilters = 3", r"unexpected entry 'netwrok': did you mean 'network'\?"),
+        ("network = 3", r"unexpected entry 'network'"),
+        ("[network]\nfilters = ", r"not valid TOML"),
+        ('[network]\nfilters = "8"', r"filters='8' is not a whole number"),
+        ("[network]\nlevels = [4, 2.5]", r"levels=.*is not a list of whole numbers"),
+    ],
+)
+def test_wrong_toml_is_an_error_that_says_where(text, message, tmp_path):
+    """As text, and as a file, which is named where the text itself is at fault."""
+    with pytest.raises(SpecError, match=message):
+        NetworkSpec.from_toml(text)
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        NetworkSpec.from_toml(path)
+
+
+def test_missing_file_is_an_error_that_names_it(tmp_path):
+    """The path is in the message."""
+    with pytest.raises(SpecError, match=r"absent\.toml: cannot be read"):
+        NetworkSpec.from_toml(tmp_path / "absent.toml")
+
+
+# ranges -----------------------------------------------------------------------------------------
+
+AT_LEAST_1 = (
+    *("filters", "filter_size", "first_filter_size", "lda_positives", "lda_negatives"),
+    *("lda_draws", "stride", "decay_every", "max_layers", "patience"),
+)
+LIMITS = [
+    *((NetworkSpec, name, value, "at least 1") for name in AT_LEAST_1 for value in (0, -3)),
+    *((NetworkSpec, "block", value, "at least 2") for value in (1, 0)),
+    *(
+        (NetworkSpec, name, -0.5, "at least 0")
+        for name in ("lda_tolerance", "ridge", "learning_rate", "rate_floor")
+    ),
+    *(
+        (NetworkSpec, name, value, "at least 0 and at most 1")
+        for name in ("lda_fraction", "target", "decay")
+        for value in (-0.1, 1.01)
+    ),
+    *(
+        (NetworkSpec, name, value, "greater than 0")
+        for name in ("lda_ridge", "sigma", "beta")
+        for value in (0, -2.0)
+    ),
+    (RunSpec, "seed", -1, "at least 0"),
+    *((RunSpec, "validation", value, "at least 0 and at most 0.9") for value in (-0.1, 0.95)),
+    *((RunSpec, name, 0, "at least 1") for name in ("chunk_images", "accumulators")),
+    (RunSpec, "solve_threads", 0, "at least 1"),
+    (RunSpec, "split_every", 1, "at least 2"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "limit"), LIMITS)
+def test_value_out_of_range_is_named_with_its_limit(kind, name, value, limit):
+    """The message has the field, the value and what it must be."""
+    with pytest.raises(SpecError) as caught:
+        kind(**{name: value})
+    assert str(caught.value) == f"{name}={value!r} is out of range: it must be {limit}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (NetworkSpec, "block", 2),
+        *((NetworkSpec, name, 1) for name in AT_LEAST_1 if name != "filters"),
+        *((NetworkSpec, name, 0) for name in ("lda_tolerance", "ridge", "learning_rate")),
+        *((NetworkSpec, name, v) for name in ("lda_fraction", "target", "decay") for v in (0, 1)),
+        (RunSpec, "seed", 0),
+        (RunSpec, "validation", 0.9),
+        (RunSpec, "split_every", 2),
+        (RunSpec, "chunk_images", 1),
+    ],
+)
+def test_the_limit_itself_is_allowed(kind, name, value):
+    """What a message calls the limit is a valid value."""
+    assert getattr(kind(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["ridge", "sigma", "learning_rate", "target", "lda_tolerance"])
+def test_numbers_must_be_finite(name, value):
+    """NaN and infinity are out of every range."""
+    with pytest.raises(SpecError, match=rf"{name}={value} is out of range"):
+        NetworkSpec(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "what"),
+    [
+        (NetworkSpec, "filters", 2.5, "a whole number"),
+        (NetworkSpec, "filters", True, "a whole number"),
+        (NetworkSpec, "ridge", "1", "a number"),
+        (NetworkSpec, "ridge", True, "a number"),
+        (NetworkSpec, "power", 1, "true or false"),
+        (NetworkSpec, "levels", 4, "a list of whole numbers"),
+        (NetworkSpec, "levels", (4, "2"), "a list of whole numbers"),
+        (NetworkSpec, "patience", 1.5, "a whole number or nothing"),
+        (NetworkSpec, "pool", 3, "one of max, mean"),
+        (RunSpec, "chunk_images", 1.5, "a whole number or nothing"),
+        (RunSpec, "keep_maps", None, "one of last, all"),
+    ],
+)
+def test_value_of_another_kind_is_named_with_the_kind_expected(kind, name, value, what):
+    """The message has the field, the value and the kind it should be of."""
+    with pytest.raises(SpecError) as caught:
+        kind(**{name: value})
+    assert str(caught.value) == f"{name}={value!r} is not {what}"
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_unknown_choice_names_the_nearest_and_lists_all(name):
+    """As "maxx" for pool: did you mean 'max'?"""
+    kind = RunSpec if name == "keep_maps" else NetworkSpec
+    for choice in CHOICES[name]:
+        assert getattr(kind(**{name: choice}), name) == choice
+        with pytest.raises(SpecError) as caught:
+            kind(**{name: f"{choice}x"})
+        listing = ", ".join(sorted(CHOICES[name]))
+        assert str(caught.value) == (
+            f"{name}='{choice}x': did you mean '{choice}'? Known: {listing}"
+        )
+
+
+@pytest.mark.parametrize("levels", [(), (2, 0), (-1,)])
+def test_levels_must_be_some_and_positive(levels):
+    """A pyramid without a level has no features."""
+    with pytest.raises(SpecError, match=r"give at least one level, each at least 1") as caught:
+        NetworkSpec(levels=levels)
+    assert f"levels={levels!r}" in str(caught.value)
+
+
+def test_one_filter_needs_the_diagonal():
+    """One channel has no correlation; zscore="block" keeps its variance."""
+    with pytest.raises(SpecError, match=r'filters=1 .* at least 2 filters, or zscore="block"'):
+        NetworkSpec(filters=1)
+    assert NetworkSpec(filters=1, zscore="block").filters == 1
+
+
+# presets ----------------------------------------------------------------------------------------
+
+COMMON = {
+    "filter_size": 3,
+    "levels": (4, 2, 1),
+    "target": 0.8,
+    "residual": "classify",
+    "minmax": "global",
+    "lda_positives": 2,
+    "lda_negatives": 32,
+    "lda_tolerance": 0,
+    "lda_ridge": 1e-2,
+    "cells": "centre",
+    "pool": "max",
+    "zscore": "channel",
+    "power": False,
+}
+SIGMOID = {"first_filter_size": 3, "lda_fraction": 0.5, "probability": "sigmoid", "sigma": 16}
+TABLE = {  # the table of algorithm.md
+    "mnist": {
+        **{"filters": 60, "first_filter_size": 13, "lda_fraction": 0, "block": 7, "stride": 4},
+        **{"probability": "softmax", "beta": 0.001, "learning_rate": 1, "decay": 0},
+        "max_layers": 231,
+    },
+    "cifar10": {
+        **SIGMOID,
+        **{"filters": 50, "block": 16, "stride": 1, "learning_rate": 0.4, "decay": 0},
+        "max_layers": 937,
+    },
+    "cifar100": {
+        **SIGMOID,
+        **{"filters": 50, "block": 16, "stride": 4, "learning_rate": 1, "decay": 0.1},
+        **{"decay_every": 10, "rate_floor": 0.387, "max_layers": 436},
+    },
+    "tiny-imagenet": {
+        **SIGMOID,
+        **{"filters": 40, "block": 32, "stride": 8, "learning_rate": 1, "decay": 0.1},
+        **{"decay_every": 10, "rate_floor": 0.478, "max_layers": 512},
+    },
+}
+IMAGES = {
+    "digits": (28, 28, 1),
+    "mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "cifar100": (32, 32, 3),
+    "tiny-imagenet": (64, 64, 3),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_preset_is_the_papers(name):
+    """Filters, bank, pooling, probabilities, rate and depth as printed."""
+    spec = NetworkSpec.preset(name)
+    expected = COMMON | TABLE[name]
+    assert {field: getattr(spec, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_fits_its_images(name):
+    """Every preset can be trained on the images it is named after."""
+    NetworkSpec.preset(name).check_images(*IMAGES[name])
+
+
+def test_unknown_preset_names_the_nearest():
+    """And lists all of them."""
+    with pytest.raises(
+        SpecError, match=r"unknown preset 'cifar-10': did you mean 'cifar10'\?"
+    ) as e:
+        NetworkSpec.preset("cifar-10")
+    assert all(name in str(e.value) for name in PRESETS)
+
+
+# schedules --------------------------------------------------------------------------------------
+
+
+def test_rate_falls_by_a_tenth_every_ten_layers_to_its_floor():
+    """1, 0.9, 0.81, … down to 0.387, as for CIFAR-100."""
+    rate = NetworkSpec.preset("cifar100").rate_of_layer
+    assert [rate(layer) for layer in (1, 10)] == [1, 1]
+    assert [rate(layer) for layer in (11, 20)] == pytest.approx([0.9, 0.9])
+    assert rate(21) == pytest.approx(0.81)
+    assert rate(91) == pytest.approx(0.9**9)
+    assert rate(101) == rate(436) == 0.387
+
+
+def test_rate_is_constant_without_decay():
+    """As for CIFAR-10."""
+    rate = NetworkSpec.preset("cifar10").rate_of_layer
+    assert {rate(layer) for layer in range(1, 938)} == {0.4}
+
+
+@given(spec=NETWORK_SPECS, layer=st.integers(1, 1000))
+@settings(max_examples=60, deadline=None)
+def test_rate_equals_oracle_and_never_rises(spec, layer):
+    """For all schedules."""
+    spec = spec.replace(decay_every=spec.decay_every % 30 + 1)
+    assert spec.rate_of_layer(layer) == pytest.approx(oracle.learning_rate(layer, spec))
+    assert spec.rate_of_layer(layer + 1) <= spec.rate_of_layer(layer)
+
+
+@given(
+    filters=st.integers(2, 100),
+    fraction=st.floats(0, 1),
+    size=st.integers(1, 7),
+    channels=st.integers(1, 9),
+    layer=st.integers(1, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, channels, layer):
+    """PCA filters are never more than the directions of a patch, and all filters are there."""
+    other = size % 7 + 1
+    first, later = (size, other) if layer == 1 else (other, size)
+    spec = NetworkSpec(
+        filters=filters, lda_fraction=fraction, first_filter_size=first, filter_size=later
+    )
+    assert spec.size_of_layer(layer) == size
+    pca, lda = spec.bank_of_layer(layer, channels)
+    assert (pca, lda) == oracle.bank_sizes(filters, fraction, size * size * channels)
+    assert pca + lda == filters
+    assert 0 <= pca <= size * size * channels
+
+
+@pytest.mark.parametrize(
+    ("filters", "fraction", "channels", "bank"),
+    [
+        (50, 0.5, 53, (25, 25)),
+        (50, 0.5, 3, (25, 25)),  # 27 directions are just enough
+        (50, 0.5, 1, (9, 41)),  # 9 directions
+        (5, 0.5, 3, (2, 3)),  # half rounds up
+        (8, 0.0, 3, (8, 0)),
+        (8, 1.0, 3, (0, 8)),
+    ],
+)
+def test_bank_is_split_by_the_fraction(filters, fraction, channels, bank):
+    """lda_fraction of the filters are stacked-LDA, more where a patch is too small for PCA."""
+    spec = NetworkSpec(filters=filters, lda_fraction=fraction)
+    assert spec.bank_of_layer(2, channels) == bank
+
+
+# images -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block": 13}, r"block=13 is larger than the image \(20×12 pixels\): .* at most 12"),
+        ({"filter_size": 14}, r"filter_size=14 is larger .*20×12.*: use filter_size of at most 12"),
+        ({"first_filter_size": 13}, r"first_filter_size=13 is larger .*20×12.* at most 12"),
+        (
+            {"filters": 19, "lda_fraction": 0.0},
+            r"filters=19 PCA filters .* 18 directions .* layer 1: .* at most 18, .*"
+            r"first_filter_size, or lda_fraction above 0",
+        ),
+        (
+            {"filters": 15, "lda_fraction": 0.0, "filter_size": 1, "first_filter_size": 2},
+            r"filters=15 PCA filters .* 8 directions .* layer 1",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_with_the_limit(changes, message):
+    """Images of 20×12 pixels and 2 channels: the value, the limit and the remedy are named."""
+    spec = NetworkSpec(block=12, filters=8).replace(**changes)
+    with pytest.raises(SpecError, match=message):
+        spec.check_images(20, 12, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"block": 12, "filter_size": 12, "first_filter_size": 12},
+        {"filters": 18, "lda_fraction": 0.0},
+        {"filters": 90, "lda_fraction": 0.01},  # stacked-LDA fills up
+    ],
+)
+def test_images_that_just_fit_are_accepted(changes):
+    """The limits themselves are allowed."""
+    NetworkSpec(block=12, filters=8).replace(**changes).check_images(20, 12, 2)
