@@ -126,6 +126,28 @@ def test_numpy_numbers_survive_toml():
     assert NetworkSpec.from_toml(spec.to_toml()) == spec
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("filters", np.int64(8), 8),
+        ("ridge", np.float32(0.5), 0.5),
+        ("power", np.True_, True),
+        ("levels", tuple(np.array([4, 2])), (4, 2)),
+    ],
+)
+def test_numpy_values_are_taken_as_plain_ones(name, value, plain):
+    """So that a spec prints, compares and is stored the same, wherever its numbers come from."""
+    spec = NetworkSpec(**{name: value})
+    assert spec == NetworkSpec(**{name: plain})
+    assert repr(getattr(spec, name)) == repr(plain)
+
+
+def test_array_in_place_of_a_number_is_named():
+    """Not an error of NumPy's."""
+    with pytest.raises(SpecError, match=r"ridge=.* is not a number"):
+        NetworkSpec(ridge=np.array([0.1, 1.0]))
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_survive_toml(name):
     """Every named network has a TOML form."""

@@ -360,22 +360,26 @@ def test_an_interrupted_pass_does_not_go_on_behind_the_users_back(
     are cancelled even while the interruption is held, as notebooks hold it."""
     result = Future.result
 
+    def left() -> list[Any]:
+        return [key for key in list(threads_cluster.scheduler.tasks) if "grow-" in str(key)]
+
+    def wait_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 5
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert condition(), left()
+
     def interrupt(self: Future, *args: Any) -> Any:
         if str(self.key).startswith("grow-"):
+            wait_until(lambda: bool(left()))  # the pass is under way
             raise KeyboardInterrupt
         return result(self, *args)
-
-    def left() -> list[Any]:
-        return [key for key in threads_cluster.scheduler.tasks if "grow-" in str(key)]
 
     with monkeypatch.context() as patch:
         patch.setattr(Future, "result", interrupt)
         with pytest.raises(KeyboardInterrupt) as held:
             fit(tmp_path / "run")
-    deadline = time.monotonic() + 3
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert left() == []
+    wait_until(lambda: not left())
     assert held.traceback
 
 

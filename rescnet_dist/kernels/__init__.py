@@ -10,23 +10,23 @@ from rescnet_dist.kernels.filters import (
     stacked_lda_draws,
     stacked_lda_filters,
 )
-from rescnet_dist.kernels.layer import (
-    Bank,
-    BankStatistics,
-    Classifier,
+from rescnet_dist.kernels.growth import (
     GrowingLayer,
-    ImageScale,
-    Layer,
-    LayerStatistics,
-    Tally,
     draws_of_layer,
-    features_of,
-    features_per_layer,
     fit_bank,
     fit_classifier,
     fit_image_scale,
-    forward,
     targets_per_layer,
+)
+from rescnet_dist.kernels.layer import (
+    Bank,
+    Classifier,
+    ImageScale,
+    Layer,
+    features_of,
+    features_per_layer,
+    forward,
+    layer_input,
     updated_scores,
 )
 from rescnet_dist.kernels.patches import PatchMoments, patch_scatter
@@ -38,6 +38,7 @@ from rescnet_dist.kernels.residual import (
     project_to_simplex,
     residual_labels,
 )
+from rescnet_dist.kernels.statistics import BankStatistics, LayerStatistics, Tally
 
 __all__ = [
     "Bank",
@@ -61,6 +62,7 @@ __all__ = [
     "fit_classifier",
     "fit_image_scale",
     "forward",
+    "layer_input",
     "layer_targets",
     "min_max_scale",
     "normalise",
