@@ -1,0 +1,159 @@
+"""Growing a layer: its pass over one chunk after another, and the fits at the end of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rescnet_dist.kernels.convolution import min_max_scale
+from rescnet_dist.kernels.discriminant import FeatureMoments, one_vs_rest_lda, ridge_regression
+from rescnet_dist.kernels.filters import (
+    Draws,
+    pca_filters,
+    stacked_lda_draws,
+    stacked_lda_filters,
+)
+from rescnet_dist.kernels.layer import (
+    Bank,
+    Classifier,
+    ImageScale,
+    features_of,
+    features_per_layer,
+    layer_input,
+    updated_scores,
+)
+from rescnet_dist.kernels.patches import Array
+from rescnet_dist.kernels.residual import layer_targets
+from rescnet_dist.kernels.statistics import BankStatistics, LayerStatistics, Tally
+from rescnet_dist.spec import NetworkSpec
+
+
+def targets_per_layer(classes: int, spec: NetworkSpec) -> int:
+    """Number of targets K that a layer is fitted to."""
+    return classes if spec.residual == "regress" else 2 * classes
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingLayer:
+    """A layer in the making: what its pass needs to know to work on one chunk after another.
+
+    number counts from 1; previous is the layer before (None for the first); draws are those of
+    the *next* layer's stacked-LDA filters.
+    """
+
+    spec: NetworkSpec
+    number: int
+    classes: int
+    image_scale: ImageScale
+    bank: Bank
+    previous: Classifier | None
+    draws: Draws
+
+    def empty(self, height: int, width: int, channels: int) -> LayerStatistics:
+        """The statistics of no image."""
+        return LayerStatistics(
+            FeatureMoments.empty(
+                features_per_layer(height, width, self.spec),
+                targets_per_layer(self.classes, self.spec),
+            ),
+            BankStatistics.empty(channels + self.spec.filters, self.spec.filter_size),
+            Tally.empty(),
+        )
+
+    def grow(
+        self,
+        statistics: LayerStatistics,
+        images: Array,
+        maps: Array | None,
+        scores: Array | None,
+        labels: Array,
+        train: Array,
+        before: Array,
+    ) -> tuple[Array, Array, LayerStatistics]:
+        """One chunk of the layer's pass; takes over the memory of `statistics`.
+
+        images (n, H, W, d) as stored; maps (n, H, W, f) of the layer before and scores (n, C) that
+        entered it (None for the first layer); labels (n,); train (n,) bool; before (C,) training
+        images of each class ahead of this chunk. Returns this layer's maps, the scores that enter
+        it, and the statistics with this chunk in.
+        """
+        images = self.image_scale(images)
+        scores = updated_scores(self.previous, maps, scores, self.spec, len(images), self.classes)
+        targets = layer_targets(
+            scores, labels, first=self.number == 1,
+            residual=self.spec.residual, target=self.spec.target,
+        )  # fmt: skip
+        new_maps = self.bank.maps(layer_input(maps, images))
+        features = features_of(new_maps, self.spec)
+        more = BankStatistics.of(
+            layer_input(new_maps, images), labels, train, before, self.draws, self.spec.filter_size
+        )
+        if not train.all():
+            features, targets = features[train], targets[train]
+        return (
+            new_maps,
+            scores,
+            LayerStatistics(
+                statistics.features.fold(features, targets),
+                statistics.inputs.merge(more),
+                statistics.tally.merge(Tally.of(scores, labels, train)),
+            ),
+        )
+
+
+def draws_of_layer(
+    spec: NetworkSpec, seed: int, layer: int, class_counts: Array, shape: tuple[int, int, int]
+) -> Draws:
+    """The stacked-LDA draws for the filters of `layer`, whose input is of shape (H, W, c)."""
+    height, width, channels = shape
+    size = spec.size_of_layer(layer)
+    return stacked_lda_draws(
+        seed, layer, spec.lda_draws * spec.bank_of_layer(layer, channels)[1], class_counts,
+        positives=spec.lda_positives, negatives=spec.lda_negatives,
+        rows=height - size + 1, columns=width - size + 1,
+    )  # fmt: skip
+
+
+def fit_image_scale(statistics: BankStatistics, spec: NetworkSpec) -> ImageScale:
+    """The normalisation of the images from their statistics."""
+    return ImageScale(*min_max_scale(statistics.low, statistics.high, spec.minmax))
+
+
+def fit_bank(statistics: BankStatistics, spec: NetworkSpec, layer: int) -> Bank:
+    """The filters of a layer, PCA before stacked-LDA, from the statistics of its input."""
+    size = spec.size_of_layer(layer)
+    low, scale = min_max_scale(statistics.low, statistics.high, spec.minmax)
+    pca, lda = spec.bank_of_layer(layer, len(low))
+    scaled = statistics.rescale(low, scale)
+    filters, bias = [pca_filters(scaled.moments, size, pca)], [np.zeros(pca)]
+    if lda:
+        m = spec.lda_positives + spec.lda_negatives
+        patches = scaled.sample.patches.reshape(spec.lda_draws * lda, m, -1)
+        more, more_bias = stacked_lda_filters(
+            patches, spec.lda_positives, size, lda,
+            ridge=spec.lda_ridge, tolerance=spec.lda_tolerance,
+        )  # fmt: skip
+        filters.append(more)
+        bias.append(more_bias)
+    return Bank(low, scale, np.concatenate(filters, axis=3), np.concatenate(bias))
+
+
+def fit_classifier(
+    moments: FeatureMoments, spec: NetworkSpec, layer: int, classes: int
+) -> Classifier:
+    """The weights of a layer from the moments of its features and targets."""
+    rate = spec.rate_of_layer(layer)
+    if spec.residual == "regress":
+        weights, intercept = ridge_regression(moments, spec.ridge)
+        present, share = np.ones(classes, bool), np.ones(1)
+    else:
+        weights, intercept, present = one_vs_rest_lda(moments, spec.ridge)
+        share = moments.target_sums.reshape(2, classes).sum(axis=1) / moments.count
+    return Classifier(
+        weights.reshape(-1, classes, weights.shape[1]).astype(np.float32),
+        intercept.reshape(-1, classes),
+        present.reshape(-1, classes),
+        share,
+        rate,
+    )

@@ -1,0 +1,121 @@
+"""What a pass gathers of all images, as mergeable values: for filters, classifiers, accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rescnet_dist.kernels.discriminant import FeatureMoments
+from rescnet_dist.kernels.filters import Draws, PatchSample, sample_patches
+from rescnet_dist.kernels.patches import Array, PatchMoments, patch_scatter
+
+
+@dataclass(frozen=True, slots=True)
+class BankStatistics:
+    """What the filters of a layer are learnt from, gathered from its raw inputs (n, H, W, c).
+
+    low and high (c,), patch moments, and the patches of the stacked-LDA draws. `merge` is
+    associative and `empty` its identity.
+    """
+
+    low: Array
+    high: Array
+    moments: PatchMoments
+    sample: PatchSample
+
+    @classmethod
+    def empty(cls, channels: int, size: int) -> BankStatistics:
+        """The statistics of no image."""
+        directions = size * size * channels
+        return cls(
+            np.full(channels, np.inf),
+            np.full(channels, -np.inf),
+            PatchMoments.empty(directions),
+            PatchSample.empty(directions),
+        )
+
+    @classmethod
+    def of(
+        cls, inputs: Array, labels: Array, train: Array, before: Array, draws: Draws, size: int
+    ) -> BankStatistics:
+        """The statistics of the training images among the inputs (n, H, W, c) of a chunk."""
+        inputs = np.asarray(inputs, dtype=np.float32)
+        sample = sample_patches(inputs, labels, train, before, draws, size)
+        learnt = inputs if train.all() else inputs[train]
+        return cls(
+            learnt.min(axis=(0, 1, 2), initial=np.inf).astype(np.float64),
+            learnt.max(axis=(0, 1, 2), initial=-np.inf).astype(np.float64),
+            patch_scatter(learnt, size),
+            sample,
+        )
+
+    def merge(self, other: BankStatistics) -> BankStatistics:
+        """The statistics of both sets of images."""
+        return BankStatistics(
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+            self.moments.merge(other.moments),
+            self.sample.merge(other.sample),
+        )
+
+    def rescale(self, low: Array, scale: Array) -> BankStatistics:
+        """The statistics of (inputs − low)·scale, low and scale (c,)."""
+        repeats = self.sample.patches.shape[1] // len(low)
+        patches = (self.sample.patches - np.tile(low, repeats)) * np.tile(scale, repeats)
+        return BankStatistics(
+            (self.low - low) * scale,
+            (self.high - low) * scale,
+            self.moments.rescale(low, scale),
+            PatchSample(self.sample.slots, patches),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Images seen and classified rightly, by role; `merge` adds. seen and right are (2,): training
+    images, validation images."""
+
+    seen: Array
+    right: Array
+
+    @classmethod
+    def empty(cls) -> Tally:
+        """Nothing seen."""
+        return cls(np.zeros(2, np.int64), np.zeros(2, np.int64))
+
+    @classmethod
+    def of(cls, scores: Array, labels: Array, train: Array) -> Tally:
+        """Count the images whose largest score (n, C) is that of their label (n,)."""
+        right = scores.argmax(axis=1) == labels
+        roles = (train, ~train)
+        return cls(
+            np.array([role.sum() for role in roles]),
+            np.array([(right & role).sum() for role in roles]),
+        )
+
+    def merge(self, other: Tally) -> Tally:
+        """Both counts together."""
+        return Tally(self.seen + other.seen, self.right + other.right)
+
+    def accuracy(self, role: int) -> float | None:
+        """The share classified rightly of the training (0) or validation (1) images."""
+        return float(self.right[role] / self.seen[role]) if self.seen[role] else None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStatistics:
+    """All that one pass gathers: the features' moments for this layer's classifier, the input
+    statistics for the next layer's bank, and how well the layers before this one do."""
+
+    features: FeatureMoments
+    inputs: BankStatistics
+    tally: Tally
+
+    def merge(self, other: LayerStatistics) -> LayerStatistics:
+        """The statistics of both sets of images."""
+        return LayerStatistics(
+            self.features.merge(other.features),
+            self.inputs.merge(other.inputs),
+            self.tally.merge(other.tally),
+        )
