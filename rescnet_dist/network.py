@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import dask.array as da
@@ -66,9 +67,10 @@ class Network:
     image_scale: ImageScale
     layers: Sequence[Layer]
 
-    def __dask_tokenize__(self) -> Any:
-        layers = self.layers if isinstance(self.layers, StoredLayers) else id(self.layers)
-        return (type(self).__name__, str(self.spec), self.classes.tolist(), layers)
+    token: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
+
+    def __dask_tokenize__(self) -> str:
+        return self.token  # a URL may hold another network later, and hashing weights costs
 
     @property
     def depth(self) -> int:

@@ -172,8 +172,12 @@ class _Driver:
 
         topic = progress_topic(self.run)
         self.client.subscribe_topic(topic, on_progress)
+        future = self.client.compute(graph)
         try:
-            return self.client.compute(graph).result()
+            return future.result()
+        except BaseException:
+            future.cancel()  # on a cluster that outlives this run it would go on writing
+            raise
         finally:
             self.client.unsubscribe_topic(topic)
 
