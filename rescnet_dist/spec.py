@@ -287,7 +287,7 @@ PRESETS: dict[str, NetworkSpec] = {
         ridge=0.3,
         sigma=2.0,
         learning_rate=0.7,
-        max_layers=5,
+        max_layers=4,
         stop_at_zero_error=False,
     ),
     "mnist": dataclasses.replace(

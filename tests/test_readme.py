@@ -44,7 +44,7 @@ def test_command_blocks_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "labels.csv").read_text().count("\n") == 1001
-    assert "after layer 3" in done.stdout
+    assert "after layer 2" in done.stdout
 
 
 @pytest.mark.parametrize("word", ["rescnet train", "pytest"])

@@ -89,7 +89,8 @@ def test_merge_is_associative_with_identity_and_leaves_its_parts_alone(sizes, se
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_single_precision_sums_are_near_double_precision(offset, rng):
-    """Many chunks in float32, also with features far from 0: relative error below 1e-5."""
+    """Many chunks in float32, also with features far from 0: the scatter to 1e-5, and the mean as
+    if it had not been rounded to float32 to centre by."""
     features = rng.normal(size=(6000, 12)) * np.linspace(0.5, 2, 12) + offset
     features = (features + 0.5 * features[:, ::-1]).astype(np.float32)
     targets = one_hot(rng.integers(5, size=6000), 5)
@@ -98,6 +99,22 @@ def test_single_precision_sums_are_near_double_precision(offset, rng):
         moments = moments.fold(features[start : start + 77], targets[start : start + 77])
     assert moments.scatter.dtype == np.float32
     assert_moments(moments, features, targets, tol=1e-5)
+    np.testing.assert_allclose(
+        moments.mean, features.mean(axis=0, dtype=np.float64), rtol=0, atol=1e-7
+    )
+
+
+def test_variance_of_a_few_units_of_rounding_is_kept(rng):
+    """Near 1000, float32 has steps of 6e-5: a mean rounded to one is off by half a deviation."""
+    steps = rng.integers(0, 3, size=(400, 3))
+    features = (1000 + steps * np.spacing(np.float32(1000))).astype(np.float32)
+    targets = one_hot(np.arange(400) % 2, 2)
+    moments = FeatureMoments.empty(3, 2)
+    for start in range(0, 400, 100):
+        moments = moments.fold(features[start : start + 100], targets[start : start + 100])
+    centred = features - features.mean(axis=0, dtype=np.float64)
+    expected = np.tril(centred.T @ centred)
+    assert np.abs(np.tril(moments.scatter) - expected).max() <= 1e-5 * expected.max()
 
 
 def test_single_precision_chunks_with_unlike_means_keep_the_scatter_between_them(rng):
