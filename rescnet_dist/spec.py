@@ -32,6 +32,11 @@ def _toml_value(value: Any) -> str:
     return repr(value)
 
 
+def _plain(value: Any) -> Any:
+    """A NumPy number, as from a grid of settings, as Python's own."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+
+
 def _fits(value: Any, hint: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -121,10 +126,8 @@ class Spec:
         for name, hint in typing.get_type_hints(type(self)).items():
             if typing.get_origin(hint) is ClassVar:
                 continue
-            value = getattr(self, name)
-            if hasattr(value, "item"):  # a NumPy number, as from a grid of settings
-                value = value.item()
-                object.__setattr__(self, name, value)
+            value = _plain(getattr(self, name))
+            object.__setattr__(self, name, value)
             if not _fits(value, hint):
                 raise SpecError(f"{name}={value!r} is not {_describe(hint)}")
             if name in CHOICES and value not in CHOICES[name]:
@@ -203,8 +206,8 @@ class NetworkSpec(Spec):
     stop_at_zero_error: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.levels, list):
-            object.__setattr__(self, "levels", tuple(self.levels))
+        if isinstance(self.levels, list | tuple):
+            object.__setattr__(self, "levels", tuple(_plain(level) for level in self.levels))
         self._check_types()
         for name in (
             *("filters", "filter_size", "first_filter_size", "lda_positives", "lda_negatives"),
@@ -265,16 +268,13 @@ class NetworkSpec(Spec):
                     f"{name}={size} is larger than the image ({height}×{width} pixels): "
                     f"use {name} of at most {side}"
                 )
-        for layer, depth in ((1, channels), (2, channels + self.filters)):
-            lda = self.bank_of_layer(layer, depth)[1]
-            if self.lda_fraction == 0 and lda > 0:
-                directions = self.size_of_layer(layer) ** 2 * depth
-                size_name = "first_filter_size" if layer == 1 else "filter_size"
-                raise SpecError(
-                    f"filters={self.filters} PCA filters are more than the {directions} directions "
-                    f"of a patch in layer {layer}: use filters of at most {directions}, a larger "
-                    f"{size_name}, or lda_fraction above 0 so that stacked-LDA filters fill up"
-                )
+        directions = self.first_filter_size**2 * channels  # later layers have more than `filters`
+        if self.lda_fraction == 0 and self.filters > directions:
+            raise SpecError(
+                f"filters={self.filters} PCA filters are more than the {directions} directions "
+                f"of a patch in layer 1: use filters of at most {directions}, a larger "
+                "first_filter_size, or lda_fraction above 0 so that stacked-LDA filters fill up"
+            )
 
 
 _PAPER = NetworkSpec()
