@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import numpy as np
+
 
 class RescnetError(ValueError):
     """Something the user gave cannot be used; the message says what, why and what to do."""
@@ -20,6 +22,14 @@ class DataError(RescnetError):
 
 class StoreError(RescnetError):
     """A run store or a stored network is missing, foreign, newer or damaged."""
+
+
+class ClusterError(RescnetError):
+    """The Dask cluster cannot be used."""
+
+
+class SingularError(RescnetError, np.linalg.LinAlgError):
+    """A covariance has no inverse at the ridge that was asked for."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -12,9 +12,10 @@ from typing import Any, Self
 import dask.array as da
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from rescnet_dist.data import as_images, as_labels, encode, training_set
+from rescnet_dist.data import Images, as_images, as_labels, encode, training_set
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
@@ -72,7 +73,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         spec: NetworkSpec | str | None = None,
         *,
         store: str | os.PathLike[str] | None = None,
-        random_state: int | None = 0,
+        random_state: int | np.random.RandomState | None = 0,
         run: RunSpec | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
@@ -133,10 +134,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Self:
         """The classifier stored at a URL by `save`, or by a run."""
-        network = Network.load(url)
-        clf = cls(network.spec)
+        clf = cls()
         clf._load(os.fspath(url))
-        return clf
+        return clf.set_params(spec=clf.network_.spec)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the fitted network to a URL that holds nothing yet; no pickle in it."""
@@ -146,21 +146,22 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Any, *, flips: bool = False) -> Any:
         """Running scores (N, C) after the last layer; a dask array for a dask array.
 
+        Of two classes, as scikit-learn has it, how far the second is ahead of the first, (N,).
         flips averages over each image and its mirror image.
         """
-        check_is_fitted(self)
-        return self.network_.scores(as_images(X), flips=flips)
+        scores = self._scores(as_images(X), flips)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any, *, flips: bool = False) -> Any:
         """Probabilities (N, C): the nearest rows that sum to 1 to the scores."""
-        scores = self.decision_function(X, flips=flips)
+        scores = self._scores(as_images(X), flips)
         if isinstance(scores, da.Array):
             return scores.map_blocks(project_to_simplex, dtype=np.float64, meta=np.empty((0, 0)))
         return project_to_simplex(scores)
 
     def predict(self, X: Any, *, flips: bool = False) -> Any:
         """Labels (N,), as they were given to `fit`; a dask array for a dask array."""
-        scores = self.decision_function(X, flips=flips)
+        scores = self._scores(as_images(X), flips)
         if isinstance(scores, da.Array):
             return scores.map_blocks(
                 _labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype,
@@ -175,9 +176,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         images = as_images(X)
         codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
-        scores = self.decision_function(images.array, flips=flips)
-        right = np.asarray(scores.argmax(axis=1) == codes)
-        return float(np.average(right, weights=sample_weight))
+        right = self._scores(images, flips).argmax(axis=1) == codes
+        if sample_weight is None:
+            return float(right.mean())
+        return float(np.average(np.asarray(right), weights=sample_weight))
 
     def staged_score(self, X: Any, y: Any = None, *, flips: bool = False) -> Array:
         """Accuracy (L,) on images X after each layer."""
@@ -204,10 +206,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(run, RunSpec):
             raise SpecError(f"run={run!r} is not a RunSpec")
         seed = self.random_state
-        if seed is None:
-            seed = int(np.random.default_rng().integers(2**31))
+        if seed is None or isinstance(seed, np.random.RandomState):
+            seed = check_random_state(seed).randint(2**31)
         if not isinstance(seed, int | np.integer):
-            raise SpecError(f"random_state={seed!r} is not a whole number or None")
+            raise SpecError(f"random_state={seed!r} is not a whole number, RandomState or None")
         run_spec = run.replace(seed=seed)
         if validation is None:
             return spec, run_spec, None
@@ -219,6 +221,11 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 f"validation={shown} is neither a pair (X, y) nor a share of the images such as 0.1"
             )
         return spec, run_spec, (validation[0], validation[1])
+
+    def _scores(self, images: Images, flips: bool) -> Any:
+        """Running scores (N, C), lazy for lazy images."""
+        check_is_fitted(self)
+        return self.network_.scores(images, flips=flips)
 
     def _load(self, url: str) -> None:
         """Take over the network and the accuracies stored at a URL."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -32,7 +32,7 @@ from rescnet_dist.store import (
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BATCH_BYTES = 32 * 2**20  # of maps and images in float32, per step of a forward run
+BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,13 @@ class Network:
         flips averages the scores of each image and of its mirror image.
         """
         self.check_images(images)
-        return self._mapped(images, _final_scores, flips, (len(self.classes),))
+        array, classes = self._chunked(images), len(self.classes)
+        scores = array.map_blocks(
+            _final_scores, self._shared(), self.batch_images, flips,
+            drop_axis=(2, 3), chunks=(array.chunks[0], (classes,)), dtype=np.float32,
+            meta=np.empty((0, 0), np.float32),
+        )  # fmt: skip
+        return scores if images.is_lazy else scores.compute()
 
     def maps(self, images: Array, layer: int) -> Array:
         """Maps (n, H, W, f) of a few images (n, H, W, d) in memory after layer `layer`, from 1."""
@@ -112,33 +118,31 @@ class Network:
         """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
         dask, −1 for a label that is no class."""
         self.check_images(images)
-        row = (self.depth, len(self.classes))
-        staged = da.asarray(self._mapped(images, _staged_scores, flips, row))
-        return np.asarray((staged.argmax(axis=2) == codes[:, np.newaxis]).sum(axis=0))
+        array = self._chunked(images)
+        codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
+        counts = da.map_blocks(
+            _right_by_stage, array, codes, self._shared(), self.batch_images, flips,
+            drop_axis=(2, 3), chunks=((1,) * array.numblocks[0], (self.depth,)), dtype=np.int64,
+            meta=np.empty((0, 0), np.int64),
+        )  # fmt: skip
+        return np.asarray(counts.sum(axis=0))
 
-    def _mapped(
-        self, images: Images, function: Any, flips: bool, row: tuple[int, ...]
-    ) -> Array | da.Array:
-        """Apply `function` to chunks of images: (N, *row), lazy for lazy images."""
-        array = images.array
-        if not isinstance(array, da.Array):
-            array = da.from_array(array, chunks=(self._batch() * 8, *array.shape[1:]))
-        array = array.rechunk((array.chunks[0], *array.shape[1:]))
-        result = array.map_blocks(
-            function,
-            delayed(self, pure=True, traverse=False),
-            self._batch(),
-            flips,
-            drop_axis=tuple(range(1 + len(row), 4)),
-            chunks=(array.chunks[0], *((n,) for n in row)),
-            dtype=np.float32,
-            meta=np.empty((0,) * (1 + len(row)), np.float32),
-        )
-        return result if images.is_lazy else result.compute()
-
-    def _batch(self) -> int:
+    @property
+    def batch_images(self) -> int:
+        """Images that are run forward at a time."""
         height, width, channels = self.image_shape
         return max(1, BATCH_BYTES // (4 * height * width * (channels + self.spec.filters)))
+
+    def _chunked(self, images: Images) -> da.Array:
+        """The images as a dask array in chunks of whole images."""
+        array = images.array
+        if not isinstance(array, da.Array):
+            array = da.from_array(array, (self.batch_images, *array.shape[1:]), name=False)
+        return array.rechunk((array.chunks[0], *array.shape[1:]))
+
+    def _shared(self) -> Any:
+        """The network as one key of a graph."""
+        return delayed(self, pure=True, traverse=False)
 
     # the stored form ----------------------------------------------------------------------------
 
@@ -195,23 +199,36 @@ def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return list(result["accuracies"]) if result else []
 
 
-def _staged_scores(images: Array, network: Network, batch: int, flips: bool) -> Array:
-    """Scores (n, L, C) of images (n, H, W, d) after each layer."""
-    views = [images, images[:, :, ::-1]] if flips else [images]
-    out = np.zeros((len(images), network.depth, len(network.classes)), np.float32)
-    with blas_threads(1):
-        for start in range(0, len(images), batch):
-            rows = slice(start, start + batch)
-            for view in views:
-                stages = forward(
-                    view[rows], network.layers, network.image_scale, network.spec,
-                    len(network.classes),
-                )  # fmt: skip
-                for stage, (_, scores) in enumerate(stages):
-                    out[rows, stage] += scores / len(views)
-    return out
+def _stages(images: Array, network: Network, flips: bool) -> Iterator[Array]:
+    """Scores (n, C) of images (n, H, W, d) after each layer, averaged over flips if asked."""
+    n = len(images)
+    if flips:
+        images = np.concatenate([images, images[:, :, ::-1]])
+    for _, scores in forward(
+        images, network.layers, network.image_scale, network.spec, len(network.classes)
+    ):
+        yield (scores[:n] + scores[n:]) / 2 if flips else scores
 
 
 def _final_scores(images: Array, network: Network, batch: int, flips: bool) -> Array:
-    """Scores (n, C) of images (n, H, W, d) after the last layer."""
-    return _staged_scores(images, network, batch, flips)[:, -1]
+    """Scores (n, C) of images (n, H, W, d) after the last layer, `batch` images at a time."""
+    out = np.zeros((len(images), len(network.classes)), np.float32)
+    with blas_threads(1):
+        for start in range(0, len(images), batch):
+            rows = slice(start, start + batch)
+            for scores in _stages(images[rows], network, flips):
+                out[rows] = scores
+    return out
+
+
+def _right_by_stage(
+    images: Array, codes: Array, network: Network, batch: int, flips: bool
+) -> Array:
+    """How many images (n, H, W, d) with codes (n, 1, 1, 1) are right after each layer, (1, L)."""
+    right = np.zeros((1, network.depth), np.int64)
+    with blas_threads(1):
+        for start in range(0, len(images), batch):
+            rows = slice(start, start + batch)
+            for stage, scores in enumerate(_stages(images[rows], network, flips)):
+                right[0, stage] += (scores.argmax(axis=1) == codes[rows, 0, 0, 0]).sum()
+    return right

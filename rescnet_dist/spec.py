@@ -65,7 +65,7 @@ def _describe(hint: Any) -> str:
     ]
 
 
-def read_toml(source: str | Path) -> dict[str, dict[str, Any]]:
+def read_toml(source: str | Path) -> dict[str, Any]:
     """Parse TOML text, or the file at a `Path`; only the tables of the specs are allowed."""
     where = f"{source}: " if isinstance(source, Path) else ""
     try:
@@ -221,6 +221,11 @@ class NetworkSpec(Spec):
             self._check_range(name, 0, 1)
         for name in ("lda_ridge", "sigma", "beta"):
             self._check_range(name, 0, above=True)
+        if self.rate_floor > self.learning_rate:
+            raise SpecError(
+                f"rate_floor={self.rate_floor} is above learning_rate={self.learning_rate}: "
+                "the rate falls down to the floor, so use a lower one"
+            )
         if not self.levels or min(self.levels) < 1:
             raise SpecError(f"levels={self.levels!r}: give at least one level, each at least 1")
         if self.zscore == "channel" and self.filters < 2:
@@ -235,6 +240,13 @@ class NetworkSpec(Spec):
         if name not in PRESETS:
             raise SpecError(f"unknown preset {name!r}: {nearest_name(name, PRESETS)}")
         return PRESETS[name]
+
+    @classmethod
+    def from_toml(cls, source: str | Path) -> NetworkSpec:
+        """Read TOML text, or the file at a `Path`: the [network] table, on top of its `preset`."""
+        tables = read_toml(source)
+        base = cls.preset(tables["preset"]) if "preset" in tables else cls()
+        return base.replace(**tables.get(cls.table, {}))
 
     def size_of_layer(self, layer: int) -> int:
         """Side k of the filters of layer `layer`, counted from 1."""

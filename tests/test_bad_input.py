@@ -118,7 +118,10 @@ def at_a_run(then: Callable[[Path], Any], **attributes: Any) -> Callable[[Place]
     def action(place: Place) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run = RunStore.create(f"{folder}/run", {})
-            run.update_attributes(network=SPEC.to_dict(), run=RUN.to_dict(), **attributes)
+            run.update_attributes(
+                **{"network": SPEC.to_dict(), "run": RUN.to_dict(), "data_complete": True}
+                | attributes
+            )
             before = run.place.attributes()
             try:
                 then(Path(folder) / "run")
@@ -391,6 +394,16 @@ SPECS: dict[str, Case] = {
         fit(spec=SPEC.replace(filters=10, lda_fraction=0.0)),
         SpecError,
         ["filters=10", "the 9 directions", "larger first_filter_size", "lda_fraction above 0"],
+    ),
+    "patience without validation": (
+        fit(spec=SPEC.replace(patience=2)),
+        SpecError,
+        ["patience=2", "nothing is held out", "leave patience out"],
+    ),
+    "floor above the rate": (
+        lambda place: SPEC.replace(learning_rate=0.1, rate_floor=0.5),
+        SpecError,
+        ["rate_floor=0.5 is above learning_rate=0.1", "lower one"],
     ),
     "negative seed": (fit(random_state=-1), SpecError, ["seed=-1 is out of range", "at least 0"]),
     "a word for a seed": (fit(random_state="lucky"), RescnetError, ["random_state='lucky'"]),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +16,14 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 from distributed import Client
+from rich.console import Console
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
+from rescnet_dist.cli.progress import TerminalProgress
+from rescnet_dist.data import training_set
+from rescnet_dist.train import start_run, train
 
 SMALL = ["--filters", "4", "--max-layers", "2", "--block", "14", "--stride", "14"]
 
@@ -29,7 +35,7 @@ def run(*arguments: Any) -> Result:
 
 @pytest.fixture(scope="module")
 def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Zarr store of 300 digits with images and string labels."""
+    """A Zarr store of 300 digits with images and labels."""
     images, labels = rd.load_digits()
     folder = tmp_path_factory.mktemp("data") / "digits.zarr"
     group = zarr.open_group(folder, mode="w")
@@ -205,3 +211,36 @@ def test_a_store_in_use_is_refused(stored_run: str):
     result = run("train", "--store", stored_run, *SMALL)
     assert result.exit_code == 2
     assert "already holds another run" in result.output
+
+
+def test_the_live_bar_shows_layer_accuracy_rate_and_memory(client: Client, data_url: str, tmp_path):
+    """On a terminal; the memory is what workers hold."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=140)
+    specs = resolve_specs("digits", None, data_url, {"filters": 4, "max_layers": 2, "block": 14})
+    run_store = start_run(tmp_path / "run", *specs, training_set(data_url, None), client)
+    with TerminalProgress(console) as progress:
+        train(run_store, client, [progress])
+        progress.bar.refresh()
+    shown = console.file.getvalue()
+    for words in ("layer 2/2", "images/s", "train ", "validation "):
+        assert words in shown
+    held = [float(value) for value in re.findall(r"([\d.]+) GiB", shown)]
+    assert held
+    assert 0.05 < max(held) < 20
+
+
+def test_an_interruption_says_how_to_go_on(
+    client: Client, data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Exit code 130, and the command to resume with works."""
+
+    def interrupted(self: Any, layer: int) -> None:
+        raise KeyboardInterrupt
+
+    url = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("rescnet_dist.train.loop._Driver.score", interrupted)
+        result = run("train", data_url, "--preset", "digits", "--store", url, *SMALL)
+    assert result.exit_code == 130
+    assert f"go on with: rescnet resume {url}" in result.output
+    assert run("resume", url).exit_code == 0

@@ -392,9 +392,19 @@ def test_the_split_depends_on_the_seed_and_on_the_class() -> None:
     assert (one[:1000] != one[1000:]).any()
 
 
-def test_every_image_of_a_class_may_be_held_out() -> None:
+def test_every_image_of_a_class_but_the_first_may_be_held_out() -> None:
     """Over many seeds, each place within a run is drawn about equally often."""
-    codes = np.zeros(5, np.int64)
+    codes = np.zeros(10, np.int64)
     drawn = sum(split(codes, 0.2, seed, []).astype(int) for seed in range(2000))
-    assert drawn.sum() == 2000
-    assert all(abs(drawn - 400) < 80)  # 4.5 deviations
+    assert drawn.sum() == 4000
+    assert drawn[0] == 0
+    assert all(abs(drawn[1:5] - 500) < 87)  # 4.5 deviations
+    assert all(abs(drawn[5:] - 400) < 80)
+
+
+def test_no_split_takes_all_images_of_a_class() -> None:
+    """However large the share and small the class."""
+    codes = np.arange(6) % 4
+    for seed in range(50):
+        held_out = split(codes, 0.9, seed, [])
+        assert set(codes[~held_out]) == set(codes)

@@ -492,3 +492,40 @@ def test_a_run_spec_sets_the_plan(client: Client, tmp_path: Path) -> None:
         "images": N, "chunk_images": 33, "accumulators": 2, "split_every": 3, "solve_threads": 2,
     }  # fmt: skip
     assert attributes["run"]["validation"] == 0.25
+
+
+def test_fit_inside_a_task_does_not_block_its_worker(tmp_path: Path) -> None:
+    """As a search over settings on a cluster does it: the task hands its only thread back."""
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as one,
+        Client(one) as client,
+    ):
+        clf = ResCNetClassifier(SPEC.replace(max_layers=1), run=RUN)
+        fitted = client.submit(lambda: clf.fit(X[:60], Y[:60])).result(timeout=60)
+    assert fitted.depth_ == 1
+
+
+def test_two_classes_follow_scikit_learn(client: Client) -> None:
+    """One score per image, positive for the second class, as its scorers expect."""
+    two = Y < 2
+    images, labels = X[two], np.array(["no", "yes"])[Y[two]]
+    clf = ResCNetClassifier(SPEC.replace(max_layers=1), run=RUN).fit(images, labels)
+    ahead = clf.decision_function(images)
+    assert ahead.shape == (len(images),)
+    np.testing.assert_array_equal(np.where(ahead > 0, "yes", "no"), clf.predict(images))
+    assert cross_val_score(clf, images, labels, cv=2, scoring="roc_auc").min() > 0.9
+
+
+def test_a_random_state_object_gives_the_seed(client: Client) -> None:
+    """As scikit-learn has it: the same stream, the same network."""
+    fits = [
+        ResCNetClassifier(
+            SPEC.replace(max_layers=1), run=RUN, random_state=np.random.RandomState(seed)
+        ).fit(X[:60], Y[:60])
+        for seed in (1, 1, 2)
+    ]
+    one, same, other = (clf.network_.layers[0].bank.filters for clf in fits)
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)

@@ -38,10 +38,10 @@ NETWORK_SPECS = st.builds(
     sigma=POSITIVE,
     beta=POSITIVE,
     target=SHARE,
-    learning_rate=NOT_NEGATIVE,
+    learning_rate=st.floats(0.5, 1e6),
     decay=SHARE,
     decay_every=WHOLE,
-    rate_floor=NOT_NEGATIVE,
+    rate_floor=st.floats(0, 0.5),
     max_layers=WHOLE,
     patience=st.none() | WHOLE,
     stop_at_zero_error=st.booleans(),
@@ -487,3 +487,9 @@ def test_images_that_do_not_fit_are_refused_with_the_limit(changes, message):
 def test_images_that_just_fit_are_accepted(changes):
     """The limits themselves are allowed."""
     NetworkSpec(block=12, filters=8).replace(**changes).check_images(20, 12, 2)
+
+
+def test_a_file_starts_from_its_preset():
+    """The table changes the preset; the same file means the same to the command line."""
+    text = 'preset = "cifar10"\n[network]\nfilters = 9\n'
+    assert NetworkSpec.from_toml(text) == NetworkSpec.preset("cifar10").replace(filters=9)

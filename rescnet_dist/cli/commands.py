@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from datetime import datetime
 from typing import IO, Any
@@ -39,7 +39,6 @@ SHOW: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
 CONNECT_TIMEOUT = "10s"  # for a scheduler to answer
-PREDICTION_ROWS = 4096  # rows of predictions written at a time
 
 
 class Commands(click.Group):
@@ -52,6 +51,9 @@ class Commands(click.Group):
         except RescnetError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
 
 
 @click.group(cls=Commands, **SHOW)
@@ -152,11 +154,13 @@ def evaluate_command(
     """
     clf = ResCNetClassifier.load(run_url)
     images, labels = open_data(data or test_of_run(run_url), "test")
+    outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips}
     with working("evaluating"):
-        stages = clf.staged_score(images, labels, flips=flips)
-    outcome: dict[str, Any] = {"accuracy": float(stages[-1]), "depth": clf.depth_, "flips": flips}
-    if staged:
-        outcome["staged"] = [float(a) for a in stages]
+        if staged:
+            outcome["staged"] = clf.staged_score(images, labels, flips=flips).tolist()
+            outcome["accuracy"] = outcome["staged"][-1]
+        else:
+            outcome["accuracy"] = clf.score(images, labels, flips=flips)
     if as_json:
         click.echo(json.dumps(outcome))
         return
@@ -185,8 +189,9 @@ def predict_command(run_url: str, data: str, output: str, proba: bool, flips: bo
         writer = csv.writer(file)
         names = [f"p({c})" for c in clf.classes_] if proba else []
         writer.writerow(["image", "label", *names])
-        for start in range(0, images.shape[0], PREDICTION_ROWS):
-            rows = np.asarray(images.array[start : start + PREDICTION_ROWS])
+        step = clf.network_.batch_images
+        for start in range(0, images.shape[0], step):
+            rows = np.asarray(images.array[start : start + step])
             probabilities = clf.predict_proba(rows, flips=flips)
             labels = clf.classes_[probabilities.argmax(axis=1)]
             for offset, (label, row) in enumerate(zip(labels, probabilities, strict=True)):
@@ -285,7 +290,9 @@ def test_of_run(run_url: str) -> str:
 def cluster(scheduler: str | None) -> Iterator[Client]:
     """A client of the scheduler at an address, or of an embedded cluster of processes."""
     if scheduler is None:
-        with working("starting an embedded Dask cluster"), current_client(processes=True) as client:
+        with ExitStack() as stack:
+            with working("starting an embedded Dask cluster"):
+                client = stack.enter_context(current_client(processes=True))
             yield client
         return
     try:
@@ -309,17 +316,12 @@ def working(what: str) -> Iterator[None]:
 
 def grow(run: RunStore, client: Client) -> None:
     """Train with live progress; an interruption says how to go on."""
-
-    def memory() -> int:
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        return sum(worker["metrics"].get("memory", 0) for worker in workers)
-
     try:
-        with TerminalProgress(Console(stderr=True), memory) as progress:
+        with TerminalProgress(Console(stderr=True)) as progress:
             train(run, client, [progress])
     except KeyboardInterrupt:
-        click.echo(f"interrupted; go on with: rescnet resume {run.url}", err=True)
-        sys.exit(130)
+        click.echo(f"go on with: rescnet resume {run.url}", err=True)
+        raise
 
 
 def report_outcome(run: RunStore, source: str | None, test: str | None, as_json: bool) -> None:
@@ -343,7 +345,8 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, as_json:
     )
     click.echo(f"run       {found['url']}")
     click.echo(f"next      rescnet info {found['url']}")
-    click.echo(f"          rescnet resume {found['url']} --max-layers {len(found['layers']) + 4}")
+    if found["depth"] == len(found["layers"]):  # more layers may still help
+        click.echo(f"          rescnet resume {found['url']} --max-layers {found['depth'] + 4}")
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def resolve_specs(
     preset: str | None, config: str | None, data: str, flags: dict[str, Any]
 ) -> tuple[NetworkSpec, RunSpec]:
     """The specs of a command: the preset, changed by the file, changed by the flags."""
-    tables: dict[str, Any] = dict(read_toml(Path(config))) if config else {}
+    tables = read_toml(Path(config)) if config else {}
     name = preset or tables.get("preset")
     if name is None and data == "digits":
         name = "digits"

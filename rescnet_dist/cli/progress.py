@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -22,14 +21,11 @@ from rescnet_dist.train import (
 
 
 class TerminalProgress:
-    """A listener that shows layer, accuracies, images per second and workers' memory.
+    """A listener that shows layer, accuracies, images per second and all workers' memory."""
 
-    memory gives the bytes in use on all workers.
-    """
-
-    def __init__(self, console: Console, memory: Callable[[], int]) -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
-        self.memory = memory
+        self.memory: dict[str, int] = {}
         self.live = console.is_terminal
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -72,10 +68,11 @@ class TerminalProgress:
                     total=self.images,
                 )  # fmt: skip
             case ChunkDone():
-                self.done += event.images
+                self.done = min(self.done + event.images, self.images)
+                self.memory[event.worker] = event.memory
                 self.bar.update(
                     self.task, completed=self.done, rate=self._rate(time.perf_counter()),
-                    memory=f"{self.memory() / 2**30:.1f} GiB",
+                    memory=f"{sum(self.memory.values()) / 2**30:.1f} GiB",
                 )  # fmt: skip
             case PassDone():
                 if event.accuracy:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import blas, cho_factor, cho_solve
 
+from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.patches import Array
 
 SYRK = {"f": blas.ssyrk, "d": blas.dsyrk}
@@ -105,7 +106,8 @@ class Whitening:
     @classmethod
     def of(cls, moments: FeatureMoments, ridge: float) -> Whitening:
         """Factorise the covariance once for any number of right-hand sides."""
-        covariance = moments.scatter.astype(np.float64) / moments.count
+        covariance = moments.scatter.astype(np.float64)
+        covariance /= moments.count
         deviation = np.sqrt(np.maximum(np.diagonal(covariance), 0))
         live = deviation > 1e-7 * (deviation.max(initial=0) or 1)
         scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=live)
@@ -116,15 +118,14 @@ class Whitening:
         diagonal[~live] = 1
         try:
             factor = cho_factor(covariance, lower=True, overwrite_a=True, check_finite=False)
-            pivots = np.diagonal(factor[0]) ** 2
-            rounding = SINGULAR * np.finfo(moments.scatter.dtype).eps
-            if pivots.min(initial=1) < rounding:
-                raise np.linalg.LinAlgError(f"a pivot of {pivots.min():.1g} is rounding error")
-        except np.linalg.LinAlgError as error:
-            raise np.linalg.LinAlgError(
+            smallest = (np.diagonal(factor[0]) ** 2).min(initial=1)
+        except np.linalg.LinAlgError:
+            smallest = 0.0
+        if smallest < SINGULAR * np.finfo(moments.scatter.dtype).eps:
+            raise SingularError(
                 f"the covariance of the {len(scale)} features over {moments.count} samples cannot "
                 f"be factorised with ridge={ridge}: use a larger ridge, or more samples"
-            ) from error
+            )
         return cls(moments.mean, scale, factor)
 
     def solve(self, columns: Array) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +63,14 @@ class Location:
             return LocalStore(self.url, read_only=read_only)
         return FsspecStore.from_url(self.url, read_only=read_only)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Name this place when it cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"{self.url} cannot be written: {error}") from error
+
     def exists(self) -> bool:
         """Whether anything is stored here."""
         fs, path = self._fs()
@@ -105,28 +115,33 @@ class Location:
         """Write a JSON record as one object, so that a reader sees all of it or nothing."""
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
-        if isinstance(fs, LocalFileSystem):
-            fs.makedirs(os.path.dirname(path), exist_ok=True)
-            partial = f"{path}.{uuid.uuid4().hex}.partial"
-            fs.pipe_file(partial, text)
-            os.replace(partial, path)
-        else:
-            fs.pipe_file(path, text)
+        with self._writing():
+            if isinstance(fs, LocalFileSystem):
+                fs.makedirs(os.path.dirname(path), exist_ok=True)
+                partial = f"{path}.{uuid.uuid4().hex}.partial"
+                fs.pipe_file(partial, text)
+                os.replace(partial, path)
+            else:
+                fs.pipe_file(path, text)
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the Zarr group here; an error that names the URL if there is none."""
+        problem = f"there is no Zarr group at {self.url}: check the URL"
         try:
             group = zarr.open_group(self.zarr_store(read_only=True), mode="r")
-        except (*ABSENT, GroupNotFoundError, ContainsArrayError) as error:
-            raise StoreError(f"there is no Zarr group at {self.url}: check the URL") from error
-        except ValueError as error:
-            raise StoreError(f"the Zarr group at {self.url} is damaged: {error}") from error
-        return dict(group.attrs)
+            return dict(group.attrs)
+        except (*ABSENT, GroupNotFoundError, ContainsArrayError):
+            pass
+        except (OSError, ValueError) as error:
+            problem = f"the Zarr group at {self.url} is damaged or closed: {error}"
+        # not inside `except`: Zarr's own errors do not survive the way back from a worker
+        raise StoreError(problem)
 
     def update_attributes(self, attributes: dict[str, Any]) -> None:
         """Set these attributes of the Zarr group here, which is made if there is none."""
-        group = zarr.open_group(self.zarr_store(), mode="a", zarr_format=3)
-        group.update_attributes(attributes)
+        with self._writing():
+            group = zarr.open_group(self.zarr_store(), mode="a", zarr_format=3)
+            group.update_attributes(attributes)
 
     def create_array(
         self,
@@ -155,8 +170,9 @@ class Location:
         store = self.zarr_store(read_only=not write)
         try:
             return zarr.open_array(store, path=path or "", mode="r+" if write else "r")
-        except (*ABSENT, ArrayNotFoundError, NodeTypeValidationError) as error:
-            raise StoreError(f"there is no Zarr array {path or ''} at {self.url}") from error
+        except (*ABSENT, ArrayNotFoundError, NodeTypeValidationError):
+            pass
+        raise StoreError(f"there is no Zarr array {path or ''} at {self.url}")
 
     def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
         """Write small named arrays, each (dims, values), into the group at `path`."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import dask
-from distributed import Client, LocalCluster, get_client
+from distributed import Client, LocalCluster, get_client, get_worker, worker_client
+
+from rescnet_dist.errors import ClusterError
+
+WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 
 # Dask's own setting has malloc hand every large array back to the system at once; the chunks'
 # temporary arrays are then mapped and zeroed anew each time, which costs a third of the run.
@@ -24,23 +29,37 @@ def current_client(*, processes: bool = False) -> Iterator[Client]:
     The embedded cluster listens on loopback only. With `processes` it has one single-threaded
     worker process per core; else one worker in this process with as many threads.
     """
+    if _inside_a_task():
+        with worker_client() as client:  # gives this task's thread back while it waits
+            yield client
+        return
     client = _existing_client()
     if client is not None:
         yield client
         return
     cores = available_cores()
+    environ = dask.config.get("distributed.nanny.pre-spawn-environ", {}) | KEEP_FREED_MEMORY
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": KEEP_FREED_MEMORY}),
+        dask.config.set({"distributed.nanny.pre-spawn-environ": environ}),
         LocalCluster(
             n_workers=cores if processes else 1,
             threads_per_worker=1 if processes else cores,
             processes=processes,
             host="127.0.0.1" if processes else None,
             dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,  # what fails is raised here, and need not be logged too
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+def _inside_a_task() -> bool:
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
 
 
 def _existing_client() -> Client | None:
@@ -57,5 +76,13 @@ def available_cores() -> int:
 
 def cluster_slots(client: Client) -> tuple[int, int]:
     """Tasks the cluster runs at a time, and threads of its smallest worker."""
+    if not client.nthreads():  # an adaptive cluster at rest starts workers for a task only
+        try:
+            client.submit(int, pure=False).result(timeout=WORKER_TIMEOUT)
+        except TimeoutError:
+            raise ClusterError(
+                f"the cluster at {client.scheduler.address} has had no worker for "
+                f"{WORKER_TIMEOUT} s: start workers, then run this again"
+            ) from None
     threads = list(client.nthreads().values())
-    return max(1, sum(threads)), min(threads, default=1)
+    return sum(threads), min(threads)

@@ -29,11 +29,16 @@ class PassStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """A worker has finished `images` images of the pass."""
+    """A worker, which holds `memory` bytes, has finished `images` images of the pass.
+
+    Listeners get this one from another thread than the rest, and late or again if a task is redone.
+    """
 
     phase: str
     layer: int
     images: int
+    worker: str
+    memory: int
 
 
 @dataclass(frozen=True, slots=True)

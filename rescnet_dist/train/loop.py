@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-import numpy as np
 from distributed import Client
 
-from rescnet_dist.data import classes_from_json
 from rescnet_dist.errors import DataError
 from rescnet_dist.kernels import Tally
 from rescnet_dist.reduce import fold_graph
@@ -97,20 +95,19 @@ class _Driver:
         counts = self.compute(passes.COUNT, Task(self.run, 0))
         if self.state.run_spec.validation > 0:
             counts = self.compute(passes.SPLIT, Task(self.run, 0, _as_tuples(counts)))
-            self.check_every_class_trains(counts.sum(axis=0))
+            self.check_some_held_out(int(counts.sum()))
         self.counts = _as_tuples(counts)
         self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
         seconds = time.perf_counter() - began
         self.run.commit(0, {"counts": self.counts, "seconds": seconds})
         self.tell(PassDone("survey", 0, seconds, None))
 
-    def check_every_class_trains(self, class_counts: Any) -> None:
-        """Refuse a validation split that took all images of a class."""
-        classes = classes_from_json(self.run.attributes()["classes"]).tolist()
-        for code in np.flatnonzero(class_counts == 0):
+    def check_some_held_out(self, left: int) -> None:
+        """Refuse a split that came out empty, as it can with a few images of many classes."""
+        if left == self.state.plan.images:
             raise DataError(
-                f"validation={self.state.run_spec.validation} holds out all images of the class "
-                f"{classes[code]!r}: give that class more images, or a validation set"
+                f"validation={self.state.run_spec.validation} of {left} images holds none out: "
+                "give a larger share, more images, or a validation set"
             )
 
     def grow(self, layer: int) -> None:
@@ -166,9 +163,9 @@ class _Driver:
         )  # fmt: skip
 
         def on_progress(event: tuple[float, dict[str, Any]]) -> None:
-            message = event[1]
-            if message["layer"] == task.layer:
-                self.tell(ChunkDone(message["phase"], message["layer"], message["images"]))
+            message = {field.name: event[1][field.name] for field in fields(ChunkDone)}
+            if (message["phase"], message["layer"]) == (what.name, task.layer):
+                self.tell(ChunkDone(**message))
 
         topic = progress_topic(self.run)
         self.client.subscribe_topic(topic, on_progress)

@@ -7,19 +7,23 @@ needs from the run store, and can be run again at any time with the same outcome
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import add
 from typing import Any
 
 import numpy as np
 from dask.base import tokenize
+from dask.sizeof import sizeof
 from distributed import get_worker
 
 from rescnet_dist.data import check_finite, validation_members
 from rescnet_dist.kernels import (
     BankStatistics,
+    FeatureMoments,
     GrowingLayer,
     LayerStatistics,
+    PatchMoments,
+    PatchSample,
     Tally,
     draws_of_layer,
     fit_bank,
@@ -123,7 +127,7 @@ def split_group(task: Task, group: Group) -> list[Array]:
     return [counts]
 
 
-def gathered(task: Task, counts: list[Array]) -> Array:
+def gathered(_task: Task, counts: list[Array]) -> Array:
     """The counts of all groups (G, C)."""
     return np.stack(counts)
 
@@ -142,7 +146,7 @@ def survey_group(task: Task, group: Group) -> BankStatistics:
     statistics = BankStatistics.empty(state.image_shape[2], size)
     with blas_threads(1):
         for (start, stop), labels, train, before in _labelled_chunks(task, group, state):
-            pixels = np.asarray(images[start:stop])
+            pixels = np.asarray(images[start:stop], dtype=np.float32)
             check_finite(pixels, start)  # of images that were copied, this has been done
             more = BankStatistics.of(pixels, labels, train, before, draws, size)
             statistics = statistics.merge(more)
@@ -202,7 +206,7 @@ def grow_group(task: Task, group: Group) -> LayerStatistics:
 
 def finish_layer(task: Task, statistics: LayerStatistics) -> Tally:
     """Fit and store the layer's classifier and the next layer's filters; returns how well the
-    layers before it do."""
+    layers before it do. The last layer's pass does so too, as the run may be resumed."""
     state = RunState.of(task.run)
     with blas_threads(state.plan.solve_threads):
         classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
@@ -232,9 +236,20 @@ def score_group(task: Task, group: Group) -> Tally:
     return tally
 
 
-def finish_score(task: Task, tally: Tally) -> Tally:
+def finish_score(_task: Task, tally: Tally) -> Tally:
     """The tally as it is."""
     return tally
+
+
+# the accumulators' true size, which Dask would not see, or take them for free to move and keep ---
+
+
+def _size_of_fields(accumulator: Any) -> int:
+    return sum(sizeof(getattr(accumulator, field.name)) for field in fields(accumulator))
+
+
+for _kind in (FeatureMoments, PatchMoments, PatchSample, BankStatistics, LayerStatistics):
+    sizeof.register(_kind, _size_of_fields)
 
 
 # the passes, declared ---------------------------------------------------------------------------
@@ -275,8 +290,14 @@ def _labelled_chunks(
 
 def report_chunk(task: Task, phase: str, images: int) -> None:
     """Tell the driver that a chunk is done."""
-    message = {"phase": phase, "layer": task.layer, "images": images}
-    get_worker().log_event(progress_topic(task.run), message)
+    worker = get_worker()
+    message = {
+        "phase": phase,
+        "layer": task.layer,
+        "images": images,
+        "memory": worker.monitor.get_process_memory(),
+    }
+    worker.log_event(progress_topic(task.run), message)
 
 
 def progress_topic(run: RunStore) -> str:

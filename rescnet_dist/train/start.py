@@ -14,7 +14,7 @@ import numpy as np
 from distributed import Client
 
 from rescnet_dist.data import TrainingSet, classes_to_json
-from rescnet_dist.errors import DataError, RescnetError
+from rescnet_dist.errors import DataError, RescnetError, SpecError, StoreError
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location, RunStore, write_region
 from rescnet_dist.train.cluster import cluster_slots
@@ -37,6 +37,11 @@ def check_run(
             f"validation={fraction} cannot be held out of {images} images of {classes} classes: "
             f"give at least {least} images, another share, or a validation set"
         )
+    if spec.patience is not None and not (fraction > 0 or data.has_validation):
+        raise SpecError(
+            f"patience={spec.patience} counts layers without a better validation accuracy, and "
+            "nothing is held out: give a validation share or set, or leave patience out"
+        )
     RunStore(Location.of(url)).check_free()
 
 
@@ -57,6 +62,7 @@ def start_run(
     that could not be read back from it.
     """
     check_run(url, spec, run_spec, data)
+    _check_reachable(url, client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
     plan = make_plan(spec, run_spec, data.count, data.image_shape, *cluster_slots(client))
@@ -86,10 +92,22 @@ def start_run(
             _write_rows(run, "images", [part.array for part in data.images], client)
         _write_rows(run, "labels", list(data.codes), client)
         _write_train_mask(run, data.train_count, plan)
+        run.update_attributes(data_complete=True)
     except BaseException:
         run.place.remove()
         raise
     return run
+
+
+def _check_reachable(url: str | os.PathLike[str], client: Client) -> None:
+    """Refuse a store in this process's memory for a cluster of other processes."""
+    if not os.fspath(url).startswith("memory:"):
+        return
+    if set(client.run(os.getpid).values()) != {os.getpid()}:
+        raise StoreError(
+            f"store {url} is in this process's memory, which other worker processes cannot reach: "
+            "use a folder or a bucket that all workers see"
+        )
 
 
 def _write_rows(run: RunStore, name: str, parts: list[Array | da.Array], client: Client) -> None:
@@ -132,8 +150,14 @@ def _write_train_mask(run: RunStore, train_images: int, plan: Plan) -> None:
 def reopen_run(url: str | os.PathLike[str], max_layers: int | None = None) -> RunStore:
     """The run at a URL, to go on with, up to another number of layers if given."""
     run = RunStore.open(url)
+    attributes = run.attributes()
+    if not attributes.get("data_complete"):
+        raise StoreError(
+            f"the data of the run at {run.url} were never completely written: remove it and train "
+            "again"
+        )
     if max_layers is not None:
-        spec = NetworkSpec.from_dict(run.attributes()["network"]).replace(max_layers=max_layers)
+        spec = NetworkSpec.from_dict(attributes["network"]).replace(max_layers=max_layers)
         run.update_attributes(network=spec.to_dict())
     return run
 
