@@ -1,4 +1,4 @@
-"""The commands of `rescnet`: train, resume, evaluate, predict, info, presets."""
+"""The commands of `rescnet`: train, resume, evaluate, predict, info, check, presets."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from rescnet_dist.train import (
     reopen_run,
     start_run,
     train,
+    verify_run,
 )
 
 SHOW: dict[str, Any] = {
@@ -234,6 +235,27 @@ def info_command(run_url: str, as_json: bool) -> None:
         chosen = "chosen" if layer["layer"] == found["depth"] else ""
         table.add_row(str(layer["layer"]), *shown, f"{layer['seconds']:.1f}", chosen)
     Console().print(table)
+
+
+@main.command("check", **SHOW)
+@click.argument("run_url", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def check_command(run_url: str, as_json: bool) -> None:
+    """Verify a run store against its commit records: chunks missing, altered or stale.
+
+    Exit code 0 if all is as committed, 1 if not.
+
+    \b
+    Example:
+      rescnet check runs/digits-20260101-120000
+    """
+    with working("reading every chunk"):
+        problems = verify_run(run_url)
+    if as_json:
+        click.echo(json.dumps({"url": run_url, "problems": problems}))
+    else:
+        click.echo("\n".join(problems) or f"{run_url}: every chunk is as it was committed")
+    sys.exit(1 if problems else 0)
 
 
 @main.command("presets", **SHOW)

@@ -1,5 +1,6 @@
 """Where runs and networks are kept: Zarr groups and JSON records at any fsspec URL."""
 
+from rescnet_dist.store.checksums import Checksums, checksum, read_region
 from rescnet_dist.store.layers import (
     layer_path,
     read_bank,
@@ -25,14 +26,17 @@ __all__ = [
     "FORMAT_VERSION",
     "NETWORK_FORMAT",
     "RUN_FORMAT",
+    "Checksums",
     "Location",
     "RunStore",
     "check_format",
+    "checksum",
     "layer_path",
     "read_bank",
     "read_classifier",
     "read_image_scale",
     "read_layer",
+    "read_region",
     "write_bank",
     "write_classifier",
     "write_image_scale",

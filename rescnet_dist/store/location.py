@@ -24,6 +24,7 @@ from zarr.errors import (
 from zarr.storage import FsspecStore, LocalStore
 
 from rescnet_dist.errors import StoreError
+from rescnet_dist.store.checksums import checksum, read_checked
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -180,9 +181,14 @@ class Location:
         zarr.open_group(store, path=path, mode="a", zarr_format=3)
         for name, (dims, values) in arrays.items():
             zarr.create_array(
-                store, name=f"{path}/{name}", data=values, dimension_names=dims, overwrite=True
+                store,
+                name=f"{path}/{name}",
+                data=values,
+                dimension_names=dims,
+                attributes={"crc32c": checksum(values)},
+                overwrite=True,
             )
 
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
-        """Read named arrays whole from the group at `path`."""
-        return {name: np.asarray(self.open_array(f"{path}/{name}")[...]) for name in names}
+        """Read named arrays whole from the group at `path`, checked against their checksums."""
+        return {name: read_checked(self.open_array(f"{path}/{name}")) for name in names}

@@ -167,6 +167,11 @@ class RunStore:
             records.append(record)
         return records
 
+    def checksums(self, step: int) -> dict[str, list[int]]:
+        """The checksums that were committed with a step: those of each array's chunks, by path."""
+        record = (self.place / f"commits/{step:04d}.json").read_json()
+        return dict(record["checksums"]) if record else {}
+
     def write_result(self, record: dict[str, Any]) -> None:
         """Write how the run ended."""
         (self.place / "result.json").write_json(record)

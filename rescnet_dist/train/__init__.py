@@ -15,6 +15,7 @@ from rescnet_dist.train.events import (
 from rescnet_dist.train.loop import train
 from rescnet_dist.train.plan import Plan, make_plan
 from rescnet_dist.train.start import check_run, remove_if_unusable, reopen_run, start_run
+from rescnet_dist.train.verify import verify_run
 
 __all__ = [
     "Accuracy",
@@ -37,4 +38,5 @@ __all__ = [
     "reopen_run",
     "start_run",
     "train",
+    "verify_run",
 ]

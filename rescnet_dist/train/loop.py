@@ -97,9 +97,10 @@ class _Driver:
             counts = self.compute(passes.SPLIT, Task(self.run, 0, _as_tuples(counts)))
             self.check_some_held_out(int(counts.sum()))
         self.counts = _as_tuples(counts)
-        self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
+        checksums = self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
         seconds = time.perf_counter() - began
-        self.run.commit(0, {"counts": self.counts, "seconds": seconds})
+        record = {"counts": self.counts, "seconds": seconds, "checksums": checksums.chunks}
+        self.run.commit(0, record)
         self.tell(PassDone("survey", 0, seconds, None))
 
     def check_some_held_out(self, left: int) -> None:
@@ -120,10 +121,14 @@ class _Driver:
             layer, (images, height, width, state.spec.filters), (images, state.classes),
             state.plan.chunk_images,
         )  # fmt: skip
-        tally = self.compute(passes.GROW, Task(self.run, layer, self.counts))
+        tally, checksums = self.compute(passes.GROW, Task(self.run, layer, self.counts))
         accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
         seconds = time.perf_counter() - began
-        record = {"accuracy": asdict(accuracy) if accuracy else None, "seconds": seconds}
+        record = {
+            "accuracy": asdict(accuracy) if accuracy else None,
+            "seconds": seconds,
+            "checksums": checksums.chunks,
+        }
         self.run.commit(layer, record)
         if state.run_spec.keep_maps == "last":
             self.run.remove_maps_but(layer)

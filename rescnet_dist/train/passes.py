@@ -7,7 +7,7 @@ needs from the run store, and can be run again at any time with the same outcome
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from operator import add
 from typing import Any
 
@@ -34,10 +34,12 @@ from rescnet_dist.kernels import (
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
+    Checksums,
     RunStore,
     read_bank,
     read_classifier,
     read_image_scale,
+    read_region,
     write_bank,
     write_classifier,
     write_image_scale,
@@ -135,39 +137,63 @@ def gathered(_task: Task, counts: list[Array]) -> Array:
 # the survey -------------------------------------------------------------------------------------
 
 
-def survey_group(task: Task, group: Group) -> BankStatistics:
-    """Statistics of the raw images of a group of chunks, for the first layer's filters."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Statistics of some chunks and the checksums of what was read or written of them; `merge`
+    takes those of later chunks."""
+
+    statistics: Any
+    checksums: Checksums
+
+    def merge(self, later: Checked) -> Checked:
+        """Both together."""
+        return Checked(
+            self.statistics.merge(later.statistics), self.checksums.merge(later.checksums)
+        )
+
+
+def survey_group(task: Task, group: Group) -> Checked:
+    """Statistics of the raw images of a group of chunks, for the first layer's filters, and the
+    checksums of the data that all later passes must find."""
     state = RunState.of(task.run)
     size = state.spec.size_of_layer(1)
     draws = draws_of_layer(
         state.spec, state.run_spec.seed, 1, task.class_counts, state.input_shape(1)
     )
     images = task.run.images()
-    statistics = BankStatistics.empty(state.image_shape[2], size)
+    statistics, checksums = BankStatistics.empty(state.image_shape[2], size), Checksums()
     with blas_threads(1):
-        for (start, stop), labels, train, before in _labelled_chunks(task, group, state):
-            pixels = np.asarray(images[start:stop], dtype=np.float32)
+        for (start, stop), labels, train, before in _labelled_chunks(
+            task, group, state, Committed(group)
+        ):
+            raw = read_region(images, start, stop)
+            pixels = raw.astype(np.float32)
             check_finite(pixels, start)  # of images that were copied, this has been done
             more = BankStatistics.of(pixels, labels, train, before, draws, size)
             statistics = statistics.merge(more)
+            checksums = checksums.plus(
+                {"data/images": raw, "data/labels": labels, "data/train": train}
+            )
             report_chunk(task, "survey", stop - start)
-    return statistics
+    return Checked(statistics, checksums)
 
 
-def finish_survey(task: Task, statistics: BankStatistics) -> None:
-    """Fit and store the normalisation of the images and the first layer's filters."""
-    state = RunState.of(task.run)
+def finish_survey(task: Task, checked: Checked) -> Checksums:
+    """Fit and store the normalisation of the images and the first layer's filters; returns the
+    checksums to commit."""
+    state, statistics = RunState.of(task.run), checked.statistics
     with blas_threads(state.plan.solve_threads):
         scale = fit_image_scale(statistics, state.spec)
         bank = fit_bank(statistics.rescale(scale.low, scale.scale), state.spec, 1)
     write_image_scale(task.run.place, scale)
     write_bank(task.run.place, 1, bank)
+    return checked.checksums
 
 
 # growing a layer --------------------------------------------------------------------------------
 
 
-def grow_group(task: Task, group: Group) -> LayerStatistics:
+def grow_group(task: Task, group: Group) -> Checked:
     """The pass of a layer over a group of chunks: scores, maps, and statistics in one go."""
     run, layer, state = task.run, task.layer, RunState.of(task.run)
     growing = GrowingLayer(
@@ -186,34 +212,37 @@ def grow_group(task: Task, group: Group) -> LayerStatistics:
     old_maps = run.maps(layer - 1) if layer > 1 else None
     old_scores = run.scores(layer - 1) if layer > 1 else None
     new_maps, new_scores = run.maps(layer, write=True), run.scores(layer, write=True)
-    statistics = growing.empty(*state.image_shape)
+    known = Committed.of(task, group, layer - 1)
+    statistics, checksums = growing.empty(*state.image_shape), Checksums()
     with blas_threads(1):
-        for (start, stop), labels, train, before in _labelled_chunks(task, group, state):
+        for (start, stop), labels, train, before in _labelled_chunks(task, group, state, known):
             maps, scores, statistics = growing.grow(
                 statistics,
-                np.asarray(images[start:stop]),
-                None if old_maps is None else np.asarray(old_maps[start:stop]),
-                None if old_scores is None else np.asarray(old_scores[start:stop]),
+                known.read(images, start, stop, "data/images"),
+                None if old_maps is None else known.read(old_maps, start, stop),
+                None if old_scores is None else known.read(old_scores, start, stop),
                 labels,
                 train,
                 before,
             )
             write_region(new_maps, start, maps)
             write_region(new_scores, start, scores)
+            checksums = checksums.plus({new_maps.path: maps, new_scores.path: scores})
             report_chunk(task, "grow", stop - start)
-    return statistics
+    return Checked(statistics, checksums)
 
 
-def finish_layer(task: Task, statistics: LayerStatistics) -> Tally:
+def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
     """Fit and store the layer's classifier and the next layer's filters; returns how well the
-    layers before it do. The last layer's pass does so too, as the run may be resumed."""
-    state = RunState.of(task.run)
+    layers before it do and the checksums to commit. The last layer's pass does so too, as the run
+    may be resumed."""
+    state, statistics = RunState.of(task.run), checked.statistics
     with blas_threads(state.plan.solve_threads):
         classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
         bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
     write_classifier(task.run.place, task.layer, classifier)
     write_bank(task.run.place, task.layer + 1, bank)
-    return statistics.tally
+    return statistics.tally, checked.checksums
 
 
 # scoring the last layer -------------------------------------------------------------------------
@@ -224,11 +253,13 @@ def score_group(task: Task, group: Group) -> Tally:
     run, layer, state = task.run, task.layer, RunState.of(task.run)
     classifier = read_classifier(run.place, layer)
     maps, entering = run.maps(layer), run.scores(layer)
+    known = Committed.of(task, group, layer)
     tally = Tally.empty()
     with blas_threads(1):
-        for (start, stop), labels, train, _ in _labelled_chunks(task, group, state):
+        for (start, stop), labels, train, _ in _labelled_chunks(task, group, state, known):
             scores = updated_scores(
-                classifier, np.asarray(maps[start:stop]), np.asarray(entering[start:stop]),
+                classifier, known.read(maps, start, stop),
+                known.read(entering, start, stop),
                 state.spec, stop - start, state.classes,
             )  # fmt: skip
             tally = tally.merge(Tally.of(scores, labels, train))
@@ -248,7 +279,10 @@ def _size_of_fields(accumulator: Any) -> int:
     return sum(sizeof(getattr(accumulator, field.name)) for field in fields(accumulator))
 
 
-for _kind in (FeatureMoments, PatchMoments, PatchSample, BankStatistics, LayerStatistics):
+for _kind in (
+    *(FeatureMoments, PatchMoments, PatchSample, BankStatistics, LayerStatistics),
+    *(Checksums, Checked),
+):
     sizeof.register(_kind, _size_of_fields)
 
 
@@ -267,23 +301,43 @@ class Pass:
 
 COUNT = Pass("count", count_group, add, gathered)
 SPLIT = Pass("split", split_group, add, gathered)
-SURVEY = Pass("survey", survey_group, BankStatistics.merge, finish_survey)
-GROW = Pass("grow", grow_group, LayerStatistics.merge, finish_layer)
+SURVEY = Pass("survey", survey_group, Checked.merge, finish_survey)
+GROW = Pass("grow", grow_group, Checked.merge, finish_layer)
 SCORE = Pass("score", score_group, Tally.merge, finish_score)
 
 
 # ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The checksums that the chunks of a group must have, by path, where they are committed."""
+
+    group: Group
+    checksums: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, task: Task, group: Group, step: int) -> Committed:
+        """Those of the data and of a step."""
+        return cls(group, task.run.checksums(0) | task.run.checksums(step))
+
+    def read(self, array: Any, start: int, stop: int, path: str | None = None) -> Array:
+        """One chunk of an array, by its path in the run; refused if it is not as committed."""
+        chunks = self.checksums.get(path or array.path)
+        expected = chunks[start // self.group.chunk_images] if chunks else None
+        return read_region(array, start, stop, expected)
+
+
 def _labelled_chunks(
-    task: Task, group: Group, state: RunState
+    task: Task, group: Group, state: RunState, known: Committed
 ) -> Iterator[tuple[tuple[int, int], Array, Array, Array]]:
     """Each chunk (start, stop) of a group with its labels, which of them to train on, and the
     training images of each class (C,) ahead of it."""
     all_labels, all_train = task.run.data_array("labels"), task.run.data_array("train")
     before = task.ahead(group)
     for start, stop in group.chunks():
-        labels, train = np.asarray(all_labels[start:stop]), np.asarray(all_train[start:stop])
+        labels = known.read(all_labels, start, stop)
+        train = known.read(all_train, start, stop)
         yield (start, stop), labels, train, before
         before = before + np.bincount(labels[train], minlength=state.classes)
 

@@ -1,0 +1,74 @@
+"""Check a run store against its commit records: every chunk there, none altered or stale."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import dask
+from dask.delayed import delayed
+
+from rescnet_dist.errors import StoreError
+from rescnet_dist.store import RunStore, read_image_scale, read_layer, read_region
+from rescnet_dist.train.passes import RunState
+
+CHUNKS_PER_TASK = 16
+
+
+def verify_run(url: str | os.PathLike[str]) -> list[str]:
+    """What is wrong with the run at a URL, one sentence each; empty if all is as committed.
+
+    Chunks are read in parallel, on the current Dask client's cluster if there is one.
+    """
+    run = RunStore.open(url)
+    problems = list(_missing_commits(run))
+    steps = range(len(run.commits()))
+    tasks = [
+        delayed(_verify_chunks, pure=False)(run, path, first, chunks)
+        for step in steps
+        for path, first, chunks in _committed_chunks(run, step, last=step == steps[-1])
+    ]
+    tasks += [delayed(_verify_layer, pure=False)(run, step) for step in steps]
+    return problems + [problem for found in dask.compute(*tasks) for problem in found]
+
+
+def _missing_commits(run: RunStore) -> Iterator[str]:
+    """Commit records that are missing before others that are there."""
+    names = (run.place / "commits").names()
+    found = {int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json")}
+    for step in sorted(set(range(max(found, default=0) + 1)) - found):
+        yield f"commits/{step:04d}.json is missing: the steps after it do not count"
+
+
+def _committed_chunks(
+    run: RunStore, step: int, *, last: bool
+) -> Iterator[tuple[str, int, list[int]]]:
+    """Path, number of the first chunk and checksums of some chunks at a time, of all arrays that
+    were committed with a step and are kept."""
+    all_kept = RunState.of(run).run_spec.keep_maps == "all"
+    for path, checksums in run.checksums(step).items():
+        if path.startswith("data/") or last or all_kept:
+            for first in range(0, len(checksums), CHUNKS_PER_TASK):
+                yield path, first, checksums[first : first + CHUNKS_PER_TASK]
+
+
+def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int]) -> list[str]:
+    """Read chunks of an array of the run and compare them with their checksums."""
+    plan, problems = RunState.of(run).plan, []
+    for number, expected in enumerate(checksums, start=first):
+        start = number * plan.chunk_images
+        try:
+            array = run.images() if path == "data/images" else run.place.open_array(path)
+            read_region(array, start, min(start + plan.chunk_images, plan.images), expected)
+        except (StoreError, OSError) as error:
+            problems.append(f"{path}, chunk {number}: {error}")
+    return problems
+
+
+def _verify_layer(run: RunStore, step: int) -> list[str]:
+    """Read the small arrays that were stored with a step."""
+    try:
+        read_layer(run.place, step) if step else read_image_scale(run.place)
+    except (StoreError, OSError) as error:
+        return [f"layer {step}: {error}" if step else f"image_scale: {error}"]
+    return []

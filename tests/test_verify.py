@@ -1,0 +1,157 @@
+"""Damage to a run store is found, named, and never trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load, load_digits
+from rescnet_dist.cli import main
+from rescnet_dist.store import Checksums, checksum
+from rescnet_dist.train import verify_run
+
+SPEC = NetworkSpec.preset("digits").replace(
+    filters=4, max_layers=2, first_filter_size=3, block=5, stride=3
+)
+RUN = RunSpec(chunk_images=40, accumulators=2, solve_threads=1, validation=0.2)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> Path:
+    """A run of two layers over four chunks."""
+    url = tmp_path_factory.mktemp("verify") / "run"
+    images, labels = load_digits()
+    with Client(threads_cluster):
+        clf = ResCNetClassifier(SPEC, store=url, run=RUN)
+        clf.fit(images[:150, ::2, ::2], labels[:150])
+    return url
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def flip(path: Path) -> None:
+    """Alter one bit of the middle byte."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    """Cut the second half off."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+CHUNKS = {
+    "data/images": "data/images/c/1/0/0/0",
+    "data/labels": "data/labels/c/1",
+    "data/train": "data/train/c/1",
+    "maps/0002": "maps/0002/c/1/0/0/0",
+    "scores/0002": "scores/0002/c/1/0",
+}
+SMALL = {
+    "image_scale": "image_scale/scale/c/0",
+    "layer 1": "layers/0001/filters/c/0/0/0/0",
+    "layer 2": "layers/0002/weights/c/0/0/0",
+}
+
+
+def test_a_whole_run_has_no_problem(run: Path, client: Client) -> None:
+    """Before any damage, and however often it is resumed."""
+    assert verify_run(run) == []
+    ResCNetClassifier.resume(run, max_layers=3)
+    assert verify_run(run) == []
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("name", CHUNKS)
+def test_a_damaged_chunk_is_named_and_refused(
+    run: Path, client: Client, name: str, damage: Callable[[Path], None]
+) -> None:
+    """A bit flipped, a half cut off, a chunk deleted: by the check, and by a resume."""
+    damage(run / CHUNKS[name])
+    (problem,) = verify_run(run)
+    assert f"{name}, chunk 1" in problem
+    with pytest.raises(StoreError, match=f"rows 40 to 80 of {name} are missing or altered"):
+        ResCNetClassifier.resume(run, max_layers=3)
+    assert len(list((run / "commits").iterdir())) == 3  # nothing was committed on top
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_damaged_layer_is_named_and_never_predicted_with(
+    run: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    """Nor does its network load and predict as if zeros had been learnt."""
+    damage(run / SMALL[name])
+    (problem,) = verify_run(run)
+    assert name in problem
+    with pytest.raises(StoreError, match="missing in part or altered"):
+        load(run).predict(load_digits("test")[0][:2, ::2, ::2])
+
+
+def test_stale_scores_are_found(run: Path) -> None:
+    """Scores that are whole, but not those that were committed."""
+    shutil.copyfile(run / "scores/0002/c/0/0", run / "scores/0002/c/2/0")
+    (problem,) = verify_run(run)
+    assert "scores/0002, chunk 2" in problem
+
+
+def test_a_missing_commit_is_found(run: Path) -> None:
+    """What lies behind it does not count, and the maps before it are gone."""
+    (run / "commits/0001.json").unlink()
+    problems = verify_run(run)
+    assert "commits/0001.json is missing" in problems[0]
+
+
+def test_the_command_tells_problems_by_its_exit_code(run: Path) -> None:
+    """0 and a sentence, or 1 and the list; as JSON too."""
+    whole = CliRunner().invoke(main, ["check", str(run)])
+    assert whole.exit_code == 0
+    assert "every chunk is as it was committed" in whole.output
+    (run / CHUNKS["maps/0002"]).unlink()
+    broken = CliRunner().invoke(main, ["check", str(run), "--json"])
+    assert broken.exit_code == 1
+    assert "maps/0002, chunk 1" in json.loads(broken.output)["problems"][0]
+    assert CliRunner().invoke(main, ["check", str(run / "no")]).exit_code == 2
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=5), st.data())
+def test_merging_checksums_keeps_order_and_is_associative(groups: Any, data: Any) -> None:
+    """However the tree is shaped, each array's chunks come in their order."""
+    number = iter(range(100))
+    parts = [
+        [Checksums({path: (next(number),)}) for path in group] or [Checksums()] for group in groups
+    ]
+    flat = [part for group in parts for part in group] or [Checksums()]
+    one = flat[0]
+    for part in flat[1:]:
+        one = one.merge(part)
+    while len(flat) > 1:
+        at = data.draw(st.integers(0, len(flat) - 2))
+        flat[at : at + 2] = [flat[at].merge(flat[at + 1])]
+    assert flat[0] == one
+    assert all(list(chunks) == sorted(chunks) for chunks in one.chunks.values())
+
+
+def test_checksum_depends_on_every_value() -> None:
+    """In whatever memory order, and across the pieces it is computed by."""
+    values = np.arange(700_000, dtype=np.float32).reshape(700, 1000)
+    assert checksum(values) == checksum(np.asfortranarray(values))
+    for place in (0, 262_143, 262_144, 699_999):
+        changed = values.copy()
+        changed.flat[place] += 1
+        assert checksum(changed) != checksum(values)
