@@ -134,7 +134,7 @@ def test_a_write_that_fails_leaves_the_old_record(
         raise OSError("no space left")
 
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", no_space)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(StoreError, match="cannot be written: no space"):
         place.write_json({"new": 2})
     assert place.read_json() == {"old": 1}
 
