@@ -79,6 +79,15 @@ class Location:
             return bool(fs.exists(path) and (not fs.isdir(path) or fs.ls(path)))
         except FileNotFoundError:
             return False
+        except Exception as error:  # each file system has errors of its own
+            problem = self._unreachable(error)
+        raise StoreError(problem)
+
+    def _unreachable(self, error: Exception) -> str:
+        """What to say where a place does not answer; never the error itself, which may belong to a
+        library that the driver does not have, or that does not pickle."""
+        reason = str(error) or type(error).__name__
+        return f"{self.url} cannot be reached: {reason}; check the URL, the network and your rights"
 
     def size(self) -> int:
         """Bytes stored here."""
@@ -133,8 +142,10 @@ class Location:
             return dict(group.attrs)
         except (*ABSENT, GroupNotFoundError, ContainsArrayError):
             pass
-        except (OSError, ValueError) as error:
-            problem = f"the Zarr group at {self.url} is damaged or closed: {error}"
+        except ValueError as error:
+            problem = f"the Zarr group at {self.url} is damaged: {error}"
+        except Exception as error:
+            problem = self._unreachable(error)
         # not inside `except`: Zarr's own errors do not survive the way back from a worker
         raise StoreError(problem)
 
@@ -168,12 +179,17 @@ class Location:
 
     def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
         """The array at `path` under this group, or the one at this place itself."""
-        store = self.zarr_store(read_only=not write)
+        problem = f"there is no Zarr array {path or ''} at {self.url}"
         try:
+            store = self.zarr_store(read_only=not write)
             return zarr.open_array(store, path=path or "", mode="r+" if write else "r")
         except (*ABSENT, ArrayNotFoundError, NodeTypeValidationError):
             pass
-        raise StoreError(f"there is no Zarr array {path or ''} at {self.url}")
+        except ValueError as error:
+            problem = f"the Zarr array {path or ''} at {self.url} is damaged: {error}"
+        except Exception as error:
+            problem = self._unreachable(error)
+        raise StoreError(problem)
 
     def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
         """Write small named arrays, each (dims, values), into the group at `path`."""
