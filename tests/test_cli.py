@@ -213,16 +213,19 @@ def test_a_store_in_use_is_refused(stored_run: str):
     assert "already holds another run" in result.output
 
 
-def test_the_live_bar_shows_layer_accuracy_rate_and_memory(client: Client, data_url: str, tmp_path):
-    """On a terminal; the memory is what workers hold."""
-    console = Console(file=io.StringIO(), force_terminal=True, width=140)
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_live_bar_shows_layer_accuracy_rate_and_memory(
+    client: Client, data_url: str, tmp_path: Path, width: int
+):
+    """On a terminal of any usual width; the memory is what workers hold."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
     specs = resolve_specs("digits", None, data_url, {"filters": 4, "max_layers": 2, "block": 14})
     run_store = start_run(tmp_path / "run", *specs, training_set(data_url, None), client)
     with TerminalProgress(console) as progress:
         train(run_store, client, [progress])
         progress.bar.refresh()
     shown = console.file.getvalue()
-    for words in ("layer 2/2", "images/s", "train ", "validation "):
+    for words in ("layer 2/2", "images/s", "train ", " val ", "━━"):
         assert words in shown
     held = [float(value) for value in re.findall(r"([\d.]+) GiB", shown)]
     assert held

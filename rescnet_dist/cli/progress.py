@@ -27,14 +27,15 @@ class TerminalProgress:
         self.console = console
         self.memory: dict[str, int] = {}
         self.live = console.is_terminal
+        narrow = console.width < 100
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=8 if narrow else 24),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[accuracy]}"),
             TextColumn("{task.fields[rate]}"),
             TextColumn("{task.fields[memory]}"),
-            TimeElapsedColumn(),
+            *([] if narrow else [TimeElapsedColumn()]),
             console=console,
             disable=not self.live,
         )
@@ -76,7 +77,9 @@ class TerminalProgress:
                 )  # fmt: skip
             case PassDone():
                 if event.accuracy:
-                    self.bar.update(self.task, accuracy=describe_accuracy(event.accuracy))
+                    self.bar.update(
+                        self.task, accuracy=describe_accuracy(event.accuracy, short=True)
+                    )
                 self._line(event)
             case RunDone():
                 self.bar.update(self.task, visible=False)
@@ -98,8 +101,12 @@ class TerminalProgress:
         return f"{self.done / max(now - self.began, 1e-9):,.0f} images/s"
 
 
-def describe_accuracy(accuracy: Accuracy) -> str:
-    """ "train 99.1 %, validation 98.2 %"."""
+def describe_accuracy(accuracy: Accuracy, *, short: bool = False) -> str:
+    """As "train 99.12 %, validation 98.23 %", or in short as "train 99.1 val 98.2 %"."""
+    if short:
+        held_out = accuracy.validation
+        validation = "" if held_out is None else f" val {100 * held_out:.1f}"
+        return f"train {100 * accuracy.train:.1f}{validation} %"
     text = f"train {100 * accuracy.train:.2f} %"
     if accuracy.validation is not None:
         text += f", validation {100 * accuracy.validation:.2f} %"
