@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +66,7 @@ def test_train_tells_where_how_well_and_what_next(client: Client, data_url: str,
         "train", data_url, "--preset", "digits", "--store", url, "--test", data_url, *SMALL
     )
     assert result.exit_code == 0, result.output
-    for words in ("train", "validation", "test", str(url), "rescnet info", "rescnet resume"):
+    for words in ("train", "validation", "test", str(url), " info ", " resume "):
         assert words in result.output
     assert "layer 2/2" in result.output  # one line per pass where there is no terminal
 
@@ -175,7 +178,8 @@ def test_help_shows_an_example(name: str):
     [
         (["train", "--preset", "cifar"], "did you mean 'cifar10'"),
         (["train", "nowhere.zarr", "--preset", "cifar10"], "nowhere.zarr"),
-        (["train", "nowhere.zarr"], "--preset"),
+        (["train", "nowhere.zarr"], "there is no Zarr group at"),
+        (["train", "--test", "nowhere.zarr"], "there is no Zarr group at"),
         (["train", "--filters", "0"], "filters=0 is out of range: it must be at least 1"),
         (["train", "--filters", "many"], "'many' is not a valid integer"),
         (["train", "--levels", "4;2"], "such as 4,2,1"),
@@ -245,5 +249,41 @@ def test_an_interruption_says_how_to_go_on(
         patch.setattr("rescnet_dist.train.loop._Driver.score", interrupted)
         result = run("train", data_url, "--preset", "digits", "--store", url, *SMALL)
     assert result.exit_code == 130
-    assert f"go on with: rescnet resume {url}" in result.output
+    assert result.output.splitlines()[-1].startswith("interrupted; go on with: ")
+    assert result.output.endswith(f"resume {url}\n")
     assert run("resume", url).exit_code == 0
+
+
+def test_a_file_or_preset_is_needed_for_data_of_ones_own(data_url: str, tmp_path: Path):
+    """Which network to train on them is not guessed."""
+    result = run("train", data_url, "--store", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "which network? Give --preset" in result.output
+
+
+def test_fewer_layers_than_there_are_is_refused(stored_run: str):
+    """A resume never makes a run worse."""
+    result = run("resume", stored_run, "--max-layers", 1)
+    assert result.exit_code == 2
+    assert "max_layers=1, but the run at" in result.output
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_control_c_in_a_terminal_leaves_one_line(tmp_path: Path):
+    """It reaches the workers too, which must not answer it with tracebacks."""
+    process = subprocess.Popen(
+        [Path(sys.executable).parent / "rescnet", "train", "--store", tmp_path / "run"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("survey"):  # layer 1 is under way
+            time.sleep(1)
+            os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    process.stderr.close()
+    assert len(lines) == 2
+    assert lines[1].startswith("interrupted; go on with: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,8 +53,8 @@ class Commands(click.Group):
         except RescnetError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(2)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+        except KeyboardInterrupt as interrupt:
+            click.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
             sys.exit(130)
 
 
@@ -96,10 +97,12 @@ def train_command(
       rescnet train --max-layers 3
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
+    training = training_set(*open_data(data, "train"))
     spec, run_spec = resolve_specs(preset, config, data, flags)
     url = store or default_store(data)
-    training = training_set(*open_data(data, "train"))
     check_run(url, spec, run_spec, training)
+    if test_data:
+        training_set(*open_data(data, "train"), open_data(test_data, "test"))
     with cluster(scheduler) as client:
         run = start_run(url, spec, run_spec, training, client, source=data)
         try:
@@ -286,6 +289,11 @@ def presets_command(name: str | None, as_json: bool) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
+def program() -> str:
+    """How to call this program again: by name where that is found, else as it was called."""
+    return "rescnet" if shutil.which("rescnet") else sys.argv[0]
+
+
 def open_data(data: str, split: str) -> tuple[Any, Any]:
     """Images and labels by name or URL; labels are None where they lie beside the images."""
     return load_digits(split) if data == "digits" else (data, None)
@@ -342,8 +350,7 @@ def grow(run: RunStore, client: Client) -> None:
         with TerminalProgress(Console(stderr=True)) as progress:
             train(run, client, [progress])
     except KeyboardInterrupt:
-        click.echo(f"go on with: rescnet resume {run.url}", err=True)
-        raise
+        raise KeyboardInterrupt(f"go on with: {program()} resume {run.url}") from None
 
 
 def report_outcome(run: RunStore, source: str | None, test: str | None, as_json: bool) -> None:
@@ -366,9 +373,10 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, as_json:
         "accuracy  " + ", ".join(f"{k} {100 * v:.2f} %" for k, v in shown.items() if v is not None)
     )
     click.echo(f"run       {found['url']}")
-    click.echo(f"next      rescnet info {found['url']}")
+    click.echo(f"next      {program()} info {found['url']}")
     if found["depth"] == len(found["layers"]):  # more layers may still help
-        click.echo(f"          rescnet resume {found['url']} --max-layers {found['depth'] + 4}")
+        more = found["depth"] + 4
+        click.echo(f"          {program()} resume {found['url']} --max-layers {more}")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ HELP = {
     "patience": "stop after so many layers without a better validation accuracy",
     "stop_at_zero_error": "stop once the training error is 0",
     "seed": "seed of draws and split",
-    "validation": "share of the training images held out",
+    "validation": "share of the training images held out  [default: 0.1]",
     "chunk_images": "images per chunk",
     "accumulators": "partial sums before the tree reduction",
     "split_every": "fan-in of the tree reduction",

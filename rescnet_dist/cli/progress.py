@@ -60,13 +60,14 @@ class TerminalProgress:
         match event:
             case RunStarted():
                 self.images, self.max_layers = event.images, event.max_layers
-                if event.layers:
+                if 0 < event.layers < event.max_layers:
                     self.console.print(f"going on after layer {event.layers}")
             case PassStarted():
                 self.began, self.done = time.perf_counter(), 0
-                self.bar.update(
-                    self.task, description=self._title(event.phase, event.layer), completed=0,
-                    total=self.images,
+                fields = self.bar.tasks[0].fields | {"rate": ""}
+                self.bar.reset(  # the elapsed time, too
+                    self.task, description=self._title(event.phase, event.layer),
+                    total=self.images, **fields,
                 )  # fmt: skip
             case ChunkDone():
                 self.done = min(self.done + event.images, self.images)

@@ -27,15 +27,15 @@ def validation_members(codes: Array, before: Array, fraction: float, seed: int) 
     """Which images of a chunk, codes (n,), are held out for validation, (n,) bool.
 
     The ranks of a class are cut into runs of 1/fraction images and one of each run, drawn from
-    (seed, class, run) alone, is held out: each class gives its share, whatever the chunks are. The
-    first image of a class never is, so that every class can be learnt.
+    (seed, class, run) alone, is held out: each class gives its share, whatever the chunks are. In
+    place of the first image of a class the second is, so that every class can be learnt.
     """
     ranks = ranks_in_class(codes, before)
     slack = 1e-7  # ranks·fraction is rounded
     run = np.floor(ranks * fraction + slack)
     first, behind = np.ceil(run / fraction - slack), np.ceil((run + 1) / fraction - slack)
-    first = np.maximum(first, 1)
-    return ranks == first + np.floor(_uniform(seed, codes, run) * (behind - first))
+    drawn = first + np.floor(_uniform(seed, codes, run) * (behind - first))
+    return (ranks == np.where((drawn == 0) & (behind > 1), 1, drawn)) & (ranks > 0)
 
 
 def _uniform(seed: int, codes: Array, run: Array) -> Array:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,18 +42,33 @@ def current_client(*, processes: bool = False) -> Iterator[Client]:
     cores = available_cores()
     environ = dask.config.get("distributed.nanny.pre-spawn-environ", {}) | KEEP_FREED_MEMORY
     with (
+        _workers_ignore_interrupts(),
         dask.config.set({"distributed.nanny.pre-spawn-environ": environ}),
-        LocalCluster(
+    ):
+        cluster = LocalCluster(
             n_workers=cores if processes else 1,
             threads_per_worker=1 if processes else cores,
             processes=processes,
             host="127.0.0.1" if processes else None,
             dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,  # what fails is raised here, and need not be logged too
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+        )
+    with cluster, Client(cluster, set_as_default=False) as client:
         yield client
+
+
+@contextmanager
+def _workers_ignore_interrupts() -> Iterator[None]:
+    """Have processes started in the body ignore Ctrl-C, which a terminal sends to all of them: the
+    driver alone answers it, and ends its workers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _inside_a_task() -> bool:

@@ -158,6 +158,12 @@ def reopen_run(url: str | os.PathLike[str], max_layers: int | None = None) -> Ru
         )
     if max_layers is not None:
         spec = NetworkSpec.from_dict(attributes["network"]).replace(max_layers=max_layers)
+        layers = len(run.commits()) - 1
+        if max_layers < layers:
+            raise SpecError(
+                f"max_layers={max_layers}, but the run at {run.url} has {layers} layers: give at "
+                f"least {layers}"
+            )
         run.update_attributes(network=spec.to_dict())
     return run
 
