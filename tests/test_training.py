@@ -404,13 +404,12 @@ def test_resuming_a_finished_run_changes_nothing(client: Client, tmp_path: Path)
     assert_same_bits(model(tmp_path / "run"), before)
 
 
-def test_a_run_can_be_cut_short_and_taken_up_again(client: Client, tmp_path: Path) -> None:
-    """max_layers lowered chooses among the first layers; raised again, among all of them."""
+def test_fewer_layers_than_there_are_is_refused(client: Client, tmp_path: Path) -> None:
+    """A resume never makes a run worse; it stays as it is, and goes on where more are asked for."""
     fit(tmp_path / "run", validation=(X_OTHER, Y_OTHER))
     full = model(tmp_path / "run")
-    short = ResCNetClassifier.resume(tmp_path / "run", max_layers=1)
-    assert short.depth_ == 1
-    assert len(short.staged_score(X_OTHER, Y_OTHER)) == 1
+    with pytest.raises(ValueError, match=r"max_layers=1, but the run .* has 3 layers"):
+        ResCNetClassifier.resume(tmp_path / "run", max_layers=1)
     again = ResCNetClassifier.resume(tmp_path / "run", max_layers=3)
     assert again.depth_ == 1 + int(np.argmax(full["validation accuracy"]))
     assert_same_bits(model(tmp_path / "run"), full)
