@@ -97,12 +97,13 @@ def train_command(
       rescnet train --max-layers 3
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
-    training = training_set(*open_data(data, "train"))
+    given = open_data(data, "train")
+    training = training_set(*given)
     spec, run_spec = resolve_specs(preset, config, data, flags)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
     if test_data:
-        training_set(*open_data(data, "train"), open_data(test_data, "test"))
+        training_set(*given, open_data(test_data, "test"))  # its checks are those of validation
     with cluster(scheduler) as client:
         run = start_run(url, spec, run_spec, training, client, source=data)
         try:
