@@ -1,14 +1,15 @@
 """Deep convolutional networks trained without backpropagation, on data larger than memory."""
 
 from rescnet_dist.data import load_digits
-from rescnet_dist.errors import DataError, RescnetError, SpecError, StoreError
-from rescnet_dist.estimator import ResCNetClassifier
+from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
+from rescnet_dist.estimator import ResCNetClassifier, plan
 from rescnet_dist.network import Network
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
 load = ResCNetClassifier.load
 
 __all__ = [
+    "ClusterError",
     "DataError",
     "Network",
     "NetworkSpec",
@@ -19,4 +20,5 @@ __all__ = [
     "StoreError",
     "load",
     "load_digits",
+    "plan",
 ]

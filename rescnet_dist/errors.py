@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 import numpy as np
 
+SECRETS = (
+    re.compile(r"(?<=://)[^/@\s]+(?=@)"),  # user:password@
+    re.compile(
+        r"(?i)(?<=[?&;])((?:x-amz-|x-goog-)?"
+        r"(?:sig|signature|token|security-token|sas|key|secret|password|credential|access_?key)=)"
+        r"[^&;\s'\"]+"
+    ),
+)
+
+
+def masked(text: str) -> str:
+    """The text without the secrets that URLs in it may carry.
+
+    >>> masked("https://me:word@host/a.zarr?sig=abc&x=1")
+    'https://***@host/a.zarr?sig=***&x=1'
+    """
+    text = SECRETS[0].sub("***", text)
+    return SECRETS[1].sub(r"\g<1>***", text)
+
 
 class RescnetError(ValueError):
     """Something the user gave cannot be used; the message says what, why and what to do."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(masked(message))
 
 
 class SpecError(RescnetError):
@@ -24,8 +47,24 @@ class StoreError(RescnetError):
     """A run store or a stored network is missing, foreign, newer or damaged."""
 
 
+class DamagedError(StoreError):
+    """Something stored is missing in part, altered or stale."""
+
+
+class StoreUnreachable(StoreError):
+    """A store does not answer, which may pass."""
+
+
 class ClusterError(RescnetError):
     """The Dask cluster cannot be used."""
+
+
+class ClusterLost(ClusterError):
+    """The Dask cluster went away in the middle of a run, which can be resumed."""
+
+
+class PassError(RescnetError):
+    """A pass over the data failed again and again on the same chunk."""
 
 
 class SingularError(RescnetError, np.linalg.LinAlgError):

@@ -20,14 +20,16 @@ from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
+    Forecast,
     Listener,
+    begin_run,
+    check_resume,
     check_run,
     current_client,
-    remove_if_unusable,
-    reopen_run,
-    start_run,
-    train,
+    forecast,
+    resume_run,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -99,12 +101,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 url = os.path.join(folder, "run")
             check_run(url, spec, run_spec, data)
             client = stack.enter_context(current_client())
-            run = start_run(url, spec, run_spec, data, client, temporary=temporary)
-            try:
-                train(run, client, self.listeners)
-            except BaseException as error:
-                remove_if_unusable(run, error)
-                raise
+            run = begin_run(url, spec, run_spec, data, client, self.listeners, temporary=temporary)
             self._load(run.url)
             if temporary:
                 self.run_url_ = None
@@ -112,22 +109,44 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 self.classes_ = data.classes
         return self
 
+    def plan(
+        self,
+        X: Any,
+        y: Any = None,
+        validation: tuple[Any, Any] | float | None = None,
+        *,
+        measure: bool = True,
+    ) -> Forecast:
+        """What `fit` with the same arguments would take: chunks, tasks, memory, bytes and, unless
+        measure is False, about how long. Refuses what `fit` would refuse."""
+        spec, run_spec, held_out = self._settings(validation)
+        data = training_set(X, y, held_out)
+        store = None if self.store is None else os.fspath(self.store)
+        if store is not None:
+            check_run(store, spec, run_spec, data)
+        with current_client() as client:
+            return forecast(data, spec, run_spec, client, store=store, measure=measure)
+
     @classmethod
     def resume(
         cls,
         url: str | os.PathLike[str],
         *,
         max_layers: int | None = None,
+        take_over: bool = False,
         listeners: Sequence[Listener] = (),
     ) -> Self:
-        """Go on with a run after its last finished layer, up to `max_layers` if given."""
-        run = reopen_run(url, max_layers)
+        """Go on with a run after its last finished layer, up to `max_layers` if given.
+
+        A run that another driver writes to is refused unless take_over says that it is dead.
+        """
+        check_resume(RunStore.open(url), max_layers)
+        with current_client() as client:
+            run = resume_run(url, client, listeners, max_layers=max_layers, take_over=take_over)
         attributes = run.attributes()
         spec = NetworkSpec.from_dict(attributes["network"])
         run_spec = RunSpec.from_dict(attributes["run"])
         clf = cls(spec, store=url, random_state=run_spec.seed, run=run_spec, listeners=listeners)
-        with current_client() as client:
-            train(run, client, listeners)
         clf._load(run.url)
         return clf
 
@@ -234,6 +253,22 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         self.depth_ = self.network_.depth
         self.accuracies_ = stored_accuracies(url)
         self.run_url_ = url
+
+
+def plan(
+    X: Any,
+    y: Any = None,
+    spec: NetworkSpec | str | None = None,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    run: RunSpec | None = None,
+    validation: tuple[Any, Any] | float | None = None,
+    measure: bool = True,
+) -> Forecast:
+    """What training on images X and labels y would take, on the cluster it would run on; arguments
+    are those of `ResCNetClassifier` and its `plan`. Print it, or read its fields."""
+    clf = ResCNetClassifier(spec, store=store, run=run)
+    return clf.plan(X, y, validation, measure=measure)
 
 
 def _labels_of(scores: Array, classes: Array) -> Array:

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -23,9 +23,9 @@ from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
     RunStore,
+    StoredLayers,
     check_format,
     read_image_scale,
-    read_layer,
     write_image_scale,
     write_layer,
 )
@@ -33,28 +33,6 @@ from rescnet_dist.store import (
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLayers(Sequence[Layer]):
-    """The layers of a stored network, each read when it is asked for; travels as a URL."""
-
-    place: Location
-    depth: int
-
-    def __len__(self) -> int:
-        return self.depth
-
-    @overload
-    def __getitem__(self, index: int) -> Layer: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Layer]: ...
-    def __getitem__(self, index: int | slice) -> Layer | Sequence[Layer]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(self.depth)))
-        if not -self.depth <= index < self.depth:
-            raise IndexError(f"layer {index} of {self.depth}")
-        return read_layer(self.place, index % self.depth + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,8 +327,10 @@ class RunSpec(Spec):
     seed: of the draws and the split. validation: share of the training images held out when no
     validation set is given. chunk_images: images per chunk (None: from the plan).
     accumulators: partial sums before the tree reduction (None: from the plan). split_every: fan-in
-    of the reduction. solve_threads: BLAS threads of the solve. keep_maps: maps and scores kept in
-    the store, of the last layer or of all.
+    of the reduction. solve_threads: BLAS threads of the solve. tile_features: side of the tiles
+    that the features' scatter matrix is cut into (None: from the plan, which does so only where a
+    worker cannot hold it whole). keep_maps: maps and scores kept in the store, of the last layer or
+    of all.
     """
 
     table: ClassVar[str] = "run"
@@ -337,14 +339,15 @@ class RunSpec(Spec):
     validation: float = 0.0
     chunk_images: int | None = None
     accumulators: int | None = None
-    split_every: int = 4
+    split_every: int = 2
     solve_threads: int | None = None
+    tile_features: int | None = None
     keep_maps: Literal["last", "all"] = "last"
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_range("seed", 0)
         self._check_range("validation", 0, 0.9)
-        for name in ("chunk_images", "accumulators", "solve_threads"):
+        for name in ("chunk_images", "accumulators", "solve_threads", "tile_features"):
             self._check_range(name, 1)
         self._check_range("split_every", 2)

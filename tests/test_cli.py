@@ -26,7 +26,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.data import training_set
-from rescnet_dist.train import start_run, train
+from rescnet_dist.train import begin_run
 
 SMALL = ["--filters", "4", "--max-layers", "2", "--block", "14", "--stride", "14"]
 
@@ -165,7 +165,9 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path):
     assert run_spec == rd.RunSpec(seed=3, validation=0.1)
 
 
-@pytest.mark.parametrize("name", ["train", "resume", "evaluate", "predict", "info", "presets"])
+@pytest.mark.parametrize(
+    "name", ["train", "plan", "resume", "evaluate", "predict", "info", "check", "presets"]
+)
 def test_help_shows_an_example(name: str):
     """Every command's --help has an example to copy."""
     result = run(name, "--help")
@@ -202,7 +204,7 @@ def test_bad_input_is_named_without_a_traceback(
 ):
     """Exit code 2, a message that names the value and the remedy, and nothing written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rescnet_dist.cli.commands.CONNECT_TIMEOUT", "1s")
+    monkeypatch.setattr("rescnet_dist.train.cluster.CONNECT_TIMEOUT", "1s")
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert message in result.output
@@ -224,9 +226,9 @@ def test_the_live_bar_shows_layer_accuracy_rate_and_memory(
     """On a terminal of any usual width; the memory is what workers hold."""
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
     specs = resolve_specs("digits", None, data_url, {"filters": 4, "max_layers": 2, "block": 14})
-    run_store = start_run(tmp_path / "run", *specs, training_set(data_url, None), client)
+    data = training_set(data_url, None)
     with TerminalProgress(console) as progress:
-        train(run_store, client, [progress])
+        begin_run(tmp_path / "run", *specs, data, client, [progress])
         progress.bar.refresh()
     shown = console.file.getvalue()
     for words in ("layer 2/2", "images/s", "train ", " val ", "━━"):

@@ -490,6 +490,7 @@ def test_a_run_spec_sets_the_plan(client: Client, tmp_path: Path) -> None:
     attributes = RunStore.open(tmp_path / "run").attributes()
     assert attributes["plan"] == {
         "images": N, "chunk_images": 33, "accumulators": 2, "split_every": 3, "solve_threads": 2,
+        "tile_features": None,
     }  # fmt: skip
     assert attributes["run"]["validation"] == 0.25
 

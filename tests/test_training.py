@@ -35,12 +35,17 @@ from rescnet_dist.train import (
     PassDone,
     PassStarted,
     Plan,
+    Problem,
     RunDone,
     RunStarted,
+    Workers,
+    chunks,
+    endure,
     loop,
     make_plan,
     passes,
     start,
+    state,
 )
 
 Array = np.ndarray[Any, Any]
@@ -229,7 +234,8 @@ def test_groups_are_all_chunks_once_and_in_order() -> None:
         for chunk in (1, 3, 50, 500):
             for wanted in (1, 2, 9, 1000):
                 run = RunSpec(chunk_images=chunk, accumulators=wanted)
-                plan = make_plan(SPEC, run, images, (14, 14, 1), 4, 2)
+                workers = Workers(count=2, slots=4, threads=2, least_threads=2, memory=None)
+                plan = make_plan(Problem(images, (14, 14, 1), 10), SPEC, run, workers)
                 groups = plan.groups()
                 chunks = [span for group in groups for span in group.chunks()]
                 assert [start for start, _ in chunks] == list(range(0, images, chunk))
@@ -315,7 +321,7 @@ def test_a_run_stopped_within_any_pass_resumes_to_the_same_bits(
     store = tmp_path / "run"
     compute = loop._Driver.compute
 
-    def stop_after(self: Any, what: passes.Pass, task: passes.Task) -> Any:
+    def stop_after(self: Any, what: passes.Pass, task: state.Task) -> Any:
         result = compute(self, what, task)
         if what.name == name:
             raise Interrupted
@@ -339,19 +345,19 @@ def test_a_half_written_layer_is_never_read(
     the error, and with it what Dask knows of the pass, is still held as notebooks hold it."""
     store = tmp_path / "run"
     written: list[str] = []
-    write_region = passes.write_region
+    write_region = chunks.write_region
 
     def fail_in_layer_3(array: Any, start: int, values: Array) -> None:
         if array.path == "maps/0003":
             written.append(array.path)
             if len(written) == 3:
-                raise Interrupted
+                raise StoreError("no more")
             values = values + 1e6  # what is half-written is wrong, too
         write_region(array, start, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "write_region", fail_in_layer_3)
-        with pytest.raises(Interrupted) as held:
+        patch.setattr(chunks, "write_region", fail_in_layer_3)
+        with pytest.raises(StoreError, match="no more") as held:
             fit(store, run=PLAN)
     assert held.traceback
     assert len(RunStore.open(store).commits()) == 3
@@ -378,11 +384,11 @@ def test_an_interrupted_pass_does_not_go_on_behind_the_users_back(
             time.sleep(0.01)
         assert condition(), left()
 
-    def interrupt(self: Future, *args: Any) -> Any:
+    def interrupt(self: Future, *args: Any, **kwargs: Any) -> Any:
         if str(self.key).startswith("grow-"):
             wait_until(lambda: bool(left()))  # the pass is under way
             raise KeyboardInterrupt
-        return result(self, *args)
+        return result(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(Future, "result", interrupt)
@@ -489,7 +495,7 @@ def test_what_the_driver_gathers_and_sends_is_small(
     graphs: dict[str, int] = {}
     compute = loop._Driver.compute
 
-    def measured(self: Any, what: passes.Pass, task: passes.Task) -> Any:
+    def measured(self: Any, what: passes.Pass, task: state.Task) -> Any:
         result = compute(self, what, task)
         results[what.name] = len(cloudpickle.dumps(result))
         return result
@@ -500,7 +506,7 @@ def test_what_the_driver_gathers_and_sends_is_small(
         return graph
 
     monkeypatch.setattr(loop._Driver, "compute", measured)
-    monkeypatch.setattr(loop, "fold_graph", measured_graph)
+    monkeypatch.setattr(endure, "fold_graph", measured_graph)
     run = PLAN.replace(chunk_images=12)
     fit(tmp_path / "run", SPEC.replace(max_layers=1), run)
     assert results.keys() == graphs.keys() == {"count", "split", "survey", "grow", "score"}
@@ -514,7 +520,7 @@ def test_the_graph_of_a_pass_is_small_whatever_the_number_of_images(tmp_path: Pa
 
     def graph_size(images: int) -> tuple[int, int]:
         plan = Plan(images, 300, 16, 4, 1)
-        task = passes.Task(run, 3, ((images // 160,) * 10,) * 16)
+        task = state.Task(run, 3, ((images // 160,) * 10,) * 16)
         graph = fold_graph(
             passes.grow_group, plan.groups(), LayerStatistics.merge, passes.finish_layer, task,
             split_every=4, name="grow",

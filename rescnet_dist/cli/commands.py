@@ -1,4 +1,4 @@
-"""The commands of `rescnet`: train, resume, evaluate, predict, info, check, presets."""
+"""The commands of `rescnet`: train, plan, resume, evaluate, predict, info, check, presets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import csv
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -19,28 +21,33 @@ from distributed import Client
 from rich.console import Console
 from rich.table import Table
 
-from rescnet_dist.cli.options import resolve_specs, spec_options
+from rescnet_dist.cli.options import cluster_options, resolve_specs, spec_options, take_cluster
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.data import as_images, load_digits, training_set
-from rescnet_dist.errors import RescnetError
+from rescnet_dist.errors import ClusterLost, RescnetError, StoreUnreachable, masked
 from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.spec import PRESETS, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
+    begin_run,
+    check_resume,
     check_run,
+    connected,
     current_client,
     describe_run,
-    remove_if_unusable,
-    reopen_run,
-    start_run,
-    train,
+    forecast,
+    resume_run,
     verify_run,
 )
 
 SHOW: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
-CONNECT_TIMEOUT = "10s"  # for a scheduler to answer
+RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed (EX_TEMPFAIL)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as from a cluster that takes its machine back."""
 
 
 class Commands(click.Group):
@@ -50,9 +57,15 @@ class Commands(click.Group):
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except (ClusterLost, StoreUnreachable) as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(RESUMABLE)
         except RescnetError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(2)
+        except Terminated as stop:
+            click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
+            sys.exit(RESUMABLE)
         except KeyboardInterrupt as interrupt:
             click.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
             sys.exit(130)
@@ -76,7 +89,7 @@ def main() -> None:
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
 @click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
-@click.option("--scheduler", help="address of a Dask scheduler  [default: an embedded cluster]")
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
@@ -86,7 +99,6 @@ def train_command(
     config: str | None,
     store: str | None,
     test_data: str | None,
-    scheduler: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -97,6 +109,7 @@ def train_command(
       rescnet train --max-layers 3
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
+    where = take_cluster(flags)
     given = open_data(data, "train")
     training = training_set(*given)
     spec, run_spec = resolve_specs(preset, config, data, flags)
@@ -104,28 +117,64 @@ def train_command(
     check_run(url, spec, run_spec, training)
     if test_data:
         training_set(*given, open_data(test_data, "test"))  # its checks are those of validation
-    with cluster(scheduler) as client:
-        run = start_run(url, spec, run_spec, training, client, source=data)
-        try:
-            grow(run, client)
-        except BaseException as error:
-            remove_if_unusable(run, error)
-            raise
+    with cluster(where) as client:
+        with watched(url) as listeners:
+            run = begin_run(url, spec, run_spec, training, client, listeners, source=data)
         report_outcome(run, data, test_data, as_json)
+
+
+@main.command("plan", **SHOW)
+@click.argument("data", default="digits")
+@click.option("--preset", help="network to start from; see `rescnet presets`")
+@click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
+@click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
+@click.option("--measure/--no-measure", default=True, help="time the cluster and the store")
+@cluster_options
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@spec_options(NetworkSpec)
+@spec_options(RunSpec)
+def plan_command(
+    data: str,
+    preset: str | None,
+    config: str | None,
+    store: str | None,
+    measure: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """What `rescnet train` with the same options would take: memory, tasks, bytes and time.
+
+    Refuses what `train` would refuse.
+
+    \b
+    Example:
+      rescnet plan --max-layers 3
+      rescnet plan s3://bucket/cifar10.zarr --preset cifar10 --scheduler tcp://...:8786
+    """
+    where = take_cluster(flags)
+    training = training_set(*open_data(data, "train"))
+    spec, run_spec = resolve_specs(preset, config, data, flags)
+    url = store or default_store(data)
+    check_run(url, spec, run_spec, training)
+    with cluster(where) as client, working("measuring" if measure else "planning"):
+        found = forecast(training, spec, run_spec, client, store=url, measure=measure)
+    click.echo(json.dumps(found.to_dict()) if as_json else found)
 
 
 @main.command("resume", **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.option("--max-layers", type=int, help="grow up to so many layers instead")
+@click.option("--take-over", is_flag=True, help="even if another driver, which is dead, claims it")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
-@click.option("--scheduler", help="address of a Dask scheduler  [default: an embedded cluster]")
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
 def resume_command(
     run_url: str,
     max_layers: int | None,
+    take_over: bool,
     test_data: str | None,
-    scheduler: str | None,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Go on with a run after its last finished layer.
 
@@ -133,9 +182,10 @@ def resume_command(
     Example:
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
-    run = reopen_run(run_url, max_layers)
-    with cluster(scheduler) as client:
-        grow(run, client)
+    check_resume(RunStore.open(run_url), max_layers)
+    with cluster(take_cluster(flags)) as client:
+        with watched(run_url) as listeners:
+            run = resume_run(run_url, client, listeners, max_layers=max_layers, take_over=take_over)
         report_outcome(run, run.attributes()["source"], test_data, as_json)
 
 
@@ -256,9 +306,9 @@ def check_command(run_url: str, as_json: bool) -> None:
     with working("reading every chunk"):
         problems = verify_run(run_url)
     if as_json:
-        click.echo(json.dumps({"url": run_url, "problems": problems}))
+        click.echo(json.dumps({"url": masked(run_url), "problems": problems}))
     else:
-        click.echo("\n".join(problems) or f"{run_url}: every chunk is as it was committed")
+        click.echo("\n".join(problems) or f"{masked(run_url)}: every chunk is as it was committed")
     sys.exit(1 if problems else 0)
 
 
@@ -318,19 +368,15 @@ def test_of_run(run_url: str) -> str:
 
 
 @contextmanager
-def cluster(scheduler: str | None) -> Iterator[Client]:
-    """A client of the scheduler at an address, or of an embedded cluster of processes."""
-    if scheduler is None:
-        with ExitStack() as stack:
-            with working("starting an embedded Dask cluster"):
-                client = stack.enter_context(current_client(processes=True))
+def cluster(where: dict[str, str]) -> Iterator[Client]:
+    """A client of the cluster that the options name, or of an embedded one of processes."""
+    if where:
+        with connected(**where) as client:
             yield client
         return
-    try:
-        client = Client(scheduler, timeout=CONNECT_TIMEOUT)
-    except (OSError, ValueError) as error:
-        raise RescnetError(f"no Dask scheduler answers at {scheduler}: {error}") from error
-    with client:
+    with ExitStack() as stack:
+        with working("starting an embedded Dask cluster"):
+            client = stack.enter_context(current_client(processes=True))
         yield client
 
 
@@ -345,13 +391,37 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def grow(run: RunStore, client: Client) -> None:
-    """Train with live progress; an interruption says how to go on."""
+@contextmanager
+def watched(url: str) -> Iterator[list[TerminalProgress]]:
+    """Listeners that show a run's progress; an interruption says how to go on."""
+    again = f"go on with: {program()} resume {masked(url)}"
     try:
-        with TerminalProgress(Console(stderr=True)) as progress:
-            train(run, client, [progress])
+        with (
+            terminated_by_signal(),
+            TerminalProgress(Console(stderr=True)) as progress,
+        ):
+            yield [progress]
+    except Terminated:
+        raise Terminated(again) from None
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"go on with: {program()} resume {run.url}") from None
+        raise KeyboardInterrupt(again) from None
+
+
+@contextmanager
+def terminated_by_signal() -> Iterator[None]:
+    """Have SIGTERM drop the current pass and leave the store clean, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(_signal: int, _frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def report_outcome(run: RunStore, source: str | None, test: str | None, as_json: bool) -> None:

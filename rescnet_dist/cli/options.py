@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import ClusterError, SpecError
 from rescnet_dist.spec import CHOICES, NetworkSpec, RunSpec, read_toml
 
 HELP = {
@@ -50,8 +50,37 @@ HELP = {
     "accumulators": "partial sums before the tree reduction",
     "split_every": "fan-in of the tree reduction",
     "solve_threads": "BLAS threads of the solve",
+    "tile_features": "side of the tiles of the scatter matrix",
     "keep_maps": "layers whose maps stay in the store",
 }
+
+
+CLUSTER_HELP = {
+    "scheduler": "address of a Dask scheduler  [default: an embedded cluster]",
+    "scheduler_file": "file that a Dask scheduler has written its address to",
+    "gateway": "address of a Dask gateway",
+    "gateway_cluster": "name of the cluster at the gateway  [default: the only one]",
+}
+
+
+def cluster_options(command: Any) -> Any:
+    """A decorator that adds the options that name a cluster; `take_cluster` reads them."""
+    for name in reversed(CLUSTER_HELP):
+        flag = "--" + name.replace("_", "-")
+        command = click.option(flag, name, help=CLUSTER_HELP[name])(command)
+    return command
+
+
+def take_cluster(flags: dict[str, Any]) -> dict[str, str]:
+    """Take the options of a cluster that are given out of all flags; more than one is refused."""
+    given = {name: flags.pop(name) for name in CLUSTER_HELP}
+    given = {name: value for name, value in given.items() if value is not None}
+    if "gateway_cluster" in given and "gateway" not in given:
+        raise ClusterError("--gateway-cluster needs --gateway, the address of the gateway")
+    if len(given.keys() - {"gateway_cluster"}) > 1:
+        shown = " and ".join("--" + name.replace("_", "-") for name in given)
+        raise ClusterError(f"{shown} name different clusters: give one of them")
+    return given
 
 
 class Levels(click.ParamType):

@@ -12,8 +12,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rescnet_dist.train import (
     Accuracy,
     ChunkDone,
+    ChunkRebuilt,
     Event,
     PassDone,
+    PassRetried,
     PassStarted,
     RunDone,
     RunStarted,
@@ -41,6 +43,7 @@ class TerminalProgress:
         )
         self.task = self.bar.add_task("starting", total=None, accuracy="", rate="", memory="")
         self.images = self.max_layers = self.done = 0
+        self.chunks: dict[int, int] = {}
         self.began = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -63,19 +66,25 @@ class TerminalProgress:
                 if 0 < event.layers < event.max_layers:
                     self.console.print(f"going on after layer {event.layers}")
             case PassStarted():
-                self.began, self.done = time.perf_counter(), 0
+                self.began, self.done, self.chunks = time.perf_counter(), 0, {}
                 fields = self.bar.tasks[0].fields | {"rate": ""}
                 self.bar.reset(  # the elapsed time, too
                     self.task, description=self._title(event.phase, event.layer),
                     total=self.images, **fields,
                 )  # fmt: skip
             case ChunkDone():
-                self.done = min(self.done + event.images, self.images)
+                self.chunks[event.start] = event.images  # a chunk that is redone counts once
+                self.done = sum(self.chunks.values())
                 self.memory[event.worker] = event.memory
                 self.bar.update(
                     self.task, completed=self.done, rate=self._rate(time.perf_counter()),
                     memory=f"{sum(self.memory.values()) / 2**30:.1f} GiB",
                 )  # fmt: skip
+            case ChunkRebuilt():
+                lost = f"maps and scores of images {event.start} to {event.stop}"
+                self._note(f"layer {event.layer}: {lost} were lost, and are rebuilt")
+            case PassRetried():
+                self._note(f"{self._title(event.phase, event.layer)} goes on: {event.reason}")
             case PassDone():
                 if event.accuracy:
                     self.bar.update(
@@ -84,6 +93,9 @@ class TerminalProgress:
                 self._line(event)
             case RunDone():
                 self.bar.update(self.task, visible=False)
+
+    def _note(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, style="yellow")
 
     def _line(self, event: PassDone) -> None:
         """One line per finished pass, above the bar or on its own."""

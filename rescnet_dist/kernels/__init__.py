@@ -1,7 +1,12 @@
 """The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
 
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
-from rescnet_dist.kernels.discriminant import FeatureMoments, one_vs_rest_lda, ridge_regression
+from rescnet_dist.kernels.discriminant import (
+    FeatureMoments,
+    Whitening,
+    one_vs_rest_lda,
+    ridge_regression,
+)
 from rescnet_dist.kernels.filters import (
     Draws,
     PatchSample,
@@ -23,10 +28,13 @@ from rescnet_dist.kernels.layer import (
     Classifier,
     ImageScale,
     Layer,
+    chunk_scores,
     features_of,
     features_per_layer,
     forward,
     layer_input,
+    replayed,
+    slabs,
     updated_scores,
 )
 from rescnet_dist.kernels.patches import PatchMoments, patch_scatter
@@ -38,7 +46,14 @@ from rescnet_dist.kernels.residual import (
     project_to_simplex,
     residual_labels,
 )
-from rescnet_dist.kernels.statistics import BankStatistics, LayerStatistics, Tally
+from rescnet_dist.kernels.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
+from rescnet_dist.kernels.tiles import (
+    Standardised,
+    TileScatter,
+    factor_tile,
+    feature_blocks,
+    tiled_whitening,
+)
 
 __all__ = [
     "Bank",
@@ -47,14 +62,21 @@ __all__ = [
     "Draws",
     "FeatureMoments",
     "GrowingLayer",
+    "GrownChunk",
     "ImageScale",
     "Layer",
     "LayerStatistics",
     "PatchMoments",
     "PatchSample",
+    "Standardised",
     "Tally",
+    "TileScatter",
+    "Whitening",
+    "chunk_scores",
     "convolve",
     "draws_of_layer",
+    "factor_tile",
+    "feature_blocks",
     "feature_count",
     "features_of",
     "features_per_layer",
@@ -72,12 +94,15 @@ __all__ = [
     "pca_filters",
     "probabilities",
     "project_to_simplex",
+    "replayed",
     "residual_labels",
     "ridge_regression",
     "sample_patches",
     "second_order_features",
+    "slabs",
     "stacked_lda_draws",
     "stacked_lda_filters",
     "targets_per_layer",
+    "tiled_whitening",
     "updated_scores",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.patches import Array, PatchMoments, unfold
+from rescnet_dist.kernels.patches import BATCH_BYTES, Array, PatchMoments, unfold
 
 NO_VARIANCE = 1e-14  # of the mean square: below it the patches of a draw are all equal
 
@@ -94,7 +94,19 @@ class PatchSample:
         """Both samples together."""
         slots = np.concatenate([self.slots, other.slots])
         order = np.argsort(slots, kind="stable")
-        return PatchSample(slots[order], np.concatenate([self.patches, other.patches])[order])
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        patches = np.empty((len(order), self.patches.shape[1]), np.float32)
+        patches[place[: len(self.slots)]] = self.patches
+        patches[place[len(self.slots) :]] = other.patches
+        return PatchSample(slots[order], patches)
+
+    def rescale(self, low: Array, scale: Array) -> PatchSample:
+        """The patches of (image − low)·scale, both (c,)."""
+        repeats = self.patches.shape[1] // len(low)
+        patches = self.patches - np.tile(low, repeats).astype(np.float32)
+        patches *= np.tile(scale, repeats).astype(np.float32)
+        return PatchSample(self.slots, patches)
 
 
 def sample_patches(
@@ -140,7 +152,24 @@ def stacked_lda_filters(
     first `count` draws with a training error of at most `tolerance`; where there are fewer, those
     of the least error fill up.
     """
-    x = np.asarray(patches, dtype=np.float64)
+    draws, m, directions = patches.shape
+    weights, bias, error = np.empty((draws, directions)), np.empty(draws), np.empty(draws)
+    step = max(1, BATCH_BYTES // (8 * m * directions))
+    for start in range(0, draws, step):
+        batch = slice(start, start + step)
+        weights[batch], bias[batch], error[batch] = _two_class_lda(
+            patches[batch].astype(np.float64), positives, ridge
+        )
+    norm = np.linalg.norm(weights, axis=1)
+    norm[norm == 0] = 1
+    # stable: the kept draws in their order first, then the others by error
+    order = np.argsort(np.where(error <= tolerance, -1.0, error), kind="stable")[:count]
+    weights, bias = weights[order] / norm[order, None], bias[order] / norm[order]
+    return weights.T.reshape(size, size, -1, count), bias
+
+
+def _two_class_lda(x: Array, positives: int, ridge: float) -> tuple[Array, Array, Array]:
+    """Weights (t, p), bias (t,) and training error (t,) of the draws x (t, m, p)."""
     _, m, directions = x.shape
     first, rest = x[:, :positives], x[:, positives:]
     mean_first, mean_rest = first.mean(axis=1), rest.mean(axis=1)
@@ -162,9 +191,4 @@ def stacked_lda_filters(
     predicted = np.einsum("tmp,tp->tm", x, weights) + bias[:, None] > 0
     error = (predicted != (np.arange(m) < positives)).mean(axis=1)
     error[~live] = 1
-    norm = np.linalg.norm(weights, axis=1)
-    norm[norm == 0] = 1
-    # stable: the kept draws in their order first, then the others by error
-    order = np.argsort(np.where(error <= tolerance, -1.0, error), kind="stable")[:count]
-    weights, bias = weights[order] / norm[order, None], bias[order] / norm[order]
-    return weights.T.reshape(size, size, -1, count), bias
+    return weights, bias, error

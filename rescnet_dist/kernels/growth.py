@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rescnet_dist.kernels.convolution import min_max_scale
-from rescnet_dist.kernels.discriminant import FeatureMoments, one_vs_rest_lda, ridge_regression
+from rescnet_dist.kernels.discriminant import (
+    FeatureMoments,
+    Whitening,
+    one_vs_rest_lda,
+    ridge_regression,
+)
 from rescnet_dist.kernels.filters import (
     Draws,
     pca_filters,
@@ -21,11 +26,12 @@ from rescnet_dist.kernels.layer import (
     features_of,
     features_per_layer,
     layer_input,
+    slabs,
     updated_scores,
 )
 from rescnet_dist.kernels.patches import Array
 from rescnet_dist.kernels.residual import layer_targets
-from rescnet_dist.kernels.statistics import BankStatistics, LayerStatistics, Tally
+from rescnet_dist.kernels.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
 from rescnet_dist.spec import NetworkSpec
 
 
@@ -50,56 +56,60 @@ class GrowingLayer:
     previous: Classifier | None
     draws: Draws
 
-    def empty(self, height: int, width: int, channels: int) -> LayerStatistics:
-        """The statistics of no image."""
+    def empty(self, height: int, width: int, channels: int, *, scatter: bool) -> LayerStatistics:
+        """The statistics of no image; without `scatter` that of the features is left out."""
         return LayerStatistics(
             FeatureMoments.empty(
                 features_per_layer(height, width, self.spec),
                 targets_per_layer(self.classes, self.spec),
+                scatter=scatter,
             ),
             BankStatistics.empty(channels + self.spec.filters, self.spec.filter_size),
             Tally.empty(),
         )
 
-    def grow(
+    def step(
         self,
-        statistics: LayerStatistics,
         images: Array,
         maps: Array | None,
         scores: Array | None,
         labels: Array,
         train: Array,
         before: Array,
-    ) -> tuple[Array, Array, LayerStatistics]:
-        """One chunk of the layer's pass; takes over the memory of `statistics`.
+    ) -> GrownChunk:
+        """One chunk of the layer's pass.
 
         images (n, H, W, d) as stored; maps (n, H, W, f) of the layer before and scores (n, C) that
         entered it (None for the first layer); labels (n,); train (n,) bool; before (C,) training
-        images of each class ahead of this chunk. Returns this layer's maps, the scores that enter
-        it, and the statistics with this chunk in.
+        images of each class ahead of this chunk. Works on one slab of images after another, so
+        that little more than what comes in and goes out is held.
         """
-        images = self.image_scale(images)
-        scores = updated_scores(self.previous, maps, scores, self.spec, len(images), self.classes)
+        n, height, width, channels = images.shape
+        new_maps = np.empty((n, height, width, self.spec.filters), np.float32)
+        features = np.empty((n, features_per_layer(height, width, self.spec)), np.float32)
+        entering = np.empty((n, self.classes), np.float32)
+        inputs = BankStatistics.empty(channels + self.spec.filters, self.spec.filter_size)
+        for rows in slabs(n, (height, width, channels), self.spec):
+            pixels = self.image_scale(images[rows])
+            old = None if maps is None else maps[rows]
+            entering[rows] = updated_scores(
+                self.previous, old, None if scores is None else scores[rows], self.spec,
+                len(pixels), self.classes,
+            )  # fmt: skip
+            new_maps[rows] = self.bank.maps(layer_input(old, pixels))
+            features[rows] = features_of(new_maps[rows], self.spec)
+            more = BankStatistics.of(
+                layer_input(new_maps[rows], pixels), labels[rows], train[rows], before, self.draws,
+                self.spec.filter_size,
+            )  # fmt: skip
+            inputs = inputs.merge(more)
+            before = before + np.bincount(labels[rows][train[rows]], minlength=self.classes)
         targets = layer_targets(
-            scores, labels, first=self.number == 1,
+            entering, labels, first=self.number == 1,
             residual=self.spec.residual, target=self.spec.target,
         )  # fmt: skip
-        new_maps = self.bank.maps(layer_input(maps, images))
-        features = features_of(new_maps, self.spec)
-        more = BankStatistics.of(
-            layer_input(new_maps, images), labels, train, before, self.draws, self.spec.filter_size
-        )
-        if not train.all():
-            features, targets = features[train], targets[train]
-        return (
-            new_maps,
-            scores,
-            LayerStatistics(
-                statistics.features.fold(features, targets),
-                statistics.inputs.merge(more),
-                statistics.tally.merge(Tally.of(scores, labels, train)),
-            ),
-        )
+        tally = Tally.of(entering, labels, train)
+        return GrownChunk(new_maps, entering, features, targets, train, inputs, tally)
 
 
 def draws_of_layer(
@@ -140,15 +150,20 @@ def fit_bank(statistics: BankStatistics, spec: NetworkSpec, layer: int) -> Bank:
 
 
 def fit_classifier(
-    moments: FeatureMoments, spec: NetworkSpec, layer: int, classes: int
+    moments: FeatureMoments,
+    spec: NetworkSpec,
+    layer: int,
+    classes: int,
+    whitening: Whitening | None = None,
 ) -> Classifier:
-    """The weights of a layer from the moments of its features and targets."""
+    """The weights of a layer from the moments of its features and targets; whitening is that of
+    the features where it has been made elsewhere."""
     rate = spec.rate_of_layer(layer)
     if spec.residual == "regress":
-        weights, intercept = ridge_regression(moments, spec.ridge)
+        weights, intercept = ridge_regression(moments, spec.ridge, whitening)
         present, share = np.ones(classes, bool), np.ones(1)
     else:
-        weights, intercept, present = one_vs_rest_lda(moments, spec.ridge)
+        weights, intercept, present = one_vs_rest_lda(moments, spec.ridge, whitening)
         share = moments.target_sums.reshape(2, classes).sum(axis=1) / moments.count
     return Classifier(
         weights.reshape(-1, classes, weights.shape[1]).astype(np.float32),

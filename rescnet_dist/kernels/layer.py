@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from rescnet_dist.kernels.patches import Array
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import probabilities
 from rescnet_dist.spec import NetworkSpec
+
+SLAB_BYTES = 8 * 2**20  # of maps and images in float32 that are worked on at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,15 @@ def layer_input(maps: Array | None, images: Array) -> Array:
     return images if maps is None else np.concatenate([maps, images], axis=3)
 
 
+def slabs(n: int, image_shape: tuple[int, int, int], spec: NetworkSpec) -> Iterator[slice]:
+    """The rows of n images (H, W, d) that are worked on at a time. Their number can change the
+    rounding of a matrix product, so a chunk is always cut in this way."""
+    height, width, channels = image_shape
+    step = max(1, SLAB_BYTES // (4 * height * width * (channels + spec.filters)))
+    for start in range(0, n, step):
+        yield slice(start, min(start + step, n))
+
+
 def updated_scores(
     classifier: Classifier | None,
     maps: Array | None,
@@ -113,6 +124,17 @@ def updated_scores(
     return (scores + correction).astype(np.float32)
 
 
+def chunk_scores(classifier: Classifier, maps: Array, scores: Array, spec: NetworkSpec) -> Array:
+    """`updated_scores` (n, C) of a whole chunk, a slab at a time."""
+    n, height, width, filters = maps.shape
+    updated = np.empty_like(scores)
+    for rows in slabs(n, (height, width, filters), spec):
+        updated[rows] = updated_scores(
+            classifier, maps[rows], scores[rows], spec, len(updated[rows]), scores.shape[1]
+        )
+    return updated
+
+
 def forward(
     images: Array, layers: Iterable[Layer], image_scale: ImageScale, spec: NetworkSpec, classes: int
 ) -> Iterator[tuple[Array, Array]]:
@@ -124,3 +146,20 @@ def forward(
         maps = layer.bank.maps(layer_input(maps, images))
         scores = updated_scores(layer.classifier, maps, scores, spec, len(images), classes)
         yield maps, scores
+
+
+def replayed(
+    images: Array, layers: Sequence[Layer], image_scale: ImageScale, spec: NetworkSpec, classes: int
+) -> tuple[Array, Array]:
+    """Maps (n, H, W, f) of the last of some layers, and the scores (n, C) that entered it, to the
+    bit as the pass of that layer made them of a chunk of images (n, H, W, d)."""
+    n, height, width, channels = images.shape
+    maps = np.empty((n, height, width, spec.filters), np.float32)
+    entering = np.zeros((n, classes), np.float32)
+    for rows in slabs(n, (height, width, channels), spec):
+        stages = forward(images[rows], layers[:-1], image_scale, spec, classes)
+        before: Array | None = None
+        for before, scores in stages:  # noqa: B007 (the last ones are wanted)
+            entering[rows] = scores
+        maps[rows] = layers[-1].bank.maps(layer_input(before, image_scale(images[rows])))
+    return maps, entering

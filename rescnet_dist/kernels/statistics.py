@@ -61,13 +61,11 @@ class BankStatistics:
 
     def rescale(self, low: Array, scale: Array) -> BankStatistics:
         """The statistics of (inputs − low)·scale, low and scale (c,)."""
-        repeats = self.sample.patches.shape[1] // len(low)
-        patches = (self.sample.patches - np.tile(low, repeats)) * np.tile(scale, repeats)
         return BankStatistics(
             (self.low - low) * scale,
             (self.high - low) * scale,
             self.moments.rescale(low, scale),
-            PatchSample(self.sample.slots, patches),
+            self.sample.rescale(low, scale),
         )
 
 
@@ -104,6 +102,20 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class GrownChunk:
+    """What a layer's pass makes of one chunk of n images: maps (n, H, W, f), the scores (n, C) that
+    enter the layer, features (n, D), targets (n, K), train (n,) bool; input statistics; a tally."""
+
+    maps: Array
+    scores: Array
+    features: Array
+    targets: Array
+    train: Array
+    inputs: BankStatistics
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
 class LayerStatistics:
     """All that one pass gathers: the features' moments for this layer's classifier, the input
     statistics for the next layer's bank, and how well the layers before this one do."""
@@ -111,6 +123,15 @@ class LayerStatistics:
     features: FeatureMoments
     inputs: BankStatistics
     tally: Tally
+
+    def fold(self, chunk: GrownChunk) -> LayerStatistics:
+        """These statistics with one more chunk; takes over the memory of `self.features`."""
+        train = slice(None) if chunk.train.all() else chunk.train
+        return LayerStatistics(
+            self.features.fold(chunk.features[train], chunk.targets[train]),
+            self.inputs.merge(chunk.inputs),
+            self.tally.merge(chunk.tally),
+        )
 
     def merge(self, other: LayerStatistics) -> LayerStatistics:
         """The statistics of both sets of images."""

@@ -14,13 +14,17 @@ def fold_graph(
     fold: Callable[[Any, Any], Any],
     groups: Sequence[Any],
     merge: Callable[[Any, Any], Any],
-    finish: Callable[[Any, Any], Any],
+    finish: Callable[..., Any],
     shared: Any,
     *,
     split_every: int,
     name: str,
+    spread: bool = False,
 ) -> Delayed:
     """A lazy finish(shared, merge of all fold(shared, group)).
+
+    With `spread`, finish itself makes the rest of the graph from the lazy values: finish(shared,
+    lazy shared, lazy merge, token for its keys).
 
     Each group is one task that streams its chunks into one accumulator, so that few accumulators
     exist however many chunks there are. They are merged in a tree of fan-in `split_every`; groups
@@ -34,6 +38,8 @@ def fold_graph(
         for index, group in enumerate(groups)
     ]
     merged = tree_merge(folded, merge, split_every=split_every, name=name, token=token)
+    if spread:
+        return finish(shared, common, merged, token)
     return delayed(finish, pure=False)(common, merged, dask_key_name=f"{name}-finish-{token}")
 
 

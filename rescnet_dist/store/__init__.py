@@ -1,7 +1,9 @@
 """Where runs and networks are kept: Zarr groups and JSON records at any fsspec URL."""
 
-from rescnet_dist.store.checksums import Checksums, checksum, read_region
+from rescnet_dist.store.checksums import Checksums, checksum, read_block, read_region
+from rescnet_dist.store.claim import Claim
 from rescnet_dist.store.layers import (
+    StoredLayers,
     layer_path,
     read_bank,
     read_classifier,
@@ -13,12 +15,14 @@ from rescnet_dist.store.layers import (
     write_layer,
 )
 from rescnet_dist.store.location import Location
+from rescnet_dist.store.patience import patiently
 from rescnet_dist.store.run import (
     FORMAT_VERSION,
     NETWORK_FORMAT,
     RUN_FORMAT,
     RunStore,
     check_format,
+    write_block,
     write_region,
 )
 
@@ -27,17 +31,22 @@ __all__ = [
     "NETWORK_FORMAT",
     "RUN_FORMAT",
     "Checksums",
+    "Claim",
     "Location",
     "RunStore",
+    "StoredLayers",
     "check_format",
     "checksum",
     "layer_path",
+    "patiently",
     "read_bank",
+    "read_block",
     "read_classifier",
     "read_image_scale",
     "read_layer",
     "read_region",
     "write_bank",
+    "write_block",
     "write_classifier",
     "write_image_scale",
     "write_layer",

@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 import zarr
 
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import DamagedError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,16 +56,22 @@ def read_region(
 ) -> Array:
     """Rows start to stop of an array; refused if they cannot be decoded, or if their checksum is
     known and another."""
+    return read_block(array, (slice(start, stop),), expected)
+
+
+def read_block(
+    array: zarr.Array[Any], block: tuple[slice, ...], expected: int | None = None
+) -> Array:
+    """A block of an array by its rows, columns, …; refused like rows in `read_region`."""
     problem = "are not those that were committed"
     try:
-        values = np.asarray(array[start:stop])
+        values = np.asarray(array[block])
         if expected is None or checksum(values) == expected:
             return values
     except UNDECODABLE as error:
         problem = f"cannot be decoded ({error})"
-    raise StoreError(
-        f"rows {start} to {stop} of {array.path} are missing or altered: they {problem}"
-    )
+    where = ", columns ".join(f"{part.start} to {part.stop}" for part in block)
+    raise DamagedError(f"rows {where} of {array.path} are missing or altered: they {problem}")
 
 
 def read_checked(array: zarr.Array[Any]) -> Array:
@@ -76,4 +82,4 @@ def read_checked(array: zarr.Array[Any]) -> Array:
             return values
     except (*UNDECODABLE, KeyError):
         pass
-    raise StoreError(f"{array.path} is missing in part or altered")
+    raise DamagedError(f"{array.path} is missing in part or altered")

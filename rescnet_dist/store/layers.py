@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
 import numpy as np
 
 from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
@@ -78,3 +82,29 @@ def write_layer(place: Location, number: int, layer: Layer) -> None:
     """Store a whole fitted layer."""
     write_bank(place, number, layer.bank)
     write_classifier(place, number, layer.classifier)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayers(Sequence[Layer]):
+    """The first `depth` layers stored at a place, each read when it is asked for; travels as a
+    URL."""
+
+    place: Location
+    depth: int
+
+    def __len__(self) -> int:
+        return self.depth
+
+    @overload
+    def __getitem__(self, index: int) -> Layer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Layer]: ...
+    def __getitem__(self, index: int | slice) -> Layer | Sequence[Layer]:
+        if isinstance(index, slice):
+            wanted = range(*index.indices(self.depth))
+            if wanted == range(len(wanted)):
+                return StoredLayers(self.place, len(wanted))
+            return tuple(self[i] for i in wanted)
+        if not -self.depth <= index < self.depth:
+            raise IndexError(f"layer {index} of {self.depth}")
+        return read_layer(self.place, index % self.depth + 1)

@@ -8,6 +8,9 @@ A Zarr v3 group, readable with plain xarray and zarr:
     layers/0001/ …       small fitted arrays of each layer
     maps/0001, scores/0001   maps of a layer and the scores that entered it
     commits/0000.json …  one record per finished step, written last: 0 is the survey of the data
+    claims/000001.json … who may write to the run
+    work/                features and tiles of the layer being grown, where they are too large for
+                         memory; nothing there outlives the layer's commit
     result.json          how far the run went, how well it does and which depth was chosen
 """
 
@@ -19,8 +22,9 @@ from typing import Any
 
 import zarr
 
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import StoreError, StoreUnreachable
 from rescnet_dist.store.location import Array, Location
+from rescnet_dist.store.patience import patiently
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
@@ -48,19 +52,27 @@ def check_format(place: Location, *formats: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
-    """A training run at a URL: its data, maps, scores and commit records."""
+    """A training run at a URL: its data, maps, scores and commit records.
+
+    Once it is open, a store that fails in passing is waited for.
+    """
 
     place: Location
+
+    def __str__(self) -> str:
+        return str(self.place)
 
     @classmethod
     def create(cls, url: str | os.PathLike[str], attributes: dict[str, Any]) -> RunStore:
         """Make a new run; a place that holds anything is refused."""
         run = cls(Location.of(url))
         run.check_free()
-        run.place.update_attributes(
-            {"format": RUN_FORMAT, "format_version": FORMAT_VERSION, **attributes}
-        )
+        run.initialise(attributes)
         return run
+
+    def initialise(self, attributes: dict[str, Any]) -> None:
+        """Write the attributes that make this place a run."""
+        self.update_attributes(format=RUN_FORMAT, format_version=FORMAT_VERSION, **attributes)
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> RunStore:
@@ -90,7 +102,7 @@ class RunStore:
 
     def attributes(self) -> dict[str, Any]:
         """The run's attributes."""
-        return check_format(self.place, RUN_FORMAT)
+        return patiently(lambda: check_format(self.place, RUN_FORMAT), f"reading {self}")
 
     def update_attributes(self, **changes: Any) -> None:
         """Change some attributes."""
@@ -114,12 +126,17 @@ class RunStore:
         """Images (N, H, W, d) as they were given; of a reference, its array."""
         reference = self.attributes().get("images")
         if reference:
-            return Location(reference["url"]).open_array(reference["path"])
-        return self.place.open_array("data/images")
+            source = Location(reference["url"])
+            return patiently(lambda: source.open_array(reference["path"]), f"reading {source}")
+        return self._open("data/images")
+
+    def _open(self, path: str, *, write: bool = False) -> zarr.Array[Any]:
+        """An array of the run."""
+        return patiently(lambda: self.place.open_array(path, write=write), f"{path} of {self}")
 
     def data_array(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
         """`images`, `labels` (N,) or `train` (N,) of the run."""
-        return self.place.open_array(f"data/{name}", write=write)
+        return self._open(f"data/{name}", write=write)
 
     # maps and scores ----------------------------------------------------------------------------
 
@@ -137,11 +154,11 @@ class RunStore:
 
     def maps(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
         """Maps (N, H, W, f) of a layer."""
-        return self.place.open_array(f"maps/{layer:04d}", write=write)
+        return self._open(f"maps/{layer:04d}", write=write)
 
     def scores(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
         """Scores (N, C) that entered a layer."""
-        return self.place.open_array(f"scores/{layer:04d}", write=write)
+        return self._open(f"scores/{layer:04d}", write=write)
 
     def remove_maps_but(self, *keep: int) -> None:
         """Remove the maps and scores of all layers but these."""
@@ -151,14 +168,51 @@ class RunStore:
                 if name.isdigit() and name not in kept:
                     (self.place / kind / name).remove()
 
+    def has_maps(self, layer: int) -> bool:
+        """Whether there are arrays, whatever is in them, for the maps and scores of a layer."""
+        try:
+            self.maps(layer), self.scores(layer)
+        except StoreUnreachable:
+            raise
+        except StoreError:
+            return False
+        return True
+
+    # the work area ------------------------------------------------------------------------------
+
+    def create_work(self, images: int, features: int, chunk: int, tile: int) -> None:
+        """Make the empty arrays for features (N, D), and for their scatter matrix and its factor
+        (D, D) in tiles, in place of any."""
+        self.place.create_array(
+            "work/features", (images, features), "float32", (chunk, tile), ("image", "feature"),
+            compress=False,
+        )  # fmt: skip
+        for name in ("scatter", "factor"):
+            self.place.create_array(
+                f"work/{name}", (features, features), "float64", (tile, tile),
+                ("feature", "other_feature"), compress=False,
+            )  # fmt: skip
+
+    def work(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
+        """`features`, `scatter` or `factor` of the layer being grown."""
+        return self._open(f"work/{name}", write=write)
+
+    def remove_work(self) -> None:
+        """Remove the work area, if there is one."""
+        (self.place / "work").remove()
+
     # commits ------------------------------------------------------------------------------------
 
     def commit(self, step: int, record: dict[str, Any]) -> None:
         """Write the record that makes a step count."""
-        (self.place / f"commits/{step:04d}.json").write_json({"step": step, **record})
+        target = self.place / f"commits/{step:04d}.json"
+        patiently(lambda: target.write_json({"step": step, **record}), str(target))
 
     def commits(self) -> list[dict[str, Any]]:
         """The records of the steps 0, 1, … that count: up to the first one missing."""
+        return patiently(self._commits, f"reading the commits of {self}")
+
+    def _commits(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
         for name in (self.place / "commits").names():
             if name != f"{len(records):04d}.json":
@@ -169,26 +223,37 @@ class RunStore:
 
     def checksums(self, step: int) -> dict[str, list[int]]:
         """The checksums that were committed with a step: those of each array's chunks, by path."""
-        record = (self.place / f"commits/{step:04d}.json").read_json()
+        source = self.place / f"commits/{step:04d}.json"
+        record = patiently(source.read_json, f"reading {source}")
         return dict(record["checksums"]) if record else {}
 
     def write_result(self, record: dict[str, Any]) -> None:
         """Write how the run ended."""
-        (self.place / "result.json").write_json(record)
+        target = self.place / "result.json"
+        patiently(lambda: target.write_json(record), str(target))
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, if it has."""
-        record = (self.place / "result.json").read_json()
+        source = self.place / "result.json"
+        record = patiently(source.read_json, f"reading {source}")
         return record if record is None else dict(record)
 
 
 def write_region(array: zarr.Array[Any], start: int, values: Array) -> None:
     """Write whole chunks of rows; a region that cuts a chunk is refused, as writing it from two
     tasks would corrupt it silently."""
-    chunk, stop = array.chunks[0], start + len(values)
-    if start % chunk or (stop % chunk and stop != array.shape[0]):
-        raise StoreError(
-            f"rows {start} to {stop} of {array.path} cut its chunks of {chunk} rows: "
-            "write whole chunks"
-        )
-    array[start:stop] = values
+    write_block(array, (start,), values)
+
+
+def write_block(array: zarr.Array[Any], starts: tuple[int, ...], values: Array) -> None:
+    """Write whole chunks from the given first row, column, …; refused like `write_region`."""
+    block = tuple(
+        slice(start, start + length) for start, length in zip(starts, values.shape, strict=False)
+    )
+    for part, chunk, length in zip(block, array.chunks, array.shape, strict=False):
+        if part.start % chunk or (part.stop % chunk and part.stop != length):
+            raise StoreError(
+                f"rows {part.start} to {part.stop} of {array.path} cut its chunks of {chunk} rows: "
+                "write whole chunks"
+            )
+    array[block] = values

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rescnet_dist.kernels import features_per_layer
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.decide import History
-from rescnet_dist.train.passes import RunState
+from rescnet_dist.train.state import RunState
 
 
 def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
@@ -29,10 +28,9 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
                 "seconds": record["seconds"],
             }
         )
-    height, width, _ = state.image_shape
     done = bool(result and result["reason"])
     return {
-        "url": run.url,
+        "url": str(run),
         "state": "done" if done else "unfinished",
         "reason": result["reason"] if result else None,
         "depth": result["depth"] if result else None,
@@ -40,7 +38,7 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
         "images": state.plan.images,
         "image_shape": list(state.image_shape),
         "classes": state.classes,
-        "features": features_per_layer(height, width, state.spec),
+        "features": state.features,
         "layers": layers,
         "network": attributes["network"],
         "run": attributes["run"],

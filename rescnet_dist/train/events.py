@@ -29,16 +29,37 @@ class PassStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """A worker, which holds `memory` bytes, has finished `images` images of the pass.
+    """A worker, which holds `memory` bytes, has finished `images` images of the pass, from image
+    `start`.
 
     Listeners get this one from another thread than the rest, and late or again if a task is redone.
     """
 
     phase: str
     layer: int
+    start: int
     images: int
     worker: str
     memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRebuilt:
+    """The maps and scores of images start to stop were lost and have been made again."""
+
+    layer: int
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassRetried:
+    """A pass goes on after a failure, such as that of workers that died."""
+
+    phase: str
+    layer: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +81,5 @@ class RunDone:
     reason: str
 
 
-Event = RunStarted | PassStarted | ChunkDone | PassDone | RunDone
+Event = RunStarted | PassStarted | ChunkDone | ChunkRebuilt | PassRetried | PassDone | RunDone
 Listener = Callable[[Event], None]

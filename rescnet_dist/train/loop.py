@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from distributed import Client
 
 from rescnet_dist.errors import DataError
 from rescnet_dist.kernels import Tally
-from rescnet_dist.reduce import fold_graph
-from rescnet_dist.store import RunStore
-from rescnet_dist.train import passes
+from rescnet_dist.store import Claim, RunStore
+from rescnet_dist.train import passes, tiled
+from rescnet_dist.train.cluster import check_versions
 from rescnet_dist.train.decide import (
     Accuracy,
     Done,
@@ -24,8 +24,8 @@ from rescnet_dist.train.decide import (
     chosen_depth,
     next_action,
 )
+from rescnet_dist.train.endure import run_pass
 from rescnet_dist.train.events import (
-    ChunkDone,
     Event,
     Listener,
     PassDone,
@@ -33,16 +33,17 @@ from rescnet_dist.train.events import (
     RunDone,
     RunStarted,
 )
-from rescnet_dist.train.passes import Pass, RunState, Task, progress_topic
+from rescnet_dist.train.passes import Pass
+from rescnet_dist.train.state import RunState, Task
 
 
-def train(run: RunStore, client: Client, listeners: Sequence[Listener] = ()) -> Done:
-    """Grow the run's network until it is done, on the client's cluster.
+def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> Done:
+    """Grow the network of the run that is claimed until it is done, on the client's cluster.
 
     Everything needed is in the run store, so this starts a run, resumes one, and leaves a
     finished one as it is.
     """
-    driver = _Driver(run, client, listeners)
+    driver = _Driver(claim, client, listeners)
     driver.started()
     while True:
         match next_action(driver.history(), driver.state.spec):
@@ -60,11 +61,12 @@ def train(run: RunStore, client: Client, listeners: Sequence[Listener] = ()) -> 
 class _Driver:
     """Runs the passes of one run on a cluster and commits them; holds nothing of size N."""
 
-    def __init__(self, run: RunStore, client: Client, listeners: Sequence[Listener]) -> None:
-        self.run = run
+    def __init__(self, claim: Claim, client: Client, listeners: Sequence[Listener]) -> None:
+        self.claim = claim
+        self.run = RunStore(claim.place)
         self.client = client
         self.listeners = listeners
-        self.state = RunState.of(run)
+        self.state = RunState.of(self.run)
         self.counts: tuple[tuple[int, ...], ...] = ()
 
     def history(self) -> History:
@@ -81,7 +83,7 @@ class _Driver:
         history, plan = self.history(), self.state.plan
         self.tell(
             RunStarted(
-                self.run.url, plan.images, self.state.spec.max_layers, history.layers,
+                str(self.run), plan.images, self.state.spec.max_layers, history.layers,
                 history.accuracies,
             )
         )  # fmt: skip
@@ -100,7 +102,7 @@ class _Driver:
         checksums = self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
         seconds = time.perf_counter() - began
         record = {"counts": self.counts, "seconds": seconds, "checksums": checksums.chunks}
-        self.run.commit(0, record)
+        self.commit(0, record)
         self.tell(PassDone("survey", 0, seconds, None))
 
     def check_some_held_out(self, left: int) -> None:
@@ -113,15 +115,17 @@ class _Driver:
 
     def grow(self, layer: int) -> None:
         """Add a layer; commits step `layer`."""
-        state, began = self.state, time.perf_counter()
+        state, plan, began = self.state, self.state.plan, time.perf_counter()
         self.tell(PassStarted("grow", layer))
-        height, width, _ = state.image_shape
-        images = state.plan.images
-        self.run.create_layer(
-            layer, (images, height, width, state.spec.filters), (images, state.classes),
-            state.plan.chunk_images,
-        )  # fmt: skip
-        tally, checksums = self.compute(passes.GROW, Task(self.run, layer, self.counts))
+        self.claim.check()
+        self.find_maps_of(layer - 1)
+        self.make_room_for(layer)
+        how = passes.GROW
+        if plan.tile_features:
+            how = tiled.GROW_IN_TILES
+            features = (plan.images, state.features)
+            self.run.create_work(*features, plan.chunk_images, plan.tile_features)
+        tally, checksums = self.compute(how, Task(self.run, layer, self.counts))
         accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
         seconds = time.perf_counter() - began
         record = {
@@ -129,7 +133,9 @@ class _Driver:
             "seconds": seconds,
             "checksums": checksums.chunks,
         }
-        self.run.commit(layer, record)
+        self.commit(layer, record)
+        if plan.tile_features:
+            self.run.remove_work()
         if state.run_spec.keep_maps == "last":
             self.run.remove_maps_but(layer)
         self.tell(PassDone("grow", layer, seconds, accuracy))
@@ -138,6 +144,7 @@ class _Driver:
         """Find the accuracy after the last layer, and note it in the result."""
         began = time.perf_counter()
         self.tell(PassStarted("score", layer))
+        self.find_maps_of(layer)
         tally = self.compute(passes.SCORE, Task(self.run, layer, self.counts))
         accuracy = _accuracy(layer, tally)
         self.write_result((*self.history().accuracies, accuracy), reason=None)
@@ -146,11 +153,12 @@ class _Driver:
     def done(self, done: Done) -> None:
         """Note the chosen depth."""
         self.write_result(self.history().accuracies, done.reason)
-        self.tell(RunDone(self.run.url, done.depth, done.reason))
+        self.tell(RunDone(str(self.run), done.depth, done.reason))
 
     def write_result(self, accuracies: tuple[Accuracy, ...], reason: str | None) -> None:
         """Write what is known of the run's outcome."""
         known = accuracies[: self.state.spec.max_layers]
+        self.claim.check()
         self.run.write_result(
             {
                 "depth": chosen_depth(known),
@@ -160,28 +168,30 @@ class _Driver:
         )
 
     def compute(self, what: Pass, task: Task) -> Any:
-        """Run one pass as one graph, passing its progress on to the listeners."""
-        plan = self.state.plan
-        graph = fold_graph(
-            what.fold, plan.groups(), what.merge, what.finish, task,
-            split_every=plan.split_every, name=what.name,
+        """Run one pass, passing its progress on to the listeners."""
+        self.claim.check()
+        check_versions(self.client)
+        return run_pass(what, task, self.state.plan, self.client, self.tell)
+
+    def commit(self, step: int, record: dict[str, Any]) -> None:
+        """Make a step count, unless somebody else writes to the run by now."""
+        self.claim.check()
+        self.run.commit(step, record)
+
+    def make_room_for(self, layer: int) -> None:
+        """Make the empty arrays of a layer's maps and scores, in place of any."""
+        images, (height, width, _) = self.state.plan.images, self.state.image_shape
+        self.run.create_layer(
+            layer, (images, height, width, self.state.spec.filters), (images, self.state.classes),
+            self.state.plan.chunk_images,
         )  # fmt: skip
 
-        def on_progress(event: tuple[float, dict[str, Any]]) -> None:
-            message = {field.name: event[1][field.name] for field in fields(ChunkDone)}
-            if (message["phase"], message["layer"]) == (what.name, task.layer):
-                self.tell(ChunkDone(**message))
-
-        topic = progress_topic(self.run)
-        self.client.subscribe_topic(topic, on_progress)
-        future = self.client.compute(graph)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # on a cluster that outlives this run it would go on writing
-            raise
-        finally:
-            self.client.unsubscribe_topic(topic)
+    def find_maps_of(self, layer: int) -> None:
+        """Where the maps of a committed layer have been removed, make room: those who read them
+        rebuild them chunk by chunk."""
+        if layer and not self.run.has_maps(layer):
+            self.claim.check()
+            self.make_room_for(layer)
 
 
 def _accuracy(layer: int, tally: Tally) -> Accuracy:

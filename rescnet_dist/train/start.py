@@ -14,11 +14,13 @@ import numpy as np
 from distributed import Client
 
 from rescnet_dist.data import TrainingSet, classes_to_json
-from rescnet_dist.errors import DataError, RescnetError, SpecError, StoreError
+from rescnet_dist.errors import DataError, SpecError, StoreError, masked
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location, RunStore, write_region
-from rescnet_dist.train.cluster import cluster_slots
-from rescnet_dist.train.plan import Plan, make_plan
+from rescnet_dist.train.needs import Problem
+from rescnet_dist.train.plan import Plan
+from rescnet_dist.train.planning import make_plan
+from rescnet_dist.train.workers import Workers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,8 +47,13 @@ def check_run(
     RunStore(Location.of(url)).check_free()
 
 
-def start_run(
-    url: str | os.PathLike[str],
+def problem_of(data: TrainingSet) -> Problem:
+    """The data in numbers."""
+    return Problem(data.count, data.image_shape, len(data.classes), data.dtype.itemsize)
+
+
+def prepare_run(
+    run: RunStore,
     spec: NetworkSpec,
     run_spec: RunSpec,
     data: TrainingSet,
@@ -54,25 +61,26 @@ def start_run(
     *,
     source: str | None = None,
     temporary: bool = False,
-) -> RunStore:
-    """Make the run store for training on `data`.
+) -> None:
+    """Plan a run on the client's cluster and write what its passes will read.
 
-    If writing fails, nothing is left behind. Images at a Zarr URL are referred to, others are
-    copied. source is a name for the data, kept with the run. A temporary store may hold classes
-    that could not be read back from it.
+    Images at a Zarr URL are referred to, unless that carries credentials, which are never stored;
+    others are copied.
     """
-    check_run(url, spec, run_spec, data)
-    _check_reachable(url, client)
+    _check_reachable(run, client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
-    plan = make_plan(spec, run_spec, data.count, data.image_shape, *cluster_slots(client))
+    plan = make_plan(problem_of(data), spec, run_spec, Workers.of(client))
+    reference = data.reference
+    if reference and Location(reference[0]).has_secret:
+        reference = None
     attributes = {
         "network": spec.to_dict(),
         "run": run_spec.to_dict(),
         "plan": plan.to_dict(),
         "classes": classes_to_json(data.classes, lossy=temporary),
         "image_shape": list(data.image_shape),
-        "source": source or (data.reference[0] if data.reference else None),
+        "source": masked(source or (data.reference[0] if data.reference else "")) or None,
         "provenance": {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {
@@ -80,32 +88,26 @@ def start_run(
             },
         },
     }
-    if data.reference:
-        attributes["images"] = dict(zip(("url", "path"), data.reference, strict=True))
-    run = RunStore.create(url, attributes)
-    try:
-        run.create_data(
-            data.count, data.image_shape, data.dtype, plan.chunk_images,
-            images=not data.reference,
-        )  # fmt: skip
-        if not data.reference:
-            _write_rows(run, "images", [part.array for part in data.images], client)
-        _write_rows(run, "labels", list(data.codes), client)
-        _write_train_mask(run, data.train_count, plan)
-        run.update_attributes(data_complete=True)
-    except BaseException:
-        run.place.remove()
-        raise
-    return run
+    if reference:
+        attributes["images"] = dict(zip(("url", "path"), reference, strict=True))
+    run.initialise(attributes)
+    run.create_data(
+        data.count, data.image_shape, data.dtype, plan.chunk_images, images=not reference
+    )
+    if not reference:
+        _write_rows(run, "images", [part.array for part in data.images], client)
+    _write_rows(run, "labels", list(data.codes), client)
+    _write_train_mask(run, data.train_count, plan)
+    run.update_attributes(data_complete=True)
 
 
-def _check_reachable(url: str | os.PathLike[str], client: Client) -> None:
+def _check_reachable(run: RunStore, client: Client) -> None:
     """Refuse a store in this process's memory for a cluster of other processes."""
-    if not os.fspath(url).startswith("memory:"):
+    if not run.url.startswith("memory:"):
         return
     if set(client.run(os.getpid).values()) != {os.getpid()}:
         raise StoreError(
-            f"store {url} is in this process's memory, which other worker processes cannot reach: "
+            f"store {run} is in this process's memory, which other worker processes cannot reach: "
             "use a folder or a bucket that all workers see"
         )
 
@@ -147,28 +149,27 @@ def _write_train_mask(run: RunStore, train_images: int, plan: Plan) -> None:
         write_region(target, start, np.arange(start, stop) < train_images)
 
 
-def reopen_run(url: str | os.PathLike[str], max_layers: int | None = None) -> RunStore:
-    """The run at a URL, to go on with, up to another number of layers if given."""
-    run = RunStore.open(url)
+def check_resume(run: RunStore, max_layers: int | None = None) -> NetworkSpec:
+    """Refuse a run that cannot be gone on with; its network, with `max_layers` if given."""
     attributes = run.attributes()
     if not attributes.get("data_complete"):
         raise StoreError(
-            f"the data of the run at {run.url} were never completely written: remove it and train "
-            "again"
+            f"the data of the run at {run} were never completely written: remove it and train again"
         )
+    spec = NetworkSpec.from_dict(attributes["network"])
+    if max_layers is None:
+        return spec
+    layers = len(run.commits()) - 1
+    if max_layers < layers:
+        raise SpecError(
+            f"max_layers={max_layers}, but the run at {run} has {layers} layers: give at least "
+            f"{layers}"
+        )
+    return spec.replace(max_layers=max_layers)
+
+
+def prepare_resume(run: RunStore, max_layers: int | None = None) -> None:
+    """Make a run ready to be gone on with, up to `max_layers` if given."""
+    spec = check_resume(run, max_layers)
     if max_layers is not None:
-        spec = NetworkSpec.from_dict(attributes["network"]).replace(max_layers=max_layers)
-        layers = len(run.commits()) - 1
-        if max_layers < layers:
-            raise SpecError(
-                f"max_layers={max_layers}, but the run at {run.url} has {layers} layers: give at "
-                f"least {layers}"
-            )
         run.update_attributes(network=spec.to_dict())
-    return run
-
-
-def remove_if_unusable(run: RunStore, error: BaseException) -> None:
-    """Remove a run whose data turned out unusable before its first step was committed."""
-    if isinstance(error, RescnetError) and not run.commits():
-        run.place.remove()

@@ -10,7 +10,7 @@ from dask.delayed import delayed
 
 from rescnet_dist.errors import StoreError
 from rescnet_dist.store import RunStore, read_image_scale, read_layer, read_region
-from rescnet_dist.train.passes import RunState
+from rescnet_dist.train.state import RunState
 
 CHUNKS_PER_TASK = 16
 

@@ -1,0 +1,71 @@
+"""Patience with stores: what fails in passing is tried again, ever more slowly."""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rescnet_dist.errors import StoreError, StoreUnreachable
+
+PATIENCE = 120.0  # seconds after which a store that fails is given up
+FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0  # seconds between two tries
+
+LASTING = (
+    *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
+)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+CLIENT_LIBRARIES = {"aiohttp", "aiobotocore", "azure", "botocore", "gcsfs", "google", "requests"}
+
+Result = TypeVar("Result")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error of a store may be gone at the next try.
+
+    >>> may_pass(ConnectionResetError()), may_pass(FileNotFoundError()), may_pass(KeyError())
+    (True, False, False)
+    """
+    if isinstance(error, OSError):
+        return not isinstance(error, LASTING) and error.errno not in NO_ROOM
+    if isinstance(error, StoreUnreachable):
+        return True
+    return type(error).__module__.split(".")[0] in CLIENT_LIBRARIES
+
+
+def patiently(action: Callable[[], Result], what: str, *, patience: float = PATIENCE) -> Result:
+    """The result of an action on a store that can be repeated; `what` names it in errors.
+
+    Errors that may pass are waited out, up to `patience` seconds. Errors of the store, then and
+    else, become a `StoreError`; others are raised as they are.
+    """
+    began, wait = time.monotonic(), FIRST_WAIT
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            elapsed = time.monotonic() - began
+            if not may_pass(error) or elapsed + wait > patience:
+                if isinstance(error, StoreError) or not (
+                    isinstance(error, OSError) or may_pass(error)
+                ):
+                    raise
+                problem = _problem(error, what, elapsed)
+            else:
+                problem = None
+        if problem:  # not inside `except`: a library's own error may not survive its way back
+            raise StoreError(problem)
+        time.sleep(wait * random.uniform(0.5, 1))
+        wait = min(2 * wait, LONGEST_WAIT)
+
+
+def _problem(error: Exception, what: str, elapsed: float) -> str:
+    """What to say of an error of a store."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"{what} cannot be written: {reason}; make room, then resume the run"
+    if may_pass(error):
+        return f"{what} has failed for {elapsed:.0f} s: {reason}; check the store, then resume"
+    return f"{what} failed: {reason}; check the URL and your rights"

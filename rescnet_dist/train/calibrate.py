@@ -1,0 +1,184 @@
+"""How fast a cluster is at a given network: short measurements on its workers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from scipy.linalg import blas, lapack
+
+from rescnet_dist.kernels import (
+    Bank,
+    Classifier,
+    GrowingLayer,
+    ImageScale,
+    draws_of_layer,
+    features_per_layer,
+    targets_per_layer,
+)
+from rescnet_dist.reduce import blas_threads
+from rescnet_dist.spec import NetworkSpec
+from rescnet_dist.store import Location, read_region, write_region
+from rescnet_dist.train.needs import Problem
+from rescnet_dist.train.plan import Plan
+from rescnet_dist.train.workers import Workers
+
+SIDE = 1536  # of the matrices whose product and factorisation are timed
+SAMPLE_SECONDS = 1.0  # that images are worked on for on each slot, about
+STORE_BYTES = 16 * 2**20  # written and read again once
+PER_PASS = 1.0  # seconds of scheduling, opening and committing
+SLOTS = 16  # that are timed at the same time, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds per image of a layer's pass without the scatter, operations per second of a product
+    on one thread and of a factorisation on all, bytes per second to and from the store."""
+
+    image: float
+    product: float
+    factorisation: float
+    written: float
+    read: float
+
+    def layer_seconds(self, problem: Problem, spec: NetworkSpec, plan: Plan, slots: int) -> float:
+        """About how long the pass of a layer takes on `slots` threads."""
+        height, width, channels = problem.image_shape
+        features, busy = problem.features(spec), min(slots, plan.accumulators)
+        maps = 4 * height * width * spec.filters
+        stored = maps / self.written + maps / self.read
+        stored += height * width * channels * problem.itemsize / self.read
+        each = self.image + stored
+        scatter = features**2 * problem.images / self.product
+        solve = features**3 / 3 / self.factorisation
+        if (
+            plan.tile_features
+        ):  # one thread per tile; a product of two blocks, not of one with itself
+            blocks = -(-features // plan.tile_features)
+            traffic = 4 * problem.images * features * ((blocks + 1) / self.read + 1 / self.written)
+            return (
+                PER_PASS + problem.images * each / busy
+                + (2 * scatter + traffic) / min(slots, blocks) + 2 * solve
+            )  # fmt: skip
+        return PER_PASS + (problem.images * each + scatter) / busy + solve
+
+
+def calibrate(
+    client: Client, problem: Problem, spec: NetworkSpec, workers: Workers, store: str | None
+) -> Speed:
+    """Measure the client's cluster on images as those of `problem`, on all its threads at the same
+    time, and the store if there is one: an object beside it is written, read and removed."""
+    jobs = [
+        client.submit(_seconds_per_image, problem, spec, index, pure=False)
+        for index in range(min(workers.slots, SLOTS))
+    ]
+    image = float(np.mean(client.gather(jobs)))
+    products = [
+        client.submit(_product_rate, index, pure=False)
+        for index in range(min(workers.slots, SLOTS))
+    ]
+    product = float(np.mean(client.gather(products)))
+    factorisation = client.submit(_factor_rate, workers.least_threads, pure=False).result()
+    written, read = float("inf"), float("inf")
+    if store is not None:
+        written, read = client.submit(_store_rates, store, pure=False).result()
+    return Speed(image, product, factorisation, written, read)
+
+
+def _seconds_per_image(problem: Problem, spec: NetworkSpec, seed: int) -> float:
+    """Of the pass of a later layer on made-up images, without the scatter matrix."""
+    height, width, channels = problem.image_shape
+    growing, rng = _made_up_layer(problem, spec), np.random.default_rng(seed)
+    statistics = growing.empty(height, width, channels, scatter=False)
+
+    def run(n: int) -> None:
+        labels = np.arange(n) % problem.classes
+        chunk = growing.step(
+            rng.integers(0, 255, (n, height, width, channels)).astype(np.float32),
+            rng.normal(size=(n, height, width, spec.filters)).astype(np.float32),
+            np.zeros((n, problem.classes), np.float32), labels, np.ones(n, bool),
+            np.zeros(problem.classes, np.int64),
+        )  # fmt: skip
+        statistics.fold(chunk)
+
+    with blas_threads(1):
+        run(2)  # whatever the first time costs
+        n, seconds = 4, _seconds(lambda: run(4))
+        while seconds < SAMPLE_SECONDS / 3 and n < 1024:
+            n = min(1024, max(2 * n, int(0.5 * SAMPLE_SECONDS / max(seconds, 1e-4) * n)))
+            seconds = _seconds(lambda n=n: run(n))  # type: ignore[misc]
+    return seconds / n
+
+
+def _made_up_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
+    """A second layer with random filters and weights."""
+    height, width, channels = problem.image_shape
+    rng, inputs, size = np.random.default_rng(0), channels + spec.filters, spec.filter_size
+    signs = targets_per_layer(problem.classes, spec) // problem.classes
+    features = features_per_layer(height, width, spec)
+    return GrowingLayer(
+        spec=spec,
+        number=2,
+        classes=problem.classes,
+        image_scale=ImageScale(np.zeros(channels), np.full(channels, 1 / 255)),
+        bank=Bank(
+            np.zeros(inputs), np.ones(inputs), rng.normal(size=(size, size, inputs, spec.filters)),
+            np.zeros(spec.filters),
+        ),
+        previous=Classifier(
+            np.zeros((signs, problem.classes, features), np.float32),
+            np.zeros((signs, problem.classes)), np.ones((signs, problem.classes), bool),
+            np.ones(signs), 1.0,
+        ),
+        draws=draws_of_layer(
+            spec, 0, 3, np.full(problem.classes, max(1, problem.images // problem.classes)),
+            (height, width, inputs),
+        ),
+    )  # fmt: skip
+
+
+def _product_rate(seed: int) -> float:
+    """Operations per second, n·D² each, of the product of features with themselves, one thread."""
+    features = np.random.default_rng(seed).normal(size=(256, SIDE)).astype(np.float32)
+    total = np.zeros((SIDE, SIDE), np.float32, order="F")
+
+    def run() -> None:
+        blas.ssyrk(1.0, features.T, beta=1.0, c=total, overwrite_c=1, lower=1)
+
+    with blas_threads(1):
+        run()
+        return 256 * SIDE**2 / min(_seconds(run) for _ in range(3))
+
+
+def _factor_rate(threads: int) -> float:
+    """Operations per second, D³/3, of a Cholesky factorisation in double precision."""
+    matrix = np.eye(SIDE, order="F") * SIDE + 1.0
+    with blas_threads(threads):
+        lapack.dpotrf(matrix, lower=1)
+        return SIDE**3 / 3 / min(_seconds(lambda: lapack.dpotrf(matrix, lower=1)) for _ in range(2))
+
+
+def _store_rates(url: str) -> tuple[float, float]:
+    """Bytes per second written to and read from a place beside a store."""
+    place = Location.of(f"{url.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}")
+    values = np.random.default_rng(0).random((STORE_BYTES // 2**14, 2**12), np.float32)
+    try:
+        place.create_array(
+            "maps", values.shape, "float32", len(values) // 2, ("a", "b"), compress=False
+        )
+        written = _seconds(lambda: write_region(place.open_array("maps", write=True), 0, values))
+        read = _seconds(lambda: read_region(place.open_array("maps"), 0, len(values)))
+    finally:
+        place.remove()
+    return values.nbytes / written, values.nbytes / read
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began

@@ -1,0 +1,181 @@
+"""The chunks a task works on: read as they were committed, rebuilt where they are lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zarr
+
+from rescnet_dist.errors import DamagedError, RescnetError
+from rescnet_dist.kernels import feature_blocks, replayed
+from rescnet_dist.reduce import trim_memory
+from rescnet_dist.store import (
+    Checksums,
+    RunStore,
+    StoredLayers,
+    checksum,
+    patiently,
+    read_image_scale,
+    read_region,
+    write_block,
+    write_region,
+)
+from rescnet_dist.train.plan import Group
+from rescnet_dist.train.report import report
+from rescnet_dist.train.state import RunState, Task
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LOOK_AGAIN = (0.2, 1.0)  # seconds before a chunk that looks damaged is read again
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Images start to stop: labels (n,), train (n,) bool, and before (C,), the training images of
+    each class ahead of them."""
+
+    start: int
+    stop: int
+    labels: Array
+    train: Array
+    before: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads what was committed with the data and with one step, for the chunks of one group."""
+
+    task: Task
+    group: Group
+    state: RunState
+    step: int
+    checksums: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, task: Task, group: Group, state: RunState, step: int) -> Reader:
+        """The reader of a step that is committed."""
+        run = task.run
+        checksums = run.checksums(0) | (run.checksums(step) if step else {})
+        return cls(task, group, state, step, checksums)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks of the group, in order."""
+        run = self.task.run
+        all_labels, all_train = run.data_array("labels"), run.data_array("train")
+        before = self.task.ahead(self.group)
+        for start, stop in self.group.chunks():
+            labels = self.read(all_labels, start, stop)
+            train = self.read(all_train, start, stop)
+            trim_memory()
+            yield Chunk(start, stop, labels, train, before)
+            before = before + np.bincount(labels[train], minlength=self.state.classes)
+
+    def images(self, array: zarr.Array[Any], chunk: Chunk) -> Array:
+        """The images (n, H, W, d) of a chunk, as stored."""
+        return self.read(array, chunk.start, chunk.stop, "data/images")
+
+    def maps_and_scores(self, chunk: Chunk) -> tuple[Array, Array]:
+        """Maps (n, H, W, f) of the step's layer and the scores (n, C) that entered it; rebuilt from
+        the layers before, and written again, if they are lost."""
+        run, start, stop = self.task.run, chunk.start, chunk.stop
+        maps, scores = run.maps(self.step), run.scores(self.step)
+        try:
+            return self.read(maps, start, stop), self.read(scores, start, stop)
+        except DamagedError as error:
+            lost = error
+        return self._rebuilt(chunk, lost)
+
+    def read(self, array: zarr.Array[Any], start: int, stop: int, path: str | None = None) -> Array:
+        """One chunk of an array, by its path in the run; refused if it is not as committed."""
+        expected = self._expected(path or array.path, start)
+        what = f"reading {array.path} of {self.task.run}"
+        for wait in LOOK_AGAIN:
+            try:
+                return patiently(lambda: read_region(array, start, stop, expected), what)
+            except DamagedError:
+                time.sleep(wait)  # a store that is just starting may not see all it has
+        return patiently(lambda: read_region(array, start, stop, expected), what)
+
+    def _expected(self, path: str, start: int) -> int | None:
+        chunks = self.checksums.get(path)
+        return chunks[start // self.group.chunk_images] if chunks else None
+
+    def _rebuilt(self, chunk: Chunk, lost: DamagedError) -> tuple[Array, Array]:
+        run, layer, start = self.task.run, self.step, chunk.start
+        layers = StoredLayers(run.place, layer)
+        maps, scores = replayed(
+            self.images(run.images(), chunk), layers, read_image_scale(run.place),
+            self.state.spec, self.state.classes,
+        )  # fmt: skip
+        places = run.maps(layer, write=True), run.scores(layer, write=True)
+        for array, values in zip(places, (maps, scores), strict=True):
+            if checksum(values) != self._expected(array.path, start):
+                raise DamagedError(
+                    f"{lost}; what the stored layers give for them is not what was committed "
+                    "either, as with another version of NumPy or its BLAS, or another processor: "
+                    "resume where the run was trained"
+                )
+        for array, values in zip(places, (maps, scores), strict=True):
+            write(array, start, values, run)
+        report(self.task, "rebuilt", layer=layer, start=start, stop=chunk.stop, reason=str(lost))
+        return maps, scores
+
+
+def write(array: zarr.Array[Any], start: int, values: Array, run: RunStore) -> None:
+    """Write whole chunks of rows, with patience."""
+    patiently(lambda: write_region(array, start, values), f"{array.path} of {run}")
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureWriter:
+    """Writes the features of the layer being grown to the run's work area, in blocks of columns."""
+
+    run: RunStore
+    array: zarr.Array[Any]
+    blocks: list[slice]
+
+    @classmethod
+    def of(cls, run: RunStore, state: RunState) -> FeatureWriter:
+        """The writer of a run whose plan has tiles."""
+        blocks = feature_blocks(state.features, state.plan.tile_features or state.features)
+        return cls(run, run.work("features", write=True), blocks)
+
+    def write(self, start: int, features: Array) -> Checksums:
+        """Write the features (n, D) of the images from `start`; returns checksums by block."""
+        found = {}
+        for number, columns in enumerate(self.blocks):
+            found[feature_path(number)] = np.ascontiguousarray(features[:, columns])
+            write_to = partial(write_block, self.array, (start, columns.start))
+            patiently(
+                partial(write_to, found[feature_path(number)]), f"{self.array.path} of {self.run}"
+            )
+        return Checksums().plus(found)
+
+
+def feature_path(block: int) -> str:
+    """What the checksums of one block of the work area's features go by."""
+    return f"work/features/{block}"
+
+
+class ChunkError(RuntimeError):
+    """A chunk could not be worked on for a reason of its own; the message names both."""
+
+
+@contextmanager
+def naming(group: Group, chunk: Chunk) -> Iterator[None]:
+    """Name the chunk in errors that do not say themselves what is wrong."""
+    try:
+        yield
+        return
+    except RescnetError:
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+    number = chunk.start // group.chunk_images
+    raise ChunkError(f"chunk {number} (images {chunk.start} to {chunk.stop}): {cause}")

@@ -1,0 +1,155 @@
+"""Running the graph of a pass to its end, whatever becomes of workers on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from asyncio import CancelledError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from distributed import Client, Future, KilledWorker
+
+from rescnet_dist.errors import ClusterLost, PassError, RescnetError, masked
+from rescnet_dist.reduce import fold_graph
+from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, Listener, PassRetried
+from rescnet_dist.train.passes import Pass
+from rescnet_dist.train.plan import Plan
+from rescnet_dist.train.report import progress_topic
+from rescnet_dist.train.state import Task
+
+TRIES = 3  # failures in a row, without a chunk done between them, that end a pass
+LOOK_EVERY = 20.0  # seconds between two looks at whether there is any worker
+
+
+def run_pass(what: Pass, task: Task, plan: Plan, client: Client, tell: Listener) -> Any:
+    """The result of a pass, computed as one graph.
+
+    Workers may die without limit while chunks get done. What fails on its own account is tried
+    again, and ends the pass as a `PassError` that names chunk and cause when it has failed
+    `TRIES` times in a row. Errors that say what is wrong themselves end it at once.
+    """
+    graph = fold_graph(
+        what.fold, plan.groups(), what.merge, what.finish, task,
+        split_every=plan.split_every, name=what.name, spread=what.spread,
+    )  # fmt: skip
+    with _watching(what, task, client, tell) as watch:
+        future = client.compute(graph)
+        try:
+            return _result(future, watch, plan, client)
+        except BaseException:
+            if client.status == "running":
+                future.cancel()  # on a cluster that outlives this run it would go on writing
+            raise
+
+
+class _Watch:
+    """What tasks have reported of one pass."""
+
+    def __init__(self, what: Pass, task: Task, tell: Listener) -> None:
+        self.phase, self.layer, self.tell = what.name, task.layer, tell
+        self.done: set[int] = set()  # first images of the chunks done
+        self.lock = threading.Lock()
+
+    def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Take in an event of Dask's log."""
+        message = event[1]
+        if message["kind"] == "chunk":
+            done = _of(ChunkDone, message)
+            if (done.phase, done.layer) == (self.phase, self.layer):
+                with self.lock:
+                    self.done.add(done.start)
+                self.tell(done)
+        elif message["kind"] == "rebuilt":
+            self.tell(_of(ChunkRebuilt, message))
+
+    def suspect(self, group: int, plan: Plan) -> str:
+        """The chunk of a group that is worked on next, in words."""
+        with self.lock:
+            left = [c for c in plan.groups()[group].chunks() if c[0] not in self.done]
+        if not left:
+            return f"group {group}"
+        start, stop = left[0]
+        return f"chunk {start // plan.chunk_images} (images {start} to {stop})"
+
+    def retried(self, reason: str) -> None:
+        """Tell the listeners that the pass goes on after a failure."""
+        self.tell(PassRetried(self.phase, self.layer, reason))
+
+
+def _of(kind: Any, message: dict[str, Any]) -> Any:
+    """An event from the message of a task."""
+    return kind(**{field.name: message[field.name] for field in fields(kind)})
+
+
+@contextmanager
+def _watching(what: Pass, task: Task, client: Client, tell: Listener) -> Iterator[_Watch]:
+    watch, topic = _Watch(what, task, tell), progress_topic(task.run)
+    client.subscribe_topic(topic, watch)
+    try:
+        yield watch
+    finally:
+        if client.status == "running":
+            client.unsubscribe_topic(topic)
+
+
+def _result(future: Future, watch: _Watch, plan: Plan, client: Client) -> Any:
+    """The future's result, through failures that may pass."""
+    failures, known = 0, 0
+    while True:
+        try:
+            return _wait_for(future, watch, client)
+        except RescnetError:
+            raise
+        except (Exception, CancelledError) as error:
+            lost = client.status != "running" or isinstance(error, CancelledError)
+            reason = _describe(error, watch, plan)
+        where = f"the pass of layer {watch.layer}" if watch.layer else "the survey"
+        if lost:
+            raise ClusterLost(
+                f"the connection to the Dask scheduler was lost during {where}: what is committed "
+                "is kept; resume the run on a cluster that runs"
+            )
+        with watch.lock:
+            failures, known = (1 if len(watch.done) > known else failures + 1), len(watch.done)
+        if failures == TRIES:
+            raise PassError(
+                f"{where} has failed {TRIES} times without a chunk done in between: {reason}; what "
+                "is committed is kept; mend the cause, then resume the run"
+            )
+        watch.retried(reason)
+        future.retry()
+
+
+def _wait_for(future: Future, watch: _Watch, client: Client) -> Any:
+    """Wait for the result, and tell the listeners when there has been no worker for a while."""
+    told = False
+    while True:
+        try:
+            return future.result(timeout=LOOK_EVERY)
+        except TimeoutError:
+            if future.status != "pending":
+                raise
+        except CancelledError:
+            time.sleep(0.5)  # the client learns of a lost connection and of this in any order
+            raise
+        if client.status == "running" and not client.nthreads() and not told:
+            watch.retried("there is no worker: waiting for one to join")
+            told = True
+
+
+def _describe(error: BaseException, watch: _Watch, plan: Plan) -> str:
+    """What failed, and on what."""
+    if not isinstance(error, KilledWorker):
+        return masked(f"{error}" if str(error) else type(error).__name__)
+    task = error.task
+    if isinstance(task, tuple) and "-fold-" in str(task[0]):
+        at = watch.suspect(int(task[1]), plan)
+    else:
+        at = str(task[0] if isinstance(task, tuple) else task).rsplit("-", 1)[0]
+    return (
+        f"workers died again and again at {at}, the last of them {error.last_worker.address}; "
+        "its log says why, and too little memory is what it mostly is"
+    )

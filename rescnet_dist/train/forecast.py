@@ -1,0 +1,126 @@
+"""What a run will take, told before it starts: memory, tasks, bytes and time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from distributed import Client
+
+from rescnet_dist.data import TrainingSet
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.train.calibrate import Speed, calibrate
+from rescnet_dist.train.needs import Problem, Traffic, peak_memory, traffic
+from rescnet_dist.train.plan import Plan
+from rescnet_dist.train.planning import make_plan
+from rescnet_dist.train.start import problem_of
+from rescnet_dist.train.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A plan, the cluster it is for, and what it needs: peak bytes resident in a worker, traffic
+    and size of the store, and about how many seconds a layer and all layers take (None where
+    nothing was measured)."""
+
+    problem: Problem
+    plan: Plan
+    workers: Workers
+    features: int
+    peak_memory: int
+    traffic: Traffic
+    max_layers: int
+    layer_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """About how long the run takes, if it grows all layers."""
+        return None if self.layer_seconds is None else self.layer_seconds * self.max_layers
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return asdict(self) | {"seconds": self.seconds}
+
+    def __str__(self) -> str:
+        plan, moved, workers = self.plan, self.traffic, self.workers
+        height, width, channels = self.problem.image_shape
+        tiles = "kept whole"
+        if plan.tile_features:
+            tiles = f"in tiles of {plan.tile_features:,} features, too large for one worker"
+        limit = ""
+        if workers.budget is not None and workers.memory is not None:
+            limit = (
+                f", of {_size(workers.budget)} before Dask spills ({_size(workers.memory)} limit)"
+            )
+        lines = {
+            "images": f"{plan.images:,} of {height}×{width}×{channels}, "
+            f"{self.problem.classes} classes",
+            "cluster": f"{workers.count} workers, {workers.slots} threads",
+            "features": f"{self.features:,} per layer; scatter matrix {tiles}",
+            "chunks": f"{plan.chunks:,} of {plan.chunk_images:,} images, folded into "
+            f"{plan.accumulators} accumulators",
+            "tasks": f"{moved.tasks:,} per layer",
+            "memory": f"{_size(self.peak_memory)} per worker at most{limit}",
+            "driver": f"{_size(moved.driver)} per layer",
+            "traffic": f"{_size(moved.read)} read, {_size(moved.written)} written per layer",
+            "store": f"{_size(moved.store)} at most",
+        }
+        if self.layer_seconds is not None and self.seconds is not None:
+            lines["time"] = (
+                f"about {_time(self.layer_seconds)} per layer, {_time(self.seconds)} for all "
+                f"{self.max_layers}"
+            )
+        return "\n".join(f"{name:<9} {text}" for name, text in lines.items())
+
+
+def forecast(
+    data: TrainingSet,
+    spec: NetworkSpec,
+    run_spec: RunSpec,
+    client: Client,
+    *,
+    store: str | None = None,
+    measure: bool = True,
+) -> Forecast:
+    """The plan of a run on the client's cluster, and what it takes; writes nothing but, while it
+    measures, one object beside `store`."""
+    problem, workers = problem_of(data), Workers.of(client)
+    plan = make_plan(problem, spec, run_spec, workers)
+    seconds = None
+    if measure:
+        speed: Speed = calibrate(client, problem, spec, workers, store)
+        seconds = speed.layer_seconds(problem, spec, plan, workers.slots)
+    return Forecast(
+        problem=problem,
+        plan=plan,
+        workers=workers,
+        features=problem.features(spec),
+        peak_memory=peak_memory(problem, spec, plan, workers),
+        traffic=traffic(problem, spec, plan),
+        max_layers=spec.max_layers,
+        layer_seconds=seconds,
+    )
+
+
+def _size(size: float) -> str:
+    """Bytes in words.
+
+    >>> _size(1536 * 2**20)
+    '1.5 GiB'
+    """
+    power = 0
+    while size >= 1024 and power < 4:
+        size, power = size / 1024, power + 1
+    return f"{size:,.{power // 3}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def _time(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> _time(4000)
+    '1.1 h'
+    """
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,137 @@
+"""What a plan needs, by arithmetic alone: memory of a worker, traffic and size of the store."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rescnet_dist.kernels import features_per_layer, targets_per_layer
+from rescnet_dist.kernels.layer import SLAB_BYTES
+from rescnet_dist.spec import NetworkSpec
+from rescnet_dist.train.plan import Plan
+from rescnet_dist.train.workers import Workers
+
+# How often each thing is there at the same time at most; `tests/test_plan.py` measures the sum.
+SLABS = 7  # of images, input, normalised input, maps, patches, and what they are made of
+FEATURES = 3  # as computed, those to train on, centred
+SAMPLES = 4  # of the patches for stacked-LDA: two to merge, merged, rescaled
+PATCH_SCATTERS = 6
+TILES = 7  # in float64
+PER_PASS, PER_CHUNK, PER_TASK = 20_000, 600, 1_000  # bytes that the driver sends and gets
+FIRST_PASS = 24 * 2**20  # bytes that a process takes for its first pass, whatever its size
+MARGIN = 1.15  # for what malloc and the codecs hold beside
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is trained on, in numbers: images of (H, W, d) with pixels of `itemsize` bytes, and
+    classes."""
+
+    images: int
+    image_shape: tuple[int, int, int]
+    classes: int
+    itemsize: int = 1
+
+    def features(self, spec: NetworkSpec) -> int:
+        """Features D of a layer."""
+        return features_per_layer(*self.image_shape[:2], spec)
+
+    def map_bytes(self, spec: NetworkSpec) -> int:
+        """Bytes of one image and its maps, in float32."""
+        height, width, channels = self.image_shape
+        return 4 * height * width * (channels + spec.filters)
+
+
+def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> int:
+    """Bytes that are resident in a worker at most, were it the last one left."""
+    threads = min(workers.threads, plan.accumulators)
+    working = threads * chunk_memory(problem, spec, plan)
+    if plan.tile_features:
+        tile = min(plan.tile_features, problem.features(spec))
+        tiles = TILES * 8 * tile**2 + 4 * 4 * tile * plan.chunk_images
+        kept = accumulators_held(plan, threads) * small_accumulator(problem, spec)
+        working = max(working, workers.threads * tiles) + kept
+    else:
+        one = 4 * problem.features(spec) ** 2 + small_accumulator(problem, spec)
+        working += accumulators_held(plan, threads) * one
+    return int(workers.resident + FIRST_PASS + MARGIN * (working + bank_memory(problem, spec)))
+
+
+def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
+    """Bytes that one task holds of the chunk it works on."""
+    height, width, channels = problem.image_shape
+    n, features = plan.chunk_images, problem.features(spec)
+    images = 2 * problem.itemsize * height * width * channels  # as stored, and as read
+    maps = 2 * 4 * height * width * spec.filters  # of the layer before, and new ones
+    slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
+    return n * (images + maps + FEATURES * 4 * features + 64 * problem.classes) + SLABS * slab
+
+
+def small_accumulator(problem: Problem, spec: NetworkSpec) -> int:
+    """Bytes of an accumulator beside the scatter matrix."""
+    return 2 * 8 * problem.features(spec) * (targets_per_layer(problem.classes, spec) + 1)
+
+
+def accumulators_held(plan: Plan, threads: int) -> int:
+    """Accumulators in one worker at most: those being filled, those that wait for their partner in
+    the tree, and two with their sum; or one and its factor in double precision, which is as much
+    as three."""
+    waiting = math.ceil(math.log2(max(plan.accumulators, 1))) + plan.split_every - 2
+    most = plan.accumulators + math.ceil(plan.accumulators / plan.split_every)
+    return max(3, min(threads + 1 + waiting, most))
+
+
+def bank_memory(problem: Problem, spec: NetworkSpec) -> int:
+    """Bytes of what the filters are learnt from: patch scatter, and patches for stacked-LDA."""
+    channels, total = problem.image_shape[2], 0
+    for layer, inputs in ((1, channels), (2, channels + spec.filters)):
+        directions = spec.size_of_layer(layer) ** 2 * inputs
+        draws = spec.lda_draws * spec.bank_of_layer(layer, inputs)[1]
+        sample = draws * (spec.lda_positives + spec.lda_negatives) * directions * 4
+        total = max(total, SAMPLES * sample + PATCH_SCATTERS * 8 * directions**2)
+    return total
+
+
+# traffic and size of the store ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes per layer that are read from and written to the store and that reach the driver, bytes
+    the store takes at most, and tasks per layer."""
+
+    read: int
+    written: int
+    driver: int
+    store: int
+    tasks: int
+
+
+def traffic(problem: Problem, spec: NetworkSpec, plan: Plan) -> Traffic:
+    """What a layer moves, and what the run takes to store."""
+    height, width, channels = problem.image_shape
+    n, features = problem.images, problem.features(spec)
+    images = n * height * width * channels * problem.itemsize
+    maps = n * (4 * height * width * spec.filters + 4 * problem.classes)
+    read, written = images + maps, maps
+    merges, left = 0, plan.accumulators
+    while left > 1:
+        left = math.ceil(left / plan.split_every)
+        merges += left
+    tasks, work = plan.accumulators + merges + 1, 0
+    if plan.tile_features:
+        blocks = math.ceil(features / plan.tile_features)
+        tiles, tile = blocks * (blocks + 1) // 2, 8 * plan.tile_features**2
+        written += 4 * n * features + 2 * tiles * tile
+        factor_reads = sum(2 * j + 1 for j in range(blocks) for _ in range(j, blocks))
+        read += (blocks + 1) * 4 * n * features + (tiles + factor_reads + 2 * tiles) * tile
+        tasks += 2 * tiles + 2
+        work = 4 * n * features + 2 * tiles * tile
+    layer = 4 * targets_per_layer(problem.classes, spec) * features
+    return Traffic(
+        read=read,
+        written=written,
+        driver=PER_PASS + plan.chunks * PER_CHUNK + tasks * PER_TASK,
+        store=images + 2 * maps + work + spec.max_layers * layer,
+        tasks=tasks,
+    )

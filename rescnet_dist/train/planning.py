@@ -1,0 +1,130 @@
+"""Making a plan: chunks, accumulators and tiles that fit the workers' memory, or a refusal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from rescnet_dist.errors import SpecError
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.train.needs import Problem, peak_memory
+from rescnet_dist.train.plan import Plan
+from rescnet_dist.train.workers import Workers
+
+CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
+GOOD_CHUNK = 16  # images: with fewer, the product of features with themselves is slow
+GROUPS_PER_SLOT = 4  # so that a worker that dies costs a quarter of what it would have done
+CHUNKS_PER_GROUP = 4  # at least, where there are several groups per slot
+TILES = (*range(4096, 0, -256), 128, 64)  # sides of tiles, as large as memory allows
+
+
+def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> Plan:
+    """The plan for training on the images of `problem` with these workers, in their memory.
+
+    What the run spec sets is taken from there. Else chunks are as large, accumulators as many and
+    the scatter matrix as whole as fit. What does not fit is refused, with a value that would.
+    """
+    for plan in _candidates(problem, spec, run_spec, workers):
+        if _fits(plan, problem, spec, workers):
+            return plan
+    raise SpecError(_refusal(problem, spec, run_spec, workers))
+
+
+def _fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> bool:
+    return workers.budget is None or peak_memory(problem, spec, plan, workers) <= workers.budget
+
+
+def _candidates(
+    problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
+) -> Iterator[Plan]:
+    """Plans from the best to the least demanding one: ever smaller chunks, then ever smaller tiles
+    of the scatter matrix; chunks of less than `GOOD_CHUNK` images only as the last resort."""
+    most = min(
+        max(1, CHUNK_BYTES // problem.map_bytes(spec)),
+        math.ceil(problem.images / (2 * workers.slots)),
+    )
+    sizes = [run_spec.chunk_images or most]
+    while not run_spec.chunk_images and sizes[-1] > 1:
+        sizes.append(math.ceil(sizes[-1] / 2))
+    good = [size for size in sizes if size >= min(GOOD_CHUNK, sizes[0])]
+    sides = [side for side in TILES if side < problem.features(spec)]
+    ways: list[tuple[int, int | None]]
+    if run_spec.tile_features:
+        ways = [(size, run_spec.tile_features) for size in sizes]
+    else:
+        ways = [(size, None) for size in good]
+        ways += [(size, side) for side in sides for size in good]
+        ways += [(size, side) for size in sizes[len(good) :] for side in (None, *sides[-1:])]
+    for size, side in ways:
+        chunks = math.ceil(problem.images / size)
+        for per_slot in (GROUPS_PER_SLOT, 1):
+            groups = per_slot * workers.slots
+            if per_slot > 1 and (side or chunks < groups * CHUNKS_PER_GROUP):
+                continue
+            yield Plan(
+                images=problem.images,
+                chunk_images=size,
+                accumulators=min(run_spec.accumulators or groups, chunks),
+                split_every=run_spec.split_every,
+                solve_threads=run_spec.solve_threads or workers.least_threads,
+                tile_features=side,
+            )
+
+
+def _refusal(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> str:
+    """What does not fit, why, and a value that would."""
+    smallest = min(
+        _candidates(problem, spec, run_spec, workers),
+        key=lambda plan: peak_memory(problem, spec, plan, workers),
+    )
+    need, budget = peak_memory(problem, spec, smallest, workers), workers.budget or 0
+    remedies = []
+    for name in ("chunk_images", "accumulators", "tile_features"):
+        value = getattr(run_spec, name)
+        if value is None:
+            continue
+
+        def run_fits(smaller: int, name: str = name) -> bool:
+            return _any_fits(problem, spec, run_spec.replace(**{name: smaller}), workers)
+
+        if fitting := _largest(value, run_fits):
+            remedies.append(f"{name}={value} by {name} of at most {fitting}")
+    if not remedies:
+
+        def network_fits(filters: int) -> bool:
+            return _any_fits(problem, spec.replace(filters=filters), run_spec, workers)
+
+        if fitting := _largest(spec.filters, network_fits):
+            remedies.append(f"filters={spec.filters} by filters of at most {fitting}")
+    wanted = need / workers.share
+    text = (
+        f"the run needs {_mib(need)} MiB of memory per worker, and {_mib(budget)} MiB of each "
+        f"worker's {_mib(workers.memory or 0)} MiB may be used before Dask spills: "
+    )
+    if remedies:
+        text += f"replace {', or '.join(remedies)}, or "
+    return text + f"use workers of at least {_mib(wanted)} MiB"
+
+
+def _any_fits(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:
+    return any(
+        _fits(plan, problem, spec, workers)
+        for plan in _candidates(problem, spec, run_spec, workers)
+    )
+
+
+def _largest(below: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest value below another that fits, or None; those a spec refuses do not."""
+    low, high = 0, below
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            good = fits(middle)
+        except SpecError:
+            good = False
+        low, high = (middle, high) if good else (low, middle)
+    return low or None
+
+
+def _mib(size: float) -> str:
+    return f"{math.ceil(size / 2**20):,}"

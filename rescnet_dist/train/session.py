@@ -1,0 +1,68 @@
+"""Whole runs: begin one or go on with one, as its only writer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from distributed import Client
+
+from rescnet_dist.data import TrainingSet
+from rescnet_dist.errors import DataError, SingularError, SpecError
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import Claim, Location, RunStore
+from rescnet_dist.train.events import Listener
+from rescnet_dist.train.loop import train
+from rescnet_dist.train.start import check_run, prepare_resume, prepare_run
+
+
+def begin_run(
+    url: str | os.PathLike[str],
+    spec: NetworkSpec,
+    run_spec: RunSpec,
+    data: TrainingSet,
+    client: Client,
+    listeners: Sequence[Listener] = (),
+    *,
+    source: str | None = None,
+    temporary: bool = False,
+) -> RunStore:
+    """Train on `data` in a new run store; nothing is left of it where the data are unusable.
+
+    Images at a Zarr URL are referred to, others are copied. source is a name for the data, kept
+    with the run. A temporary store may hold classes that could not be read back from it.
+    """
+    check_run(url, spec, run_spec, data)
+    run = RunStore(Location.of(url))
+    with Claim.take(run.place).kept() as claim:
+        try:
+            prepare_run(run, spec, run_spec, data, client, source=source, temporary=temporary)
+        except BaseException:
+            run.place.remove()
+            raise
+        try:
+            train(claim, client, listeners)
+        except (DataError, SpecError, SingularError):
+            if not run.commits():
+                run.place.remove()
+            raise
+    return run
+
+
+def resume_run(
+    url: str | os.PathLike[str],
+    client: Client,
+    listeners: Sequence[Listener] = (),
+    *,
+    max_layers: int | None = None,
+    take_over: bool = False,
+) -> RunStore:
+    """Go on with a run after its last committed layer, up to `max_layers` if given.
+
+    A run that another driver writes to is refused unless take_over says that it is dead.
+    """
+    run = RunStore.open(url)
+    with Claim.take(run.place, take_over=take_over).kept() as claim:
+        prepare_resume(run, max_layers)
+        train(claim, client, listeners)
+    return run

@@ -1,0 +1,68 @@
+"""What every task knows: the run, and what its attributes say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.kernels import features_per_layer
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import RunStore
+from rescnet_dist.train.plan import Group, Plan
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every task of a pass knows: the run, the layer it works on (0: the survey), and how
+    many training images of each class there are in each group (G, C)."""
+
+    run: RunStore
+    layer: int
+    counts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def class_counts(self) -> Array:
+        """Training images of each class (C,)."""
+        return np.asarray(np.array(self.counts, np.int64).sum(axis=0))
+
+    def ahead(self, group: Group) -> Array:
+        """Training images of each class (C,) in the groups before this one."""
+        return np.asarray(np.array(self.counts, np.int64)[: group.index].sum(axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The attributes of a run, read once per task."""
+
+    spec: NetworkSpec
+    run_spec: RunSpec
+    plan: Plan
+    classes: int
+    image_shape: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, run: RunStore) -> RunState:
+        """Read the state off the run store."""
+        attributes = run.attributes()
+        height, width, channels = attributes["image_shape"]
+        return cls(
+            NetworkSpec.from_dict(attributes["network"]),
+            RunSpec.from_dict(attributes["run"]),
+            Plan(**attributes["plan"]),
+            len(attributes["classes"]["values"]),
+            (height, width, channels),
+        )
+
+    def input_shape(self, layer: int) -> tuple[int, int, int]:
+        """(H, W, c) of the input of a layer."""
+        height, width, channels = self.image_shape
+        return height, width, channels + (self.spec.filters if layer > 1 else 0)
+
+    @property
+    def features(self) -> int:
+        """Features D of a layer."""
+        return features_per_layer(*self.image_shape[:2], self.spec)

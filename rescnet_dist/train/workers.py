@@ -1,0 +1,74 @@
+"""What a plan must know of the workers: how many, how many threads, how much memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dask
+import psutil
+from distributed import Client
+
+from rescnet_dist.errors import ClusterError
+
+WORKER_TIMEOUT = 60  # seconds to wait for a first worker
+AT_REST = 190 * 2**20  # bytes of a worker process that has imported everything, and done nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Workers of a cluster: their number, threads of all together (slots), of the one with the
+    most and the one with the fewest; memory limit in bytes of the one with the least (None: no
+    limit), the share of it that may be used before Dask spills, and the bytes that are resident
+    in the fullest of them before the run."""
+
+    count: int
+    slots: int
+    threads: int
+    least_threads: int
+    memory: int | None
+    share: float = 0.6
+    resident: int = AT_REST
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that a worker may use."""
+        return None if self.memory is None else int(self.share * self.memory)
+
+    @classmethod
+    def of(cls, client: Client) -> Workers:
+        """The workers that a client's cluster has now; waits for a first one."""
+        if not client.nthreads():  # an adaptive cluster at rest starts workers for a task only
+            try:
+                client.submit(int, pure=False).result(timeout=WORKER_TIMEOUT)
+            except TimeoutError:
+                raise ClusterError(
+                    f"the cluster at {client.scheduler.address} has had no worker for "
+                    f"{WORKER_TIMEOUT} s: start workers, then run this again"
+                ) from None
+        found = client.scheduler_info(n_workers=-1)["workers"].values()
+        threads = [worker["nthreads"] for worker in found]
+        limits = [worker["memory_limit"] for worker in found]
+        resident = max(client.run(_resident).values(), default=0)
+        return cls(
+            count=len(threads),
+            slots=sum(threads),
+            threads=max(threads),
+            least_threads=min(threads),
+            memory=min(limit or psutil.virtual_memory().total for limit in limits),
+            share=spill_share(),
+            resident=max(resident, AT_REST),
+        )
+
+
+def _resident() -> int:
+    """Bytes that are resident in this process; run on workers, which import this for it."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def spill_share() -> float:
+    """The share of its memory limit from which on a worker spills, or else pauses."""
+    for name in ("target", "spill", "pause"):
+        share = dask.config.get(f"distributed.worker.memory.{name}", False)
+        if share:
+            return float(share)
+    return 0.9

@@ -1,0 +1,74 @@
+"""The tiled scatter and factorisation against the same in one piece."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rescnet_dist.errors import SingularError
+from rescnet_dist.kernels import (
+    FeatureMoments,
+    Standardised,
+    TileScatter,
+    factor_tile,
+    feature_blocks,
+    one_vs_rest_lda,
+    ridge_regression,
+    tiled_whitening,
+)
+
+
+def tiled(features, targets, tile: int, ridge: float, chunk: int = 37):
+    """Moments without scatter, and the whitening from tiles kept in a dictionary."""
+    moments = FeatureMoments.empty(features.shape[1], targets.shape[1], scatter=False)
+    chunks = [slice(start, start + chunk) for start in range(0, len(features), chunk)]
+    for rows in chunks:
+        moments = moments.fold(features[rows], targets[rows])
+    blocks = feature_blocks(features.shape[1], tile)
+    scatter = {}
+    for i, rows in enumerate(blocks):
+        for j, columns in enumerate(blocks[: i + 1]):
+            accumulator = TileScatter.empty(moments.mean[rows], moments.mean[columns])
+            for part in chunks:
+                accumulator.add(features[part, rows], features[part, columns])
+            scatter[i, j] = accumulator.value()
+    squares = np.concatenate([np.diagonal(scatter[i, i]) for i in range(len(blocks))])
+    standardised = Standardised.of(squares, moments.count, ridge)
+    factor = {}
+    for j in range(len(blocks)):
+        for i in range(j, len(blocks)):
+            factor[i, j] = factor_tile(
+                standardised.tile(scatter[i, j], blocks[i], blocks[j]),
+                ((factor[i, k], factor[j, k]) for k in range(j)),
+                factor[j, j] if i > j else None,
+                standardised,
+            )
+    read = lambda i, j: factor[i, j]  # noqa: E731
+    return moments, tiled_whitening(moments, standardised, blocks, read)
+
+
+@pytest.mark.parametrize("tile", [1, 5, 16, 23, 100])
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_tiles_give_the_weights_of_one_matrix(rng, tile: int, ridge: float, offset: float) -> None:
+    """For tiles that divide the features, that do not, and that hold them all; one is constant."""
+    features = (rng.normal(size=(200, 23)) @ rng.normal(size=(23, 23)) + offset).astype(np.float32)
+    features[:, 7] = 3.0
+    targets = np.eye(4)[rng.integers(4, size=200)]
+    moments, white = tiled(features, targets, tile, ridge)
+    # in double precision: what is compared with must not be the less exact of the two
+    exact = FeatureMoments.empty(23, 4, np.float64).fold(features.astype(float), targets)
+    limit = 2e-3 if offset else 1e-4
+    for fit in (one_vs_rest_lda, ridge_regression):
+        found, expected = fit(moments, ridge, white), fit(exact, ridge)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=limit, atol=limit * np.abs(other).max())
+        assert not found[0][:, 7].any()
+
+
+def test_a_tile_without_an_inverse_is_refused(rng) -> None:
+    """More features than samples and no ridge: the same message as in one piece."""
+    features = rng.normal(size=(10, 30)).astype(np.float32)
+    targets = np.eye(2)[np.arange(10) % 2]
+    with pytest.raises(SingularError, match=r"30 features over 10 samples .* ridge=0.0"):
+        tiled(features, targets, 8, 0.0)
