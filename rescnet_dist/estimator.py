@@ -140,7 +140,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
 
         A run that another driver writes to is refused unless take_over says that it is dead.
         """
-        check_resume(RunStore.open(url), max_layers)
+        check_resume(RunStore.open(url), max_layers, take_over=take_over)
         with current_client() as client:
             run = resume_run(url, client, listeners, max_layers=max_layers, take_over=take_over)
         attributes = run.attributes()

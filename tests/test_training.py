@@ -44,7 +44,6 @@ from rescnet_dist.train import (
     loop,
     make_plan,
     passes,
-    start,
     state,
 )
 
@@ -699,7 +698,7 @@ def test_a_run_whose_data_were_cut_short_is_not_resumed(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Missing chunks read as zeros, and a network must not be trained on these."""
-    write_region = start.write_region
+    write_region = chunks.write_region
 
     def die(array: Any, first: int, values: Array) -> None:
         if array.path == f"data/{name}" and first > 0:
@@ -707,7 +706,7 @@ def test_a_run_whose_data_were_cut_short_is_not_resumed(
         write_region(array, first, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(start, "write_region", die)
+        patch.setattr(chunks, "write_region", die)
         patch.setattr(Location, "remove", lambda place: None)  # a driver killed cleans nothing up
         with pytest.raises(Interrupted):
             fit(tmp_path / "run")

@@ -182,7 +182,7 @@ def resume_command(
     Example:
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
-    check_resume(RunStore.open(run_url), max_layers)
+    check_resume(RunStore.open(run_url), max_layers, take_over=take_over)
     with cluster(take_cluster(flags)) as client:
         with watched(run_url) as listeners:
             run = resume_run(run_url, client, listeners, max_layers=max_layers, take_over=take_over)

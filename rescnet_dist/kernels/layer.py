@@ -13,7 +13,7 @@ from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import probabilities
 from rescnet_dist.spec import NetworkSpec
 
-SLAB_BYTES = 8 * 2**20  # of maps and images in float32 that are worked on at a time
+SLAB_BYTES = 4 * 2**20  # of maps and images in float32 that are worked on at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 # options of glibc's mallopt, and what they are set to
 SETTINGS = {
-    -3: 16 * 2**20,  # M_MMAP_THRESHOLD: larger arrays are given back as soon as they are freed
+    -3: 6 * 2**20,  # M_MMAP_THRESHOLD: larger arrays are given back as soon as they are freed
     -1: 64 * 2**20,  # M_TRIM_THRESHOLD: of smaller ones so much is kept, as mapping anew costs
     -8: 4,  # M_ARENA_MAX: pools that freed memory can lie in, unused by other threads
 }

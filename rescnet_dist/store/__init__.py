@@ -1,7 +1,7 @@
 """Where runs and networks are kept: Zarr groups and JSON records at any fsspec URL."""
 
 from rescnet_dist.store.checksums import Checksums, checksum, read_block, read_region
-from rescnet_dist.store.claim import Claim
+from rescnet_dist.store.claim import Claim, check_unclaimed
 from rescnet_dist.store.layers import (
     StoredLayers,
     layer_path,
@@ -36,6 +36,7 @@ __all__ = [
     "RunStore",
     "StoredLayers",
     "check_format",
+    "check_unclaimed",
     "checksum",
     "layer_path",
     "patiently",

@@ -19,12 +19,17 @@ from typing import Any
 
 import psutil
 
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import StoreError, StoreUnreachable
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.patience import patiently
 
 LIFETIME = 60.0  # seconds without renewal after which a claim counts for nothing
 RENEW_EVERY = 15.0
+
+FIELDS: dict[str, Any] = {  # of a claim's record, and what they are
+    **{"writer": str, "host": str, "pid": int},
+    **{"process_started": int | float, "renewed": int | float},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,12 @@ class Claim:
     writer: str
 
     @classmethod
-    def take(cls, place: Location, *, take_over: bool = False) -> Claim:
-        """Claim a place; refused while another driver that lives holds it, unless told to."""
-        number, record = latest_claim(place)
-        if record and not take_over and (problem := _holds(record)):
-            raise StoreError(f"the run at {place.url} {problem}")
+    def take(cls, place: Location, *, take_over: bool = False, new: bool = False) -> Claim:
+        """Claim a place; refused while another driver that lives holds it, unless told to take
+        over, and for a new run wherever there ever was a claim."""
+        number = latest_claim(place)[0] if take_over else check_unclaimed(place)
+        if new and number:
+            raise StoreError(f"store {place.url} already holds another run: choose another URL")
         claim = cls(place, number + 1, uuid.uuid4().hex)
         if not claim._record().create_json(_written_by(claim.writer)):
             raise StoreError(
@@ -58,7 +64,7 @@ class Claim:
 
     def check(self) -> None:
         """Refuse to go on if the claim has been taken over."""
-        number, record = patiently(lambda: latest_claim(self.place), f"the claim on {self.place}")
+        number, record = latest_claim(self.place)
         if number != self.number or not record or record["writer"] != self.writer:
             by = f" by process {record['pid']} on {record['host']}" if record else ""
             raise StoreError(
@@ -73,8 +79,12 @@ class Claim:
 
     def release(self) -> None:
         """Give the claim back."""
-        if latest_claim(self.place)[0] == self.number:
+        if latest_claim(self.place)[0] != self.number:
+            return
+        try:
             self._record().write_json(_written_by(self.writer) | {"released": True})
+        except StoreError:
+            self._record().remove()  # which takes no room, where there is none
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[Claim]:
@@ -97,12 +107,35 @@ class Claim:
                 self.release()
 
 
+def check_unclaimed(place: Location) -> int:
+    """Refuse a place that another driver that lives writes to; the number of its last claim."""
+    number, record = latest_claim(place)
+    if record is not None and (problem := _holds(record, number)):
+        raise StoreError(f"the run at {place.url} {problem}")
+    return number
+
+
 def latest_claim(place: Location) -> tuple[int, dict[str, Any] | None]:
-    """Number and record of the newest claim on a place; 0 and None where there was never one."""
+    """Number and record of the newest claim on a place; 0 and None where there was never one, and
+    an empty record where it is damaged."""
+    return patiently(lambda: _latest_claim(place), f"reading the claim on {place}")
+
+
+def _latest_claim(place: Location) -> tuple[int, dict[str, Any] | None]:
     names = [name for name in (place / "claims").names() if name[:-5].isdigit()]
     if not names:
         return 0, None
-    return int(names[-1][:-5]), (place / "claims" / names[-1]).read_json()
+    try:
+        record = (place / "claims" / names[-1]).read_json()
+    except StoreUnreachable:
+        raise
+    except StoreError:
+        record = {}
+    whole = record is None or (
+        isinstance(record, dict)
+        and all(isinstance(record.get(name), kinds) for name, kinds in FIELDS.items())
+    )
+    return int(names[-1][:-5]), record if whole else {}
 
 
 def _written_by(writer: str) -> dict[str, Any]:
@@ -116,8 +149,13 @@ def _written_by(writer: str) -> dict[str, Any]:
     }
 
 
-def _holds(record: dict[str, Any]) -> str | None:
+def _holds(record: dict[str, Any], number: int) -> str | None:
     """Why a claim still holds, or None if it does not: released, expired, or its process gone."""
+    if not record:
+        return (
+            f"has a claim that cannot be read, claims/{number:06d}.json: if no driver writes to "
+            "the run, take it over (--take-over, take_over=True)"
+        )
     age = time.time() - record["renewed"]
     if record.get("released") or age > LIFETIME:
         return None

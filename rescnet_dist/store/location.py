@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
@@ -25,9 +27,12 @@ from zarr.storage import FsspecStore, LocalStore
 
 from rescnet_dist.errors import StoreError, StoreUnreachable, masked
 from rescnet_dist.store.checksums import checksum, read_checked
-from rescnet_dist.store.patience import may_pass
+from rescnet_dist.store.patience import may_pass, no_room
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Result = TypeVar("Result")
+
+CREATING = threading.Lock()  # of a new record, as memory:// takes two steps for it
 
 ABSENT = (FileNotFoundError, NotADirectoryError)
 OF_ANOTHER_KIND = (
@@ -85,15 +90,16 @@ class Location:
             return LocalStore(self.url, read_only=read_only)
         return FsspecStore.from_url(self.url, read_only=read_only)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Name this place when it cannot be written."""
+    def _written(self, write: Callable[[], Result]) -> Result:
+        """The result of writing here; names this place when it cannot be written."""
         try:
-            yield
-            return
-        except OSError as error:
+            return write()
+        except Exception as error:
+            if not (isinstance(error, OSError) or may_pass(error)):
+                raise
             kind = StoreUnreachable if may_pass(error) else StoreError
-            problem = f"{self.url} cannot be written: {error}"
+            remedy = "make room, then resume the run" if no_room(error) else "check your rights"
+            problem = f"{self.url} cannot be written: {error or type(error).__name__}; {remedy}"
         raise kind(problem)
 
     def exists(self) -> bool:
@@ -128,80 +134,85 @@ class Location:
             entries = fs.ls(path, detail=False)
         except ABSENT:
             return []
-        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+        except Exception as error:
+            problem = self._unreachable(error)
+        else:
+            return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+        raise problem
 
     def remove(self) -> None:
         """Remove all that is stored here, if anything."""
         fs, path = self._fs()
-        if fs.exists(path):
-            fs.rm(path, recursive=True)
+        self._written(lambda: fs.rm(path, recursive=True) if fs.exists(path) else None)
 
     def read_json(self) -> Any:
         """The JSON record at this place, or None where there is none."""
         fs, path = self._fs()
         try:
-            text = fs.cat_file(path)
-        except FileNotFoundError:
+            return json.loads(fs.cat_file(path))
+        except ABSENT:
             return None
-        try:
-            return json.loads(text)
         except ValueError as error:
-            raise StoreError(f"{self.url} is not valid JSON: the record is damaged") from error
+            problem = StoreError(
+                f"{self.url} is not valid JSON ({error}): the record is damaged; remove it, then "
+                "resume the run, which makes it again"
+            )
+        except Exception as error:
+            problem = self._unreachable(error)
+        raise problem
 
     def write_json(self, record: Any) -> None:
         """Write a JSON record as one object, so that a reader sees all of it or nothing."""
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
-        with self._writing():
-            if isinstance(fs, LocalFileSystem):
-                fs.makedirs(os.path.dirname(path), exist_ok=True)
-                partial = f"{path}.{uuid.uuid4().hex}.partial"
-                fs.pipe_file(partial, text)
-                os.replace(partial, path)
-            else:
-                fs.pipe_file(path, text)
+        local = isinstance(fs, LocalFileSystem)
+        self._written(lambda: _replace_file(path, text) if local else fs.pipe_file(path, text))
 
     def create_json(self, record: Any) -> bool:
         """Write a JSON record only where there is none, in one step; whether it is ours now."""
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
         if isinstance(fs, LocalFileSystem):
-            with self._writing():
-                return _create_file(path, text)
-        try:
-            fs.pipe_file(path, text, mode="create")
-        except Exception as error:  # what a file system raises where there is one already varies
-            fs.invalidate_cache(path)
-            if not fs.exists(path):
-                raise self._unreachable(error) from None
-        return bool(fs.cat_file(path) == text)
+            return self._written(lambda: _create_file(path, text))
+        with CREATING:
+            try:
+                fs.pipe_file(path, text, mode="create")
+            except Exception as error:  # what is raised where there is one already varies
+                fs.invalidate_cache(path)
+                if not fs.exists(path):
+                    raise self._unreachable(error) from None
+            return bool(fs.cat_file(path) == text)
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the Zarr group here; an error that names the URL if there is none."""
-        with self._opening("Zarr group"):
-            group = zarr.open_group(self.zarr_store(read_only=True), mode="r")
-            return dict(group.attrs)
 
-    @contextmanager
-    def _opening(self, what: str) -> Iterator[None]:
-        """Name this place and what is missing or damaged there."""
+        def read() -> dict[str, Any]:
+            return dict(zarr.open_group(self.zarr_store(read_only=True), mode="r").attrs)
+
+        return self._opened("Zarr group", read)
+
+    def _opened(self, what: str, read: Callable[[], Result]) -> Result:
+        """The result of reading here; names this place and what is missing or damaged there."""
         try:
-            yield
-            return
+            return read()
         except (*ABSENT, *OF_ANOTHER_KIND):
             problem = StoreError(f"there is no {what} at {self.url}: check the URL")
         except ValueError as error:
             problem = StoreError(f"the {what} at {self.url} is damaged: {error}")
         except Exception as error:
             problem = self._unreachable(error)
-        # not inside `except`: Zarr's own errors do not survive the way back from a worker
+        # not inside `except` nor a context manager: the error that another one is raised in comes
+        # along with it from a worker, and Zarr's own do not survive that
         raise problem
 
     def update_attributes(self, attributes: dict[str, Any]) -> None:
         """Set these attributes of the Zarr group here, which is made if there is none."""
-        with self._writing():
+
+        def write() -> None:
             group = zarr.open_group(self.zarr_store(), mode="a", zarr_format=3)
             group.update_attributes(attributes)
+
+        self._written(write)
 
     def create_array(
         self,
@@ -215,8 +226,8 @@ class Location:
     ) -> None:
         """Make an empty array (n, …) under this group, in chunks of `chunk` whole rows or, where it
         is a shape, of that shape."""
-        zarr.create_array(
-            self.zarr_store(),
+        create = partial(
+            zarr.create_array,
             name=path,
             shape=shape,
             dtype=dtype,
@@ -225,13 +236,17 @@ class Location:
             dimension_names=dims,
             overwrite=True,
         )
+        (self / path)._written(lambda: create(self.zarr_store()))
 
     def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
         """The array at `path` under this group, or the one at this place itself."""
-        place = self / path if path else self
-        with place._opening("Zarr array"):
-            store = self.zarr_store(read_only=not write)
-            return zarr.open_array(store, path=path or "", mode="r+" if write else "r")
+        place, mode = self / path if path else self, "r+" if write else "r"
+        return place._opened(
+            "Zarr array",
+            lambda: zarr.open_array(
+                self.zarr_store(read_only=not write), path=path or "", mode=mode
+            ),
+        )
 
     def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
         """Write small named arrays, each (dims, values), into the group at `path`."""
@@ -254,14 +269,28 @@ class Location:
 
 def _create_file(path: str, text: bytes) -> bool:
     """Make a file with this text, whole from its first moment; False if there is one already."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    partial = f"{path}.{uuid.uuid4().hex}.partial"
-    with open(partial, "xb") as file:
-        file.write(text)
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        return False
-    finally:
-        os.remove(partial)
+    with _partial_file(path, text) as partial_path:
+        try:
+            os.link(partial_path, path)
+        except FileExistsError:
+            return False
     return True
+
+
+def _replace_file(path: str, text: bytes) -> None:
+    """Make a file with this text in place of any; whoever reads it sees all of one of them."""
+    with _partial_file(path, text) as partial_path:
+        os.replace(partial_path, path)
+
+
+@contextmanager
+def _partial_file(path: str, text: bytes) -> Iterator[str]:
+    """A file with this text beside where it is to be, gone afterwards under this name."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial_path = f"{path}.{uuid.uuid4().hex}.partial"
+    try:
+        LocalFileSystem().pipe_file(partial_path, text)
+        yield partial_path
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(partial_path)

@@ -16,7 +16,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0  # seconds between two tries
 LASTING = (
     *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
 )
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLIENT_LIBRARIES = {"aiohttp", "aiobotocore", "azure", "botocore", "gcsfs", "google", "requests"}
 
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ def may_pass(error: BaseException) -> bool:
     (True, False, False)
     """
     if isinstance(error, OSError):
-        return not isinstance(error, LASTING) and error.errno not in NO_ROOM
+        return not isinstance(error, LASTING) and error.errno not in (*NO_ROOM, errno.EROFS)
     if isinstance(error, StoreUnreachable):
         return True
     return type(error).__module__.split(".")[0] in CLIENT_LIBRARIES
@@ -61,10 +61,15 @@ def patiently(action: Callable[[], Result], what: str, *, patience: float = PATI
         wait = min(2 * wait, LONGEST_WAIT)
 
 
+def no_room(error: BaseException) -> bool:
+    """Whether an error says that there is no room to write."""
+    return isinstance(error, OSError) and error.errno in NO_ROOM
+
+
 def _problem(error: Exception, what: str, elapsed: float) -> str:
     """What to say of an error of a store."""
     reason = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if no_room(error):
         return f"{what} cannot be written: {reason}; make room, then resume the run"
     if may_pass(error):
         return f"{what} has failed for {elapsed:.0f} s: {reason}; check the store, then resume"

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import zarr
 
 from rescnet_dist.errors import StoreError, StoreUnreachable
+from rescnet_dist.store.claim import check_unclaimed
 from rescnet_dist.store.location import Array, Location
 from rescnet_dist.store.patience import patiently
 
@@ -85,6 +87,7 @@ class RunStore:
         """Refuse a place that already holds something."""
         if not self.place.exists():
             return
+        check_unclaimed(self.place)
         try:
             kind = self.place.attributes().get("format")
         except StoreError:
@@ -106,7 +109,7 @@ class RunStore:
 
     def update_attributes(self, **changes: Any) -> None:
         """Change some attributes."""
-        self.place.update_attributes(changes)
+        patiently(lambda: self.place.update_attributes(changes), f"attributes of {self}")
 
     # data ---------------------------------------------------------------------------------------
 
@@ -116,11 +119,9 @@ class RunStore:
         """Make the empty arrays of the data; without `images` where they are only referred to."""
         if images:
             shape = (count, *image_shape)
-            self.place.create_array("data/images", shape, dtype, chunk, IMAGE_DIMS, compress=True)
+            self._create("data/images", shape, dtype, chunk, IMAGE_DIMS, compress=True)
         for name, kind in (("labels", "int32"), ("train", "bool")):
-            self.place.create_array(
-                f"data/{name}", (count,), kind, chunk, ("image",), compress=True
-            )
+            self._create(f"data/{name}", (count,), kind, chunk, ("image",), compress=True)
 
     def images(self) -> zarr.Array[Any]:
         """Images (N, H, W, d) as they were given; of a reference, its array."""
@@ -129,6 +130,11 @@ class RunStore:
             source = Location(reference["url"])
             return patiently(lambda: source.open_array(reference["path"]), f"reading {source}")
         return self._open("data/images")
+
+    def _create(self, path: str, *shape_and_more: Any, compress: bool) -> None:
+        """Make an array of the run, in place of any."""
+        create = partial(self.place.create_array, path, *shape_and_more, compress=compress)
+        patiently(create, f"{path} of {self}")
 
     def _open(self, path: str, *, write: bool = False) -> zarr.Array[Any]:
         """An array of the run."""
@@ -144,11 +150,11 @@ class RunStore:
         self, layer: int, maps: tuple[int, ...], scores: tuple[int, ...], chunk: int
     ) -> None:
         """Make the empty maps (N, H, W, f) and scores (N, C) of a layer, in place of any."""
-        self.place.create_array(
+        self._create(
             f"maps/{layer:04d}", maps, "float32", chunk, ("image", "y", "x", "filter"),
             compress=False,
         )  # fmt: skip
-        self.place.create_array(
+        self._create(
             f"scores/{layer:04d}", scores, "float32", chunk, ("image", "class"), compress=False
         )
 
@@ -166,7 +172,7 @@ class RunStore:
         for kind in ("maps", "scores"):
             for name in (self.place / kind).names():
                 if name.isdigit() and name not in kept:
-                    (self.place / kind / name).remove()
+                    patiently((self.place / kind / name).remove, f"removing {kind} of {self}")
 
     def has_maps(self, layer: int) -> bool:
         """Whether there are arrays, whatever is in them, for the maps and scores of a layer."""
@@ -183,12 +189,12 @@ class RunStore:
     def create_work(self, images: int, features: int, chunk: int, tile: int) -> None:
         """Make the empty arrays for features (N, D), and for their scatter matrix and its factor
         (D, D) in tiles, in place of any."""
-        self.place.create_array(
+        self._create(
             "work/features", (images, features), "float32", (chunk, tile), ("image", "feature"),
             compress=False,
         )  # fmt: skip
         for name in ("scatter", "factor"):
-            self.place.create_array(
+            self._create(
                 f"work/{name}", (features, features), "float64", (tile, tile),
                 ("feature", "other_feature"), compress=False,
             )  # fmt: skip
@@ -199,7 +205,7 @@ class RunStore:
 
     def remove_work(self) -> None:
         """Remove the work area, if there is one."""
-        (self.place / "work").remove()
+        patiently((self.place / "work").remove, f"removing the work area of {self}")
 
     # commits ------------------------------------------------------------------------------------
 

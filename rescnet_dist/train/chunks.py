@@ -109,10 +109,13 @@ class Reader:
     def _rebuilt(self, chunk: Chunk, lost: DamagedError) -> tuple[Array, Array]:
         run, layer, start = self.task.run, self.step, chunk.start
         layers = StoredLayers(run.place, layer)
-        maps, scores = replayed(
-            self.images(run.images(), chunk), layers, read_image_scale(run.place),
-            self.state.spec, self.state.classes,
-        )  # fmt: skip
+        images = self.images(run.images(), chunk)
+        maps, scores = patiently(
+            lambda: replayed(
+                images, layers, read_image_scale(run.place), self.state.spec, self.state.classes
+            ),
+            f"reading the layers of {run}",
+        )
         places = run.maps(layer, write=True), run.scores(layer, write=True)
         for array, values in zip(places, (maps, scores), strict=True):
             if checksum(values) != self._expected(array.path, start):

@@ -120,7 +120,17 @@ def _result(future: Future, watch: _Watch, plan: Plan, client: Client) -> Any:
                 "is committed is kept; mend the cause, then resume the run"
             )
         watch.retried(reason)
-        future.retry()
+        _retry(future, client)
+
+
+def _retry(future: Future, client: Client) -> None:
+    """`Future.retry`, which raises a KeyError unless all that failed are themselves futures."""
+
+    async def retry() -> None:
+        client.futures[future.key].retry()
+        await client.scheduler.retry(keys=[future.key], client=client.id)
+
+    client.sync(retry)
 
 
 def _wait_for(future: Future, watch: _Watch, client: Client) -> Any:

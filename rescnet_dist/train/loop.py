@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Client
 
-from rescnet_dist.errors import DataError
+from rescnet_dist.errors import DataError, StoreError
 from rescnet_dist.kernels import Tally
 from rescnet_dist.store import Claim, RunStore
 from rescnet_dist.train import passes, tiled
@@ -171,7 +171,11 @@ class _Driver:
         """Run one pass, passing its progress on to the listeners."""
         self.claim.check()
         check_versions(self.client)
-        return run_pass(what, task, self.state.plan, self.client, self.tell)
+        try:
+            return run_pass(what, task, self.state.plan, self.client, self.tell)
+        except StoreError:
+            self.claim.check()  # what another driver has removed by now is not there
+            raise
 
     def commit(self, step: int, record: dict[str, Any]) -> None:
         """Make a step count, unless somebody else writes to the run by now."""

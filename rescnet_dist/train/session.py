@@ -34,7 +34,7 @@ def begin_run(
     """
     check_run(url, spec, run_spec, data)
     run = RunStore(Location.of(url))
-    with Claim.take(run.place).kept() as claim:
+    with Claim.take(run.place, new=True).kept() as claim:
         try:
             prepare_run(run, spec, run_spec, data, client, source=source, temporary=temporary)
         except BaseException:

@@ -16,7 +16,8 @@ from distributed import Client
 from rescnet_dist.data import TrainingSet, classes_to_json
 from rescnet_dist.errors import DataError, SpecError, StoreError, masked
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import Location, RunStore, write_region
+from rescnet_dist.store import Location, RunStore, check_unclaimed, patiently
+from rescnet_dist.train.chunks import write
 from rescnet_dist.train.needs import Problem
 from rescnet_dist.train.plan import Plan
 from rescnet_dist.train.planning import make_plan
@@ -119,12 +120,13 @@ def _write_rows(run: RunStore, name: str, parts: list[Array | da.Array], client:
     if any(isinstance(part, da.Array) for part in parts):
         whole = da.concatenate([da.asarray(part).astype(target.dtype) for part in parts])
         whole = whole.rechunk((chunk, *target.shape[1:]))
-        client.compute(da.store(whole, target, lock=False, compute=False)).result()
+        stored = da.store(whole, target, lock=False, compute=False)
+        patiently(lambda: client.compute(stored).result(), f"{target.path} of {run}")
         return
     rows = _row_reader(parts)
     for start in range(0, target.shape[0], chunk):
         values = rows(start, min(start + chunk, target.shape[0]))
-        write_region(target, start, values.astype(target.dtype))
+        write(target, start, values.astype(target.dtype), run)
 
 
 def _row_reader(parts: list[Any]) -> Callable[[int, int], Array]:
@@ -146,11 +148,18 @@ def _write_train_mask(run: RunStore, train_images: int, plan: Plan) -> None:
     target = run.data_array("train", write=True)
     for start in range(0, plan.images, plan.chunk_images):
         stop = min(start + plan.chunk_images, plan.images)
-        write_region(target, start, np.arange(start, stop) < train_images)
+        write(target, start, np.arange(start, stop) < train_images, run)
 
 
-def check_resume(run: RunStore, max_layers: int | None = None) -> NetworkSpec:
-    """Refuse a run that cannot be gone on with; its network, with `max_layers` if given."""
+def check_resume(run: RunStore, max_layers: int | None = None, *, take_over: bool = False) -> None:
+    """Refuse a run that another driver writes to, or that cannot be gone on with."""
+    if not take_over:
+        check_unclaimed(run.place)
+    _resumed_network(run, max_layers)
+
+
+def _resumed_network(run: RunStore, max_layers: int | None) -> NetworkSpec:
+    """The network of a run that can be gone on with, with `max_layers` if given."""
     attributes = run.attributes()
     if not attributes.get("data_complete"):
         raise StoreError(
@@ -170,6 +179,6 @@ def check_resume(run: RunStore, max_layers: int | None = None) -> NetworkSpec:
 
 def prepare_resume(run: RunStore, max_layers: int | None = None) -> None:
     """Make a run ready to be gone on with, up to `max_layers` if given."""
-    spec = check_resume(run, max_layers)
+    spec = _resumed_network(run, max_layers)
     if max_layers is not None:
         run.update_attributes(network=spec.to_dict())

@@ -9,6 +9,7 @@ import psutil
 from distributed import Client
 
 from rescnet_dist.errors import ClusterError
+from rescnet_dist.train.cluster import check_versions
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 AT_REST = 190 * 2**20  # bytes of a worker process that has imported everything, and done nothing
@@ -36,7 +37,8 @@ class Workers:
 
     @classmethod
     def of(cls, client: Client) -> Workers:
-        """The workers that a client's cluster has now; waits for a first one."""
+        """The workers that a client's cluster has now; waits for a first one, and refuses those
+        with other software."""
         if not client.nthreads():  # an adaptive cluster at rest starts workers for a task only
             try:
                 client.submit(int, pure=False).result(timeout=WORKER_TIMEOUT)
@@ -45,6 +47,7 @@ class Workers:
                     f"the cluster at {client.scheduler.address} has had no worker for "
                     f"{WORKER_TIMEOUT} s: start workers, then run this again"
                 ) from None
+        check_versions(client)
         found = client.scheduler_info(n_workers=-1)["workers"].values()
         threads = [worker["nthreads"] for worker in found]
         limits = [worker["memory_limit"] for worker in found]
