@@ -194,9 +194,10 @@ def resume_command(
 @click.argument("data", required=False)
 @click.option("--staged", is_flag=True, help="accuracy after each layer")
 @click.option("--flips", is_flag=True, help="average over each image and its mirror image")
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def evaluate_command(
-    run_url: str, data: str | None, staged: bool, flips: bool, as_json: bool
+    run_url: str, data: str | None, staged: bool, flips: bool, as_json: bool, **flags: Any
 ) -> None:
     """Accuracy of the network at RUN, a run or a saved network, on DATA.
 
@@ -210,7 +211,7 @@ def evaluate_command(
     clf = ResCNetClassifier.load(run_url)
     images, labels = open_data(data or test_of_run(run_url), "test")
     outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips}
-    with working("evaluating"):
+    with cluster(take_cluster(flags), embedded=False), working("evaluating"):
         if staged:
             outcome["staged"] = clf.staged_score(images, labels, flips=flips).tolist()
             outcome["accuracy"] = outcome["staged"][-1]
@@ -293,8 +294,9 @@ def info_command(run_url: str, as_json: bool) -> None:
 
 @main.command("check", **SHOW)
 @click.argument("run_url", metavar="RUN")
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def check_command(run_url: str, as_json: bool) -> None:
+def check_command(run_url: str, as_json: bool, **flags: Any) -> None:
     """Verify a run store against its commit records: chunks missing, altered or stale.
 
     Exit code 0 if all is as committed, 1 if not.
@@ -303,7 +305,7 @@ def check_command(run_url: str, as_json: bool) -> None:
     Example:
       rescnet check runs/digits-20260101-120000
     """
-    with working("reading every chunk"):
+    with cluster(take_cluster(flags), embedded=False), working("reading every chunk"):
         problems = verify_run(run_url)
     if as_json:
         click.echo(json.dumps({"url": masked(run_url), "problems": problems}))
@@ -368,11 +370,15 @@ def test_of_run(run_url: str) -> str:
 
 
 @contextmanager
-def cluster(where: dict[str, str]) -> Iterator[Client]:
-    """A client of the cluster that the options name, or of an embedded one of processes."""
+def cluster(where: dict[str, str], *, embedded: bool = True) -> Iterator[Client]:
+    """A client of the cluster that the options name, or of an embedded one of processes; or none,
+    where threads of this process will do."""
     if where:
         with connected(**where) as client:
             yield client
+        return
+    if not embedded:
+        yield None
         return
     with ExitStack() as stack:
         with working("starting an embedded Dask cluster"):

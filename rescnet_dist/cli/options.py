@@ -56,7 +56,7 @@ HELP = {
 
 
 CLUSTER_HELP = {
-    "scheduler": "address of a Dask scheduler  [default: an embedded cluster]",
+    "scheduler": "address of a Dask scheduler  [default: this machine]",
     "scheduler_file": "file that a Dask scheduler has written its address to",
     "gateway": "address of a Dask gateway",
     "gateway_cluster": "name of the cluster at the gateway  [default: the only one]",

@@ -104,7 +104,7 @@ def _gateway_client(address: str, name: str | None) -> Client:
             f"the Dask gateway at {address} has {problem} of yours (running: {listing}): name one "
             "that runs, or start one"
         )
-    return gateway.connect(wanted).get_client(set_as_default=False)
+    return gateway.connect(wanted).get_client()
 
 
 @contextmanager
