@@ -9,10 +9,9 @@ from collections.abc import Iterable
 import numpy as np
 
 SECRETS = (
-    re.compile(r"(?<=://)[^/@\s]+(?=@)"),  # user:password@
+    re.compile(r"(?<=://)[^/\s]+(?=@)"),  # user:password@
     re.compile(
-        r"(?i)(?<=[?&;])((?:x-amz-|x-goog-)?"
-        r"(?:sig|signature|token|security-token|sas|key|secret|password|credential|access_?key)=)"
+        r"(?i)(?<=[?&;])([\w-]*(?:sig|signature|token|sas|key|secret|password|credential)=)"
         r"[^&;\s'\"]+"
     ),
 )

@@ -12,11 +12,11 @@ from typing import Any, Self
 import dask.array as da
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.data import Images, as_images, as_labels, encode, training_set
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import SpecError, masked
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.spec import NetworkSpec, RunSpec
@@ -206,6 +206,12 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         images = as_images(X)
         codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
         return self.network_.staged_right(images, codes, flips=flips) / images.shape[0]
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        return masked(super().__repr__(N_CHAR_MAX))  # the store's URL may have a secret
+
+    def _html_repr(self) -> str:
+        return masked(estimator_html_repr(self))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,4 +1,4 @@
-"""Shared fixtures: small images, clusters of each kind, and a real S3 server."""
+"""Shared fixtures: small images, clusters of each kind, processes, and a real S3 server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
 import fsspec
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, LocalCluster
 
@@ -42,6 +44,103 @@ def client(threads_cluster: Any) -> Iterator[Client]:
     """A client of the in-process cluster, current while the test runs."""
     with Client(threads_cluster) as client:
         yield client
+
+
+# processes --------------------------------------------------------------------------------------
+
+
+class Processes:
+    """Commands that run as processes, each in a group of its own; what they say goes to files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.running = folder, list[subprocess.Popen[bytes]]()
+
+    def start(self, *command: Any, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a command."""
+        with (self.folder / f"log-{len(self.running)}").open("wb") as log:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.running.append(process)
+        return process
+
+    def dask(self, *command: Any, **environment: str) -> subprocess.Popen[bytes]:
+        """Start `dask scheduler` or `dask worker` with some more options."""
+        where = ("--host", "127.0.0.1", "--no-dashboard", "--dashboard-address", "127.0.0.1:0")
+        return self.start(sys.executable, "-m", "dask", *command, *where, **environment)
+
+    def scheduler(self, *options: Any, **environment: str) -> tuple[subprocess.Popen[bytes], Path]:
+        """Start a scheduler; gives it and the file with its address."""
+        file = self.folder / f"scheduler-{len(self.running)}.json"
+        process = self.dask(
+            "scheduler", "--port", "0", "--scheduler-file", file, *options, **environment
+        )
+        self.wait_until(file.exists, process)
+        return process, file
+
+    def worker(
+        self, file: Path, *options: Any, nannies: int = 0, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker of one thread that stays dead if it dies, or so many with nannies that
+        start them again."""
+        how = ("--nanny", "--nworkers", nannies) if nannies else ("--no-nanny",)
+        scheduler = ("worker", "--scheduler-file", file, "--nthreads", "1", *how)
+        return self.dask(*scheduler, "--local-directory", self.folder, *options, **environment)
+
+    def wait_until(
+        self, condition: Callable[[], Any], process: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        """Wait until something holds, as long as a process lives."""
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert process is None or process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.02)
+
+    def said(self) -> str:
+        """All that the processes have said."""
+        return "\n".join(log.read_text() for log in sorted(self.folder.glob("log-*")))
+
+    @staticmethod
+    def kill(process: subprocess.Popen[bytes]) -> None:
+        """Kill a process and all that it has started."""
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def processes_in() -> Callable[[Path], AbstractContextManager[Processes]]:
+    """Gives processes that log to a folder, and that are killed after the body."""
+
+    @contextmanager
+    def processes(folder: Path) -> Iterator[Processes]:
+        started = Processes(folder)
+        try:
+            yield started
+        finally:
+            for process in reversed(started.running):
+                started.kill(process)
+
+    return processes
+
+
+@pytest.fixture
+def started(
+    processes_in: Callable[[Path], AbstractContextManager[Processes]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Processes]:
+    """Processes of one test."""
+    with processes_in(tmp_path_factory.mktemp("processes")) as started:
+        yield started
 
 
 # a real S3 server -------------------------------------------------------------------------------

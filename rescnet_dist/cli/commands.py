@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from datetime import datetime
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import click
 import numpy as np
@@ -354,7 +355,8 @@ def open_data(data: str, split: str) -> tuple[Any, Any]:
 
 def default_store(data: str) -> str:
     """A new folder under runs/, named after the data and the time."""
-    stem = os.path.splitext(os.path.basename(data.rstrip("/")))[0]
+    path = urlsplit(data).path if "://" in data else data  # not the secrets that a URL may carry
+    stem = os.path.splitext(os.path.basename(path.rstrip("/")))[0] or "data"
     return f"runs/{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -400,7 +402,6 @@ def working(what: str) -> Iterator[None]:
 @contextmanager
 def watched(url: str) -> Iterator[list[TerminalProgress]]:
     """Listeners that show a run's progress; an interruption says how to go on."""
-    again = f"go on with: {program()} resume {masked(url)}"
     try:
         with (
             terminated_by_signal(),
@@ -408,9 +409,20 @@ def watched(url: str) -> Iterator[list[TerminalProgress]]:
         ):
             yield [progress]
     except Terminated:
-        raise Terminated(again) from None
+        raise Terminated(how_to_go_on(url)) from None
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(again) from None
+        raise KeyboardInterrupt(how_to_go_on(url)) from None
+
+
+def how_to_go_on(url: str) -> str:
+    """What to type after an interruption."""
+    try:
+        check_resume(RunStore.open(url), take_over=True)
+    except StoreUnreachable:
+        pass
+    except RescnetError:
+        return "nothing was kept: run the same command again"
+    return f"go on with: {program()} resume {masked(url)}"
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import dask.array as da
@@ -24,7 +25,7 @@ class Images:
     """Images (N, H, W, d): the array itself, NumPy or dask, and where it lies if it is stored."""
 
     array: Array | da.Array
-    reference: tuple[str, str] | None = None
+    reference: tuple[str, str] | None = field(default=None, repr=False)  # it may have a secret
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -132,9 +133,15 @@ def _find(place: Location, names: tuple[str, ...], what: str) -> str:
     place.attributes()  # names the URL if there is no group
     group = zarr.open_group(place.zarr_store(read_only=True), mode="r")
     for name in names:
-        if name in group and isinstance(group[name], zarr.Array):
-            return name
+        try:
+            if name in group and isinstance(group[name], zarr.Array):
+                return name
+        except ValueError as error:  # of a data type or codec that there is not
+            raise DataError(f"{place.url}/{name} cannot be read: {error}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what in there is not Zarr's
+        found = sorted(group.array_keys())
     raise DataError(
         f"{place.url} has no {what} variable: it should be named {' or '.join(names[:2])}, "
-        f"and the store has {sorted(group.array_keys())}"
+        f"and the store has {found}"
     )

@@ -239,20 +239,33 @@ class Location:
         (self / path)._written(lambda: create(self.zarr_store()))
 
     def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
-        """The array at `path` under this group, or the one at this place itself."""
+        """The array at `path` under this group, or the one at this place itself; never one whose
+        bytes are unpickled."""
         place, mode = self / path if path else self, "r+" if write else "r"
-        return place._opened(
+        array = place._opened(
             "Zarr array",
             lambda: zarr.open_array(
                 self.zarr_store(read_only=not write), path=path or "", mode=mode
             ),
         )
+        if "pickle" in _codecs(array):
+            raise StoreError(
+                f"the Zarr array at {place.url} is stored by pickle, which could run any program: "
+                "it is not read; store it as numbers or strings"
+            )
+        return array
 
     def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
-        """Write small named arrays, each (dims, values), into the group at `path`."""
+        """Write small named arrays, each (dims, values), into the group at `path`.
+
+        Those that are there already are left alone: writing an array anew removes it first, and a
+        task that is late, its driver long dead, would take what is committed from its readers.
+        """
         store = self.zarr_store()
         zarr.open_group(store, path=path, mode="a", zarr_format=3)
         for name, (dims, values) in arrays.items():
+            if self._holds(f"{path}/{name}", values):
+                continue
             zarr.create_array(
                 store,
                 name=f"{path}/{name}",
@@ -262,9 +275,27 @@ class Location:
                 overwrite=True,
             )
 
+    def _holds(self, path: str, values: Array) -> bool:
+        """Whether an array with these values, bit for bit, is at `path`."""
+        try:
+            found = read_checked(self.open_array(path))
+        except StoreUnreachable:
+            raise
+        except StoreError:
+            return False
+        same_kind = (found.shape, found.dtype) == (values.shape, values.dtype)
+        return same_kind and found.tobytes() == values.tobytes()
+
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
         """Read named arrays whole from the group at `path`, checked against their checksums."""
         return {name: read_checked(self.open_array(f"{path}/{name}")) for name in names}
+
+
+def _codecs(array: zarr.Array[Any]) -> list[str]:
+    """The names of NumCodecs codecs that an array, as of Zarr's version 2, is stored with."""
+    metadata: Any = array.metadata
+    codecs = [*(getattr(metadata, "filters", ()) or ()), getattr(metadata, "compressor", None)]
+    return [codec.codec_id for codec in codecs if codec is not None]
 
 
 def _create_file(path: str, text: bytes) -> bool:

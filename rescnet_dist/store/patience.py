@@ -17,6 +17,7 @@ LASTING = (
     *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
 )
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BUSY = (408, 425, 429)  # of the refusals of an HTTP server those that may pass
 CLIENT_LIBRARIES = {"aiohttp", "aiobotocore", "azure", "botocore", "gcsfs", "google", "requests"}
 
 Result = TypeVar("Result")
@@ -32,6 +33,9 @@ def may_pass(error: BaseException) -> bool:
         return not isinstance(error, LASTING) and error.errno not in (*NO_ROOM, errno.EROFS)
     if isinstance(error, StoreUnreachable):
         return True
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500 and status not in BUSY:
+        return False
     return type(error).__module__.split(".")[0] in CLIENT_LIBRARIES
 
 

@@ -32,6 +32,11 @@ RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
 FORMAT_VERSION = 1
 
+# entries that the records of a run must have, and their kinds
+COMMIT: dict[str, type] = {"step": int, "checksums": dict}
+FIRST_COMMIT: dict[str, type] = {"counts": list}
+RESULT: dict[str, type] = {"depth": int, "accuracies": list}
+
 IMAGE_DIMS = ("image", "y", "x", "channel")
 
 
@@ -170,7 +175,7 @@ class RunStore:
         """Remove the maps and scores of all layers but these."""
         kept = {f"{layer:04d}" for layer in keep}
         for kind in ("maps", "scores"):
-            for name in (self.place / kind).names():
+            for name in patiently((self.place / kind).names, f"reading {kind} of {self}"):
                 if name.isdigit() and name not in kept:
                     patiently((self.place / kind / name).remove, f"removing {kind} of {self}")
 
@@ -223,14 +228,14 @@ class RunStore:
         for name in (self.place / "commits").names():
             if name != f"{len(records):04d}.json":
                 continue
-            record = (self.place / "commits" / name).read_json()
-            records.append(record)
+            kinds = COMMIT if records else COMMIT | FIRST_COMMIT
+            records.append(_checked(self.place / "commits" / name, kinds) or {})
         return records
 
     def checksums(self, step: int) -> dict[str, list[int]]:
         """The checksums that were committed with a step: those of each array's chunks, by path."""
         source = self.place / f"commits/{step:04d}.json"
-        record = patiently(source.read_json, f"reading {source}")
+        record = patiently(lambda: _checked(source, COMMIT), f"reading {source}")
         return dict(record["checksums"]) if record else {}
 
     def write_result(self, record: dict[str, Any]) -> None:
@@ -241,8 +246,24 @@ class RunStore:
     def result(self) -> dict[str, Any] | None:
         """How the run ended, if it has."""
         source = self.place / "result.json"
-        record = patiently(source.read_json, f"reading {source}")
-        return record if record is None else dict(record)
+        return patiently(lambda: _checked(source, RESULT), f"reading {source}")
+
+
+def _checked(place: Location, kinds: dict[str, type]) -> dict[str, Any] | None:
+    """The JSON record at a place, None where there is none; refused if it lacks any of the entries
+    of these kinds."""
+    record = place.read_json()
+    if record is None:
+        return None
+    wrong = not isinstance(record, dict) or any(
+        not isinstance(record.get(name), kind) for name, kind in kinds.items()
+    )
+    if wrong:
+        raise StoreError(
+            f"{place.url} is damaged: it should have the entries {', '.join(kinds)}; remove it, "
+            "then resume the run, which makes it again"
+        )
+    return dict(record)
 
 
 def write_region(array: zarr.Array[Any], start: int, values: Array) -> None:

@@ -29,6 +29,7 @@ from rescnet_dist.store import (
 from rescnet_dist.train.plan import Group
 from rescnet_dist.train.report import report
 from rescnet_dist.train.state import RunState, Task
+from rescnet_dist.train.workers import forget_old_profiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -73,6 +74,7 @@ class Reader:
             labels = self.read(all_labels, start, stop)
             train = self.read(all_train, start, stop)
             trim_memory()
+            forget_old_profiles()
             yield Chunk(start, stop, labels, train, before)
             before = before + np.bincount(labels[train], minlength=self.state.classes)
 

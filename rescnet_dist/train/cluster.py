@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import json
 import logging
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from distributed import Client, LocalCluster, get_client, get_worker, worker_client
+from distributed.comm import CommClosedError
 
-from rescnet_dist.errors import ClusterError
+from rescnet_dist.errors import ClusterError, ClusterLost
 
 COMPARED = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cloudpickle")
 SCHEDULER_NEEDS = ("dask", "distributed", "python", "cloudpickle")
+CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)  # a future is, of either
+CLOSED: list[Any] = []  # dask-gateway's objects, whose `__del__` fails before the process ends
 CONNECT_TIMEOUT = "10s"  # for a scheduler to answer
 
 
@@ -42,6 +48,7 @@ def current_client(*, processes: bool = False) -> Iterator[Client]:
             processes=processes,
             host="127.0.0.1" if processes else None,
             dashboard_address="127.0.0.1:0",
+            worker_dashboard_address="127.0.0.1:0",  # else that of a thread is open to all
             silence_logs=logging.CRITICAL,  # what fails is raised here, and need not be logged too
         )
     with cluster, Client(cluster, set_as_default=False) as client:
@@ -58,53 +65,86 @@ def connected(
     """A client of a cluster that runs: by the address of its scheduler, by a scheduler file, or by
     the address of a Dask gateway and the cluster's name there (the only one, if None). TLS and
     authentication are as Dask's configuration has them."""
-    with _connect(scheduler, scheduler_file, gateway, gateway_cluster) as client:
+    if gateway is not None:
+        with _gateway_client(gateway, gateway_cluster) as client:
+            yield client
+        return
+    with _connect(scheduler, scheduler_file) as client, client.as_current():
         yield client
 
 
-def _connect(
-    scheduler: str | None,
-    scheduler_file: str | None,
-    gateway: str | None,
-    gateway_cluster: str | None,
-) -> Client:
-    if gateway is not None:
-        return _gateway_client(gateway, gateway_cluster)
-    where = scheduler or scheduler_file
-    if scheduler_file is not None and not os.path.isfile(scheduler_file):
-        raise ClusterError(f"there is no scheduler file {scheduler_file}: check the path")
+def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
+    address = scheduler or _address_in(str(scheduler_file))
     try:
-        return Client(scheduler, scheduler_file=scheduler_file, timeout=CONNECT_TIMEOUT)
+        # not the default: one that fails to connect would stay that
+        return Client(address, timeout=CONNECT_TIMEOUT, set_as_default=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(
-            f"no Dask scheduler answers at {where}: {error or type(error).__name__}; check the "
-            "address, that it runs, and the TLS settings of Dask's configuration"
+            f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}; check "
+            "the address, that it runs, and the TLS settings of Dask's configuration"
         ) from None
 
 
-def _gateway_client(address: str, name: str | None) -> Client:
+def _address_in(scheduler_file: str) -> str:
+    """The address that a Dask scheduler has written to a file."""
+    try:
+        with open(scheduler_file) as file:
+            return str(json.load(file)["address"])
+    except FileNotFoundError:
+        problem = f"there is no scheduler file {scheduler_file}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"{scheduler_file} is not a Dask scheduler's file ({type(error).__name__})"
+    raise ClusterError(f"{problem}: check the path, and that the scheduler runs")
+
+
+@contextmanager
+def _gateway_client(address: str, name: str | None) -> Iterator[Client]:
+    """A client of a cluster at a Dask gateway."""
     try:
         from dask_gateway import Gateway  # an optional dependency
     except ImportError:
         raise ClusterError(
             "a Dask gateway needs dask-gateway: pip install 'rescnet-dist[gateway]'"
         ) from None
-    try:
-        gateway = Gateway(address)
-        running = [report.name for report in gateway.list_clusters()]
-    except Exception as error:  # those of aiohttp, and of the gateway itself
-        raise ClusterError(
-            f"no Dask gateway answers at {address}: {error}; check the address and your rights"
-        ) from None
+    with ExitStack() as stack:
+        try:
+            CLOSED.append(gateway := stack.enter_context(Gateway(address)))
+            running = [report.name for report in gateway.list_clusters()]
+        except Exception as error:  # those of aiohttp, and of the gateway itself
+            raise ClusterError(
+                f"no Dask gateway answers at {address}: {error}; check the address and your rights"
+            ) from None
+        cluster = stack.enter_context(gateway.connect(_one_of(running, name, address)))
+        CLOSED.append(cluster)
+        yield stack.enter_context(cluster.get_client())
+
+
+def _one_of(running: list[str], name: str | None, address: str) -> str:
+    """The cluster of a gateway that is named, or the only one; an error where there is none."""
     wanted = name or (running[0] if len(running) == 1 else None)
-    if wanted not in running:
+    if wanted is None or wanted not in running:
         listing = ", ".join(running) or "none"
         problem = f"no cluster {name}" if name else f"{len(running)} clusters"
         raise ClusterError(
             f"the Dask gateway at {address} has {problem} of yours (running: {listing}): name one "
             "that runs, or start one"
         )
-    return gateway.connect(wanted).get_client()
+    return wanted
+
+
+@contextmanager
+def naming_its_loss(client: Client) -> Iterator[None]:
+    """Say so where the connection to the scheduler is lost, whoever notices it first."""
+    try:
+        yield
+    except (OSError, *CANCELLED) as error:  # a store's is a StoreError from where it arose
+        if client.status == "running" and not isinstance(error, (CommClosedError, *CANCELLED)):
+            raise
+        reason = str(error) or type(error).__name__
+        raise ClusterLost(
+            f"the connection to the Dask scheduler was lost ({reason}): what is committed is kept; "
+            "resume the run on a cluster that runs"
+        ) from None
 
 
 @contextmanager

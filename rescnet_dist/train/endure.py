@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -14,6 +13,7 @@ from distributed import Client, Future, KilledWorker
 
 from rescnet_dist.errors import ClusterLost, PassError, RescnetError, masked
 from rescnet_dist.reduce import fold_graph
+from rescnet_dist.train.cluster import CANCELLED
 from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, Listener, PassRetried
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.plan import Plan
@@ -103,8 +103,8 @@ def _result(future: Future, watch: _Watch, plan: Plan, client: Client) -> Any:
             return _wait_for(future, watch, client)
         except RescnetError:
             raise
-        except (Exception, CancelledError) as error:
-            lost = client.status != "running" or isinstance(error, CancelledError)
+        except (Exception, *CANCELLED) as error:
+            lost = client.status != "running" or isinstance(error, CANCELLED)
             reason = _describe(error, watch, plan)
         where = f"the pass of layer {watch.layer}" if watch.layer else "the survey"
         if lost:
@@ -142,7 +142,7 @@ def _wait_for(future: Future, watch: _Watch, client: Client) -> Any:
         except TimeoutError:
             if future.status != "pending":
                 raise
-        except CancelledError:
+        except CANCELLED:
             time.sleep(0.5)  # the client learns of a lost connection and of this in any order
             raise
         if client.status == "running" and not client.nthreads() and not told:

@@ -79,7 +79,7 @@ class _Driver:
             listener(event)
 
     def started(self) -> None:
-        """Announce the run."""
+        """Announce the run, and take it up where it was left."""
         history, plan = self.history(), self.state.plan
         self.tell(
             RunStarted(
@@ -89,6 +89,7 @@ class _Driver:
         )  # fmt: skip
         if history.surveyed:
             self.counts = _as_tuples(self.run.commits()[0]["counts"])
+            self.tidy(history.layers)  # a driver that died may not have got to it
 
     def survey(self) -> None:
         """Count, split and survey the data; commits step 0."""
@@ -134,11 +135,15 @@ class _Driver:
             "checksums": checksums.chunks,
         }
         self.commit(layer, record)
-        if plan.tile_features:
-            self.run.remove_work()
-        if state.run_spec.keep_maps == "last":
-            self.run.remove_maps_but(layer)
+        self.tidy(layer)
         self.tell(PassDone("grow", layer, seconds, accuracy))
+
+    def tidy(self, layer: int) -> None:
+        """Remove what is not needed any more once a layer is committed."""
+        if self.state.plan.tile_features:
+            self.run.remove_work()
+        if self.state.run_spec.keep_maps == "last":
+            self.run.remove_maps_but(layer)
 
     def score(self, layer: int) -> None:
         """Find the accuracy after the last layer, and note it in the result."""

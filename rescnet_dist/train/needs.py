@@ -120,8 +120,9 @@ def traffic(problem: Problem, spec: NetworkSpec, plan: Plan) -> Traffic:
         merges += left
     tasks, work = plan.accumulators + merges + 1, 0
     if plan.tile_features:
-        blocks = math.ceil(features / plan.tile_features)
-        tiles, tile = blocks * (blocks + 1) // 2, 8 * plan.tile_features**2
+        side = min(plan.tile_features, features)
+        blocks = math.ceil(features / side)
+        tiles, tile = blocks * (blocks + 1) // 2, 8 * side**2
         written += 4 * n * features + 2 * tiles * tile
         factor_reads = sum(2 * j + 1 for j in range(blocks) for _ in range(j, blocks))
         read += (blocks + 1) * 4 * n * features + (tiles + factor_reads + 2 * tiles) * tile

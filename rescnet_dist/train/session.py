@@ -11,6 +11,7 @@ from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import DataError, SingularError, SpecError
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Claim, Location, RunStore
+from rescnet_dist.train.cluster import naming_its_loss
 from rescnet_dist.train.events import Listener
 from rescnet_dist.train.loop import train
 from rescnet_dist.train.start import check_run, prepare_resume, prepare_run
@@ -34,7 +35,7 @@ def begin_run(
     """
     check_run(url, spec, run_spec, data)
     run = RunStore(Location.of(url))
-    with Claim.take(run.place, new=True).kept() as claim:
+    with Claim.take(run.place, new=True).kept() as claim, naming_its_loss(client):
         try:
             prepare_run(run, spec, run_spec, data, client, source=source, temporary=temporary)
         except BaseException:
@@ -62,7 +63,7 @@ def resume_run(
     A run that another driver writes to is refused unless take_over says that it is dead.
     """
     run = RunStore.open(url)
-    with Claim.take(run.place, take_over=take_over).kept() as claim:
+    with Claim.take(run.place, take_over=take_over).kept() as claim, naming_its_loss(client):
         prepare_resume(run, max_layers)
         train(claim, client, listeners)
     return run

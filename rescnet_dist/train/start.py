@@ -18,6 +18,7 @@ from rescnet_dist.errors import DataError, SpecError, StoreError, masked
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location, RunStore, check_unclaimed, patiently
 from rescnet_dist.train.chunks import write
+from rescnet_dist.train.cluster import check_versions
 from rescnet_dist.train.needs import Problem
 from rescnet_dist.train.plan import Plan
 from rescnet_dist.train.planning import make_plan
@@ -69,6 +70,7 @@ def prepare_run(
     others are copied.
     """
     _check_reachable(run, client)
+    check_versions(client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
     plan = make_plan(problem_of(data), spec, run_spec, Workers.of(client))
@@ -166,9 +168,10 @@ def _resumed_network(run: RunStore, max_layers: int | None) -> NetworkSpec:
             f"the data of the run at {run} were never completely written: remove it and train again"
         )
     spec = NetworkSpec.from_dict(attributes["network"])
+    layers = len(run.commits()) - 1
+    run.result()  # refuses one that is damaged
     if max_layers is None:
         return spec
-    layers = len(run.commits()) - 1
     if max_layers < layers:
         raise SpecError(
             f"max_layers={max_layers}, but the run at {run} has {layers} layers: give at least "

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 
 import dask
 import psutil
-from distributed import Client
+from distributed import Client, get_worker
 
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.train.cluster import check_versions
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
+PROFILES = 60  # of a second each, that a worker keeps
 AT_REST = 190 * 2**20  # bytes of a worker process that has imported everything, and done nothing
 
 
@@ -66,6 +69,19 @@ class Workers:
 def _resident() -> int:
     """Bytes that are resident in this process; run on workers, which import this for it."""
     return int(psutil.Process().memory_info().rss)
+
+
+def forget_old_profiles() -> None:
+    """Have the worker that this task runs on keep a minute of Dask's profiles, not an hour.
+
+    A second of them takes about 60 kB, so that a worker would grow by 200 MB in its first hour,
+    whatever it does.
+    """
+    worker = get_worker()
+    for name in ("profile_history", "profile_keys_history"):
+        history = getattr(worker, name, None)
+        if isinstance(history, deque) and (history.maxlen or math.inf) > PROFILES:
+            setattr(worker, name, deque(list(history)[-PROFILES:], maxlen=PROFILES))
 
 
 def spill_share() -> float:
