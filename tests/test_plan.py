@@ -76,7 +76,16 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+IN_EVERY_RUN = ("small", "large chunks", "tiles")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if case in IN_EVERY_RUN else pytest.param(case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_workers_take_what_the_plan_says(tmp_path: Path, case: str) -> None:
     """Peak resident memory lies between half of the planned figure and all of it."""
     spec, n, shape, dtype, run, threads = CASES[case]
