@@ -51,6 +51,8 @@ from rescnet_dist.train import (
     verify_run,
 )
 
+pytestmark = pytest.mark.slow  # minutes of real processes that come and go
+
 Model = dict[str, np.ndarray[Any, Any]]
 
 X, Y = (array[:60] for array in load_digits())
@@ -69,8 +71,6 @@ DEADLY = """
 import os, time
 from pathlib import Path
 from rescnet_dist.train import chunks
-
-pytestmark = pytest.mark.slow  # minutes of real processes that come and go
 
 def deadly(reader, chunk, read=chunks.Reader.maps_and_scores):
     always, once = (Path(os.environ["DYING"]) / f"{w}-{chunk.start}" for w in ("always", "once"))

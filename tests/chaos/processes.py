@@ -43,15 +43,15 @@ class Nursery:
 
     def __enter__(self) -> Nursery:
         self.lock = threading.Lock()
-        self.running: set[int] = set()  # ids of processes that lead a group
+        self.running: set[subprocess.Popen[bytes]] = set()
         self.guard = subprocess.Popen(
             [sys.executable, "-S", "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.running:
-            kill_group(pid)
+        for process in list(self.running):
+            self.end(process)
         self.guard.communicate()
 
     def start(
@@ -64,30 +64,25 @@ class Nursery:
                 start_new_session=True,
             )  # fmt: skip
         with self.lock:
-            self.running.add(process.pid)
+            self.running.add(process)
             self._tell_guard(process.pid)
         return process
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a process and all that it has started."""
         with self.lock:
-            if process.pid not in self.running:
+            if process not in self.running:
                 return
-            kill_group(process.pid)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            self.running.discard(process.pid)
+            self.running.discard(process)
             self._tell_guard(-process.pid)
 
     def _tell_guard(self, number: int) -> None:
         assert self.guard.stdin
         self.guard.stdin.write(b"%d\n" % number)
         self.guard.stdin.flush()
-
-
-def kill_group(pid: int) -> None:
-    """Kill all processes of a group."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 @contextmanager
