@@ -26,6 +26,7 @@ from rescnet_dist.store import (
     StoredLayers,
     check_format,
     read_image_scale,
+    reading_attributes,
     write_image_scale,
     write_layer,
 )
@@ -157,14 +158,15 @@ class Network:
             depth = result["depth"] if result else len(RunStore(place).commits()) - 1
         if depth < 1:
             raise StoreError(f"the run at {place.url} has no finished layer yet: resume it first")
-        height, width, channels = attributes["image_shape"]
-        return cls(
-            NetworkSpec.from_dict(attributes["network"]),
-            classes_from_json(attributes["classes"]),
-            (height, width, channels),
-            read_image_scale(place),
-            StoredLayers(place, depth),
-        )
+        with reading_attributes(place):
+            height, width, channels = attributes["image_shape"]
+            return cls(
+                NetworkSpec.from_dict(attributes["network"]),
+                classes_from_json(attributes["classes"]),
+                (height, width, channels),
+                read_image_scale(place),
+                StoredLayers(place, depth),
+            )
 
 
 def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:

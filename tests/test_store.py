@@ -142,7 +142,7 @@ def test_a_write_that_fails_leaves_the_old_record(
 def test_a_damaged_record_is_named(url: str) -> None:
     """The error says which file to look at."""
     run = RunStore.create(url, {})
-    run.commit(0, {})
+    run.commit(0, {"checksums": {}, "counts": []})
     fs, path = fsspec.url_to_fs(f"{url}/commits/0000.json")
     fs.pipe_file(path, b'{"step": 0, "cou')
     with pytest.raises(StoreError, match=r"commits/0000\.json is not valid JSON.*damaged"):
@@ -295,18 +295,18 @@ def test_commits_count_up_to_the_first_gap(url: str) -> None:
     run = RunStore.create(url, {})
     assert run.commits() == []
     for step in (0, 1, 2, 4, 5):
-        run.commit(step, {"accuracy": step / 10})
+        run.commit(step, {"accuracy": step / 10, "checksums": {}, "counts": []})
     (run.place / "commits/0003.json.0a1b.partial").write_json({"step": 3})
     assert [record["step"] for record in run.commits()] == [0, 1, 2]
-    assert run.commits()[2] == {"step": 2, "accuracy": 0.2}
-    run.commit(3, {})
+    assert run.commits()[2] == {"step": 2, "accuracy": 0.2, "checksums": {}, "counts": []}
+    run.commit(3, {"checksums": {}})
     assert [record["step"] for record in run.commits()] == [0, 1, 2, 3, 4, 5]
 
 
 def test_without_the_first_step_nothing_is_committed(url: str) -> None:
     """The layers of a run whose survey is missing cannot be used."""
     run = RunStore.create(url, {})
-    run.commit(1, {})
+    run.commit(1, {"checksums": {}})
     assert run.commits() == []
 
 
@@ -315,8 +315,8 @@ def test_the_result_is_none_until_it_is_written(url: str) -> None:
     run = RunStore.create(url, {})
     assert run.result() is None
     for depth in (1, 2):
-        run.write_result({"depth": depth})
-        assert run.result() == {"depth": depth}
+        run.write_result({"depth": depth, "accuracies": []})
+        assert run.result() == {"depth": depth, "accuracies": []}
 
 
 # layers -----------------------------------------------------------------------------------------

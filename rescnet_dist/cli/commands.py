@@ -478,10 +478,10 @@ def finished_file(path: str) -> Iterator[IO[str]]:
     try:
         with open(partial, "w", newline="") as file:
             yield file
+        os.replace(partial, path)
     except BaseException as error:
         if os.path.exists(partial):
             os.remove(partial)
         if isinstance(error, OSError):
             raise RescnetError(f"{path} cannot be written: {error.strerror}") from error
         raise
-    os.replace(partial, path)

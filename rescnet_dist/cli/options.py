@@ -75,6 +75,10 @@ def take_cluster(flags: dict[str, Any]) -> dict[str, str]:
     """Take the options of a cluster that are given out of all flags; more than one is refused."""
     given = {name: flags.pop(name) for name in CLUSTER_HELP}
     given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if not value:
+            flag = "--" + name.replace("_", "-")
+            raise ClusterError(f"{flag} is empty: give {CLUSTER_HELP[name].split('  [')[0]}")
     if "gateway_cluster" in given and "gateway" not in given:
         raise ClusterError("--gateway-cluster needs --gateway, the address of the gateway")
     if len(given.keys() - {"gateway_cluster"}) > 1:

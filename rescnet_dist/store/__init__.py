@@ -22,6 +22,7 @@ from rescnet_dist.store.run import (
     RUN_FORMAT,
     RunStore,
     check_format,
+    reading_attributes,
     write_block,
     write_region,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "read_image_scale",
     "read_layer",
     "read_region",
+    "reading_attributes",
     "write_bank",
     "write_block",
     "write_classifier",

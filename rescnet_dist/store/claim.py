@@ -63,8 +63,12 @@ class Claim:
         return self.place / f"claims/{self.number if number is None else number:06d}.json"
 
     def check(self) -> None:
-        """Refuse to go on if the claim has been taken over."""
-        number, record = latest_claim(self.place)
+        """Refuse to go on if the claim has been taken over; waits for a store that fails."""
+        self._compare(
+            *patiently(lambda: latest_claim(self.place), f"reading the claim on {self.place}")
+        )
+
+    def _compare(self, number: int, record: dict[str, Any] | None) -> None:
         if number != self.number or not record or record["writer"] != self.writer:
             by = f" by process {record['pid']} on {record['host']}" if record else ""
             raise StoreError(
@@ -74,7 +78,7 @@ class Claim:
 
     def renew(self) -> None:
         """Say that the driver lives."""
-        self.check()
+        self._compare(*latest_claim(self.place))
         self._record().write_json(_written_by(self.writer))
 
     def release(self) -> None:
@@ -118,10 +122,6 @@ def check_unclaimed(place: Location) -> int:
 def latest_claim(place: Location) -> tuple[int, dict[str, Any] | None]:
     """Number and record of the newest claim on a place; 0 and None where there was never one, and
     an empty record where it is damaged."""
-    return patiently(lambda: _latest_claim(place), f"reading the claim on {place}")
-
-
-def _latest_claim(place: Location) -> tuple[int, dict[str, Any] | None]:
     names = [name for name in (place / "claims").names() if name[:-5].isdigit()]
     if not names:
         return 0, None

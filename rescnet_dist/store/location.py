@@ -197,8 +197,11 @@ class Location:
             return read()
         except (*ABSENT, *OF_ANOTHER_KIND):
             problem = StoreError(f"there is no {what} at {self.url}: check the URL")
-        except ValueError as error:
-            problem = StoreError(f"the {what} at {self.url} is damaged: {error}")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = StoreError(
+                f"the {what} at {self.url} is damaged: {error}; put its zarr.json back, or make it "
+                "anew"
+            )
         except Exception as error:
             problem = self._unreachable(error)
         # not inside `except` nor a context manager: the error that another one is raised in comes

@@ -17,6 +17,7 @@ LASTING = (
     *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
 )
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
 BUSY = (408, 425, 429)  # of the refusals of an HTTP server those that may pass
 CLIENT_LIBRARIES = {"aiohttp", "aiobotocore", "azure", "botocore", "gcsfs", "google", "requests"}
 
@@ -30,7 +31,7 @@ def may_pass(error: BaseException) -> bool:
     (True, False, False)
     """
     if isinstance(error, OSError):
-        return not isinstance(error, LASTING) and error.errno not in (*NO_ROOM, errno.EROFS)
+        return not isinstance(error, LASTING) and error.errno not in (*NO_ROOM, *REFUSED)
     if isinstance(error, StoreUnreachable):
         return True
     status = getattr(error, "status", None)

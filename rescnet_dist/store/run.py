@@ -17,13 +17,15 @@ A Zarr v3 group, readable with plain xarray and zarr:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import zarr
 
-from rescnet_dist.errors import StoreError, StoreUnreachable
+from rescnet_dist.errors import DamagedError, RescnetError, StoreError, StoreUnreachable
 from rescnet_dist.store.claim import check_unclaimed
 from rescnet_dist.store.location import Array, Location
 from rescnet_dist.store.patience import patiently
@@ -36,6 +38,7 @@ FORMAT_VERSION = 1
 COMMIT: dict[str, type] = {"step": int, "checksums": dict}
 FIRST_COMMIT: dict[str, type] = {"counts": list}
 RESULT: dict[str, type] = {"depth": int, "accuracies": list}
+ACCURACY = {"layer", "train", "validation"}
 
 IMAGE_DIMS = ("image", "y", "x", "channel")
 
@@ -55,6 +58,20 @@ def check_format(place: Location, *formats: str) -> dict[str, Any]:
             f"versions up to {FORMAT_VERSION}: install a newer release"
         )
     return attributes
+
+
+@contextmanager
+def reading_attributes(place: Location) -> Iterator[None]:
+    """Say so where attributes that are read in the body lack something or hold something odd."""
+    try:
+        yield
+    except RescnetError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedError(
+            f"the attributes of {place.url} are damaged ({type(error).__name__}: {error}): put "
+            "back a copy of its zarr.json, or train again"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,15 +272,27 @@ def _checked(place: Location, kinds: dict[str, type]) -> dict[str, Any] | None:
     record = place.read_json()
     if record is None:
         return None
-    wrong = not isinstance(record, dict) or any(
-        not isinstance(record.get(name), kind) for name, kind in kinds.items()
+    right = isinstance(record, dict) and all(
+        isinstance(record.get(name), kind) for name, kind in kinds.items()
     )
-    if wrong:
+    if not right or not _whole(record):
         raise StoreError(
             f"{place.url} is damaged: it should have the entries {', '.join(kinds)}; remove it, "
             "then resume the run, which makes it again"
         )
     return dict(record)
+
+
+def _whole(record: dict[str, Any]) -> bool:
+    """Whether what there is of accuracies, checksums and counts in a record is of its form."""
+    accuracies = [record.get("accuracy"), *record.get("accuracies", ())]
+    counts = record.get("counts", [])
+    lists = [*record.get("checksums", {}).values(), *counts]
+    return (
+        all(a is None or (isinstance(a, dict) and a.keys() == ACCURACY) for a in accuracies)
+        and all(isinstance(n, list) and all(isinstance(v, int) for v in n) for n in lists)
+        and len({len(row) for row in counts}) <= 1
+    )
 
 
 def write_region(array: zarr.Array[Any], start: int, values: Array) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from rescnet_dist.errors import DamagedError, RescnetError
+from rescnet_dist.errors import DamagedError, RescnetError, StoreError
 from rescnet_dist.kernels import feature_blocks, replayed
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.store import (
@@ -80,7 +80,14 @@ class Reader:
 
     def images(self, array: zarr.Array[Any], chunk: Chunk) -> Array:
         """The images (n, H, W, d) of a chunk, as stored."""
-        return self.read(array, chunk.start, chunk.stop, "data/images")
+        try:
+            return self.read(array, chunk.start, chunk.stop, "data/images")
+        except DamagedError as error:
+            problem = str(error)
+        raise DamagedError(
+            f"{problem}; put the images back as they were when the run began, or train on others "
+            "in another store"
+        )
 
     def maps_and_scores(self, chunk: Chunk) -> tuple[Array, Array]:
         """Maps (n, H, W, f) of the step's layer and the scores (n, C) that entered it; rebuilt from
@@ -105,8 +112,16 @@ class Reader:
         return patiently(lambda: read_region(array, start, stop, expected), what)
 
     def _expected(self, path: str, start: int) -> int | None:
-        chunks = self.checksums.get(path)
-        return chunks[start // self.group.chunk_images] if chunks else None
+        chunks, number = self.checksums.get(path), start // self.group.chunk_images
+        if not chunks:
+            return None
+        if number >= len(chunks):
+            raise StoreError(
+                f"commits/{self.step:04d}.json has {len(chunks)} checksums of {path}, and chunk "
+                f"{number} is read: the record is damaged; remove it, then resume the run, which "
+                "makes it again"
+            )
+        return chunks[number]
 
     def _rebuilt(self, chunk: Chunk, lost: DamagedError) -> tuple[Array, Array]:
         run, layer, start = self.task.run, self.step, chunk.start

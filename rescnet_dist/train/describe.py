@@ -25,16 +25,16 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
                 "layer": record["step"],
                 "train": accuracy.train if accuracy else None,
                 "validation": accuracy.validation if accuracy else None,
-                "seconds": record["seconds"],
+                "seconds": record.get("seconds", 0.0),
             }
         )
-    done = bool(result and result["reason"])
+    reason = result.get("reason") if result else None
     return {
         "url": str(run),
-        "state": "done" if done else "unfinished",
-        "reason": result["reason"] if result else None,
+        "state": "done" if reason else "unfinished",
+        "reason": reason,
         "depth": result["depth"] if result else None,
-        "source": attributes["source"],
+        "source": attributes.get("source"),
         "images": state.plan.images,
         "image_shape": list(state.image_shape),
         "classes": state.classes,
@@ -44,5 +44,5 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
         "run": attributes["run"],
         "plan": attributes["plan"],
         "bytes": {name: (run.place / name).size() for name in ("data", "layers", "maps", "scores")},
-        "provenance": attributes["provenance"],
+        "provenance": attributes.get("provenance", {}),
     }

@@ -58,3 +58,11 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Plan:
+        """The inverse of `to_dict`."""
+        for name, value in values.items():
+            if not isinstance(value, int) and not (name == "tile_features" and value is None):
+                raise TypeError(f"{name}={value!r} is not a whole number")
+        return cls(**values)

@@ -16,12 +16,19 @@ from distributed import Client
 from rescnet_dist.data import TrainingSet, classes_to_json
 from rescnet_dist.errors import DataError, SpecError, StoreError, masked
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import Location, RunStore, check_unclaimed, patiently
+from rescnet_dist.store import (
+    Location,
+    RunStore,
+    check_unclaimed,
+    patiently,
+    reading_attributes,
+)
 from rescnet_dist.train.chunks import write
 from rescnet_dist.train.cluster import check_versions
 from rescnet_dist.train.needs import Problem
 from rescnet_dist.train.plan import Plan
 from rescnet_dist.train.planning import make_plan
+from rescnet_dist.train.state import RunState
 from rescnet_dist.train.workers import Workers
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -167,17 +174,19 @@ def _resumed_network(run: RunStore, max_layers: int | None) -> NetworkSpec:
         raise StoreError(
             f"the data of the run at {run} were never completely written: remove it and train again"
         )
-    spec = NetworkSpec.from_dict(attributes["network"])
+    with reading_attributes(run.place):
+        spec = NetworkSpec.from_dict(attributes["network"])
     layers = len(run.commits()) - 1
     run.result()  # refuses one that is damaged
-    if max_layers is None:
-        return spec
-    if max_layers < layers:
+    if max_layers is not None and max_layers < layers:
         raise SpecError(
             f"max_layers={max_layers}, but the run at {run} has {layers} layers: give at least "
             f"{layers}"
         )
-    return spec.replace(max_layers=max_layers)
+    if max_layers is not None:
+        spec = spec.replace(max_layers=max_layers)
+    RunState.of(run)  # refuses attributes that are damaged
+    return spec
 
 
 def prepare_resume(run: RunStore, max_layers: int | None = None) -> None:

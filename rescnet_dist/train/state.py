@@ -9,7 +9,7 @@ import numpy as np
 
 from rescnet_dist.kernels import features_per_layer
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import RunStore
+from rescnet_dist.store import RunStore, reading_attributes
 from rescnet_dist.train.plan import Group, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -48,14 +48,15 @@ class RunState:
     def of(cls, run: RunStore) -> RunState:
         """Read the state off the run store."""
         attributes = run.attributes()
-        height, width, channels = attributes["image_shape"]
-        return cls(
-            NetworkSpec.from_dict(attributes["network"]),
-            RunSpec.from_dict(attributes["run"]),
-            Plan(**attributes["plan"]),
-            len(attributes["classes"]["values"]),
-            (height, width, channels),
-        )
+        with reading_attributes(run.place):
+            height, width, channels = attributes["image_shape"]
+            return cls(
+                NetworkSpec.from_dict(attributes["network"]),
+                RunSpec.from_dict(attributes["run"]),
+                Plan.from_dict(attributes["plan"]),
+                len(attributes["classes"]["values"]),
+                (height, width, channels),
+            )
 
     def input_shape(self, layer: int) -> tuple[int, int, int]:
         """(H, W, c) of the input of a layer."""

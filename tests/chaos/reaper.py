@@ -206,12 +206,15 @@ class Reaper:
                 break
             time.sleep(0.01)
 
-    def kill(self, caller: Caller) -> None:
-        """Send SIGKILL to a process that reports."""
+    def kill(self, caller: Caller) -> str | None:
+        """Kill a process that reports, and say so; None if it is dead already."""
         with self.lock:
             self.callers.discard(caller)
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(caller.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return None
+        return f"{caller.role} {caller.pid}"
 
     def living(self, role: str) -> list[Caller]:
         """The processes of a kind that have reported and are connected."""

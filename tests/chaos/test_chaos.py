@@ -199,6 +199,7 @@ def disturbed(
     print(log)
     assert not ground.reaper.pending, log
     assert len(ground.reaper.strikes) == len(plan), log
+    assert drivers > len(plan) if resume else drivers == 1, log
     found = bits(store)
     others = [
         name for name in expected.bits.keys() | found if found.get(name) != expected.bits.get(name)
@@ -207,7 +208,7 @@ def disturbed(
     assert verify_run(store) == []
     phases = Counter(strike.moment.phase for strike in ground.reaper.strikes)
     by_phase = ", ".join(f"{phase} {count}" for phase, count in phases.items())
-    return f"{len(plan)} kills ({by_phase}), drivers {drivers}, {seconds:.0f} s, same bits"
+    return f"kills {len(plan)} ({by_phase}), drivers {drivers}, {seconds:.0f} s, same bits"
 
 
 @pytest.fixture
@@ -256,8 +257,7 @@ def test_killed_workers_change_no_bit(
         victim = workers[int(moment.chance * 1000) % len(workers)]
         if caller in workers and moment.chance < 0.7:
             victim = caller
-        reaper.kill(victim)
-        return f"worker {victim.pid}"
+        return reaper.kill(victim)
 
     store = str(ground.folder / f"workers, {form}")
     say(disturbed(ground, expected, plan, strike, store=store))
@@ -287,10 +287,8 @@ def test_killed_drivers_change_no_bit(
     plan = [replace(moment, held_up=dice.choice((0, dice.randint(1, 150)))) for moment in plan]
 
     def strike(_moment: Moment, _caller: Caller) -> str | None:
-        for victim in reaper.living("driver"):
-            reaper.kill(victim)
-            return f"driver {victim.pid}"
-        return None
+        drivers = reaper.living("driver")
+        return reaper.kill(drivers[0]) if drivers else None
 
     store = str(ground.folder / f"drivers, {form}")
     say(disturbed(ground, expected, plan, strike, store=store, resume=True))
