@@ -184,11 +184,16 @@ class Reaper:
             for step in {self.step, None}:
                 self.calls[step, phase] += 1
             for moment in self.pending:
-                here = moment.phase == phase and moment.step in (self.step, None)
-                if here and self.calls[moment.step, phase] >= moment.number:
+                if moment.phase == phase and self.is_due(moment):
                     self.pending.remove(moment)
                     return moment
         return None
+
+    def is_due(self, moment: Moment) -> bool:
+        """Whether the calls that a moment waits for have been made, or its step is over."""
+        if moment.step in (self.step, None):
+            return self.calls[moment.step, moment.phase] >= moment.number
+        return self.step is not None and moment.step < self.step
 
     def come(self, moment: Moment, caller: Caller) -> None:
         """Strike."""
