@@ -295,10 +295,10 @@ def test_commits_count_up_to_the_first_gap(url: str) -> None:
     run = RunStore.create(url, {})
     assert run.commits() == []
     for step in (0, 1, 2, 4, 5):
-        run.commit(step, {"accuracy": step / 10, "checksums": {}, "counts": []})
+        run.commit(step, {"seconds": step / 10, "checksums": {}, "counts": []})
     (run.place / "commits/0003.json.0a1b.partial").write_json({"step": 3})
     assert [record["step"] for record in run.commits()] == [0, 1, 2]
-    assert run.commits()[2] == {"step": 2, "accuracy": 0.2, "checksums": {}, "counts": []}
+    assert run.commits()[2] == {"step": 2, "seconds": 0.2, "checksums": {}, "counts": []}
     run.commit(3, {"checksums": {}})
     assert [record["step"] for record in run.commits()] == [0, 1, 2, 3, 4, 5]
 
