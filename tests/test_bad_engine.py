@@ -6,18 +6,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
 
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist import (
+    NetworkSpec,
+    ResCNetClassifier,
+    RunSpec,
+    StoreError,
+    load,
+    load_digits,
+)
 from rescnet_dist.cli import main
 
 X, Y = (array[:150] for array in load_digits())
@@ -293,10 +302,182 @@ RUNS: dict[str, Case] = {
     ),
 }  # fmt: skip
 
+AGAIN = "put back a copy of its zarr.json, or train again"
+MADE_AGAIN = "remove it, then resume the run, which makes it again"
+
+ATTRIBUTES: dict[str, Case] = {
+    "no JSON": (
+        replaced("run/zarr.json", "hello"), RESUME, ["Zarr group", "damaged", "zarr.json back"]
+    ),
+    "a list": (
+        replaced("run/zarr.json", "[1]"), RESUME, ["Zarr group", "damaged", "zarr.json back"]
+    ),
+    "a version in words": (
+        attribute("format_version", "one"), RESUME, ["format version one", "versions up to 1"]
+    ),
+    "no network": (attribute("network", None), RESUME, ["damaged (KeyError: 'network')", AGAIN]),
+    "a network of the wrong kind": (
+        attribute("network", 5), RESUME, ["attributes of", "damaged", AGAIN]
+    ),
+    "no run": (attribute("run", None), RESUME, ["damaged (KeyError: 'run')", AGAIN]),
+    "a seed in words": (attribute("run", {"seed": "x"}), RESUME, ["seed='x' is not a whole number"]),
+    "no plan": (attribute("plan", None), RESUME, ["damaged (KeyError: 'plan')", AGAIN]),
+    "a plan of another release": (
+        attribute("plan", {"images": 150, "wings": 2}), RESUME, ["damaged", "'wings'", AGAIN]
+    ),
+    "a plan in words": (
+        attribute("plan", {"images": "many"}), RESUME, ["images='many' is not a whole number", AGAIN]
+    ),
+    "no classes": (attribute("classes", None), RESUME, ["damaged (KeyError: 'classes')", AGAIN]),
+    "classes of the wrong kind": (
+        attribute("classes", "cats"), ("evaluate", "run", "data.zarr"), ["damaged", AGAIN]
+    ),
+    "images of two dimensions": (
+        attribute("image_shape", [14, 14]), RESUME, ["damaged", "expected 3, got 2", AGAIN]
+    ),
+    "no plan to check by": (
+        attribute("plan", None), ("check", "run"), ["damaged (KeyError: 'plan')", AGAIN]
+    ),
+    "nothing to tell of": (
+        attribute("image_shape", None), ("info", "run"), ["damaged (KeyError: 'image_shape')", AGAIN]
+    ),
+}  # fmt: skip
+
+RECORDS: dict[str, Case] = {
+    "checksums in words": (
+        changed("run/commits/0002.json", checksums={"maps/0002": "all"}),
+        RESUME,
+        ["commits/0002.json is damaged", MADE_AGAIN],
+    ),
+    "too few checksums": (
+        changed("run/commits/0002.json", checksums={"maps/0002": [1]}),
+        RESUME,
+        ["commits/0002.json has 1 checksums of maps/0002", "chunk 2 is read", MADE_AGAIN],
+    ),
+    "an accuracy in words": (
+        changed("run/commits/0002.json", accuracy="high"),
+        RESUME,
+        ["commits/0002.json is damaged", MADE_AGAIN],
+    ),
+    "half an accuracy": (
+        changed("run/commits/0002.json", accuracy={"layer": 1}),
+        ("info", "run"),
+        ["commits/0002.json is damaged", MADE_AGAIN],
+    ),
+    "counts of different lengths": (
+        changed("run/commits/0000.json", counts=[[1, 2], [3]]),
+        RESUME,
+        ["commits/0000.json is damaged", MADE_AGAIN],
+    ),
+    "counts in words": (
+        changed("run/commits/0000.json", counts=["many"]),
+        RESUME,
+        ["commits/0000.json is damaged", MADE_AGAIN],
+    ),
+    "a depth in words": (
+        changed("run/result.json", depth="deep"), RESUME, ["result.json is damaged", MADE_AGAIN]
+    ),
+    "accuracies in words": (
+        changed("run/result.json", accuracies=["high"]),
+        ("info", "run"),
+        ["result.json is damaged", MADE_AGAIN],
+    ),
+    "a claim cut short": (
+        lambda: (claimed()(), truncated("run/claims/000099.json")()),
+        RESUME,
+        ["has a claim that cannot be read, claims/000099.json", "--take-over"],
+    ),
+    "a claim that is a list": (
+        lambda: (claimed()(), replaced("run/claims/000099.json", "[]")()),
+        RESUME,
+        ["has a claim that cannot be read, claims/000099.json", "--take-over"],
+    ),
+    "a claim of no time": (
+        claimed(renewed="now"), RESUME, ["cannot be read, claims/000099.json", "--take-over"]
+    ),
+    "a claim from the future": (
+        claimed(renewed=2**33), RESUME, ["process 1 on elsewhere", "2242-", "--take-over"]
+    ),
+    "a file for the claims": (
+        lambda: (removed("run/claims")(), replaced("run/claims", "hello")()),
+        RESUME,
+        ["run/claims", "File exists"],
+    ),
+}  # fmt: skip
+
+LINKED = ("resume", "linked", "--max-layers", "2")
+PUT_BACK = "put the images back as they were when the run began"
+
+DATA: dict[str, Case] = {
+    "gone": (removed("data.zarr"), LINKED, ["there is no Zarr array at", "data.zarr/images"]),
+    "without images": (
+        removed("data.zarr/images"), LINKED, ["there is no Zarr array at", "data.zarr/images"]
+    ),
+    "cut short": (
+        truncated("data.zarr/images/c/1/0/0/0"),
+        LINKED,
+        ["of images are missing or altered: they cannot be decoded", PUT_BACK],
+    ),
+    "other images": (
+        lambda: zarr.create_array("data.zarr", name="images", data=X[::-1], overwrite=True),
+        LINKED,
+        ["of images are missing or altered: they are not those", PUT_BACK],
+    ),
+    "a test set of other images": (
+        stored(images=X[:, :7], labels=Y), (*TRAIN, "--test", "other.zarr"), ["(7, 14, 1)", "shape"]
+    ),
+}  # fmt: skip
+
+USE: dict[str, Case] = {
+    "layers in words": (
+        None, ("resume", "run", "--max-layers", "many"), ["'many' is not a valid integer"]
+    ),
+    "take over a network": (
+        None, ("resume", "network", "--take-over"), ["is not a rescnet-run store", "check the URL"]
+    ),
+    "take over what is new": (None, (*TRAIN, "--take-over"), ["No such option", "--take-over"]),
+    "take over half a run": (
+        attribute("data_complete", None),
+        (*RESUME, "--take-over"),
+        ["never completely written", "remove it and train again"],
+    ),
+    "an empty address": (
+        None, (*TRAIN, "--scheduler", ""), ["--scheduler is empty: give address of a Dask scheduler"]
+    ),
+    "a folder for a scheduler file": (
+        None, (*TRAIN, "--scheduler-file", "run"), ["run is not a Dask scheduler's file"]
+    ),
+    "a port in words": (
+        None, (*TRAIN, "--scheduler", "localhost:x"), ["no Dask scheduler answers at localhost:x"]
+    ),
+    "a gateway without a scheme": (
+        None, (*TRAIN, "--gateway", "nonsense"), ["no Dask gateway answers at nonsense"]
+    ),
+    "a cluster to check with that is not there": (
+        None,
+        ("check", "run", "--scheduler", "tcp://127.0.0.1:1"),
+        ["no Dask scheduler answers at tcp://127.0.0.1:1"],
+    ),
+    "predictions over a folder": (
+        None, ("predict", "run", "data.zarr", "-o", "run"), ["run cannot be written", "directory"]
+    ),
+    "a store in this folder": (
+        None, (*TRAIN[:-1], "."), ["already holds something that is not a run", "choose another"]
+    ),
+    "a store below a file": (
+        None, (*TRAIN[:-1], "/dev/null/run"), ["/dev/null/run", "cannot be written"]
+    ),
+    "a name too long": (None, (*TRAIN[:-1], "x" * 300), ["File name too long", "check the URL"]),
+    "a server that is not there": (
+        None, (*TRAIN[:-1], "webdav://127.0.0.1:1/run"), ["cannot be opened", "webdav"]
+    ),
+}  # fmt: skip
+
 CASES = {
     f"{group}: {name}": case
     for group, cases in {
-        "plan": PLANS, "cluster": CLUSTERS, "store": STORES, "run": RUNS
+        "plan": PLANS, "cluster": CLUSTERS, "store": STORES, "run": RUNS,
+        "attributes": ATTRIBUTES, "record": RECORDS, "data": DATA, "use": USE,
     }.items()
     for name, case in cases.items()
 }  # fmt: skip
@@ -304,13 +485,16 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory, threads_cluster: LocalCluster) -> Path:
-    """A folder with data, a run of two layers on arrays, and a saved network."""
+    """A folder with data, a run of two layers on arrays, a saved network, and a run of one layer
+    that refers to the data."""
     folder = tmp_path_factory.mktemp("place")
     group = zarr.open_group(str(folder / "data.zarr"), mode="w")
     group.create_array("images", data=X, chunks=(50, 14, 14, 1))
     group.create_array("labels", data=Y, chunks=(50,))
     with Client(threads_cluster):
         clf = ResCNetClassifier(SPEC, store=folder / "run", run=RUN).fit(X, Y)
+        linked = ResCNetClassifier(SPEC.replace(max_layers=1), store=folder / "linked", run=RUN)
+        linked.fit(str(folder / "data.zarr"))
     clf.save(folder / "network")
     return folder
 
@@ -319,6 +503,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory, threads_cluster: LocalCluster
 def place(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to damage, and the folder that commands run in."""
     folder = Path(shutil.copytree(kept, tmp_path / "place"))
+    record = folder / "linked/zarr.json"
+    record.write_text(record.read_text().replace(str(kept), str(folder)))
     monkeypatch.chdir(folder)
     return folder
 
@@ -344,7 +530,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def is_begun(path: str) -> bool:
     """Whether a file belongs to what a resume had begun when it met the damage: the layer that it
     was to add, which does not count, and the number of layers asked for."""
-    return path.startswith(("run/maps/0003", "run/scores/0003")) or path == "run/zarr.json"
+    begun = ("run/maps/0003", "run/scores/0003", "linked/maps/0002", "linked/scores/0002")
+    return path.startswith(begun) or path in ("run/zarr.json", "linked/zarr.json")
 
 
 @pytest.mark.parametrize(("damage", "arguments", "fragments"), CASES.values(), ids=CASES.keys())
@@ -376,3 +563,99 @@ def test_bad_input_is_named_and_nothing_is_changed(
         path: data for path, data in before.items() if not is_begun(path)
     }
     assert not os.path.exists("new") or Path("new").is_file()
+
+
+REMEDIES = ("commits/0000.json", "commits/0001.json", "commits/0002.json", "result.json")
+
+
+@pytest.mark.parametrize("record", REMEDIES)
+def test_a_damaged_record_that_is_removed_is_made_again(
+    place: Path, client: Client, record: str
+) -> None:
+    """As its message says: the run then goes on to the same layers."""
+    before = contents(place / "run")
+    (place / "run" / record).unlink()
+    result = CliRunner().invoke(main, ["resume", "run"])
+    assert result.exit_code == 0, result.output
+    after = contents(place / "run")
+    assert after.keys() == before.keys()
+    for path, data in before.items():
+        if not path.startswith(("commits/", "result")):  # which have times
+            assert after[path] == data, path
+    assert CliRunner().invoke(main, ["check", "run"]).exit_code == 0
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder that cannot be written to, not even by root."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)]
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+    elif subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield folder
+    if folder.is_mount():
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    place: Path, client: Client, read_only: Path
+) -> None:
+    """Before anything is computed, by train and by save."""
+    result = CliRunner().invoke(main, [*TRAIN[:-1], str(read_only / "run")])
+    assert result.exit_code == 2
+    for words in (f"{read_only}/run", "cannot be written", "check your rights"):
+        assert words in result.output
+    with pytest.raises(StoreError, match="cannot be written"):
+        load(place / "network").save(read_only / "network")
+    assert list(read_only.iterdir()) == []
+
+
+BUCKETS: dict[str, tuple[dict[str, str | None], str, list[str]]] = {
+    "closed": (
+        {"AWS_SECRET_ACCESS_KEY": "a-wrong-secret"},
+        "s3://runs/x",
+        ["s3://runs/x cannot be reached", "your rights"],
+    ),
+    "without a key": (
+        {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},
+        "s3://runs/x",
+        ["s3://runs/x cannot be reached", "your rights"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("environment", "url", "fragments"), BUCKETS.values(), ids=BUCKETS.keys())
+def test_buckets_that_cannot_be_used_are_named_at_once(
+    place: Path,
+    client: Client,
+    s3: None,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str | None],
+    url: str,
+    fragments: list[str],
+) -> None:
+    """Whatever is asked of them; no secret is told."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(place / "none"))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # it keeps credentials
+    for command in (
+        (*TRAIN[:-1], url),
+        ("train", url, "--preset", "digits", "--store", "new"),
+        ("resume", url),
+        ("check", url),
+        ("evaluate", url, "data.zarr"),
+    ):
+        began = time.monotonic()
+        result = CliRunner().invoke(main, list(command))
+        assert time.monotonic() - began < 20
+        assert result.exit_code in (2, 75), (command, result.output, result.exception)
+        assert isinstance(result.exception, SystemExit), (command, result.exception)
+        for fragment in fragments:
+            assert fragment in result.output, (command, result.output)
+        assert "secret" not in result.output
+    assert not Path("new").exists()

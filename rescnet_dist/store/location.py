@@ -264,6 +264,9 @@ class Location:
         Those that are there already are left alone: writing an array anew removes it first, and a
         task that is late, its driver long dead, would take what is committed from its readers.
         """
+        (self / path)._written(lambda: self._write_small(path, arrays))
+
+    def _write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
         store = self.zarr_store()
         zarr.open_group(store, path=path, mode="a", zarr_format=3)
         for name, (dims, values) in arrays.items():

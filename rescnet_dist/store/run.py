@@ -249,6 +249,13 @@ class RunStore:
             records.append(_checked(self.place / "commits" / name, kinds) or {})
         return records
 
+    def remove_commits_from(self, step: int) -> None:
+        """Remove the records of this step and later ones, which do not count where one is missing
+        before them."""
+        for name in patiently((self.place / "commits").names, f"reading the commits of {self}"):
+            if name >= f"{step:04d}.json":
+                patiently((self.place / "commits" / name).remove, f"removing {name} of {self}")
+
     def checksums(self, step: int) -> dict[str, list[int]]:
         """The checksums that were committed with a step: those of each array's chunks, by path."""
         source = self.place / f"commits/{step:04d}.json"

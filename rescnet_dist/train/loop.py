@@ -87,6 +87,7 @@ class _Driver:
                 history.accuracies,
             )
         )  # fmt: skip
+        self.run.remove_commits_from(len(self.run.commits()))
         if history.surveyed:
             self.counts = _as_tuples(self.run.commits()[0]["counts"])
             self.tidy(history.layers)  # a driver that died may not have got to it
