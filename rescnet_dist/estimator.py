@@ -15,22 +15,15 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
+from rescnet_dist.cluster import current_client
 from rescnet_dist.data import Images, as_images, as_labels, encode, training_set
 from rescnet_dist.errors import SpecError, masked
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
+from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    Forecast,
-    Listener,
-    begin_run,
-    check_resume,
-    check_run,
-    current_client,
-    forecast,
-    resume_run,
-)
+from rescnet_dist.train import Listener, begin_run, check_resume, check_run, resume_run
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -31,15 +31,7 @@ from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, lo
 from rescnet_dist.cli import main
 from rescnet_dist.data import training_set
 from rescnet_dist.store import Claim, Location, RunStore, claim
-from rescnet_dist.train import (
-    Event,
-    PassDone,
-    PassStarted,
-    begin_run,
-    chunks,
-    session,
-    verify_run,
-)
+from rescnet_dist.train import Event, PassDone, PassStarted, begin_run, chunks, session, verify_run
 
 X, Y = (array[:60] for array in load_digits())
 X = X[:, ::2, ::2]

@@ -40,10 +40,11 @@ from rescnet_dist import (
     load_digits,
 )
 from rescnet_dist.cli import main
+from rescnet_dist.cluster import current_client
 from rescnet_dist.data import training_set
 from rescnet_dist.errors import masked
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train import ChunkDone, Event, cluster, current_client
+from rescnet_dist.train import ChunkDone, Event, cluster
 from rescnet_dist.train.report import progress_topic
 
 pytestmark = pytest.mark.slow  # minutes of real processes that come and go

@@ -14,7 +14,8 @@ ROOT = Path(rescnet_dist.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in MODULES]
 
-BELOW_TRAIN = {"errors", "spec", "kernels", "reduce", "store", "data"}
+BELOW_PLANNING = {"errors", "spec", "kernels", "reduce", "store", "data", "cluster"}
+BELOW_TRAIN = BELOW_PLANNING | {"planning"}
 BELOW_CLI = BELOW_TRAIN | {"train", "network", "estimator"}
 MAY_IMPORT = {
     "errors": set(),
@@ -23,6 +24,8 @@ MAY_IMPORT = {
     "reduce": {"errors", "spec", "kernels"},
     "store": {"errors", "spec", "kernels"},
     "data": {"errors", "spec", "kernels", "store"},
+    "cluster": {"errors"},
+    "planning": BELOW_PLANNING,
     "train": BELOW_TRAIN,
     "network": BELOW_TRAIN,
     "estimator": BELOW_TRAIN | {"train", "network"},
@@ -52,7 +55,8 @@ def imported(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
 def test_imports_run_one_way(path: Path) -> None:
-    """errors ← spec ← kernels ← (reduce | store | data) ← train ← network, estimator ← cli."""
+    """errors ← spec ← kernels ← (reduce | store | data | cluster) ← planning ← train
+    ← network, estimator ← cli."""
     part = part_of(path)
     assert part in MAY_IMPORT, f"{part} is new: say in MAY_IMPORT what it may import"
     own = [name.split(".") for name in imported(path) if name.split(".")[0] == "rescnet_dist"]

@@ -15,9 +15,10 @@ from distributed import Client, LocalCluster
 
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError, load_digits
+from rescnet_dist.cluster import Workers
+from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
+from rescnet_dist.planning.needs import accumulators_held, traffic
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import Plan, Problem, Workers, make_plan, peak_memory
-from rescnet_dist.train.needs import accumulators_held, traffic
 
 MIB = 2**20
 SMALL = NetworkSpec(filters=4, block=5, stride=3, first_filter_size=3, max_layers=2)

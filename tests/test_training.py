@@ -25,8 +25,10 @@ from rescnet_dist import (
     StoreError,
     load_digits,
 )
+from rescnet_dist.cluster import Workers
 from rescnet_dist.data import validation_members
 from rescnet_dist.kernels import BankStatistics, FeatureMoments, LayerStatistics, Tally
+from rescnet_dist.planning import Plan, Problem, make_plan
 from rescnet_dist.reduce import blas_threads, fold_graph
 from rescnet_dist.store import Location, RunStore, read_image_scale, read_layer
 from rescnet_dist.train import (
@@ -34,15 +36,11 @@ from rescnet_dist.train import (
     Event,
     PassDone,
     PassStarted,
-    Plan,
-    Problem,
     RunDone,
     RunStarted,
-    Workers,
     chunks,
     endure,
     loop,
-    make_plan,
     passes,
     state,
 )

@@ -24,19 +24,18 @@ from rich.table import Table
 
 from rescnet_dist.cli.options import cluster_options, resolve_specs, spec_options, take_cluster
 from rescnet_dist.cli.progress import TerminalProgress
+from rescnet_dist.cluster import connected, current_client
 from rescnet_dist.data import as_images, load_digits, training_set
 from rescnet_dist.errors import ClusterLost, RescnetError, StoreUnreachable, masked
 from rescnet_dist.estimator import ResCNetClassifier
+from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     begin_run,
     check_resume,
     check_run,
-    connected,
-    current_client,
     describe_run,
-    forecast,
     resume_run,
     verify_run,
 )

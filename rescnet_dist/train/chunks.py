@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import zarr
 
+from rescnet_dist.cluster.workers import forget_old_profiles
 from rescnet_dist.errors import DamagedError, RescnetError, StoreError
 from rescnet_dist.kernels import feature_blocks, replayed
+from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.store import (
     Checksums,
@@ -26,10 +28,8 @@ from rescnet_dist.store import (
     write_block,
     write_region,
 )
-from rescnet_dist.train.plan import Group
 from rescnet_dist.train.report import report
 from rescnet_dist.train.state import RunState, Task
-from rescnet_dist.train.workers import forget_old_profiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from distributed import Client, Future, KilledWorker
 
+from rescnet_dist.cluster.connect import CANCELLED
 from rescnet_dist.errors import ClusterLost, PassError, RescnetError, masked
+from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph
-from rescnet_dist.train.cluster import CANCELLED
 from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, Listener, PassRetried
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.plan import Plan
 from rescnet_dist.train.report import progress_topic
 from rescnet_dist.train.state import Task
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from distributed import Client
 
+from rescnet_dist.cluster.connect import check_versions
 from rescnet_dist.errors import DataError, StoreError
 from rescnet_dist.kernels import Tally
 from rescnet_dist.store import Claim, RunStore
 from rescnet_dist.train import passes, tiled
-from rescnet_dist.train.cluster import check_versions
 from rescnet_dist.train.decide import (
     Accuracy,
     Done,

@@ -33,6 +33,7 @@ from rescnet_dist.kernels import (
     fit_image_scale,
     slabs,
 )
+from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import (
     Checksums,
@@ -45,7 +46,6 @@ from rescnet_dist.store import (
     write_image_scale,
 )
 from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, naming, write
-from rescnet_dist.train.plan import Group
 from rescnet_dist.train.report import report_chunk
 from rescnet_dist.train.state import Array, RunState, Task
 

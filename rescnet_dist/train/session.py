@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from distributed import Client
 
+from rescnet_dist.cluster.connect import naming_its_loss
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import DataError, SingularError, SpecError
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Claim, Location, RunStore
-from rescnet_dist.train.cluster import naming_its_loss
 from rescnet_dist.train.events import Listener
 from rescnet_dist.train.loop import train
 from rescnet_dist.train.start import check_run, prepare_resume, prepare_run

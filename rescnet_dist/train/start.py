@@ -13,8 +13,13 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
+from rescnet_dist.cluster.connect import check_versions
+from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet, classes_to_json
 from rescnet_dist.errors import DataError, SpecError, StoreError, masked
+from rescnet_dist.planning.choose import make_plan
+from rescnet_dist.planning.needs import Problem
+from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
     Location,
@@ -24,12 +29,7 @@ from rescnet_dist.store import (
     reading_attributes,
 )
 from rescnet_dist.train.chunks import write
-from rescnet_dist.train.cluster import check_versions
-from rescnet_dist.train.needs import Problem
-from rescnet_dist.train.plan import Plan
-from rescnet_dist.train.planning import make_plan
 from rescnet_dist.train.state import RunState
-from rescnet_dist.train.workers import Workers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,11 +56,6 @@ def check_run(
     RunStore(Location.of(url)).check_free()
 
 
-def problem_of(data: TrainingSet) -> Problem:
-    """The data in numbers."""
-    return Problem(data.count, data.image_shape, len(data.classes), data.dtype.itemsize)
-
-
 def prepare_run(
     run: RunStore,
     spec: NetworkSpec,
@@ -80,7 +75,7 @@ def prepare_run(
     check_versions(client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
-    plan = make_plan(problem_of(data), spec, run_spec, Workers.of(client))
+    plan = make_plan(Problem.of(data), spec, run_spec, Workers.of(client))
     reference = data.reference
     if reference and Location(reference[0]).has_secret:
         reference = None

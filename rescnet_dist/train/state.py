@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.kernels import features_per_layer
+from rescnet_dist.planning.plan import Group, Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, reading_attributes
-from rescnet_dist.train.plan import Group, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -23,11 +23,11 @@ from rescnet_dist.kernels import (
     fit_classifier,
     tiled_whitening,
 )
+from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, patiently, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.passes import Checked, Pass, grow_group, store_fit
-from rescnet_dist.train.plan import Group
 from rescnet_dist.train.report import report
 from rescnet_dist.train.state import Array, RunState, Task
 

@@ -10,8 +10,8 @@ import dask
 import psutil
 from distributed import Client, get_worker
 
+from rescnet_dist.cluster.connect import check_versions
 from rescnet_dist.errors import ClusterError
-from rescnet_dist.train.cluster import check_versions
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 PROFILES = 60  # of a second each, that a worker keeps

@@ -12,6 +12,7 @@ import numpy as np
 from distributed import Client
 from scipy.linalg import blas, lapack
 
+from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.kernels import (
     Bank,
     Classifier,
@@ -21,12 +22,11 @@ from rescnet_dist.kernels import (
     features_per_layer,
     targets_per_layer,
 )
+from rescnet_dist.planning.needs import Problem
+from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, read_region, write_region
-from rescnet_dist.train.needs import Problem
-from rescnet_dist.train.plan import Plan
-from rescnet_dist.train.workers import Workers
 
 SIDE = 1536  # of the matrices whose product and factorisation are timed
 SAMPLE_SECONDS = 1.0  # that images are worked on for on each slot, about

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rescnet_dist.cluster.workers import Workers
+from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels import features_per_layer, targets_per_layer
 from rescnet_dist.kernels.layer import SLAB_BYTES
+from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec
-from rescnet_dist.train.plan import Plan
-from rescnet_dist.train.workers import Workers
 
 # How often each thing is there at the same time at most; `tests/test_plan.py` measures the sum.
 SLABS = 7  # of images, input, normalised input, maps, patches, and what they are made of
@@ -31,6 +32,11 @@ class Problem:
     image_shape: tuple[int, int, int]
     classes: int
     itemsize: int = 1
+
+    @classmethod
+    def of(cls, data: TrainingSet) -> Problem:
+        """The data of a run."""
+        return cls(data.count, data.image_shape, len(data.classes), data.dtype.itemsize)
 
     def features(self, spec: NetworkSpec) -> int:
         """Features D of a layer."""

@@ -7,14 +7,13 @@ from typing import Any
 
 from distributed import Client
 
+from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
+from rescnet_dist.planning.calibrate import Speed, calibrate
+from rescnet_dist.planning.choose import make_plan
+from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
+from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.train.calibrate import Speed, calibrate
-from rescnet_dist.train.needs import Problem, Traffic, peak_memory, traffic
-from rescnet_dist.train.plan import Plan
-from rescnet_dist.train.planning import make_plan
-from rescnet_dist.train.start import problem_of
-from rescnet_dist.train.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def forecast(
 ) -> Forecast:
     """The plan of a run on the client's cluster, and what it takes; writes nothing but, while it
     measures, one object beside `store`."""
-    problem, workers = problem_of(data), Workers.of(client)
+    problem, workers = Problem.of(data), Workers.of(client)
     plan = make_plan(problem, spec, run_spec, workers)
     seconds = None
     if measure:

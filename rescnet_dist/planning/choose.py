@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import SpecError
+from rescnet_dist.planning.needs import Problem, peak_memory
+from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.train.needs import Problem, peak_memory
-from rescnet_dist.train.plan import Plan
-from rescnet_dist.train.workers import Workers
 
 CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 GOOD_CHUNK = 16  # images: with fewer, the product of features with themselves is slow

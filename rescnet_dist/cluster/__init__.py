@@ -1,0 +1,11 @@
+"""Dask clusters: connecting to one, its workers and their versions."""
+
+from rescnet_dist.cluster.connect import (
+    available_cores,
+    check_versions,
+    connected,
+    current_client,
+)
+from rescnet_dist.cluster.workers import Workers
+
+__all__ = ["Workers", "available_cores", "check_versions", "connected", "current_client"]

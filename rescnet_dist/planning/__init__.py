@@ -1,0 +1,18 @@
+"""Planning a run: what it needs, how it is cut up to fit, and what to expect of it."""
+
+from rescnet_dist.planning.choose import make_plan
+from rescnet_dist.planning.forecast import Forecast, forecast
+from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
+from rescnet_dist.planning.plan import Group, Plan
+
+__all__ = [
+    "Forecast",
+    "Group",
+    "Plan",
+    "Problem",
+    "Traffic",
+    "forecast",
+    "make_plan",
+    "peak_memory",
+    "traffic",
+]
