@@ -40,11 +40,11 @@ from rescnet_dist import (
     load_digits,
 )
 from rescnet_dist.cli import main
-from rescnet_dist.cluster import current_client
+from rescnet_dist.cluster import connect, current_client
 from rescnet_dist.data import training_set
 from rescnet_dist.errors import masked
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train import ChunkDone, Event, cluster
+from rescnet_dist.train import ChunkDone, Event
 from rescnet_dist.train.report import progress_topic
 
 pytestmark = pytest.mark.slow  # minutes of real processes that come and go
@@ -217,9 +217,9 @@ def test_the_command_uses_a_cluster_of_a_gateway(
         nothing = rescnet(*train)
         assert nothing.exit_code == 2
         assert f"gateway at {gateway} has 0 clusters of yours (running: none)" in nothing.output
-        cluster.CLOSED.append(admin := Gateway(gateway, auth=BasicAuth(password=SECRET)))
+        connect.CLOSED.append(admin := Gateway(gateway, auth=BasicAuth(password=SECRET)))
         with admin, admin.new_cluster(shutdown_on_close=True) as running:
-            cluster.CLOSED.append(running)
+            connect.CLOSED.append(running)
             running.scale(1)
             done = rescnet(*train)
             assert done.exit_code == 0, done.output
@@ -304,7 +304,7 @@ def test_a_scheduler_is_reached_by_tls_with_the_right_certificate_only(
         done = rescnet(*train, tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert_same_bits(model(tmp_path / "run"), expected)
-    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT", "2s")
+    monkeypatch.setattr(connect, "CONNECT_TIMEOUT", "2s")
     for settings in (tls(strangers), {}):
         with dask.config.set(settings):
             refused = rescnet(*train, tmp_path / "refused")

@@ -26,8 +26,8 @@ from sklearn.utils import get_tags
 
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist.cluster import connect
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import cluster
 
 Array = np.ndarray[Any, Any]
 
@@ -420,7 +420,7 @@ def no_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse_cluster(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr(cluster, "LocalCluster", refuse_cluster)
+    monkeypatch.setattr(connect, "LocalCluster", refuse_cluster)
     return
 
 
