@@ -4,11 +4,12 @@ from rescnet_dist.data import load_digits
 from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
 from rescnet_dist.estimator import ResCNetClassifier, plan
 from rescnet_dist.network import Network
-from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 load = ResCNetClassifier.load
 
 __all__ = [
+    "AugmentSpec",
     "ClusterError",
     "DataError",
     "Network",

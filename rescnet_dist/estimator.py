@@ -16,16 +16,17 @@ from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.cluster import current_client
-from rescnet_dist.data import Images, as_images, as_labels, encode, training_set
+from rescnet_dist.data import Images, TrainingSet, as_images, as_labels, encode, training_set
 from rescnet_dist.errors import SpecError, masked
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
-from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import Listener, begin_run, check_resume, check_run, resume_run
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Averaging = AugmentSpec | int | None
 
 
 class ResCNetClassifier(ClassifierMixin, BaseEstimator):
@@ -35,8 +36,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     ----------
     spec : NetworkSpec, name of a preset, or None for the `digits` preset
     store : fsspec URL of the run store, or None for a temporary one that is gone after `fit`
-    random_state : seed of the draws and of the validation split
+    random_state : seed of the draws, of the validation split and of the copies
     run : RunSpec, or None for the defaults; its seed is set by `random_state`
+    augment : AugmentSpec, how many copies of the training images are made and how, or None
     listeners : functions called with each event of the run
 
     Attributes
@@ -70,23 +72,33 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         store: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = 0,
         run: RunSpec | None = None,
+        augment: AugmentSpec | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.spec = spec
         self.store = store
         self.random_state = random_state
         self.run = run
+        self.augment = augment
         self.listeners = listeners
 
-    def fit(self, X: Any, y: Any = None, validation: tuple[Any, Any] | float | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        validation: tuple[Any, Any] | float | None = None,
+        *,
+        groups: Any = None,
+    ) -> Self:
         """Grow a network on images X and labels y.
 
         X: (N, H, W, d) or (N, H, W), as NumPy, dask or xarray, or the URL of a Zarr store; y: (N,)
         labels of any hashable kind, or None where the store has them. validation: a pair like
-        (X, y), or the share of the images to hold out; it chooses the depth.
+        (X, y), or the share of the images to hold out; it chooses the depth. groups: (N,) labels;
+        images of one group are held out together or not at all.
         """
         spec, run_spec, held_out = self._settings(validation)
-        data = training_set(X, y, held_out)
+        data = self._training_set(X, y, held_out, groups)
         with contextlib.ExitStack() as stack:
             url, temporary = self.store, self.store is None
             if url is None:
@@ -108,12 +120,13 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         y: Any = None,
         validation: tuple[Any, Any] | float | None = None,
         *,
+        groups: Any = None,
         measure: bool = True,
     ) -> Forecast:
         """What `fit` with the same arguments would take: chunks, tasks, memory, bytes and, unless
         measure is False, about how long. Refuses what `fit` would refuse."""
         spec, run_spec, held_out = self._settings(validation)
-        data = training_set(X, y, held_out)
+        data = self._training_set(X, y, held_out, groups)
         store = None if self.store is None else os.fspath(self.store)
         if store is not None:
             check_run(store, spec, run_spec, data)
@@ -139,7 +152,11 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         attributes = run.attributes()
         spec = NetworkSpec.from_dict(attributes["network"])
         run_spec = RunSpec.from_dict(attributes["run"])
-        clf = cls(spec, store=url, random_state=run_spec.seed, run=run_spec, listeners=listeners)
+        augment = AugmentSpec.from_dict(attributes["augment"])
+        clf = cls(
+            spec, store=url, random_state=run_spec.seed, run=run_spec,
+            augment=augment if augment.copies else None, listeners=listeners,
+        )  # fmt: skip
         clf._load(run.url)
         return clf
 
@@ -155,25 +172,26 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         self.network_.save(url)
 
-    def decision_function(self, X: Any, *, flips: bool = False) -> Any:
+    def decision_function(self, X: Any, *, augment: Averaging = None) -> Any:
         """Running scores (N, C) after the last layer; a dask array for a dask array.
 
         Of two classes, as scikit-learn has it, how far the second is ahead of the first, (N,).
-        flips averages over each image and its mirror image.
+        augment averages over each image and its copies: an AugmentSpec, or how many copies made
+        as those that the network was trained on.
         """
-        scores = self._scores(as_images(X), flips)
+        scores = self._scores(as_images(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def predict_proba(self, X: Any, *, flips: bool = False) -> Any:
+    def predict_proba(self, X: Any, *, augment: Averaging = None) -> Any:
         """Probabilities (N, C): the nearest rows that sum to 1 to the scores."""
-        scores = self._scores(as_images(X), flips)
+        scores = self._scores(as_images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(project_to_simplex, dtype=np.float64, meta=np.empty((0, 0)))
         return project_to_simplex(scores)
 
-    def predict(self, X: Any, *, flips: bool = False) -> Any:
+    def predict(self, X: Any, *, augment: Averaging = None) -> Any:
         """Labels (N,), as they were given to `fit`; a dask array for a dask array."""
-        scores = self._scores(as_images(X), flips)
+        scores = self._scores(as_images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(
                 _labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype,
@@ -182,23 +200,28 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         return _labels_of(scores, self.classes_)
 
     def score(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, flips: bool = False
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        augment: Averaging = None,
     ) -> float:
         """Share of images X classified rightly; y (N,), or None where the store at X has labels."""
         check_is_fitted(self)
         images = as_images(X)
         codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
-        right = self._scores(images, flips).argmax(axis=1) == codes
+        right = self._scores(images, augment).argmax(axis=1) == codes
         if sample_weight is None:
             return float(right.mean())
         return float(np.average(np.asarray(right), weights=sample_weight))
 
-    def staged_score(self, X: Any, y: Any = None, *, flips: bool = False) -> Array:
+    def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
         """Accuracy (L,) on images X after each layer."""
         check_is_fitted(self)
         images = as_images(X)
         codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
-        return self.network_.staged_right(images, codes, flips=flips) / images.shape[0]
+        return self.network_.staged_right(images, codes, self._averaging(augment)) / images.shape[0]
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         return masked(super().__repr__(N_CHAR_MAX))  # the store's URL may have a secret
@@ -211,6 +234,13 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.two_d_array = False
         tags.input_tags.three_d_array = True
         return tags
+
+    def _training_set(
+        self, X: Any, y: Any, held_out: tuple[Any, Any] | None, groups: Any
+    ) -> TrainingSet:
+        if not isinstance(self.augment, AugmentSpec | None):
+            raise SpecError(f"augment={self.augment!r} is not an AugmentSpec")
+        return training_set(X, y, held_out, augment=self.augment, groups=groups)
 
     def _settings(
         self, validation: tuple[Any, Any] | float | None
@@ -240,10 +270,22 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
             )
         return spec, run_spec, (validation[0], validation[1])
 
-    def _scores(self, images: Images, flips: bool) -> Any:
+    def _scores(self, images: Images, augment: Averaging) -> Any:
         """Running scores (N, C), lazy for lazy images."""
         check_is_fitted(self)
-        return self.network_.scores(images, flips=flips)
+        return self.network_.scores(images, self._averaging(augment))
+
+    def _averaging(self, augment: Averaging) -> AugmentSpec | None:
+        """How copies to average over are made; a number stands for so many of those trained on."""
+        if augment is None or isinstance(augment, AugmentSpec):
+            return augment
+        trained = self.network_.augment
+        if not trained.copies:
+            raise SpecError(
+                f"augment={augment} asks for copies made as in training, and the network was "
+                "trained without: give an AugmentSpec that says how to make them"
+            )
+        return trained.replace(copies=augment) if augment else None
 
     def _load(self, url: str) -> None:
         """Take over the network and the accuracies stored at a URL."""
@@ -261,12 +303,13 @@ def plan(
     *,
     store: str | os.PathLike[str] | None = None,
     run: RunSpec | None = None,
+    augment: AugmentSpec | None = None,
     validation: tuple[Any, Any] | float | None = None,
     measure: bool = True,
 ) -> Forecast:
     """What training on images X and labels y would take, on the cluster it would run on; arguments
     are those of `ResCNetClassifier` and its `plan`. Print it, or read its fields."""
-    clf = ResCNetClassifier(spec, store=store, run=run)
+    clf = ResCNetClassifier(spec, store=store, run=run, augment=augment)
     return clf.plan(X, y, validation, measure=measure)
 
 

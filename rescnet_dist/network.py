@@ -14,9 +14,9 @@ from dask.delayed import delayed
 
 from rescnet_dist.data import Images, classes_from_json, classes_to_json
 from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.kernels import ImageScale, Layer, forward
+from rescnet_dist.kernels import ImageScale, Layer, augmented, forward
 from rescnet_dist.reduce import blas_threads
-from rescnet_dist.spec import NetworkSpec
+from rescnet_dist.spec import AugmentSpec, NetworkSpec
 from rescnet_dist.store import (
     FORMAT_VERSION,
     NETWORK_FORMAT,
@@ -33,18 +33,21 @@ from rescnet_dist.store import (
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+PREDICT_SEED = 0  # of the copies that are averaged
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A fitted network: classes (C,), image_shape (H, W, d) and its layers."""
+    """A fitted network: classes (C,), image_shape (H, W, d), its layers, and how the images that it
+    was trained on were augmented."""
 
     spec: NetworkSpec
     classes: Array
     image_shape: tuple[int, int, int]
     image_scale: ImageScale
     layers: Sequence[Layer]
+    augment: AugmentSpec = field(default_factory=AugmentSpec)  # of the copies it was trained on
 
     token: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
 
@@ -68,19 +71,24 @@ class Network:
                 f"{tuple(self.image_shape)} (height, width, channels): give images of that shape"
             )
 
-    def scores(self, images: Images, *, flips: bool = False) -> Array | da.Array:
+    def scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
         """Running scores (N, C) after the last layer; lazy for lazy images.
 
-        flips averages the scores of each image and of its mirror image.
+        augment averages the scores of each image and of its copies.
         """
         self.check_images(images)
         array, classes = self._chunked(images), len(self.classes)
         scores = array.map_blocks(
-            _final_scores, self._shared(), self.batch_images, flips,
+            _final_scores, self._shared(), self._averaging(augment),
             drop_axis=(2, 3), chunks=(array.chunks[0], (classes,)), dtype=np.float32,
             meta=np.empty((0, 0), np.float32),
         )  # fmt: skip
         return scores if images.is_lazy else scores.compute()
+
+    def _averaging(self, augment: AugmentSpec | None) -> AugmentSpec:
+        augment = augment or AugmentSpec()
+        augment.check_images(*self.image_shape)
+        return augment
 
     def maps(self, images: Array, layer: int) -> Array:
         """Maps (n, H, W, f) of a few images (n, H, W, d) in memory after layer `layer`, from 1."""
@@ -93,14 +101,14 @@ class Network:
         *_, (maps, _) = stages
         return maps
 
-    def staged_right(self, images: Images, codes: Any, *, flips: bool = False) -> Array:
+    def staged_right(self, images: Images, codes: Any, augment: AugmentSpec | None = None) -> Array:
         """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
-        dask, −1 for a label that is no class."""
+        dask, −1 for a label that is no class; augment as for `scores`."""
         self.check_images(images)
         array = self._chunked(images)
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
         counts = da.map_blocks(
-            _right_by_stage, array, codes, self._shared(), self.batch_images, flips,
+            _right_by_stage, array, codes, self._shared(), self._averaging(augment),
             drop_axis=(2, 3), chunks=((1,) * array.numblocks[0], (self.depth,)), dtype=np.int64,
             meta=np.empty((0, 0), np.int64),
         )  # fmt: skip
@@ -137,6 +145,7 @@ class Network:
             "classes": classes_to_json(self.classes),
             "image_shape": list(self.image_shape),
             "depth": self.depth,
+            "augment": self.augment.to_dict(),
         }
         try:
             for number, layer in enumerate(self.layers, start=1):
@@ -166,6 +175,7 @@ class Network:
                 (height, width, channels),
                 read_image_scale(place),
                 StoredLayers(place, depth),
+                AugmentSpec.from_dict(attributes["augment"]),
             )
 
 
@@ -179,36 +189,50 @@ def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return list(result["accuracies"]) if result else []
 
 
-def _stages(images: Array, network: Network, flips: bool) -> Iterator[Array]:
-    """Scores (n, C) of images (n, H, W, d) after each layer, averaged over flips if asked."""
-    n = len(images)
-    if flips:
-        images = np.concatenate([images, images[:, :, ::-1]])
-    for _, scores in forward(
-        images, network.layers, network.image_scale, network.spec, len(network.classes)
-    ):
-        yield (scores[:n] + scores[n:]) / 2 if flips else scores
+def _stages(
+    images: Array, first: int, network: Network, augment: AugmentSpec
+) -> Iterator[tuple[slice, int, Array]]:
+    """Rows, number of the layer and scores (n, C) after it, for some of the images (N, H, W, d) at
+    a time, of which the first has index `first`; averaged over copies if there are any."""
+    copies, count = augment.copies, len(images)
+    batch = max(1, network.batch_images // (1 + copies))
+    copy = np.arange(1 + copies)[:, None]
+    for start in range(0, count, batch):
+        rows = slice(start, min(start + batch, count))
+        n, some = rows.stop - start, images[rows]
+        if copies:
+            index, number = np.broadcast_arrays(first + np.arange(start, rows.stop), copy)
+            some = np.concatenate([some] * (1 + copies))
+            some = augmented(some, index.reshape(-1), number.reshape(-1), augment, PREDICT_SEED)
+        stages = forward(
+            some, network.layers, network.image_scale, network.spec, len(network.classes)
+        )
+        for stage, (_, scores) in enumerate(stages):
+            yield rows, stage, scores.reshape(1 + copies, n, -1).mean(axis=0)
 
 
-def _final_scores(images: Array, network: Network, batch: int, flips: bool) -> Array:
-    """Scores (n, C) of images (n, H, W, d) after the last layer, `batch` images at a time."""
+def _first_index(block_info: Any) -> int:
+    """The index of the first image of a block, from what `map_blocks` tells."""
+    return int(block_info[0]["array-location"][0][0]) if block_info else 0
+
+
+def _final_scores(
+    images: Array, network: Network, augment: AugmentSpec, block_info: Any = None
+) -> Array:
+    """Scores (n, C) of images (n, H, W, d) after the last layer."""
     out = np.zeros((len(images), len(network.classes)), np.float32)
     with blas_threads(1):
-        for start in range(0, len(images), batch):
-            rows = slice(start, start + batch)
-            for scores in _stages(images[rows], network, flips):
-                out[rows] = scores
+        for rows, _, scores in _stages(images, _first_index(block_info), network, augment):
+            out[rows] = scores
     return out
 
 
 def _right_by_stage(
-    images: Array, codes: Array, network: Network, batch: int, flips: bool
+    images: Array, codes: Array, network: Network, augment: AugmentSpec, block_info: Any = None
 ) -> Array:
     """How many images (n, H, W, d) with codes (n, 1, 1, 1) are right after each layer, (1, L)."""
     right = np.zeros((1, network.depth), np.int64)
     with blas_threads(1):
-        for start in range(0, len(images), batch):
-            rows = slice(start, start + batch)
-            for stage, scores in enumerate(_stages(images[rows], network, flips)):
-                right[0, stage] += (scores.argmax(axis=1) == codes[rows, 0, 0, 0]).sum()
+        for rows, stage, scores in _stages(images, _first_index(block_info), network, augment):
+            right[0, stage] += (scores.argmax(axis=1) == codes[rows, 0, 0, 0]).sum()
     return right

@@ -21,6 +21,7 @@ CHOICES = {
     "residual": ("classify", "regress"),
     "probability": ("sigmoid", "softmax"),
     "keep_maps": ("last", "all"),
+    "padding": ("zero", "edge", "reflect"),
 }
 
 
@@ -75,18 +76,18 @@ def read_toml(source: str | Path) -> dict[str, Any]:
         raise SpecError(f"{where}cannot be read ({error.strerror})") from error
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{where}not valid TOML: {error}") from error
-    kinds = {"preset": str, NetworkSpec.table: dict, RunSpec.table: dict}
+    kinds = {"preset": str} | {spec.table: dict for spec in (NetworkSpec, RunSpec, AugmentSpec)}
     for name, value in tables.items():
         if not isinstance(value, kinds.get(name, ())):
             raise SpecError(
                 f"{where}unexpected entry {name!r}: {nearest_name(name, kinds)} "
-                "(preset is a string, network and run are tables)"
+                "(preset is a string, network, run and augment are tables)"
             )
     return tables
 
 
 class Spec:
-    """What both specs share: checked replacement, plain dictionaries and TOML."""
+    """What all specs share: checked replacement, plain dictionaries and TOML."""
 
     table: ClassVar[str]
 
@@ -351,3 +352,87 @@ class RunSpec(Spec):
         for name in ("chunk_images", "accumulators", "solve_threads", "tile_features"):
             self._check_range(name, 1)
         self._check_range("split_every", 2)
+
+
+@dataclass(frozen=True, slots=True)
+class AugmentSpec(Spec):
+    """Copies of the training images, made whenever they are read and never stored.
+
+    copies: of each image, beside the image itself.
+    Geometry
+        flip, flip_vertical: mirror left to right, top to bottom; the copies take turns, so that of
+        one copy it is always mirrored. shift: by up to so many whole pixels. crop: to a square part
+        of at least this share of the sides, enlarged to full size. rotate: by up to so many
+        degrees. scale: larger or smaller by up to this share. padding: what comes in at the
+        borders, zeros, the border's pixels, or the image mirrored.
+    Pixels
+        brightness, contrast, saturation: times a factor of up to this share from 1. cutout: a
+        square of so many pixels is set to 0. noise: Gaussian, its standard deviation as a share of
+        the pixels' range (255 for uint8, 1 for floating point).
+    """
+
+    table: ClassVar[str] = "augment"
+
+    copies: int = 0
+    flip: bool = False
+    flip_vertical: bool = False
+    shift: int = 0
+    crop: float = 1.0
+    rotate: float = 0.0
+    scale: float = 0.0
+    padding: Literal["zero", "edge", "reflect"] = "zero"
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    cutout: int = 0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        for name in ("copies", "shift", "cutout", "noise"):
+            self._check_range(name, 0)
+        self._check_range("copies", 0, 10_000)
+        self._check_range("crop", 0, 1, above=True)
+        self._check_range("rotate", 0, 180)
+        for name in ("scale", "brightness", "contrast", "saturation"):
+            self._check_range(name, 0, 1)
+        ways = [f.name for f in dataclasses.fields(self) if f.name not in ("copies", "padding")]
+        if self.copies and not self.changes:
+            raise SpecError(
+                f"copies={self.copies} would all be the same as their image: give at least one of "
+                + ", ".join(ways)
+            )
+        if self.changes and not self.copies:
+            raise SpecError(
+                f"{self.changes[0]}={getattr(self, self.changes[0])} changes copies of the images, "
+                "and there are none: give copies of at least 1"
+            )
+
+    @property
+    def changes(self) -> list[str]:
+        """What differs between copies."""
+        return [
+            f.name
+            for f in dataclasses.fields(self)
+            if f.name not in ("copies", "padding") and getattr(self, f.name) != f.default
+        ]
+
+    @property
+    def moves(self) -> bool:
+        """Whether the geometry of copies differs."""
+        geometry = {"flip", "flip_vertical", "shift", "crop", "rotate", "scale"}
+        return not geometry.isdisjoint(self.changes)
+
+    def check_images(self, height: int, width: int, channels: int) -> None:
+        """Refuse images that cannot be augmented so."""
+        for name in ("shift", "cutout"):
+            if getattr(self, name) >= min(height, width):
+                raise SpecError(
+                    f"{name}={getattr(self, name)} leaves nothing of images of {height}×{width} "
+                    f"pixels: use {name} of at most {min(height, width) - 1}"
+                )
+        if self.saturation and channels != 3:
+            raise SpecError(
+                f"saturation={self.saturation} is of images in colour, and these have {channels} "
+                "channels: leave saturation out"
+            )

@@ -159,7 +159,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path):
     """The order in which settings apply."""
     config = tmp_path / "net.toml"
     config.write_text('preset = "cifar10"\n[network]\nfilters = 20\nridge = 5.0\n[run]\nseed = 3\n')
-    network, run_spec = resolve_specs(None, str(config), "x", {"ridge": 2.0, "validation": None})
+    network, run_spec, _ = resolve_specs(None, str(config), "x", {"ridge": 2.0, "validation": None})
     expected = rd.NetworkSpec.preset("cifar10").replace(filters=20, ridge=2.0)
     assert network == expected
     assert run_spec == rd.RunSpec(seed=3, validation=0.1)
@@ -225,10 +225,12 @@ def test_the_live_bar_shows_layer_accuracy_rate_and_memory(
 ):
     """On a terminal of any usual width; the memory is what workers hold."""
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    specs = resolve_specs("digits", None, data_url, {"filters": 4, "max_layers": 2, "block": 14})
+    network, run_spec, _ = resolve_specs(
+        "digits", None, data_url, {"filters": 4, "max_layers": 2, "block": 14}
+    )
     data = training_set(data_url, None)
     with TerminalProgress(console) as progress:
-        begin_run(tmp_path / "run", *specs, data, client, [progress])
+        begin_run(tmp_path / "run", network, run_spec, data, client, [progress])
         progress.bar.refresh()
     shown = console.file.getvalue()
     for words in ("layer 2/2", "images/s", "train ", " val ", "━━"):

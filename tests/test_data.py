@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from rescnet_dist import load_digits
 from rescnet_dist.data import (
+    Stored,
     as_images,
     as_labels,
     check_finite,
@@ -206,7 +207,7 @@ def test_images_in_memory_and_lazy_ones_are_taken_as_they_are(
             images = as_images(source)
         assert images.is_lazy == is_lazy
         assert images.shape == pixels.shape
-        assert images.reference is None
+        assert images.stored is None
         np.testing.assert_array_equal(np.asarray(images.array), pixels)
 
 
@@ -234,7 +235,7 @@ def test_images_and_labels_are_found_in_a_zarr_group(
         images = as_images(url)
         labels = as_labels(None, url, 7)
     assert images.is_lazy
-    assert images.reference == (str(tmp_path / "data.zarr"), "images")
+    assert images.stored == Stored(str(tmp_path / "data.zarr"), "images")
     np.testing.assert_array_equal(images.array.compute(scheduler="sync"), pixels)
     np.testing.assert_array_equal(labels.compute(scheduler="sync"), arrays["labels"])
 
@@ -265,8 +266,8 @@ def test_a_bare_zarr_array_is_images(
     for name, values in (("four", pixels), ("three", pixels[..., 0])):
         zarr.save_array(str(tmp_path / name), values, zarr_format=zarr_format)
     four, three = as_images(tmp_path / "four"), as_images(tmp_path / "three")
-    assert four.reference == (str(tmp_path / "four"), "")
-    assert three.reference is None
+    assert four.stored == Stored(str(tmp_path / "four"), "")
+    assert three.stored is None
     assert three.shape == (7, 6, 5, 1)
     np.testing.assert_array_equal(four.array.compute(scheduler="sync"), pixels)
     with pytest.raises((DataError, StoreError), match=r"label|no Zarr group"):
@@ -277,7 +278,7 @@ def test_images_at_a_memory_url_are_read(pixels: np.ndarray[Any, Any]) -> None:
     """Any fsspec URL will do."""
     url = "memory://test-data-images"
     zarr.save_array(url, pixels)
-    assert as_images(url).reference == (url, "")
+    assert as_images(url).stored == Stored(url, "")
     np.testing.assert_array_equal(as_images(url).array.compute(scheduler="sync"), pixels)
 
 

@@ -25,7 +25,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import get_tags
 
 import rescnet_dist as rd
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec
 from rescnet_dist.cluster import connect
 from rescnet_dist.store import RunStore
 
@@ -42,6 +42,7 @@ SPEC = NetworkSpec(
 )
 ONE_LAYER = SPEC.replace(max_layers=1)
 RUN = RunSpec(chunk_images=100, accumulators=2, solve_threads=1)
+FLIPS = AugmentSpec(copies=1, flip=True)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,8 @@ def refuse(*args: Any, **kwargs: Any) -> None:
 
 def test_parameters_are_stored_as_they_are_and_nothing_else_is_done() -> None:
     """As scikit-learn asks of __init__: even nonsense is kept until fit."""
-    given = {"spec": object(), "store": object(), "random_state": object(), "run": object()}
+    names = ("spec", "store", "random_state", "run", "augment")
+    given: dict[str, Any] = {name: object() for name in names}
     clf = ResCNetClassifier(given["spec"], **{k: v for k, v in given.items() if k != "spec"})
     assert clf.get_params() == {**given, "listeners": ()}
     assert vars(clf) == clf.get_params()
@@ -150,15 +152,15 @@ def test_a_pipeline_ends_with_it(client: Client) -> None:
 
 
 @pytest.mark.parametrize("method", ["predict", "decision_function", "predict_proba"])
-@pytest.mark.parametrize("flips", [False, True])
+@pytest.mark.parametrize("augment", [None, FLIPS], ids=["plain", "averaged"])
 def test_predictions_of_a_dask_array_are_built_without_computing(
-    fitted: ResCNetClassifier, method: str, flips: bool
+    fitted: ResCNetClassifier, method: str, augment: AugmentSpec | None
 ) -> None:
     """And are, once computed, those of the same images in memory."""
     lazy = da.from_array(X_TEST, chunks=(20, 14, 14, 1))
     with dask.config.set(scheduler=refuse):
-        result = getattr(fitted, method)(lazy, flips=flips)
-    expected = getattr(fitted, method)(X_TEST, flips=flips)
+        result = getattr(fitted, method)(lazy, augment=augment)
+    expected = getattr(fitted, method)(X_TEST, augment=augment)
     assert isinstance(result, da.Array)
     assert isinstance(expected, np.ndarray)
     assert result.chunks[0] == (20, 20, 10)
@@ -288,13 +290,13 @@ def test_flips_average_over_an_image_and_its_mirror_image(fitted: ResCNetClassif
     """Left and right are exchanged, not top and bottom."""
     straight = fitted.decision_function(X_TEST)
     mirrored = fitted.decision_function(X_TEST[:, :, ::-1])
-    both = fitted.decision_function(X_TEST, flips=True)
+    both = fitted.decision_function(X_TEST, augment=FLIPS)
     np.testing.assert_allclose(both, (straight + mirrored) / 2, atol=1e-6)
     assert np.abs(both - straight).max() > 0.01
     labels = fitted.classes_[both.argmax(axis=1)]
-    np.testing.assert_array_equal(fitted.predict(X_TEST, flips=True), labels)
-    assert fitted.score(X_TEST, Y_TEST, flips=True) == np.mean(labels == Y_TEST)
-    assert fitted.staged_score(X_TEST, Y_TEST, flips=True)[-1] == np.mean(labels == Y_TEST)
+    np.testing.assert_array_equal(fitted.predict(X_TEST, augment=FLIPS), labels)
+    assert fitted.score(X_TEST, Y_TEST, augment=FLIPS) == np.mean(labels == Y_TEST)
+    assert fitted.staged_score(X_TEST, Y_TEST, augment=FLIPS)[-1] == np.mean(labels == Y_TEST)
 
 
 def test_images_without_channels_can_be_trained_on(client: Client) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rescnet_dist import NetworkSpec, RunSpec, SpecError
+from rescnet_dist import AugmentSpec, NetworkSpec, RunSpec, SpecError
 from rescnet_dist.spec import CHOICES, PRESETS, read_toml
 
 WHOLE = st.integers(1, 10**6)
@@ -45,7 +45,7 @@ NETWORK_SPECS = st.builds(
     max_layers=WHOLE,
     patience=st.none() | WHOLE,
     stop_at_zero_error=st.booleans(),
-    **{name: st.sampled_from(names) for name, names in CHOICES.items() if name != "keep_maps"},
+    **{k: st.sampled_from(v) for k, v in CHOICES.items() if k in NetworkSpec().to_dict()},
 )
 RUN_SPECS = st.builds(
     RunSpec,
@@ -283,7 +283,7 @@ def test_value_of_another_kind_is_named_with_the_kind_expected(kind, name, value
 @pytest.mark.parametrize("name", CHOICES)
 def test_unknown_choice_names_the_nearest_and_lists_all(name):
     """As "maxx" for pool: did you mean 'max'?"""
-    kind = RunSpec if name == "keep_maps" else NetworkSpec
+    kind = {"keep_maps": RunSpec, "padding": AugmentSpec}.get(name, NetworkSpec)
     for choice in CHOICES[name]:
         assert getattr(kind(**{name: choice}), name) == choice
         with pytest.raises(SpecError) as caught:

@@ -228,7 +228,7 @@ def test_a_run_of_a_newer_release_is_refused(url: str, version: Any) -> None:
 def test_whole_chunks_can_be_written_and_parts_cannot(url: str) -> None:
     """Two tasks that wrote parts of one chunk would corrupt it silently."""
     run = RunStore.create(url, {})
-    run.create_data(10, (2, 2, 1), "uint8", 4, images=True)
+    run.create_labels(10, 4)
     labels = run.data_array("labels", write=True)
     assert labels.chunks == (4,)
     for start, stop in ((0, 4), (4, 8), (8, 10), (0, 8), (4, 10)):
@@ -237,7 +237,10 @@ def test_whole_chunks_can_be_written_and_parts_cannot(url: str) -> None:
         with pytest.raises(StoreError, match=f"rows {start} to {stop} .* chunks of 4 rows"):
             write_region(labels, start, np.full(stop - start, -1))
     np.testing.assert_array_equal(run.data_array("labels")[...], np.arange(10))
-    assert run.images().chunks == (4, 2, 2, 1)
+    run.create_images((10, 2, 2, 1), "uint8", 4)
+    images, first = run.images()
+    assert images.chunks == (4, 2, 2, 1)
+    assert first == 0
 
 
 def test_a_layer_made_again_starts_empty(url: str) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load, load_digits
 from rescnet_dist.cli import main
 from rescnet_dist.store import Checksums, checksum
-from rescnet_dist.train import ChunkRebuilt, verify_run
+from rescnet_dist.train import ChunkRebuilt, start, verify_run
 
 SPEC = NetworkSpec.preset("digits").replace(
     filters=4, max_layers=2, first_filter_size=3, block=5, stride=3
@@ -31,7 +31,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> 
     """A run of two layers over four chunks."""
     url = tmp_path_factory.mktemp("verify") / "run"
     images, labels = load_digits()
-    with Client(threads_cluster):
+    with Client(threads_cluster), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "BLOCK_IMAGES", 60)
         clf = ResCNetClassifier(SPEC, store=url, run=RUN)
         clf.fit(images[:150, ::2, ::2], labels[:150])
     return url
@@ -62,6 +63,7 @@ CHUNKS = {
     "maps/0002": "maps/0002/c/1/0/0/0",
     "scores/0002": "scores/0002/c/1/0",
 }
+ROWS = {"data/images": "40 to 80", "data/labels": "60 to 120", "data/train": "60 to 120"}
 SMALL = {
     "image_scale": "image_scale/scale/c/0",
     "layer 1": "layers/0001/filters/c/0/0/0/0",
@@ -85,7 +87,7 @@ def test_damaged_data_are_named_and_refused(
     damage(run / CHUNKS[name])
     (problem,) = verify_run(run)
     assert f"{name}, chunk 1" in problem
-    with pytest.raises(StoreError, match=f"rows 40 to 80 of {name} are missing or altered"):
+    with pytest.raises(StoreError, match=f"rows {ROWS[name]} of {name} are missing or altered"):
         ResCNetClassifier.resume(run, max_layers=3)
     assert len(list((run / "commits").iterdir())) == 3  # nothing was committed on top
 

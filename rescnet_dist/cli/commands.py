@@ -22,14 +22,21 @@ from distributed import Client
 from rich.console import Console
 from rich.table import Table
 
-from rescnet_dist.cli.options import cluster_options, resolve_specs, spec_options, take_cluster
+from rescnet_dist.cli.options import (
+    averaged_over,
+    averaging_options,
+    cluster_options,
+    resolve_specs,
+    spec_options,
+    take_cluster,
+)
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.cluster import connected, current_client
 from rescnet_dist.data import as_images, load_digits, training_set
 from rescnet_dist.errors import ClusterLost, RescnetError, StoreUnreachable, masked
 from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.planning import forecast
-from rescnet_dist.spec import PRESETS, NetworkSpec, RunSpec
+from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     begin_run,
@@ -93,6 +100,7 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
+@spec_options(AugmentSpec)
 def train_command(
     data: str,
     preset: str | None,
@@ -111,8 +119,8 @@ def train_command(
     """
     where = take_cluster(flags)
     given = open_data(data, "train")
-    training = training_set(*given)
-    spec, run_spec = resolve_specs(preset, config, data, flags)
+    spec, run_spec, augment = resolve_specs(preset, config, data, flags)
+    training = training_set(*given, augment=augment)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
     if test_data:
@@ -133,6 +141,7 @@ def train_command(
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
+@spec_options(AugmentSpec)
 def plan_command(
     data: str,
     preset: str | None,
@@ -152,8 +161,8 @@ def plan_command(
       rescnet plan s3://bucket/cifar10.zarr --preset cifar10 --scheduler tcp://...:8786
     """
     where = take_cluster(flags)
-    training = training_set(*open_data(data, "train"))
-    spec, run_spec = resolve_specs(preset, config, data, flags)
+    spec, run_spec, augment = resolve_specs(preset, config, data, flags)
+    training = training_set(*open_data(data, "train"), augment=augment)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
     with cluster(where) as client, working("measuring" if measure else "planning"):
@@ -193,11 +202,17 @@ def resume_command(
 @click.argument("run_url", metavar="RUN")
 @click.argument("data", required=False)
 @click.option("--staged", is_flag=True, help="accuracy after each layer")
-@click.option("--flips", is_flag=True, help="average over each image and its mirror image")
+@averaging_options
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def evaluate_command(
-    run_url: str, data: str | None, staged: bool, flips: bool, as_json: bool, **flags: Any
+    run_url: str,
+    data: str | None,
+    staged: bool,
+    flips: bool,
+    copies: int | None,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """Accuracy of the network at RUN, a run or a saved network, on DATA.
 
@@ -210,13 +225,14 @@ def evaluate_command(
     """
     clf = ResCNetClassifier.load(run_url)
     images, labels = open_data(data or test_of_run(run_url), "test")
-    outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips}
+    augment = averaged_over(flips, copies)
+    outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
     with cluster(take_cluster(flags), embedded=False), working("evaluating"):
         if staged:
-            outcome["staged"] = clf.staged_score(images, labels, flips=flips).tolist()
+            outcome["staged"] = clf.staged_score(images, labels, augment=augment).tolist()
             outcome["accuracy"] = outcome["staged"][-1]
         else:
-            outcome["accuracy"] = clf.score(images, labels, flips=flips)
+            outcome["accuracy"] = clf.score(images, labels, augment=augment)
     if as_json:
         click.echo(json.dumps(outcome))
         return
@@ -230,8 +246,10 @@ def evaluate_command(
 @click.argument("data")
 @click.option("--output", "-o", default="-", help="CSV file to write  [default: standard output]")
 @click.option("--proba", is_flag=True, help="a column of probability per class, too")
-@click.option("--flips", is_flag=True, help="average over each image and its mirror image")
-def predict_command(run_url: str, data: str, output: str, proba: bool, flips: bool) -> None:
+@averaging_options
+def predict_command(
+    run_url: str, data: str, output: str, proba: bool, flips: bool, copies: int | None
+) -> None:
     """Predict the labels of DATA with the network at RUN, a run or a saved network, as CSV.
 
     \b
@@ -241,6 +259,7 @@ def predict_command(run_url: str, data: str, output: str, proba: bool, flips: bo
     clf = ResCNetClassifier.load(run_url)
     images = as_images(open_data(data, "test")[0])
     clf.network_.check_images(images)
+    augment = averaged_over(flips, copies)
     with finished_file(output) as file:
         writer = csv.writer(file)
         names = [f"p({c})" for c in clf.classes_] if proba else []
@@ -248,7 +267,7 @@ def predict_command(run_url: str, data: str, output: str, proba: bool, flips: bo
         step = clf.network_.batch_images
         for start in range(0, images.shape[0], step):
             rows = np.asarray(images.array[start : start + step])
-            probabilities = clf.predict_proba(rows, flips=flips)
+            probabilities = clf.predict_proba(rows, augment=augment)
             labels = clf.classes_[probabilities.argmax(axis=1)]
             for offset, (label, row) in enumerate(zip(labels, probabilities, strict=True)):
                 writer.writerow([start + offset, label, *(f"{p:.6f}" for p in row if proba)])

@@ -6,12 +6,14 @@ import dataclasses
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from rescnet_dist.errors import ClusterError, SpecError
-from rescnet_dist.spec import CHOICES, NetworkSpec, RunSpec, read_toml
+from rescnet_dist.spec import CHOICES, AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
 
 HELP = {
     "filters": "filters per layer",
@@ -52,6 +54,19 @@ HELP = {
     "solve_threads": "BLAS threads of the solve",
     "tile_features": "side of the tiles of the scatter matrix",
     "keep_maps": "layers whose maps stay in the store",
+    "copies": "augmented copies of each training image, beside it",
+    "flip": "mirror copies left to right, in turns",
+    "flip_vertical": "mirror copies top to bottom, in turns",
+    "shift": "shift copies by up to so many pixels",
+    "crop": "crop copies to at least this share of the sides, and enlarge",
+    "rotate": "rotate copies by up to so many degrees",
+    "scale": "scale copies up or down by up to this share",
+    "padding": "what comes in at the borders of copies",
+    "brightness": "change of brightness, up to this share",
+    "contrast": "change of contrast, up to this share",
+    "saturation": "change of saturation, up to this share",
+    "cutout": "side of a square that is cut out of copies",
+    "noise": "standard deviation of noise, as a share of the range",
 }
 
 
@@ -87,6 +102,21 @@ def take_cluster(flags: dict[str, Any]) -> dict[str, str]:
     return given
 
 
+def averaging_options(command: Any) -> Any:
+    """A decorator that adds the options that `averaged_over` reads."""
+    copies = "average over each image and so many copies, made as those trained on"
+    command = click.option("--copies", type=click.IntRange(min=1), help=copies)(command)
+    flips = "average over each image and its mirror image"
+    return click.option("--flips", is_flag=True, help=flips)(command)
+
+
+def averaged_over(flips: bool, copies: int | None) -> AugmentSpec | int | None:
+    """What predictions are averaged over."""
+    if flips and copies:
+        raise SpecError(f"--flips and --copies {copies} are two ways to average: give one of them")
+    return AugmentSpec(copies=1, flip=True) if flips else copies
+
+
 class Levels(click.ParamType):
     """Whole numbers with commas between them."""
 
@@ -100,12 +130,12 @@ class Levels(click.ParamType):
             self.fail(f"{value!r} is not a list of whole numbers such as 4,2,1", param, ctx)
 
 
-def spec_options(spec: type[NetworkSpec] | type[RunSpec]) -> Callable[[Any], Any]:
+def spec_options(spec: type[Spec]) -> Callable[[Any], Any]:
     """A decorator that adds one option per field of a spec; all are unset by default."""
     hints = typing.get_type_hints(spec)
 
     def decorate(command: Any) -> Any:
-        for field in reversed(dataclasses.fields(spec)):
+        for field in reversed(dataclasses.fields(spec)):  # type: ignore[arg-type]
             flag = "--" + field.name.replace("_", "-")
             kind: Any = hints[field.name]
             if field.name in CHOICES:
@@ -126,7 +156,7 @@ def spec_options(spec: type[NetworkSpec] | type[RunSpec]) -> Callable[[Any], Any
 
 def resolve_specs(
     preset: str | None, config: str | None, data: str, flags: dict[str, Any]
-) -> tuple[NetworkSpec, RunSpec]:
+) -> tuple[NetworkSpec, RunSpec, AugmentSpec]:
     """The specs of a command: the preset, changed by the file, changed by the flags."""
     tables = read_toml(Path(config)) if config else {}
     name = preset or tables.get("preset")
@@ -139,10 +169,10 @@ def resolve_specs(
         )
     base = NetworkSpec.preset(name) if name else NetworkSpec()
     given = {key: value for key, value in flags.items() if value is not None}
-    network = base.replace(**tables.get(NetworkSpec.table, {}))
-    run = RunSpec(validation=0.1).replace(**tables.get(RunSpec.table, {}))
-    fields = {f.name for f in dataclasses.fields(NetworkSpec)}
-    return (
-        network.replace(**{k: v for k, v in given.items() if k in fields}),
-        run.replace(**{k: v for k, v in given.items() if k not in fields}),
-    )
+
+    def changed(spec: AnySpec) -> AnySpec:
+        known = {field.name for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
+        by_flags = {key: value for key, value in given.items() if key in known}
+        return spec.replace(**tables.get(spec.table, {}) | by_flags)
+
+    return changed(base), changed(RunSpec(validation=0.1)), changed(AugmentSpec())

@@ -21,11 +21,20 @@ LABEL_NAMES = ("labels", "label", "y")
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """Where images lie: from row `start` on in the Zarr array at a path under a URL."""
+
+    url: str = field(repr=False)  # it may have a secret
+    path: str
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Images:
     """Images (N, H, W, d): the array itself, NumPy or dask, and where it lies if it is stored."""
 
     array: Array | da.Array
-    reference: tuple[str, str] | None = field(default=None, repr=False)  # it may have a secret
+    stored: Stored | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -126,7 +135,7 @@ def _from_url(url: str | os.PathLike[str]) -> Images:
         array = place.open_array(path)
     images = as_images(da.from_zarr(array), name=f"{place.url}/{path}".rstrip("/"))
     has_channels = len(array.shape) == 4
-    return Images(images.array, (place.url, path) if has_channels else None)
+    return Images(images.array, Stored(place.url, path) if has_channels else None)
 
 
 def _find(place: Location, names: tuple[str, ...], what: str) -> str:

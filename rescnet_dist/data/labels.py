@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -132,6 +133,27 @@ def _encode(labels: Array, classes: Array, name: str, unknown: int | None) -> Ar
             f"the classes are {classes.tolist()[:20]}"
         )
     return np.asarray(codes, dtype=np.int32)
+
+
+def group_codes(groups: Any, count: int) -> Array | da.Array:
+    """A whole number (N,) int64 for each of `count` images, the same for those whose groups (N,),
+    labels of any kind, are the same. Lazy in, lazy out."""
+    labels = as_labels(groups, None, count, name="groups")
+    if isinstance(labels, da.Array):
+        return labels.map_blocks(_group_codes, dtype=np.int64, meta=np.empty(0, np.int64))
+    return _group_codes(labels)
+
+
+def _group_codes(groups: Array) -> Array:
+    values = groups.tolist()
+    try:
+        codes = dict.fromkeys(values, 0)
+    except TypeError as error:
+        raise DataError(f"groups must be hashable: {error}") from error
+    for group in codes:
+        digest = hashlib.blake2b(repr(group).encode(), digest_size=8).digest()
+        codes[group] = int.from_bytes(digest, "little") >> 1
+    return np.fromiter((codes[group] for group in values), np.int64, len(values))
 
 
 def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""A validation split that is stratified, seeded, and needs nothing but ranks within classes."""
+"""A validation split that is stratified and seeded, by image or by group of images."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+from rescnet_dist.kernels import hashed, uniforms
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,19 +36,23 @@ def validation_members(codes: Array, before: Array, fraction: float, seed: int) 
     slack = 1e-7  # ranks·fraction is rounded
     run = np.floor(ranks * fraction + slack)
     first, behind = np.ceil(run / fraction - slack), np.ceil((run + 1) / fraction - slack)
-    drawn = first + np.floor(_uniform(seed, codes, run) * (behind - first))
+    drawn = first + np.floor(uniforms(seed, codes, run) * (behind - first))
     return (ranks == np.where((drawn == 0) & (behind > 1), 1, drawn)) & (ranks > 0)
 
 
-def _uniform(seed: int, codes: Array, run: Array) -> Array:
-    """Uniform numbers in [0, 1) that depend on (seed, class, run) alone: SplitMix64."""
-    with np.errstate(over="ignore"):
-        state = np.uint64(seed) + codes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        state = _mix(state) + run.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
-        return (_mix(state) >> np.uint64(11)).astype(np.float64) / 2**53
+def held_out_groups(counts: dict[int, Array], fraction: float, seed: int) -> set[int]:
+    """Which groups of images are held out whole, given how many of each class (C,) each has.
 
-
-def _mix(state: Array) -> Array:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    In an order drawn from (seed, group), each is held out that brings the held-out images of all
+    classes nearer to their share.
+    """
+    groups = np.fromiter(counts, np.int64, len(counts))
+    order = groups[np.argsort(hashed(seed, groups), kind="stable")]
+    wanted = fraction * np.sum([counts[group] for group in groups.tolist()], axis=0)
+    held, chosen = np.zeros(len(wanted)), set()
+    for group in order.tolist():
+        more = held + counts[group]
+        if np.abs(wanted - more).sum() < np.abs(wanted - held).sum():
+            held = more
+            chosen.add(group)
+    return chosen

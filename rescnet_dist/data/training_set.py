@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
 
-from rescnet_dist.data.images import Images, as_images
-from rescnet_dist.data.labels import as_labels, classes_array, classes_of, encode
+from rescnet_dist.data.images import Images, Stored, as_images
+from rescnet_dist.data.labels import as_labels, classes_array, classes_of, encode, group_codes
 from rescnet_dist.errors import DataError
+from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -19,12 +20,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class TrainingSet:
     """Images and codes, part by part: those to train on and, if given, those to validate on.
 
-    classes (C,) are the labels that the codes stand for, as they were given.
+    classes (C,) are the labels that the codes stand for, as they were given. augment: the copies
+    made of those to train on. groups (N,) of whole numbers: images to be held out together or not.
     """
 
     images: tuple[Images, ...]
     codes: tuple[Array | da.Array, ...]
     classes: Array
+    augment: AugmentSpec
+    groups: Array | da.Array | None = None
 
     @property
     def count(self) -> int:
@@ -47,9 +51,19 @@ class TrainingSet:
         return self.images[0].shape[1:]
 
     @property
-    def reference(self) -> tuple[str, str] | None:
-        """URL and path of the images where they are all stored in one place, else None."""
-        return None if self.has_validation else self.images[0].reference
+    def stored(self) -> Stored | None:
+        """Where all images lie, if that is in one place, one part behind the other; else None."""
+        first, row = self.images[0].stored, 0
+        for part in self.images:
+            if first is None or part.stored != replace(first, start=first.start + row):
+                return None
+            row += part.shape[0]
+        return first
+
+    def rows(self, validation: float) -> int:
+        """Images with the copies of those to train on, about, where a share of them is held out."""
+        held_out = 0 if self.has_validation else int(self.train_count * validation)
+        return self.count + self.augment.copies * (self.train_count - held_out)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -60,10 +74,18 @@ class TrainingSet:
         return np.dtype("float32") if common.kind == "f" and common.itemsize > 4 else common
 
 
-def training_set(X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> TrainingSet:
+def training_set(
+    X: Any,
+    y: Any,
+    validation: tuple[Any, Any] | None = None,
+    *,
+    augment: AugmentSpec | None = None,
+    groups: Any = None,
+) -> TrainingSet:
     """Check images X and labels y, and a validation pair like them, and put them together.
 
-    Of lazy arrays only the distinct labels are computed.
+    Of lazy arrays only the distinct labels are computed. groups (N,): labels of any kind; images of
+    the same group are never on both sides of a split.
     """
     images = as_images(X)
     labels = as_labels(y, X, images.shape[0])
@@ -72,9 +94,11 @@ def training_set(X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> T
         only = classes_array(classes).tolist()[0]
         raise DataError(f"y has the one class {only!r} only: give images of at least 2 classes")
     known = classes_array(classes)
+    augment = augment or AugmentSpec()
     codes = encode(labels, known)
     if validation is None:
-        return TrainingSet((images,), (codes,), known)
+        together = None if groups is None else group_codes(groups, images.shape[0])
+        return TrainingSet((images,), (codes,), known, augment, together)
     held_out = as_images(validation[0], name="validation X")
     if held_out.shape[1:] != images.shape[1:]:
         raise DataError(
@@ -83,4 +107,4 @@ def training_set(X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> T
         )
     held_labels = as_labels(validation[1], validation[0], held_out.shape[0], name="validation y")
     held_codes = encode(held_labels, known, name="validation y")
-    return TrainingSet((images, held_out), (codes, held_codes), known)
+    return TrainingSet((images, held_out), (codes, held_codes), known, augment)

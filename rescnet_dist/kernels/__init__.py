@@ -1,5 +1,6 @@
 """The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
 
+from rescnet_dist.kernels.augment import augmented
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -23,6 +24,7 @@ from rescnet_dist.kernels.growth import (
     fit_image_scale,
     targets_per_layer,
 )
+from rescnet_dist.kernels.hashing import hashed, uniforms
 from rescnet_dist.kernels.layer import (
     Bank,
     Classifier,
@@ -72,6 +74,7 @@ __all__ = [
     "Tally",
     "TileScatter",
     "Whitening",
+    "augmented",
     "chunk_scores",
     "convolve",
     "draws_of_layer",
@@ -84,6 +87,7 @@ __all__ = [
     "fit_classifier",
     "fit_image_scale",
     "forward",
+    "hashed",
     "layer_input",
     "layer_targets",
     "min_max_scale",
@@ -104,5 +108,6 @@ __all__ = [
     "stacked_lda_filters",
     "targets_per_layer",
     "tiled_whitening",
+    "uniforms",
     "updated_scores",
 ]

@@ -46,13 +46,15 @@ class Forecast:
         tiles = "kept whole"
         if plan.tile_features:
             tiles = f"in tiles of {plan.tile_features:,} features, too large for one worker"
-        limit = ""
+        limit, copies = "", ""
+        if self.problem.copies:
+            copies = f" with {self.problem.copies} copies of each to train on"
         if workers.budget is not None and workers.memory is not None:
             limit = (
                 f", of {_size(workers.budget)} before Dask spills ({_size(workers.memory)} limit)"
             )
         lines = {
-            "images": f"{plan.images:,} of {height}×{width}×{channels}, "
+            "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
             f"{self.problem.classes} classes",
             "cluster": f"{workers.count} workers, {workers.slots} threads",
             "features": f"{self.features:,} per layer; scatter matrix {tiles}",
@@ -83,7 +85,7 @@ def forecast(
 ) -> Forecast:
     """The plan of a run on the client's cluster, and what it takes; writes nothing but, while it
     measures, one object beside `store`."""
-    problem, workers = Problem.of(data), Workers.of(client)
+    problem, workers = Problem.of(data, run_spec), Workers.of(client)
     plan = make_plan(problem, spec, run_spec, workers)
     seconds = None
     if measure:

@@ -10,7 +10,7 @@ from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels import features_per_layer, targets_per_layer
 from rescnet_dist.kernels.layer import SLAB_BYTES
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.spec import NetworkSpec
+from rescnet_dist.spec import NetworkSpec, RunSpec
 
 # How often each thing is there at the same time at most; `tests/test_plan.py` measures the sum.
 SLABS = 7  # of images, input, normalised input, maps, patches, and what they are made of
@@ -25,18 +25,29 @@ MARGIN = 1.15  # for what malloc and the codecs hold beside
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is trained on, in numbers: images of (H, W, d) with pixels of `itemsize` bytes, and
-    classes."""
+    """What is trained on, in numbers: images of (H, W, d), with the copies made of them, pixels of
+    `itemsize` bytes, and classes."""
 
     images: int
     image_shape: tuple[int, int, int]
     classes: int
     itemsize: int = 1
+    copies: int = 0
 
     @classmethod
-    def of(cls, data: TrainingSet) -> Problem:
-        """The data of a run."""
-        return cls(data.count, data.image_shape, len(data.classes), data.dtype.itemsize)
+    def of(cls, data: TrainingSet, run_spec: RunSpec) -> Problem:
+        """The data of a run, where images are held out about as many as will be."""
+        return cls(
+            data.rows(run_spec.validation), data.image_shape, len(data.classes),
+            data.dtype.itemsize, data.augment.copies,
+        )  # fmt: skip
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the images themselves, without copies, about."""
+        height, width, channels = self.image_shape
+        originals = math.ceil(self.images / (1 + self.copies))
+        return originals * height * width * channels * self.itemsize
 
     def features(self, spec: NetworkSpec) -> int:
         """Features D of a layer."""
@@ -115,9 +126,9 @@ class Traffic:
 
 def traffic(problem: Problem, spec: NetworkSpec, plan: Plan) -> Traffic:
     """What a layer moves, and what the run takes to store."""
-    height, width, channels = problem.image_shape
+    height, width, _ = problem.image_shape
     n, features = problem.images, problem.features(spec)
-    images = n * height * width * channels * problem.itemsize
+    images = problem.image_bytes
     maps = n * (4 * height * width * spec.filters + 4 * problem.classes)
     read, written = images + maps, maps
     merges, left = 0, plan.accumulators

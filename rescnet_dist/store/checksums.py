@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,24 +53,33 @@ class Checksums:
 
 
 def read_region(
-    array: zarr.Array[Any], start: int, stop: int, expected: int | None = None
+    array: zarr.Array[Any],
+    start: int,
+    stop: int,
+    expected: int | None = None,
+    change: Callable[[Array], Array] | None = None,
 ) -> Array:
     """Rows start to stop of an array; refused if they cannot be decoded, or if their checksum is
-    known and another."""
-    return read_block(array, (slice(start, stop),), expected)
+    known and another. change: what to make of them first."""
+    return read_block(array, (slice(start, stop),), expected, change)
 
 
 def read_block(
-    array: zarr.Array[Any], block: tuple[slice, ...], expected: int | None = None
+    array: zarr.Array[Any],
+    block: tuple[slice, ...],
+    expected: int | None = None,
+    change: Callable[[Array], Array] | None = None,
 ) -> Array:
     """A block of an array by its rows, columns, …; refused like rows in `read_region`."""
     problem = "are not those that were committed"
     try:
         values = np.asarray(array[block])
-        if expected is None or checksum(values) == expected:
-            return values
     except UNDECODABLE as error:
         problem = f"cannot be decoded ({error})"
+    else:
+        values = change(values) if change else values
+        if expected is None or checksum(values) == expected:
+            return values
     where = ", columns ".join(f"{part.start} to {part.stop}" for part in block)
     raise DamagedError(f"rows {where} of {array.path} are missing or altered: they {problem}")
 

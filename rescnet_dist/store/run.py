@@ -2,11 +2,12 @@
 
 A Zarr v3 group, readable with plain xarray and zarr:
 
-    zarr.json            attributes: format, specs, plan, classes, shapes, provenance
-    data/                images (or a reference to them in the attributes), labels, train
+    zarr.json            attributes: format, specs, plan, rows, classes, shapes, provenance
+    data/                images (or a reference to them in the attributes), labels, train: (N, …)
     image_scale/         the normalisation of the images
     layers/0001/ …       small fitted arrays of each layer
-    maps/0001, scores/0001   maps of a layer and the scores that entered it
+    maps/0001, scores/0001   maps of a layer and the scores that entered it: one row per image and
+                         copy, in the order of `data.rows`
     commits/0000.json …  one record per finished step, written last: 0 is the survey of the data
     claims/000001.json … who may write to the run
     work/                features and tiles of the layer being grown, where they are too large for
@@ -135,23 +136,27 @@ class RunStore:
 
     # data ---------------------------------------------------------------------------------------
 
-    def create_data(
-        self, count: int, image_shape: tuple[int, int, int], dtype: Any, chunk: int, *, images: bool
-    ) -> None:
-        """Make the empty arrays of the data; without `images` where they are only referred to."""
-        if images:
-            shape = (count, *image_shape)
-            self._create("data/images", shape, dtype, chunk, IMAGE_DIMS, compress=True)
-        for name, kind in (("labels", "int32"), ("train", "bool")):
-            self._create(f"data/{name}", (count,), kind, chunk, ("image",), compress=True)
+    def create_labels(self, count: int, block: int, *, groups: bool = False) -> None:
+        """Make the empty arrays for the labels (N,) of the images and for which are trained on and,
+        in the work area, for their groups."""
+        for path, kind in (("data/labels", "int32"), ("data/train", "bool")):
+            self._create(path, (count,), kind, block, ("image",), compress=True)
+        if groups:
+            self._create("work/groups", (count,), "int64", block, ("image",), compress=True)
 
-    def images(self) -> zarr.Array[Any]:
-        """Images (N, H, W, d) as they were given; of a reference, its array."""
+    def create_images(self, shape: tuple[int, ...], dtype: Any, chunk: int) -> None:
+        """Make the empty array for copies of the images (N, H, W, d)."""
+        self._create("data/images", shape, dtype, chunk, IMAGE_DIMS, compress=True)
+
+    def images(self) -> tuple[zarr.Array[Any], int]:
+        """The array with the images as they were given, the run's own or that which it refers to,
+        and the row of the first."""
         reference = self.attributes().get("images")
         if reference:
             source = Location(reference["url"])
-            return patiently(lambda: source.open_array(reference["path"]), f"reading {source}")
-        return self._open("data/images")
+            array = patiently(lambda: source.open_array(reference["path"]), f"reading {source}")
+            return array, reference.get("start", 0)
+        return self._open("data/images"), 0
 
     def _create(self, path: str, *shape_and_more: Any, compress: bool) -> None:
         """Make an array of the run, in place of any."""
@@ -163,7 +168,7 @@ class RunStore:
         return patiently(lambda: self.place.open_array(path, write=write), f"{path} of {self}")
 
     def data_array(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
-        """`images`, `labels` (N,) or `train` (N,) of the run."""
+        """`images` (N, H, W, d), `labels` (N,) or `train` (N,) of the run."""
         return self._open(f"data/{name}", write=write)
 
     # maps and scores ----------------------------------------------------------------------------
@@ -222,7 +227,7 @@ class RunStore:
             )  # fmt: skip
 
     def work(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
-        """`features`, `scatter` or `factor` of the layer being grown."""
+        """`features`, `scatter` or `factor` of the layer being grown, or, before it, `groups`."""
         return self._open(f"work/{name}", write=write)
 
     def remove_work(self) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 import zarr
 
 from rescnet_dist.cluster.workers import forget_old_profiles
+from rescnet_dist.data import RowBlock, Rows
 from rescnet_dist.errors import DamagedError, RescnetError, StoreError
-from rescnet_dist.kernels import feature_blocks, replayed
+from rescnet_dist.kernels import augmented, feature_blocks, replayed
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.store import (
@@ -38,14 +39,22 @@ LOOK_AGAIN = (0.2, 1.0)  # seconds before a chunk that looks damaged is read aga
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Images start to stop: labels (n,), train (n,) bool, and before (C,), the training images of
-    each class ahead of them."""
+    """Rows start to stop, and before (C,), the rows of each class to train on ahead of them."""
 
     start: int
     stop: int
-    labels: Array
-    train: Array
+    rows: Rows
     before: Array
+
+    @property
+    def labels(self) -> Array:
+        """Codes (n,)."""
+        return self.rows.labels
+
+    @property
+    def train(self) -> Array:
+        """Which rows (n,) are trained on."""
+        return self.rows.train
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +76,41 @@ class Reader:
 
     def chunks(self) -> Iterator[Chunk]:
         """The chunks of the group, in order."""
-        run = self.task.run
-        all_labels, all_train = run.data_array("labels"), run.data_array("train")
-        before = self.task.ahead(self.group)
+        table, before = self.state.rows, self.task.ahead(self.group)
+        blocks: dict[int, RowBlock] = {}
         for start, stop in self.group.chunks():
-            labels = self.read(all_labels, start, stop)
-            train = self.read(all_train, start, stop)
+            needed = table.blocks(start, stop)
+            blocks = {number: blocks.get(number) or self._block(number) for number in needed}
+            rows = reduce(Rows.concatenated, (b.rows(start, stop) for b in blocks.values()))
             trim_memory()
             forget_old_profiles()
-            yield Chunk(start, stop, labels, train, before)
-            before = before + np.bincount(labels[train], minlength=self.state.classes)
+            yield Chunk(start, stop, rows, before)
+            before = before + np.bincount(rows.labels[rows.train], minlength=self.state.classes)
 
-    def images(self, array: zarr.Array[Any], chunk: Chunk) -> Array:
-        """The images (n, H, W, d) of a chunk, as stored."""
+    def _block(self, number: int) -> RowBlock:
+        """Labels of a block of images, and which of them are trained on."""
+        run, table = self.task.run, self.state.rows
+        labels, train = (
+            self._read(run.data_array(name), *table.images_of(number), f"data/{name}", number)
+            for name in ("labels", "train")
+        )
+        return RowBlock.of(table, number, labels, train)
+
+    def images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:
+        """The images (n, H, W, d) of a chunk: from the run's array and the row of its first, and
+        copies of them as the run augments them."""
+        (array, first), rows, state = source, chunk.rows, self.state
+        start, stop = int(rows.image[0]), int(rows.image[-1]) + 1
+
+        def copies(images: Array) -> Array:
+            images = images[rows.image - start]
+            return augmented(images, rows.image, rows.copy, state.augment, state.run_spec.seed)
+
         try:
-            return self.read(array, chunk.start, chunk.stop, "data/images")
+            return self._read(
+                array, first + start, first + stop, "data/images", self._number(chunk.start),
+                copies if state.augment.copies else None,
+            )  # fmt: skip
         except DamagedError as error:
             problem = str(error)
         raise DamagedError(
@@ -93,26 +122,40 @@ class Reader:
         """Maps (n, H, W, f) of the step's layer and the scores (n, C) that entered it; rebuilt from
         the layers before, and written again, if they are lost."""
         run, start, stop = self.task.run, chunk.start, chunk.stop
-        maps, scores = run.maps(self.step), run.scores(self.step)
+        arrays, number = (run.maps(self.step), run.scores(self.step)), self._number(start)
         try:
-            return self.read(maps, start, stop), self.read(scores, start, stop)
+            maps, scores = (self._read(a, start, stop, a.path, number) for a in arrays)
         except DamagedError as error:
             lost = error
+        else:
+            return maps, scores
         return self._rebuilt(chunk, lost)
 
-    def read(self, array: zarr.Array[Any], start: int, stop: int, path: str | None = None) -> Array:
-        """One chunk of an array, by its path in the run; refused if it is not as committed."""
-        expected = self._expected(path or array.path, start)
+    def _number(self, start: int) -> int:
+        """The number of the chunk that begins with row `start`."""
+        return start // self.group.chunk_images
+
+    def _read(
+        self,
+        array: zarr.Array[Any],
+        start: int,
+        stop: int,
+        path: str,
+        number: int,
+        change: Callable[[Array], Array] | None = None,
+    ) -> Array:
+        """Rows of an array; refused if they are not what was committed as this chunk of `path`."""
+        expected = self._expected(path, number)
         what = f"reading {array.path} of {self.task.run}"
         for wait in LOOK_AGAIN:
             try:
-                return patiently(lambda: read_region(array, start, stop, expected), what)
+                return patiently(lambda: read_region(array, start, stop, expected, change), what)
             except DamagedError:
                 time.sleep(wait)  # a store that is just starting may not see all it has
-        return patiently(lambda: read_region(array, start, stop, expected), what)
+        return patiently(lambda: read_region(array, start, stop, expected, change), what)
 
-    def _expected(self, path: str, start: int) -> int | None:
-        chunks, number = self.checksums.get(path), start // self.group.chunk_images
+    def _expected(self, path: str, number: int) -> int | None:
+        chunks = self.checksums.get(path)
         if not chunks:
             return None
         if number >= len(chunks):
@@ -135,7 +178,7 @@ class Reader:
         )
         places = run.maps(layer, write=True), run.scores(layer, write=True)
         for array, values in zip(places, (maps, scores), strict=True):
-            if checksum(values) != self._expected(array.path, start):
+            if checksum(values) != self._expected(array.path, self._number(start)):
                 raise DamagedError(
                     f"{lost}; what the stored layers give for them is not what was committed "
                     "either, as with another version of NumPy or its BLAS, or another processor: "

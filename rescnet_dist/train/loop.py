@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client
 
 from rescnet_dist.cluster.connect import check_versions
-from rescnet_dist.errors import DataError, StoreError
+from rescnet_dist.errors import StoreError
 from rescnet_dist.kernels import Tally
 from rescnet_dist.store import Claim, RunStore
 from rescnet_dist.train import passes, tiled
@@ -93,27 +93,15 @@ class _Driver:
             self.tidy(history.layers)  # a driver that died may not have got to it
 
     def survey(self) -> None:
-        """Count, split and survey the data; commits step 0."""
+        """Count and survey the data; commits step 0."""
         began = time.perf_counter()
         self.tell(PassStarted("survey", 0))
-        counts = self.compute(passes.COUNT, Task(self.run, 0))
-        if self.state.run_spec.validation > 0:
-            counts = self.compute(passes.SPLIT, Task(self.run, 0, _as_tuples(counts)))
-            self.check_some_held_out(int(counts.sum()))
-        self.counts = _as_tuples(counts)
-        checksums = self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
+        self.counts = _as_tuples(self.compute(passes.COUNT, Task(self.run, 0)))
+        surveyed = self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
+        checksums = surveyed.chunks | dict(self.state.rows.checksums)
         seconds = time.perf_counter() - began
-        record = {"counts": self.counts, "seconds": seconds, "checksums": checksums.chunks}
-        self.commit(0, record)
+        self.commit(0, {"counts": self.counts, "seconds": seconds, "checksums": checksums})
         self.tell(PassDone("survey", 0, seconds, None))
-
-    def check_some_held_out(self, left: int) -> None:
-        """Refuse a split that came out empty, as it can with a few images of many classes."""
-        if left == self.state.plan.images:
-            raise DataError(
-                f"validation={self.state.run_spec.validation} of {left} images holds none out: "
-                "give a larger share, more images, or a validation set"
-            )
 
     def grow(self, layer: int) -> None:
         """Add a layer; commits step `layer`."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from dask.sizeof import sizeof
 
-from rescnet_dist.data import check_finite, validation_members
+from rescnet_dist.data import check_finite
 from rescnet_dist.kernels import (
     Bank,
     BankStatistics,
@@ -49,34 +49,15 @@ from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, naming, writ
 from rescnet_dist.train.report import report_chunk
 from rescnet_dist.train.state import Array, RunState, Task
 
-# counting and splitting -------------------------------------------------------------------------
+# counting ---------------------------------------------------------------------------------------
 
 
 def count_group(task: Task, group: Group) -> list[Array]:
-    """Images of each class (C,) in a group of chunks, as a list of one: those to train on or, where
-    a share of them is still to be held out, all."""
+    """Rows of each class (C,) to train on in a group of chunks, as a list of one."""
     state = RunState.of(task.run)
     reader, counts = Reader(task, group, state, 0), np.zeros(state.classes, np.int64)
     for chunk in reader.chunks():
-        counted = chunk.labels
-        if not state.run_spec.validation:
-            counted = counted[chunk.train]
-        counts += np.bincount(counted, minlength=state.classes)
-    return [counts]
-
-
-def split_group(task: Task, group: Group) -> list[Array]:
-    """Hold images out for validation and write which are left to train on; returns the training
-    images of each class (C,) as a list of one. Until then `task.counts` counts all images."""
-    state = RunState.of(task.run)
-    target, before = task.run.data_array("train", write=True), task.ahead(group)
-    reader, counts = Reader(task, group, state, 0), np.zeros(state.classes, np.int64)
-    for chunk in reader.chunks():
-        codes = chunk.labels
-        held_out = validation_members(codes, before, state.run_spec.validation, state.run_spec.seed)
-        write(target, chunk.start, ~held_out, task.run)
-        before += np.bincount(codes, minlength=state.classes)
-        counts += np.bincount(codes[~held_out], minlength=state.classes)
+        counts += np.bincount(chunk.labels[chunk.train], minlength=state.classes)
     return [counts]
 
 
@@ -105,7 +86,7 @@ class Checked:
 
 def survey_group(task: Task, group: Group) -> Checked:
     """Statistics of the raw images of a group of chunks, for the first layer's filters, and the
-    checksums of the data that all later passes must find."""
+    checksums of the images that all later passes must find."""
     state = RunState.of(task.run)
     size = state.spec.size_of_layer(1)
     draws = draws_of_layer(
@@ -120,9 +101,7 @@ def survey_group(task: Task, group: Group) -> Checked:
                 raw = reader.images(images, chunk)
                 check_finite(raw, chunk.start)  # of images that were copied, this has been done
                 statistics = statistics.merge(_surveyed(raw, chunk, draws, size, state))
-                checksums = checksums.plus(
-                    {"data/images": raw, "data/labels": chunk.labels, "data/train": chunk.train}
-                )
+                checksums = checksums.plus({"data/images": raw})
             report_chunk(task, "survey", chunk.start, chunk.stop)
     return Checked(statistics, checksums)
 
@@ -281,7 +260,6 @@ class Pass:
 
 
 COUNT = Pass("count", count_group, add, gathered)
-SPLIT = Pass("split", split_group, add, gathered)
 SURVEY = Pass("survey", survey_group, Checked.merge, finish_survey)
 GROW = Pass("grow", grow_group, Checked.merge, finish_layer)
 SCORE = Pass("score", score_group, Tally.merge, finish_score)

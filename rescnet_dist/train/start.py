@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 import dask.array as da
 import numpy as np
+import zarr
 from distributed import Client
 
 from rescnet_dist.cluster.connect import check_versions
 from rescnet_dist.cluster.workers import Workers
-from rescnet_dist.data import TrainingSet, classes_to_json
+from rescnet_dist.data import BLOCK_IMAGES, RowTable, TrainingSet, classes_to_json
 from rescnet_dist.errors import DataError, SpecError, StoreError, masked
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.needs import Problem
-from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
     Location,
@@ -29,6 +30,7 @@ from rescnet_dist.store import (
     reading_attributes,
 )
 from rescnet_dist.train.chunks import write
+from rescnet_dist.train.holdout import HoldOut, hold_out
 from rescnet_dist.train.state import RunState
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -40,6 +42,7 @@ def check_run(
     """Refuse what can be refused before any work: a network that does not fit the images, a split
     that they do not allow, a store that is taken."""
     spec.check_images(*data.image_shape)
+    data.augment.check_images(*data.image_shape)
     fraction, images, classes = run_spec.validation, data.train_count, len(data.classes)
     held_out = int(images * fraction)
     if fraction > 0 and not data.has_validation and not 1 <= held_out <= images - classes:
@@ -75,35 +78,74 @@ def prepare_run(
     check_versions(client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
-    plan = make_plan(Problem.of(data), spec, run_spec, Workers.of(client))
-    reference = data.reference
-    if reference and Location(reference[0]).has_secret:
-        reference = None
-    attributes = {
-        "network": spec.to_dict(),
-        "run": run_spec.to_dict(),
-        "plan": plan.to_dict(),
-        "classes": classes_to_json(data.classes, lossy=temporary),
-        "image_shape": list(data.image_shape),
-        "source": masked(source or (data.reference[0] if data.reference else "")) or None,
-        "provenance": {
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {
-                name: version(name) for name in ("rescnet-dist", "numpy", "scipy", "dask", "zarr")
-            },
-        },
-    }
-    if reference:
-        attributes["images"] = dict(zip(("url", "path"), reference, strict=True))
-    run.initialise(attributes)
-    run.create_data(
-        data.count, data.image_shape, data.dtype, plan.chunk_images, images=not reference
+    workers = Workers.of(client)
+    make_plan(Problem.of(data, run_spec), spec, run_spec, workers)  # refuses what cannot fit
+    stored = data.stored
+    if stored and Location(stored.url).has_secret:
+        stored = None
+    run.initialise(
+        {
+            "network": spec.to_dict(),
+            "run": run_spec.to_dict(),
+            "augment": data.augment.to_dict(),
+            "classes": classes_to_json(data.classes, lossy=temporary),
+            "image_shape": list(data.image_shape),
+            "source": masked(source or (data.stored.url if data.stored else "")) or None,
+            "provenance": _provenance(),
+        }
+        | ({"images": asdict(stored)} if stored else {})
     )
-    if not reference:
-        _write_rows(run, "images", [part.array for part in data.images], client)
-    _write_rows(run, "labels", list(data.codes), client)
-    _write_train_mask(run, data.train_count, plan)
+    rows = _index_rows(run, run_spec, data, client)
+    problem = replace(Problem.of(data, run_spec), images=rows.rows)
+    plan = make_plan(problem, spec, run_spec, workers)
+    run.update_attributes(rows=rows.to_dict(), plan=plan.to_dict())
+    if not stored:
+        chunk = math.ceil(plan.chunk_images / (1 + data.augment.copies))
+        run.create_images((data.count, *data.image_shape), data.dtype, chunk)
+        _write_rows(
+            run.data_array("images", write=True), [part.array for part in data.images], run, client
+        )
     run.update_attributes(data_complete=True)
+
+
+def _provenance() -> dict[str, Any]:
+    names = ("rescnet-dist", "numpy", "scipy", "dask", "zarr")
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {name: version(name) for name in names},
+    }
+
+
+def _index_rows(run: RunStore, run_spec: RunSpec, data: TrainingSet, client: Client) -> RowTable:
+    """Write the labels, and which images are held out; returns the table of rows."""
+    run.create_labels(data.count, min(BLOCK_IMAGES, data.count), groups=data.groups is not None)
+    _write_rows(run.data_array("labels", write=True), list(data.codes), run, client)
+    if data.groups is not None:
+        _write_rows(run.work("groups", write=True), [data.groups], run, client)
+    how = HoldOut(
+        data.train_count, run_spec.validation, run_spec.seed, len(data.classes),
+        by_group=data.groups is not None and run_spec.validation > 0,
+    )  # fmt: skip
+    rows, trained = client.submit(hold_out, run, how, data.augment.copies, pure=False).result()
+    run.remove_work()
+    _check_split(run_spec, data, trained)
+    return rows
+
+
+def _check_split(run_spec: RunSpec, data: TrainingSet, trained: Array) -> None:
+    """Refuse a split that came out empty, or that leaves a class without images."""
+    share, left = run_spec.validation, int(trained.sum())
+    if share > 0 and left == data.train_count:
+        raise DataError(
+            f"validation={share} of {left} images holds none out: give a larger share, more "
+            f"images{'' if data.groups is None else ' or groups'}, or a validation set"
+        )
+    if not trained.all():
+        lost = data.classes[np.flatnonzero(trained == 0)[0]]
+        raise DataError(
+            f"validation={share} by group leaves no image of class {lost!r} to train on: give a "
+            "smaller share, smaller groups, or a validation set"
+        )
 
 
 def _check_reachable(run: RunStore, client: Client) -> None:
@@ -117,9 +159,10 @@ def _check_reachable(run: RunStore, client: Client) -> None:
         )
 
 
-def _write_rows(run: RunStore, name: str, parts: list[Array | da.Array], client: Client) -> None:
+def _write_rows(
+    target: zarr.Array[Any], parts: list[Array | da.Array], run: RunStore, client: Client
+) -> None:
     """Write parts (n_i, …), NumPy or dask, one behind the other into an array of the run."""
-    target = run.data_array(name, write=True)
     chunk = target.chunks[0]
     if any(isinstance(part, da.Array) for part in parts):
         whole = da.concatenate([da.asarray(part).astype(target.dtype) for part in parts])
@@ -145,14 +188,6 @@ def _row_reader(parts: list[Any]) -> Callable[[int, int], Array]:
         return np.concatenate(pieces)
 
     return rows
-
-
-def _write_train_mask(run: RunStore, train_images: int, plan: Plan) -> None:
-    """Mark the first `train_images` images as those to train on."""
-    target = run.data_array("train", write=True)
-    for start in range(0, plan.images, plan.chunk_images):
-        stop = min(start + plan.chunk_images, plan.images)
-        write(target, start, np.arange(start, stop) < train_images, run)
 
 
 def check_resume(run: RunStore, max_layers: int | None = None, *, take_over: bool = False) -> None:

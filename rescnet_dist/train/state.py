@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from rescnet_dist.data import RowTable
 from rescnet_dist.kernels import features_per_layer
 from rescnet_dist.planning.plan import Group, Plan
-from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, reading_attributes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -43,6 +44,8 @@ class RunState:
     plan: Plan
     classes: int
     image_shape: tuple[int, int, int]
+    rows: RowTable
+    augment: AugmentSpec
 
     @classmethod
     def of(cls, run: RunStore) -> RunState:
@@ -56,6 +59,8 @@ class RunState:
                 Plan.from_dict(attributes["plan"]),
                 len(attributes["classes"]["values"]),
                 (height, width, channels),
+                RowTable.from_dict(attributes["rows"]),
+                AugmentSpec.from_dict(attributes["augment"]),
             )
 
     def input_shape(self, layer: int) -> tuple[int, int, int]:

@@ -9,8 +9,10 @@ import dask
 from dask.delayed import delayed
 
 from rescnet_dist.errors import StoreError
+from rescnet_dist.planning.plan import Group
 from rescnet_dist.store import RunStore, read_image_scale, read_layer, read_region
-from rescnet_dist.train.state import RunState
+from rescnet_dist.train.chunks import Reader
+from rescnet_dist.train.state import RunState, Task
 
 CHUNKS_PER_TASK = 16
 
@@ -54,15 +56,33 @@ def _committed_chunks(
 
 def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int]) -> list[str]:
     """Read chunks of an array of the run and compare them with their checksums."""
-    plan, problems = RunState.of(run).plan, []
+    state, problems = RunState.of(run), []
     for number, expected in enumerate(checksums, start=first):
-        start = number * plan.chunk_images
         try:
-            array = run.images() if path == "data/images" else run.place.open_array(path)
-            read_region(array, start, min(start + plan.chunk_images, plan.images), expected)
+            if path == "data/images":
+                _verify_images(run, state, number)
+                continue
+            array = run.place.open_array(path)
+            start = number * array.chunks[0]
+            read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)
         except (StoreError, OSError) as error:
             problems.append(f"{path}, chunk {number}: {error}")
     return problems
+
+
+def _verify_images(run: RunStore, state: RunState, number: int) -> None:
+    """Read the images of a chunk, and make copies of them, as a pass would."""
+    start = number * state.plan.chunk_images
+    stop = min(start + state.plan.chunk_images, state.plan.images)
+    group = Group(0, start, stop, state.plan.chunk_images)
+    images = {"data/images": run.checksums(0)["data/images"]}
+    reader = Reader(Task(run, 0, ((0,) * state.classes,)), group, state, 0, images)
+    try:
+        chunks = list(reader.chunks())
+    except StoreError:
+        return  # labels that are damaged are told of on their own
+    for chunk in chunks:
+        reader.images(run.images(), chunk)
 
 
 def _verify_layer(run: RunStore, step: int) -> list[str]:

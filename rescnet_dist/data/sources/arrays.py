@@ -1,0 +1,220 @@
+"""Arrays in files: the bytes of rows, wherever in the file they begin; IDX and NumPy's formats."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
+from rescnet_dist.data.sources.files import LARGEST, File, reading
+from rescnet_dist.data.sources.source import (
+    Array,
+    Samples,
+    Source,
+    check_counts,
+    coded,
+    in_order,
+    split_named,
+)
+from rescnet_dist.errors import DataError
+
+IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+HEADER = 2**16  # bytes in which a header ends
+
+
+@dataclass(frozen=True, slots=True)
+class FileArray:
+    """An array (n, …) in C order, that begins at `offset` of a file, or of `data` in its place."""
+
+    file: File
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    data: bytes | None = None
+
+    def __post_init__(self) -> None:
+        needed = self.offset + math.prod(self.shape) * self.dtype.itemsize
+        there = self.file.length if self.data is None else len(self.data)
+        if needed > there:
+            raise DataError(
+                f"{self.file.url} is cut short: its array of shape {self.shape} and type "
+                f"{self.dtype} takes {needed:,} bytes, and {there:,} are there"
+            )
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """Rows start to stop, in the machine's byte order."""
+        stop = self.shape[0] if stop is None else stop
+        row = math.prod(self.shape[1:]) * self.dtype.itemsize
+        first, last = self.offset + start * row, self.offset + stop * row
+        data = self.file.read(first, last) if self.data is None else self.data[first:last]
+        array = np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
+        return array.astype(self.dtype.newbyteorder("="), copy=False)
+
+
+class ArraySource(Source):
+    """Splits that are each an array of images (n, H, W) or (n, H, W, d) and one of labels (n,)."""
+
+    def __init__(
+        self, url: str, images: dict[str, FileArray], labels: dict[str, FileArray]
+    ) -> None:
+        self.url, self.images = url, images
+        if images.keys() != labels.keys() or not images:
+            raise DataError(
+                f"{url} has images to {', '.join(images) or 'nothing'} and labels to "
+                f"{', '.join(labels) or 'nothing'}: each split needs both"
+            )
+        self.splits = {split: images[split].shape[0] for split in in_order(images)}
+        for split, count in self.splits.items():
+            check_counts(url, split, count, labels[split].shape[0])
+            _check_kinds(url, images[split], labels[split])
+        values = {split: labels[split].rows().reshape(-1) for split in self.splits}
+        self.classes, self.labels = coded(values)
+
+    def read(self, split: str, start: int, stop: int) -> Samples:
+        """The images."""
+        images = self.images[split].rows(start, stop)
+        images = images if images.ndim == 4 else images[..., np.newaxis]
+        return Samples(images, [f"{self.url}, {split} image {n}" for n in range(start, stop)])
+
+
+def _check_kinds(url: str, images: FileArray, labels: FileArray) -> None:
+    if len(images.shape) not in (3, 4) or 0 in images.shape or images.dtype.kind not in "buif":
+        raise DataError(
+            f"{url} has an array of shape {images.shape} and type {images.dtype} for images: they "
+            "must be numbers of shape (n, height, width) or (n, height, width, channels)"
+        )
+    if math.prod(labels.shape) != labels.shape[0] or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{url} has an array of shape {labels.shape} and type {labels.dtype} for labels: they "
+            "must be whole numbers of shape (n,)"
+        )
+
+
+# IDX --------------------------------------------------------------------------------------------
+
+
+def idx_source(url: str, files: Sequence[str]) -> ArraySource:
+    """IDX files as of MNIST, plain or gzipped, by their URLs."""
+    images: dict[str, FileArray] = {}
+    labels: dict[str, FileArray] = {}
+    for file_url in files:
+        name = file_url.rsplit("/", 1)[-1]
+        array = idx_array(File.at(file_url))
+        kind = images if len(array.shape) > 1 else labels
+        split = split_named(name) or "train"
+        if split in kind:
+            raise DataError(f"{url} has two files to {split}, one of them {name}: keep one")
+        kind[split] = array
+    return ArraySource(url, images, labels)
+
+
+def idx_array(file: File) -> FileArray:
+    """The array of an IDX file, from its header."""
+    head = file.read(0, min(HEADER, file.length))
+    try:
+        zero, kind, dims = struct.unpack_from(">HBB", head)
+        shape = struct.unpack_from(f">{dims}I", head, 4)
+    except struct.error:
+        raise DataError(f"{file.url} is cut short: it has {len(head)} bytes") from None
+    if zero or kind not in IDX_TYPES or not 1 <= dims <= 4:
+        raise DataError(
+            f"{file.url} is no IDX file: it begins with {head[:4].hex()}, which should be 0000, a "
+            "type from 08 to 0e and up to 04 dimensions"
+        )
+    return FileArray(file, 4 + 4 * dims, np.dtype(IDX_TYPES[kind]), tuple(shape))
+
+
+# NumPy ------------------------------------------------------------------------------------------
+
+
+def numpy_source(url: str, files: Sequence[str]) -> ArraySource:
+    """Arrays of .npy files, or in .npz files, by the URLs of these; their names tell what they are,
+    as x_train, test_labels or images."""
+    arrays: dict[str, FileArray] = {}
+    for file_url in files:
+        file = File.at(file_url)
+        if file.name.endswith(".npz"):
+            arrays |= npz_arrays(file)
+        else:
+            arrays[file.name.removesuffix(".npy")] = npy_array(file)
+    images: dict[str, FileArray] = {}
+    labels: dict[str, FileArray] = {}
+    for name, array in arrays.items():
+        words = name.replace("-", "_").split("_")
+        split = next((found for word in words if (found := split_named(word))), "train")
+        if any(word in IMAGE_NAMES for word in words):
+            images[split] = array
+        elif any(word in LABEL_NAMES for word in words):
+            labels[split] = array
+    if not images:
+        raise DataError(
+            f"{url} has the arrays {', '.join(sorted(arrays))}: name them images and labels, or "
+            "x_train, y_train, x_test and y_test"
+        )
+    return ArraySource(url, images, labels)
+
+
+def npy_array(file: File, offset: int = 0, data: bytes | None = None) -> FileArray:
+    """The array of a .npy file, from its header; one of objects, which are pickled, is refused."""
+    whole = file.length if data is None else len(data)
+    stop = min(offset + HEADER, whole)
+    head = io.BytesIO(file.read(offset, stop) if data is None else data[:HEADER])
+    try:
+        version = np.lib.format.read_magic(head)
+        shape, fortran, dtype = HEADERS[version](head, max_header_size=10_000)
+    except (KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise DataError(f"{file.url} has no NumPy array that can be read ({error})") from None
+    if dtype.hasobject or dtype.kind not in "buif" or fortran or not shape or min(shape) < 0:
+        raise DataError(
+            f"{file.url} has an array of shape {shape} and type {dtype}"
+            f"{' in Fortran order' if fortran else ''}: it must be of numbers, in C order"
+        )
+    return FileArray(file, offset + head.tell(), dtype, tuple(shape), data)
+
+
+def npz_arrays(file: File) -> dict[str, FileArray]:
+    """The arrays of a .npz file: read at random where they are not compressed, else held."""
+    arrays = {}
+    with file.opened() as opened, reading(file.url):
+        try:
+            with zipfile.ZipFile(opened) as archive:
+                for entry in archive.infolist():
+                    name = entry.filename.removesuffix(".npy")
+                    if entry.compress_type == zipfile.ZIP_STORED:
+                        with archive.open(entry):  # checks the local header
+                            offset = _data_offset(opened, entry)
+                        arrays[name] = npy_array(file, offset)
+                    else:
+                        arrays[name] = npy_array(file, 0, _member(archive, entry))
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, struct.error) as error:
+            raise DataError(f"{file.url} is no .npz file that can be read ({error})") from None
+    return arrays
+
+
+def _data_offset(opened: Any, entry: zipfile.ZipInfo) -> int:
+    """Where the bytes of an entry begin: behind its local header, which has a name and an extra."""
+    opened.seek(entry.header_offset + 26)
+    name, extra = struct.unpack("<HH", opened.read(4))
+    return int(entry.header_offset + 30 + name + extra)
+
+
+def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    with archive.open(entry) as unpacked:
+        data = unpacked.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise DataError(
+            f"{entry.filename} has more than {LARGEST:,} bytes in it, which are not held in "
+            "memory: store it without compression, by np.savez"
+        )
+    return data

@@ -1,0 +1,127 @@
+"""Image files to arrays of one shape; what cannot be decoded is told by name."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from rescnet_dist.data.sources.source import Array, Encoded, Samples
+from rescnet_dist.errors import DataError, SpecError
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+LARGEST_PIXELS = 32 * 2**20  # of one image
+CHANNELS = {"grey": 1, "colour": 3}
+MODES = {1: "L", 3: "RGB"}
+AS_STORED = {"L", "RGB", "RGBA", "LA", "I;16"}  # others are ways to store grey or colour
+
+Channels = Literal["grey", "colour"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What images are made into: a size (H, W), or their own; grey or colour, or as they are."""
+
+    resize: tuple[int, int] | None = None
+    channels: Channels | None = None
+
+    def __post_init__(self) -> None:
+        if self.resize and not all(1 <= side <= 10_000 for side in self.resize):
+            raise SpecError(f"resize={self.resize}: sides must be from 1 to 10000 pixels")
+        if self.channels not in (None, *CHANNELS):
+            raise SpecError(f"channels={self.channels!r}: it is one of {', '.join(CHANNELS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Images (m, H, W, d) that could be decoded out of n, good (n,) bool, which those are, and
+    (number, name, reason) of each of the others."""
+
+    images: Array
+    good: Array
+    bad: tuple[tuple[int, str, str], ...] = ()
+
+
+def decode(
+    samples: Samples, wanted: Wanted, shape: tuple[int, int, int], dtype: np.dtype[Any]
+) -> Block:
+    """The images of some samples, all of one shape (H, W, d) and type."""
+    n = len(samples.names)
+    images, good, bad = np.empty((n, *shape), dtype), np.ones(n, bool), []
+    for number, item in enumerate(samples.images):
+        try:
+            images[number] = _of_shape(image_of(item, wanted), shape, dtype)
+        except DataError as error:
+            good[number] = False
+            bad.append((number, samples.names[number], str(error)))
+    return Block(images[good] if bad else images, good, tuple(bad))
+
+
+def image_of(item: Encoded | Array, wanted: Wanted) -> Array:
+    """One image (H, W, d), from the bytes of a file or from an array (H, W, d)."""
+    if isinstance(item, DataError):
+        raise item
+    if isinstance(item, np.ndarray):
+        return item if wanted == Wanted() else _made(item, wanted)
+    try:
+        with Image.open(io.BytesIO(item), formats=FORMATS) as image:
+            if image.width * image.height > LARGEST_PIXELS:
+                raise DataError(
+                    f"it has {image.width}×{image.height} pixels, more than {LARGEST_PIXELS:,}"
+                )
+            if image.mode in AS_STORED:
+                return _pixels(_fitted(image, wanted))
+            return _pixels(_fitted(image.convert("L" if image.mode == "1" else "RGB"), wanted))
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's plugins raise all kinds
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"it is no image that can be read ({cause})") from None
+
+
+def _of_shape(image: Array, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:
+    if image.shape == shape and image.dtype == dtype:
+        return image
+    if image.shape[2] != shape[2]:
+        remedy = "ask for grey or for colour"
+    elif image.shape != shape:
+        remedy = "ask for a size to resize to"
+    else:
+        remedy = "convert it"
+    raise DataError(
+        f"it is {_described(image.shape, image.dtype)}, and the first image is "
+        f"{_described(shape, dtype)}: {remedy}"
+    )
+
+
+def _described(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    return f"{shape[0]}×{shape[1]} with {shape[2]} channels of {dtype}"
+
+
+def _made(image: Array, wanted: Wanted) -> Array:
+    """An array (H, W, d) of pixels made into what is wanted."""
+    if image.dtype != np.uint8 or image.shape[2] not in MODES:
+        raise DataError(
+            f"it is {_described(image.shape, image.dtype)}: only 1 or 3 channels of uint8 can be "
+            "resized, or made grey or colour"
+        )
+    pixels = image[:, :, 0] if image.shape[2] == 1 else np.ascontiguousarray(image)
+    return _pixels(_fitted(Image.fromarray(pixels), wanted))
+
+
+def _fitted(image: Any, wanted: Wanted) -> Any:
+    if wanted.channels and image.mode != MODES[CHANNELS[wanted.channels]]:
+        image = image.convert(MODES[CHANNELS[wanted.channels]])
+    if wanted.resize and (image.height, image.width) != wanted.resize:
+        height, width = wanted.resize
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return image
+
+
+def _pixels(image: Any) -> Array:
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[:, :, np.newaxis]

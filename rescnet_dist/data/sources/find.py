@@ -1,0 +1,74 @@
+"""Which kind of source lies at a URL, told by names alone."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+
+import fsspec
+
+from rescnet_dist.data.sources.arrays import idx_source, numpy_source
+from rescnet_dist.data.sources.cifar import CifarSource, cifar_in_tar, is_cifar
+from rescnet_dist.data.sources.files import File, files_below, reading
+from rescnet_dist.data.sources.folder import FolderSource
+from rescnet_dist.data.sources.parquet import ParquetSource
+from rescnet_dist.data.sources.source import Source
+from rescnet_dist.data.sources.tar import Member, WebDatasetSource, members
+from rescnet_dist.errors import DataError
+
+TARS = (".tar", ".tar.gz", ".tgz")
+NUMPY = (".npy", ".npz")
+
+
+def find_source(url: str) -> Source:
+    """The source at a URL, a file or a folder. Reads names, headers and labels, no images."""
+    url = url.rstrip("/")
+    with reading(url):
+        fs, path = fsspec.url_to_fs(url)
+        is_file = fs.isfile(path)
+    if is_file:
+        return _of_file(url)
+    paths = files_below(url)
+    if not paths:
+        raise DataError(f"there is nothing at {url}: check the URL")
+    return _of_folder(url, paths)
+
+
+def _of_file(url: str) -> Source:
+    name = url.rsplit("/", 1)[-1].lower()
+    if name.endswith(".parquet"):
+        return ParquetSource(url, [url])
+    if name.endswith(TARS):
+        file = File.at(url)
+        if is_cifar([member.name for member in members(file)]):
+            return cifar_in_tar(file)
+        return WebDatasetSource(url, [url])
+    if name.endswith(".npz"):
+        return numpy_source(url, [url])
+    raise DataError(
+        f"{url} is a file of no kind that is known: give a .parquet, .tar, .tar.gz or .npz file, "
+        "or the folder that it lies in"
+    )
+
+
+def _of_folder(url: str, paths: Sequence[str]) -> Source:
+    top = [path for path in paths if "/" not in path]
+
+    def urls(suffixes: tuple[str, ...], among: Sequence[str] = paths) -> list[str]:
+        return [f"{url}/{path}" for path in among if path.lower().endswith(suffixes)]
+
+    if found := urls(("-ubyte", "-ubyte.gz", ".idx", ".idx.gz"), top):
+        return idx_source(url, found)
+    folder = posixpath.dirname(min(paths, key=lambda path: path.count("/")))
+    if is_cifar(top) or (is_cifar(paths) and not folder.count("/")):
+        files = [File.at(f"{url}/{path}") for path in paths]
+        return CifarSource(url, [Member(file, file.name, 0, file.size) for file in files])
+    if found := urls((".parquet",)):
+        return ParquetSource(url, found)
+    if found := urls(TARS):
+        names = "classes.txt" if "classes.txt" in top else None
+        listed = File.at(f"{url}/{names}").read().decode().split("\n") if names else None
+        return WebDatasetSource(url, found, [name for name in listed if name] if listed else None)
+    if found := urls(NUMPY, top):
+        return numpy_source(url, found)
+    return FolderSource(url, paths)
