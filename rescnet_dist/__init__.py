@@ -1,6 +1,6 @@
 """Deep convolutional networks trained without backpropagation, on data larger than memory."""
 
-from rescnet_dist.data import load_digits
+from rescnet_dist.data import load_digits, open_dataset
 from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
 from rescnet_dist.estimator import ResCNetClassifier, plan
 from rescnet_dist.network import Network
@@ -21,5 +21,6 @@ __all__ = [
     "StoreError",
     "load",
     "load_digits",
+    "open_dataset",
     "plan",
 ]

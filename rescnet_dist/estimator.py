@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.cluster import current_client
-from rescnet_dist.data import Images, TrainingSet, as_images, as_labels, encode, training_set
+from rescnet_dist.data import Images, TrainingSet, encode, images_of, taken, training_set
 from rescnet_dist.errors import SpecError, masked
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
@@ -92,13 +92,14 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     ) -> Self:
         """Grow a network on images X and labels y.
 
-        X: (N, H, W, d) or (N, H, W), as NumPy, dask or xarray, or the URL of a Zarr store; y: (N,)
-        labels of any hashable kind, or None where the store has them. validation: a pair like
-        (X, y), or the share of the images to hold out; it chooses the depth. groups: (N,) labels;
-        images of one group are held out together or not at all.
+        X: (N, H, W, d) or (N, H, W), as NumPy, dask or xarray, or a data set as `open_dataset`
+        takes or gives one, of which the train split is used; y: (N,) labels of any hashable kind,
+        or None where the data set has them. validation: a pair like (X, y), or the share of the
+        images to hold out, else the val split if there is one; it chooses the depth. groups:
+        (N,) labels; images of one group are held out together or not at all.
         """
         spec, run_spec, held_out = self._settings(validation)
-        data = self._training_set(X, y, held_out, groups)
+        data = self._training_set(X, y, validation, held_out, groups)
         with contextlib.ExitStack() as stack:
             url, temporary = self.store, self.store is None
             if url is None:
@@ -126,7 +127,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """What `fit` with the same arguments would take: chunks, tasks, memory, bytes and, unless
         measure is False, about how long. Refuses what `fit` would refuse."""
         spec, run_spec, held_out = self._settings(validation)
-        data = self._training_set(X, y, held_out, groups)
+        data = self._training_set(X, y, validation, held_out, groups)
         store = None if self.store is None else os.fspath(self.store)
         if store is not None:
             check_run(store, spec, run_spec, data)
@@ -179,19 +180,19 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         augment averages over each image and its copies: an AugmentSpec, or how many copies made
         as those that the network was trained on.
         """
-        scores = self._scores(as_images(X), augment)
+        scores = self._scores(images_of(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any, *, augment: Averaging = None) -> Any:
         """Probabilities (N, C): the nearest rows that sum to 1 to the scores."""
-        scores = self._scores(as_images(X), augment)
+        scores = self._scores(images_of(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(project_to_simplex, dtype=np.float64, meta=np.empty((0, 0)))
         return project_to_simplex(scores)
 
     def predict(self, X: Any, *, augment: Averaging = None) -> Any:
         """Labels (N,), as they were given to `fit`; a dask array for a dask array."""
-        scores = self._scores(as_images(X), augment)
+        scores = self._scores(images_of(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(
                 _labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype,
@@ -207,10 +208,11 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         *,
         augment: Averaging = None,
     ) -> float:
-        """Share of images X classified rightly; y (N,), or None where the store at X has labels."""
+        """Share of images X classified rightly; y (N,), or None where X is a data set with labels,
+        of which the test split is used."""
         check_is_fitted(self)
-        images = as_images(X)
-        codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
+        images, labels = taken(X, y, "test")
+        codes = encode(labels, self.classes_, unknown=-1)
         right = self._scores(images, augment).argmax(axis=1) == codes
         if sample_weight is None:
             return float(right.mean())
@@ -219,8 +221,8 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
         """Accuracy (L,) on images X after each layer."""
         check_is_fitted(self)
-        images = as_images(X)
-        codes = encode(as_labels(y, X, images.shape[0]), self.classes_, unknown=-1)
+        images, labels = taken(X, y, "test")
+        codes = encode(labels, self.classes_, unknown=-1)
         return self.network_.staged_right(images, codes, self._averaging(augment)) / images.shape[0]
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
@@ -236,11 +238,13 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
     def _training_set(
-        self, X: Any, y: Any, held_out: tuple[Any, Any] | None, groups: Any
+        self, X: Any, y: Any, validation: Any, held_out: tuple[Any, Any] | None, groups: Any
     ) -> TrainingSet:
         if not isinstance(self.augment, AugmentSpec | None):
             raise SpecError(f"augment={self.augment!r} is not an AugmentSpec")
-        return training_set(X, y, held_out, augment=self.augment, groups=groups)
+        return training_set(
+            X, y, held_out, own_validation=validation is None, augment=self.augment, groups=groups
+        )
 
     def _settings(
         self, validation: tuple[Any, Any] | float | None

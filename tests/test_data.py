@@ -27,6 +27,8 @@ from rescnet_dist.data import (
     classes_from_json,
     classes_to_json,
     encode,
+    images_of,
+    taken,
     validation_members,
 )
 from rescnet_dist.data.labels import classes_array, classes_of
@@ -70,7 +72,7 @@ each_kind = pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys()
 
 def vector(labels: Any) -> Any:
     """Labels as the package takes them in."""
-    return as_labels(labels, None, len(labels))
+    return as_labels(labels, len(labels))
 
 
 def assert_labels_equal(got: Any, expected: Any) -> None:
@@ -232,8 +234,8 @@ def test_images_and_labels_are_found_in_a_zarr_group(
     arrays = {"images": pixels, "labels": np.arange(7) % 3, "other": np.zeros(4)}
     url = as_path(zarr_group(tmp_path / "data.zarr", arrays, zarr_format))
     with dask.config.set(scheduler=refuse):
-        images = as_images(url)
-        labels = as_labels(None, url, 7)
+        images = images_of(url)
+        labels = taken(url, None, "train")[1]
     assert images.is_lazy
     assert images.stored == Stored(str(tmp_path / "data.zarr"), "images")
     np.testing.assert_array_equal(images.array.compute(scheduler="sync"), pixels)
@@ -246,15 +248,15 @@ def test_other_names_of_images_and_labels_are_known(
 ) -> None:
     """As xarray users and scikit-learn users call them."""
     zarr_group(tmp_path / "data.zarr", {names[0]: pixels, names[1]: np.arange(7)})
-    assert as_images(tmp_path / "data.zarr").shape == pixels.shape
-    assert as_labels(None, tmp_path / "data.zarr", 7).shape == (7,)
+    assert images_of(tmp_path / "data.zarr").shape == pixels.shape
+    assert taken(tmp_path / "data.zarr", None, "train")[1].shape == (7,)
 
 
 def test_a_dataset_stored_by_xarray_is_found(tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
     """With its consolidated metadata or without."""
     data = {"images": (("n", "y", "x", "c"), pixels), "labels": (("n",), np.arange(7))}
     xr.Dataset(data).to_zarr(tmp_path / "data.zarr", consolidated=False)
-    images = as_images(str(tmp_path / "data.zarr"))
+    images = images_of(str(tmp_path / "data.zarr"))
     np.testing.assert_array_equal(images.array.compute(scheduler="sync"), pixels)
 
 
@@ -265,21 +267,21 @@ def test_a_bare_zarr_array_is_images(
     """Referred to where it has channels; without, it has to be reshaped, and has no reference."""
     for name, values in (("four", pixels), ("three", pixels[..., 0])):
         zarr.save_array(str(tmp_path / name), values, zarr_format=zarr_format)
-    four, three = as_images(tmp_path / "four"), as_images(tmp_path / "three")
+    four, three = images_of(tmp_path / "four"), images_of(tmp_path / "three")
     assert four.stored == Stored(str(tmp_path / "four"), "")
     assert three.stored is None
     assert three.shape == (7, 6, 5, 1)
     np.testing.assert_array_equal(four.array.compute(scheduler="sync"), pixels)
     with pytest.raises((DataError, StoreError), match=r"label|no Zarr group"):
-        as_labels(None, tmp_path / "four", 7)
+        taken(tmp_path / "four", None, "train")
 
 
 def test_images_at_a_memory_url_are_read(pixels: np.ndarray[Any, Any]) -> None:
     """Any fsspec URL will do."""
     url = "memory://test-data-images"
     zarr.save_array(url, pixels)
-    assert as_images(url).stored == Stored(url, "")
-    np.testing.assert_array_equal(as_images(url).array.compute(scheduler="sync"), pixels)
+    assert images_of(url).stored == Stored(url, "")
+    np.testing.assert_array_equal(images_of(url).array.compute(scheduler="sync"), pixels)
 
 
 def test_pixels_that_are_not_finite_are_named() -> None:

@@ -97,7 +97,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) 
     """The run with one layer more that nothing has happened to."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     images, labels = load_digits()
-    with Client(threads_cluster):
+    with Client(threads_cluster), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "BLOCK_IMAGES", 60)
         clf = ResCNetClassifier(SPEC.replace(max_layers=3), store=folder, run=RUN)
         clf.fit(images[:150, ::2, ::2], labels[:150])
     return folder

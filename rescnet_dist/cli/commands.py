@@ -1,4 +1,4 @@
-"""The commands of `rescnet`: train, plan, resume, evaluate, predict, info, check, presets."""
+"""The commands of `rescnet` that are about networks: train, plan, resume, evaluate, …"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
 from typing import IO, Any
@@ -18,11 +18,13 @@ from urllib.parse import urlsplit
 
 import click
 import numpy as np
-from distributed import Client
 from rich.console import Console
 from rich.table import Table
 
+from rescnet_dist.cli.clusters import cluster, working
+from rescnet_dist.cli.data import data_group
 from rescnet_dist.cli.options import (
+    SHOW,
     averaged_over,
     averaging_options,
     cluster_options,
@@ -31,8 +33,14 @@ from rescnet_dist.cli.options import (
     take_cluster,
 )
 from rescnet_dist.cli.progress import TerminalProgress
-from rescnet_dist.cluster import connected, current_client
-from rescnet_dist.data import as_images, load_digits, training_set
+from rescnet_dist.data import (
+    TrainingSet,
+    check_test_set,
+    has_test_split,
+    images_of,
+    taken,
+    training_set,
+)
 from rescnet_dist.errors import ClusterLost, RescnetError, StoreUnreachable, masked
 from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.planning import forecast
@@ -47,9 +55,6 @@ from rescnet_dist.train import (
     verify_run,
 )
 
-SHOW: dict[str, Any] = {
-    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-}
 RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed (EX_TEMPFAIL)
 
 
@@ -90,6 +95,9 @@ def main() -> None:
     """
 
 
+main.add_command(data_group)
+
+
 @main.command("train", **SHOW)
 @click.argument("data", default="digits")
 @click.option("--preset", help="network to start from; see `rescnet presets`")
@@ -110,7 +118,7 @@ def train_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train a network on DATA: "digits", or the URL of a Zarr store with images and labels.
+    """Train a network on DATA: "digits", or whatever `rescnet data import` takes or has made.
 
     \b
     Example:
@@ -118,13 +126,11 @@ def train_command(
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
     where = take_cluster(flags)
-    given = open_data(data, "train")
-    spec, run_spec, augment = resolve_specs(preset, config, data, flags)
-    training = training_set(*given, augment=augment)
+    training, spec, run_spec = what_to_train(data, preset, config, flags)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
     if test_data:
-        training_set(*given, open_data(test_data, "test"))  # its checks are those of validation
+        check_test_set(test_data, training)
     with cluster(where) as client:
         with watched(url) as listeners:
             run = begin_run(url, spec, run_spec, training, client, listeners, source=data)
@@ -161,8 +167,7 @@ def plan_command(
       rescnet plan s3://bucket/cifar10.zarr --preset cifar10 --scheduler tcp://...:8786
     """
     where = take_cluster(flags)
-    spec, run_spec, augment = resolve_specs(preset, config, data, flags)
-    training = training_set(*open_data(data, "train"), augment=augment)
+    training, spec, run_spec = what_to_train(data, preset, config, flags)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
     with cluster(where) as client, working("measuring" if measure else "planning"):
@@ -216,23 +221,23 @@ def evaluate_command(
 ) -> None:
     """Accuracy of the network at RUN, a run or a saved network, on DATA.
 
-    DATA is "digits" (its test split) or the URL of a Zarr store with images and labels; left out,
-    it is the test split of the data the run was trained on, where there is one.
+    Of DATA the test split is used, or all of it where it has no splits; left out, it is what the
+    run was trained on, where that has a test split.
 
     \b
     Example:
       rescnet evaluate runs/digits-20260101-120000 --staged
     """
     clf = ResCNetClassifier.load(run_url)
-    images, labels = open_data(data or test_of_run(run_url), "test")
+    data = data or test_of_run(run_url)
     augment = averaged_over(flips, copies)
     outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
     with cluster(take_cluster(flags), embedded=False), working("evaluating"):
         if staged:
-            outcome["staged"] = clf.staged_score(images, labels, augment=augment).tolist()
+            outcome["staged"] = clf.staged_score(data, augment=augment).tolist()
             outcome["accuracy"] = outcome["staged"][-1]
         else:
-            outcome["accuracy"] = clf.score(images, labels, augment=augment)
+            outcome["accuracy"] = clf.score(data, augment=augment)
     if as_json:
         click.echo(json.dumps(outcome))
         return
@@ -257,7 +262,7 @@ def predict_command(
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
     clf = ResCNetClassifier.load(run_url)
-    images = as_images(open_data(data, "test")[0])
+    images = images_of(data)
     clf.network_.check_images(images)
     augment = averaged_over(flips, copies)
     with finished_file(output) as file:
@@ -366,9 +371,15 @@ def program() -> str:
     return "rescnet" if shutil.which("rescnet") else sys.argv[0]
 
 
-def open_data(data: str, split: str) -> tuple[Any, Any]:
-    """Images and labels by name or URL; labels are None where they lie beside the images."""
-    return load_digits(split) if data == "digits" else (data, None)
+def what_to_train(
+    data: str, preset: str | None, config: str | None, flags: dict[str, Any]
+) -> tuple[TrainingSet, NetworkSpec, RunSpec]:
+    """The data and the specs of a run, from the options of `train` or `plan`."""
+    with working(f"looking at {masked(data)}"):
+        taken(data, None, "train")  # which is named before a network is asked for
+        spec, run_spec, augment = resolve_specs(preset, config, data, flags)
+        own = flags["validation"] is None
+        return training_set(data, None, own_validation=own, augment=augment), spec, run_spec
 
 
 def default_store(data: str) -> str:
@@ -380,41 +391,13 @@ def default_store(data: str) -> str:
 
 def test_of_run(run_url: str) -> str:
     """The data with a test split that a run was trained on; an error where there is none."""
-    source = RunStore.open(run_url).attributes()["source"]
-    if source != "digits":
+    source: str | None = RunStore.open(run_url).attributes()["source"]
+    if source is None or not has_test_split(source):
         raise RescnetError(
             f"the run at {run_url} was trained on {source or 'arrays'}, which has no test split "
             "known here: name the DATA to evaluate on"
         )
-    return str(source)
-
-
-@contextmanager
-def cluster(where: dict[str, str], *, embedded: bool = True) -> Iterator[Client]:
-    """A client of the cluster that the options name, or of an embedded one of processes; or none,
-    where threads of this process will do."""
-    if where:
-        with connected(**where) as client:
-            yield client
-        return
-    if not embedded:
-        yield None
-        return
-    with ExitStack() as stack:
-        with working("starting an embedded Dask cluster"):
-            client = stack.enter_context(current_client(processes=True))
-        yield client
-
-
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show on a terminal that something goes on."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status(what):
-            yield
-    else:
-        yield
+    return source
 
 
 @contextmanager
@@ -463,12 +446,11 @@ def terminated_by_signal() -> Iterator[None]:
 def report_outcome(run: RunStore, source: str | None, test: str | None, as_json: bool) -> None:
     """Print how a run ended, its test accuracy where there is a test set, and what to type next."""
     found = describe_run(run.url)
-    data = test or ("digits" if source == "digits" else None)
+    data = test or (source if has_test_split(source) else None)
     accuracy = None
     if data:
-        images, labels = open_data(data, "test")
         with working("test accuracy"):
-            accuracy = ResCNetClassifier.load(run.url).score(images, labels)
+            accuracy = ResCNetClassifier.load(run.url).score(data)
     if as_json:
         keys = ("url", "state", "reason", "depth", "layers")
         click.echo(json.dumps({key: found[key] for key in keys} | {"test": accuracy}))

@@ -15,6 +15,10 @@ from rescnet_dist.spec import CHOICES, AugmentSpec, NetworkSpec, RunSpec, Spec, 
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
+SHOW: dict[str, Any] = {
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+}
+
 HELP = {
     "filters": "filters per layer",
     "filter_size": "side of the filters, layers 2 and later",

@@ -75,9 +75,12 @@ def forget_old_profiles() -> None:
     """Have the worker that this task runs on keep a minute of Dask's profiles, not an hour.
 
     A second of them takes about 60 kB, so that a worker would grow by 200 MB in its first hour,
-    whatever it does.
+    whatever it does. Elsewhere than on a worker, there are none.
     """
-    worker = get_worker()
+    try:
+        worker = get_worker()
+    except ValueError:
+        return
     for name in ("profile_history", "profile_keys_history"):
         history = getattr(worker, name, None)
         if isinstance(history, deque) and (history.maxlen or math.inf) > PROFILES:

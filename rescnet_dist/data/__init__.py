@@ -1,5 +1,13 @@
-"""Images and labels from what users have, and the embedded data set."""
+"""Data sets: from what users have, to the images, labels and splits of a run."""
 
+from rescnet_dist.data.dataset import (
+    has_test_split,
+    images_of,
+    open_dataset,
+    open_source,
+    part_of,
+    taken,
+)
 from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import Images, Stored, as_images, check_finite
 from rescnet_dist.data.labels import (
@@ -10,7 +18,7 @@ from rescnet_dist.data.labels import (
 )
 from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
 from rescnet_dist.data.split import held_out_groups, validation_members
-from rescnet_dist.data.training_set import TrainingSet, training_set
+from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set
 
 __all__ = [
     "BLOCK_IMAGES",
@@ -23,11 +31,18 @@ __all__ = [
     "as_images",
     "as_labels",
     "check_finite",
+    "check_test_set",
     "classes_from_json",
     "classes_to_json",
     "encode",
+    "has_test_split",
     "held_out_groups",
+    "images_of",
     "load_digits",
+    "open_dataset",
+    "open_source",
+    "part_of",
+    "taken",
     "training_set",
     "validation_members",
 ]

@@ -1,18 +1,14 @@
-"""Images from what users have: NumPy, dask, xarray, or the URL of a Zarr store."""
+"""Images from what users have in memory or lazily: NumPy, dask or xarray arrays."""
 
 from __future__ import annotations
 
-import os
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import dask.array as da
 import numpy as np
-import zarr
 
-from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.store import Location
+from rescnet_dist.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,13 +45,11 @@ class Images:
 
 
 def as_images(source: Any, *, name: str = "X") -> Images:
-    """Images (N, H, W, d) from an array (N, H, W, d) or (N, H, W), or from a Zarr URL.
+    """Images (N, H, W, d) from an array (N, H, W, d) or (N, H, W): NumPy, dask or xarray.
 
     Refuses, without computing anything lazy, what cannot be images. Pixels in memory are checked
     to be finite, lazy ones when they are computed.
     """
-    if isinstance(source, str | os.PathLike):
-        return _from_url(source)
     array = _as_array(source, name)
     if array.ndim == 3:
         array = array[..., np.newaxis]
@@ -104,13 +98,6 @@ def _finite_lazily(images: da.Array, name: str) -> da.Array:
     return images.map_blocks(checked, dtype=images.dtype, meta=images._meta)
 
 
-def labels_at(url: str | os.PathLike[str]) -> Any:
-    """The labels stored beside the images at a Zarr URL, as a lazy array (N,)."""
-    place = Location.of(url)
-    name = _find(place, LABEL_NAMES, "labels")
-    return da.from_zarr(place.open_array(name))
-
-
 def _as_array(source: Any, name: str) -> Array | da.Array:
     if hasattr(source, "data_vars"):
         raise DataError(
@@ -124,33 +111,3 @@ def _as_array(source: Any, name: str) -> Array | da.Array:
         return np.asarray(data)
     except ValueError as error:
         raise DataError(f"{name} is not an array of images: {error}") from error
-
-
-def _from_url(url: str | os.PathLike[str]) -> Images:
-    place = Location.of(url)
-    try:
-        array, path = place.open_array(), ""
-    except StoreError:
-        path = _find(place, IMAGE_NAMES, "images")
-        array = place.open_array(path)
-    images = as_images(da.from_zarr(array), name=f"{place.url}/{path}".rstrip("/"))
-    has_channels = len(array.shape) == 4
-    return Images(images.array, Stored(place.url, path) if has_channels else None)
-
-
-def _find(place: Location, names: tuple[str, ...], what: str) -> str:
-    place.attributes()  # names the URL if there is no group
-    group = zarr.open_group(place.zarr_store(read_only=True), mode="r")
-    for name in names:
-        try:
-            if name in group and isinstance(group[name], zarr.Array):
-                return name
-        except ValueError as error:  # of a data type or codec that there is not
-            raise DataError(f"{place.url}/{name} cannot be read: {error}") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what in there is not Zarr's
-        found = sorted(group.array_keys())
-    raise DataError(
-        f"{place.url} has no {what} variable: it should be named {' or '.join(names[:2])}, "
-        f"and the store has {found}"
-    )

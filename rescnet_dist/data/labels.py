@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import dask.array as da
 import numpy as np
 
-from rescnet_dist.data.images import labels_at
 from rescnet_dist.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def as_labels(source: Any, images: Any, count: int, *, name: str = "y") -> Array | da.Array:
-    """Labels (N,), NumPy or dask, of `count` images; refuses another length or rank.
-
-    source None stands for the labels stored beside the images, where these are a Zarr URL.
-    """
+def as_labels(source: Any, count: int, *, name: str = "y") -> Array | da.Array:
+    """Labels (N,), NumPy or dask, of `count` images; refuses another length or rank."""
     if source is None:
-        if not isinstance(images, str | os.PathLike):
-            raise DataError(
-                f"{name} is missing: give labels, or the URL of a Zarr store that has them"
-            )
-        source = labels_at(images)
+        raise DataError(f"{name} is missing: give labels, or the URL of a data set that has them")
     data = source.data if hasattr(source, "dims") else source
     if not isinstance(data, da.Array | np.ndarray):
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):
@@ -138,7 +129,7 @@ def _encode(labels: Array, classes: Array, name: str, unknown: int | None) -> Ar
 def group_codes(groups: Any, count: int) -> Array | da.Array:
     """A whole number (N,) int64 for each of `count` images, the same for those whose groups (N,),
     labels of any kind, are the same. Lazy in, lazy out."""
-    labels = as_labels(groups, None, count, name="groups")
+    labels = as_labels(groups, count, name="groups")
     if isinstance(labels, da.Array):
         return labels.map_blocks(_group_codes, dtype=np.int64, meta=np.empty(0, np.int64))
     return _group_codes(labels)

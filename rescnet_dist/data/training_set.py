@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
+import xarray as xr
 
-from rescnet_dist.data.images import Images, Stored, as_images
-from rescnet_dist.data.labels import as_labels, classes_array, classes_of, encode, group_codes
+from rescnet_dist.data.dataset import part_of, taken
+from rescnet_dist.data.images import Images, Stored
+from rescnet_dist.data.labels import classes_array, classes_of, encode, group_codes
 from rescnet_dist.errors import DataError
 from rescnet_dist.spec import AugmentSpec
 
@@ -79,32 +82,46 @@ def training_set(
     y: Any,
     validation: tuple[Any, Any] | None = None,
     *,
+    own_validation: bool = False,
     augment: AugmentSpec | None = None,
     groups: Any = None,
 ) -> TrainingSet:
     """Check images X and labels y, and a validation pair like them, and put them together.
 
-    Of lazy arrays only the distinct labels are computed. groups (N,): labels of any kind; images of
-    the same group are never on both sides of a split.
+    Of lazy arrays only the distinct labels are computed. own_validation: validate on the split of
+    that name, where X is a data set that has one. groups (N,): labels of any kind, else those of
+    the data set; images of the same group are never on both sides of a split.
     """
-    images = as_images(X)
-    labels = as_labels(y, X, images.shape[0])
+    images, labels = taken(X, y, "train")
     classes = classes_of(labels)
     if len(classes) < 2:
         only = classes_array(classes).tolist()[0]
         raise DataError(f"y has the one class {only!r} only: give images of at least 2 classes")
-    known = classes_array(classes)
+    known, codes = classes_array(classes), encode(labels, classes_array(classes))
     augment = augment or AugmentSpec()
-    codes = encode(labels, known)
+    is_dataset = isinstance(X, str | os.PathLike | xr.Dataset)
+    if validation is None and own_validation and is_dataset and part_of(X, "val"):
+        validation = X, None
     if validation is None:
+        if groups is None and is_dataset and (part := part_of(X, "train")):
+            groups = part.groups
         together = None if groups is None else group_codes(groups, images.shape[0])
         return TrainingSet((images,), (codes,), known, augment, together)
-    held_out = as_images(validation[0], name="validation X")
-    if held_out.shape[1:] != images.shape[1:]:
-        raise DataError(
-            f"validation images are {held_out.shape[1:]} and training images are "
-            f"{images.shape[1:]} (height, width, channels): give images of one shape"
-        )
-    held_labels = as_labels(validation[1], validation[0], held_out.shape[0], name="validation y")
+    held_out, held_labels = taken(*validation, "val", name="validation X")
+    _check_shape(held_out, images, "validation")
     held_codes = encode(held_labels, known, name="validation y")
     return TrainingSet((images, held_out), (codes, held_codes), known, augment)
+
+
+def check_test_set(X: Any, training: TrainingSet) -> None:
+    """Refuse a data set to test with whose images are of another shape, or that has no labels."""
+    images, _ = taken(X, None, "test", name="test X")
+    _check_shape(images, training.images[0], "test")
+
+
+def _check_shape(images: Images, training: Images, what: str) -> None:
+    if images.shape[1:] != training.shape[1:]:
+        raise DataError(
+            f"{what} images are {images.shape[1:]} and training images are {training.shape[1:]} "
+            "(height, width, channels): give images of one shape"
+        )

@@ -18,6 +18,7 @@ from rescnet_dist.store.location import Location
 from rescnet_dist.store.patience import patiently
 from rescnet_dist.store.run import (
     FORMAT_VERSION,
+    IMAGE_DIMS,
     NETWORK_FORMAT,
     RUN_FORMAT,
     RunStore,
@@ -29,6 +30,7 @@ from rescnet_dist.store.run import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "IMAGE_DIMS",
     "NETWORK_FORMAT",
     "RUN_FORMAT",
     "Checksums",

@@ -43,20 +43,24 @@ class Claim:
     @classmethod
     def take(cls, place: Location, *, take_over: bool = False, new: bool = False) -> Claim:
         """Claim a place; refused while another driver that lives holds it, unless told to take
-        over, and for a new run wherever there ever was a claim."""
-        number = latest_claim(place)[0] if take_over else check_unclaimed(place)
+        over, and for a new run wherever there ever was a claim. Waits for a store that fails."""
+        what = f"claiming {place}"
+        number = patiently(
+            lambda: latest_claim(place)[0] if take_over else check_unclaimed(place), what
+        )
         if new and number:
             raise StoreError(f"store {place.url} already holds another run: choose another URL")
         claim = cls(place, number + 1, uuid.uuid4().hex)
-        if not claim._record().create_json(_written_by(claim.writer)):
+        record = _written_by(claim.writer)  # the same at each try, by which one knows its own
+        if not patiently(lambda: claim._record().create_json(record), what):
             raise StoreError(
                 f"the run at {place.url} was claimed by another driver just now: choose another "
                 "store, or wait until it ends"
             )
         for old in range(number, 0, -1):
-            if not claim._record(old).exists():
+            if not patiently(claim._record(old).exists, what):
                 break
-            claim._record(old).remove()
+            patiently(claim._record(old).remove, what)
         return claim
 
     def _record(self, number: int | None = None) -> Location:

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from rescnet_dist.data.sources.source import Array, Encoded, Samples
+from rescnet_dist.data.sources.source import Array, Encoded, Samples, Source
 from rescnet_dist.errors import DataError, SpecError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+TRIED = 100  # images of a split, to find one that can be decoded
 LARGEST_PIXELS = 32 * 2**20  # of one image
 CHANNELS = {"grey": 1, "colour": 3}
 MODES = {1: "L", 3: "RGB"}
@@ -59,6 +60,22 @@ def decode(
             good[number] = False
             bad.append((number, samples.names[number], str(error)))
     return Block(images[good] if bad else images, good, tuple(bad))
+
+
+def first_image(source: Source, wanted: Wanted) -> tuple[tuple[int, int, int], np.dtype[Any]]:
+    """Shape (H, W, d) and type of the first image of a source that can be decoded."""
+    problem = ""
+    for split, count in source.splits.items():
+        for number in range(min(count, TRIED)):
+            samples = source.read(split, number, number + 1)
+            try:
+                image = image_of(samples.images[0], wanted)
+            except DataError as error:
+                problem = problem or f"{samples.names[0]}: {error}"
+                continue
+            height, width, channels = image.shape
+            return (height, width, channels), image.dtype
+    raise DataError(f"{source.url} has no image among the first that can be read: {problem}")
 
 
 def image_of(item: Encoded | Array, wanted: Wanted) -> Array:

@@ -38,7 +38,7 @@ class Source(ABC):
 
     url: str
     splits: dict[str, int]
-    classes: tuple[str, ...]
+    classes: tuple[Any, ...]
     labels: dict[str, Array]
 
     @abstractmethod
@@ -73,12 +73,12 @@ def in_order(splits: Iterable[str]) -> list[str]:
 
 def coded(
     values: dict[str, Array], names: Sequence[str] | None = None
-) -> tuple[tuple[str, ...], dict[str, Array]]:
+) -> tuple[tuple[Any, ...], dict[str, Array]]:
     """Class names and codes (n,) of each split from whole-number labels (n,), whose names are given
     or are the numbers themselves."""
     distinct = np.unique(np.concatenate(list(values.values())))
     if names is None:
-        classes = tuple(str(value) for value in distinct.tolist())
+        classes = tuple(distinct.tolist())
         return classes, {
             s: np.searchsorted(distinct, v).astype(np.int32) for s, v in values.items()
         }

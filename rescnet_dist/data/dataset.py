@@ -1,0 +1,299 @@
+"""Data sets as people have them, as a lazy xarray Dataset; and the part of one that is asked for.
+
+A data set may be the URL of any source, of a Zarr store or of a netCDF file, a name, or an xarray
+Dataset. Where it has splits, networks are fitted to `train` and judged by `test`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+from dask.delayed import delayed
+
+from rescnet_dist.data.digits import load_digits
+from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, Array, Images, Stored, as_images
+from rescnet_dist.data.labels import as_labels, classes_array
+from rescnet_dist.data.named import DATASETS, fetched
+from rescnet_dist.data.sources import Source, Wanted, decode, find_source, first_image
+from rescnet_dist.data.stored import GROUP_NAMES, StoredImages, find_stored
+from rescnet_dist.errors import DataError, RescnetError, nearest_name
+
+BLOCK_BYTES = 4 * 2**20  # of decoded images that are read at a time
+DIMS = ("image", "y", "x", "channel")
+Labels = Any  # (N,), NumPy or dask
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Images of one split, their labels (N,) and, if they have any, groups (N,)."""
+
+    images: Images
+    labels: Labels | None
+    groups: Labels | None = None
+
+
+def open_dataset(
+    source: str | os.PathLike[str] | xr.Dataset,
+    *,
+    resize: tuple[int, int] | None = None,
+    channels: str | None = None,
+) -> xr.Dataset:
+    """Images as a lazy xarray Dataset: `images` (image, y, x, channel), `labels` (image), the place
+    of each in the attribute `class_names`, and `split` (image): train, val or test.
+
+    source: the URL of image folders, IDX, CIFAR, NumPy, Parquet, WebDataset or netCDF files or of a
+    Zarr store, at any place that fsspec knows; "digits", or a name of `rescnet data names`. resize:
+    height and width to make images of, channels: "grey" or "colour" (images as they are by
+    default).
+
+    >>> open_dataset("digits").sizes
+    Frozen({'image': 7000, 'y': 28, 'x': 28, 'channel': 1})
+    """
+    wanted = Wanted(resize, channels)  # type: ignore[arg-type]
+    if isinstance(source, xr.Dataset):
+        return _checked(source)
+    url = os.fspath(source)
+    if url == "digits" and wanted == Wanted():
+        return _digits()
+    if url.endswith((".nc", ".nc4", ".h5")):
+        return _checked(xr.open_dataset(url, chunks={}))
+    stored = find_stored(url)
+    if stored and wanted == Wanted():
+        return _of_stored(stored)
+    return _of_source(open_source(url), wanted)
+
+
+def open_source(url: str) -> Source:
+    """The source at a URL or of a name, which is fetched if it is not there yet."""
+    if url in DATASETS:
+        url = str(fetched(url))
+    stored = find_stored(url)
+    if stored:
+        return stored
+    try:
+        return find_source(url)
+    except DataError as error:
+        if "/" in url or os.path.exists(url):
+            raise
+        known = nearest_name(url, ["digits", *DATASETS])
+        raise DataError(f"{error}; or is it a name? {known}") from None
+
+
+def part_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> Part | None:
+    """The images of a split, or all of them where there are no splits; None where there are splits
+    and this is none of them."""
+    if not isinstance(source, xr.Dataset):
+        url = os.fspath(source)
+        if url == "digits":
+            return (
+                Part(as_images(load_digits(split)[0]), load_digits(split)[1])
+                if split != "val"
+                else None
+            )
+        stored = find_stored(url)
+        if stored:
+            return _part_of_stored(stored, split)
+    dataset = open_dataset(source)
+    if "split" in dataset.coords:
+        rows = np.flatnonzero(dataset["split"].to_numpy() == split)
+        if not len(rows):
+            return None
+        whole = len(rows) == rows[-1] - rows[0] + 1
+        dataset = dataset.isel(image=slice(rows[0], rows[-1] + 1) if whole else rows)
+    elif split == "val":
+        return None
+    labels = dataset["labels"].data if "labels" in dataset else None
+    groups = dataset["groups"].data if "groups" in dataset else None
+    names = dataset.attrs.get("class_names")
+    return Part(as_images(dataset["images"]), _named(labels, names), groups)
+
+
+def has_test_split(source: str | None) -> bool:
+    """Whether there is a data set at a URL, or of a name, that has images to test with and others
+    to train on."""
+    if not source:
+        return False
+    if source == "digits":
+        return True
+    try:
+        stored = find_stored(source)
+        return "test" in (stored.ranges if stored else open_source(source).splits)
+    except RescnetError:
+        return False
+
+
+def taken(X: Any, y: Any, split: str, *, name: str = "X") -> tuple[Images, Labels]:
+    """Images from an array or a data set, and their labels: those given, or of the data set."""
+    labels_name = name.replace("X", "y")
+    if not isinstance(X, str | os.PathLike | xr.Dataset):
+        images = as_images(X, name=name)
+        return images, as_labels(y, images.shape[0], name=labels_name)
+    part = _needed(X, split)
+    labels = part.labels if y is None else y
+    if labels is None:
+        raise DataError(f"{X} has no labels variable: give labels, or name it labels there")
+    return part.images, as_labels(labels, part.images.shape[0], name=labels_name)
+
+
+def images_of(X: Any) -> Images:
+    """Images from an array, or from a data set its test split, or all if it has no splits."""
+    if isinstance(X, str | os.PathLike | xr.Dataset):
+        return _needed(X, "test").images
+    return as_images(X)
+
+
+def _needed(X: Any, split: str) -> Part:
+    part = part_of(X, split)
+    if part is None:
+        raise DataError(f"{X if isinstance(X, str) else 'the data set'} has no images to {split}")
+    return part
+
+
+# sources ----------------------------------------------------------------------------------------
+
+
+def _of_source(source: Source, wanted: Wanted) -> xr.Dataset:
+    shape, dtype = first_image(source, wanted)
+    block = max(1, BLOCK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize))
+    shared, parts = delayed(source, pure=False, traverse=False), []
+    for split, count in source.splits.items():
+        edges = (*range(block, count, block), count)
+        chunks = tuple(np.diff([0, *edges]).tolist())
+        parts.append(
+            da.map_blocks(
+                _read_block, source=shared, split=split, wanted=wanted, shape=shape,
+                chunks=(chunks, *((side,) for side in shape)), dtype=dtype,
+                meta=np.empty((0, 0, 0, 0), dtype),
+            )
+        )  # fmt: skip
+    return _dataset(
+        da.concatenate(parts),
+        np.concatenate([source.labels[split] for split in source.splits]),
+        source.classes,
+        source.splits,
+    )
+
+
+def _read_block(
+    source: Source,
+    split: str,
+    wanted: Wanted,
+    shape: tuple[int, int, int],
+    dtype: Any = None,
+    block_info: Any = None,
+) -> Array:
+    """Images (n, H, W, d) of a source; what cannot be read is refused by name."""
+    start, stop = block_info[None]["array-location"][0]
+    block = decode(
+        source.read(split, start, stop), wanted, shape, np.dtype(block_info[None]["dtype"])
+    )
+    if block.bad:
+        _, name, reason = block.bad[0]
+        raise DataError(f"{name}: {reason}; `rescnet data import` can leave such images out")
+    return block.images
+
+
+def _dataset(images: Any, labels: Any, classes: Any, splits: dict[str, int]) -> xr.Dataset:
+    names = np.repeat(list(splits), list(splits.values()))
+    return xr.Dataset(
+        {"images": (DIMS, images), "labels": ("image", labels)},
+        coords={"split": ("image", names)},
+        attrs={"class_names": list(classes)},
+    )
+
+
+def _digits() -> xr.Dataset:
+    parts = [load_digits(split) for split in ("train", "test")]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    splits = dict(zip(("train", "test"), (len(part[0]) for part in parts), strict=True))
+    return _dataset(
+        da.from_array(images, (1000, 28, 28, 1)), labels.astype(np.int32), range(10), splits
+    )
+
+
+# what is stored as arrays already ---------------------------------------------------------------
+
+
+def _of_stored(stored: StoredImages) -> xr.Dataset:
+    images = as_images(da.from_zarr(stored.array()), name=stored.url).array
+    variables: dict[str, Any] = {"images": (DIMS, images)}
+    for name, path in (("labels", stored.labels_path), ("groups", stored.groups_path)):
+        if path:
+            variables[name] = ("image", da.from_zarr(stored.place.open_array(path)))
+    coords = {}
+    if stored.ranges:
+        names = np.repeat(list(stored.splits), list(stored.splits.values()))
+        coords = {"split": ("image", names)}
+    attrs = {"class_names": list(stored.class_names)} if stored.class_names else {}
+    return xr.Dataset(variables, coords=coords, attrs=attrs)
+
+
+def _part_of_stored(stored: StoredImages, split: str) -> Part | None:
+    images = as_images(da.from_zarr(stored.array()), name=stored.name).array
+    rows = slice(0, images.shape[0])
+    if stored.ranges:
+        if split not in stored.ranges:
+            return None
+        rows = slice(*stored.ranges[split])
+    elif split == "val":
+        return None
+    has_channels = len(stored.array().shape) == 4
+    lies = Stored(stored.place.url, stored.images_path, rows.start) if has_channels else None
+    labels, groups = (
+        da.from_zarr(stored.place.open_array(path))[rows] if path else None
+        for path in (stored.labels_path, stored.groups_path)
+    )
+    return Part(Images(images[rows], lies), _named(labels, stored.class_names), groups)
+
+
+def _checked(dataset: xr.Dataset) -> xr.Dataset:
+    """An xarray Dataset with the names that are used here for its variables and dimensions."""
+    names = {}
+    for name, known in (("images", IMAGE_NAMES), ("labels", LABEL_NAMES), ("groups", GROUP_NAMES)):
+        given = next((found for found in known if found in dataset.data_vars), None)
+        if given:
+            names[given] = name
+    if "images" not in names.values():
+        raise DataError(
+            f"the Dataset has the variables {list(dataset.data_vars)}: name the one with the "
+            "images images, and that with their labels labels"
+        )
+    variables = {name: dataset[given] for given, name in names.items()}
+    images = variables.pop("images")
+    if images.ndim not in (3, 4):
+        raise DataError(
+            f"images has the dimensions {images.dims}: images are (image, y, x, channel)"
+        )
+    if set(images.dims) <= set(DIMS):
+        images = images.transpose(*(dim for dim in DIMS if dim in images.dims))
+    pixels = images.data if images.ndim == 4 else images.data[..., np.newaxis]
+    coords = {"split": ("image", dataset["split"].to_numpy())} if "split" in dataset else {}
+    return xr.Dataset(
+        {"images": (DIMS, pixels), **{name: ("image", v.data) for name, v in variables.items()}},
+        coords=coords,
+        attrs=dataset.attrs,
+    )
+
+
+def _named(labels: Any, names: Any) -> Any:
+    """Labels (N,) by their class names, where they are places in these."""
+    if labels is None or not names:
+        return labels
+    classes = classes_array(list(names))
+
+    def name(codes: Array) -> Array:
+        if len(codes) and not (codes.min() >= 0 and codes.max() < len(classes)):
+            raise DataError(
+                f"labels go from {codes.min()} to {codes.max()}, and there are {len(classes)} "
+                "class names"
+            )
+        return np.asarray(classes[codes])
+
+    if isinstance(labels, da.Array):
+        return labels.map_blocks(name, dtype=classes.dtype, meta=np.empty(0, classes.dtype))
+    return name(labels)

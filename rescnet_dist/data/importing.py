@@ -1,0 +1,281 @@
+"""Import: any source to one Zarr store, in parallel, resumable, and whole or not there at all.
+
+Chunks of rows are written as they are decoded; each finished task leaves a small record, by which
+an import that was killed goes on. Readers see no data set before its group's metadata, which is
+written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from distributed import Client, as_completed
+
+from rescnet_dist.data.dataset import open_source
+from rescnet_dist.data.sources import Source, Wanted, decode, first_image
+from rescnet_dist.data.stored import UNFINISHED
+from rescnet_dist.errors import DataError, StoreError, masked
+from rescnet_dist.store import IMAGE_DIMS, Location, patiently, write_region
+
+FORMAT, FORMAT_VERSION = "rescnet-dataset", 1
+CHUNK_BYTES = 2 * 2**20  # of images, before compression
+TASK_CHUNKS = 4  # that one task writes at most
+LABEL_CHUNK = 65_536
+SKIPPED = "import-skipped.json"
+SHOWN = 20  # of images that cannot be used, in an error
+
+OnError = Literal["error", "skip"]
+Progress = Callable[[int, int], object]  # images done, of how many
+Array = np.ndarray[Any, np.dtype[Any]]
+Skipped = dict[int, tuple[str, str]]  # name and reason, by the number of the image in its source
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import has written: images by split, classes, shape (H, W, d) and type, and (name,
+    reason) of what was left out."""
+
+    url: str
+    splits: dict[str, int]
+    classes: tuple[Any, ...]
+    image_shape: tuple[int, int, int]
+    dtype: str
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every task of an import knows."""
+
+    dest: Location
+    wanted: Wanted
+    shape: tuple[int, int, int]
+    dtype: str
+    chunk: int
+
+    @property
+    def task(self) -> int:
+        """Rows that a task writes."""
+        return self.chunk * TASK_CHUNKS
+
+
+def import_dataset(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    client: Client,
+    *,
+    resize: tuple[int, int] | None = None,
+    channels: str | None = None,
+    on_error: OnError = "error",
+    chunk_images: int | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """Write the images of a source, as `open_dataset` takes one, to a new Zarr store at `dest`.
+
+    Images that cannot be decoded, or are of another shape than the first, are an error that names
+    them, or are left out. The same source gives the same bits, however it was interrupted.
+    """
+    place, wanted = Location.of(dest), Wanted(resize, channels)  # type: ignore[arg-type]
+    found = open_source(os.fspath(source))
+    shape, dtype = first_image(found, wanted)
+    per_chunk = CHUNK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize)
+    job = Job(place, wanted, shape, dtype.str, chunk_images or max(1, min(per_chunk, found.count)))
+    _begin(job, found)
+    report = progress or (lambda done, total: None)
+    skipped = _left_out(job)
+    while bad := _write_images(job, found, client, skipped, report):
+        if on_error == "error":
+            raise DataError(_refusal(bad, found, place))
+        _drop(job, skipped, bad)
+    return _finish(job, found, os.fspath(source), skipped)
+
+
+# beginning and going on -------------------------------------------------------------------------
+
+
+def _begin(job: Job, source: Source) -> None:
+    """Claim a new place, or one where the same import has been begun; others are refused."""
+    record = _fingerprint(job, source)
+    begun = patiently((job.dest / UNFINISHED).read_json, f"reading {job.dest}")
+    if begun is None:
+        if job.dest.exists():
+            raise StoreError(f"{job.dest.url} already holds something: choose another URL")
+        patiently(lambda: (job.dest / UNFINISHED).write_json(record), str(job.dest))
+    elif begun != record:
+        raise StoreError(
+            f"{job.dest.url} has an import of something else, or with other options, that was not "
+            "finished: finish that, remove it, or choose another URL"
+        )
+
+
+def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
+    """What must be the same for an import to go on."""
+    labels = hashlib.sha256()
+    for split in source.splits:
+        labels.update(np.ascontiguousarray(source.labels[split]).tobytes())
+    names = hashlib.sha256(json.dumps([str(name) for name in source.classes]).encode())
+    first = source.read(next(iter(source.splits)), 0, 1).names[0]
+    return {
+        "format": FORMAT,
+        "splits": dict(source.splits),
+        "labels": labels.hexdigest(),
+        "classes": names.hexdigest(),
+        "first": masked(first),
+        "resize": list(job.wanted.resize) if job.wanted.resize else None,
+        "channels": job.wanted.channels,
+        "shape": list(job.shape),
+        "dtype": job.dtype,
+        "chunk": job.chunk,
+    }
+
+
+def _left_out(job: Job) -> Skipped:
+    """The images that an import that is gone on with has left out so far."""
+    listed = patiently((job.dest / SKIPPED).read_json, f"reading {job.dest}") or []
+    return {number: (name, reason) for number, name, reason in listed}
+
+
+def _records(job: Job) -> dict[int, dict[str, Any]]:
+    """What finished tasks have left, by their first row."""
+    names = patiently((job.dest / "import").names, f"reading {job.dest}")
+    found = {}
+    for name in names:
+        record = patiently((job.dest / "import" / name).read_json, f"reading {job.dest}")
+        found[int(name.removesuffix(".json"))] = record
+    return found
+
+
+def _extent(numbers: Array) -> list[int]:
+    """What tells which images a task has written: as more are left out, this changes with them."""
+    return [int(numbers[0]), int(numbers[-1]), len(numbers)]
+
+
+# the images -------------------------------------------------------------------------------------
+
+
+def _write_images(
+    job: Job, source: Source, client: Client, skipped: Skipped, report: Progress
+) -> list[tuple[int, str, str]]:
+    """Write all images but those skipped, by number; returns (number, name, reason) of those that
+    cannot be decoded, whose tasks have written nothing."""
+    numbers = np.setdiff1d(np.arange(source.count), np.fromiter(skipped, np.int64, len(skipped)))
+    if not len(numbers):
+        raise DataError(f"{source.url} has no image that can be used")
+    _make_room(job, len(numbers))
+    records, bad = _records(job), list[tuple[int, str, str]]()
+    shared = client.scatter(source, broadcast=True, hash=False)
+    futures = {}
+    for start in range(0, len(numbers), job.task):
+        rows, record = numbers[start : start + job.task], records.get(start)
+        if record and record["images"] == _extent(rows):
+            bad += [tuple(entry) for entry in record["bad"]]
+        else:
+            futures[client.submit(_write_rows, job, shared, rows, start, pure=False)] = len(rows)
+    finished = len(numbers) - sum(futures.values())
+    report(finished, len(numbers))
+    for future in as_completed(futures, loop=client.loop):
+        bad += future.result()
+        finished += futures[future]
+        report(finished, len(numbers))
+        future.release()
+    return sorted(bad)
+
+
+def _make_room(job: Job, rows: int) -> None:
+    """Make the array of the images, or change its length if it is there."""
+    try:
+        array = job.dest.open_array("images", write=True)
+    except StoreError:
+        shape = (rows, *job.shape)
+        create = job.dest.create_array
+        patiently(
+            lambda: create("images", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True),
+            f"images of {job.dest}",
+        )
+        return
+    if array.shape[0] != rows:
+        patiently(lambda: array.resize((rows, *job.shape)), f"images of {job.dest}")
+
+
+def _write_rows(job: Job, source: Source, numbers: Array, start: int) -> list[tuple[int, str, str]]:
+    """Decode the images of these numbers and write them as the rows from `start`; runs on a worker.
+    Returns those that cannot be decoded; if there are any, nothing is written."""
+    images, bad, first = [], list[tuple[int, str, str]](), 0
+    for split, count in source.splits.items():
+        wanted = numbers[(numbers >= first) & (numbers < first + count)] - first
+        if len(wanted):
+            low, high = int(wanted[0]), int(wanted[-1]) + 1
+            samples = source.read(split, low, high)
+            block = decode(samples, job.wanted, job.shape, np.dtype(job.dtype))
+            chosen = np.isin(np.arange(low, high), wanted)
+            images.append(block.images[chosen[block.good]] if not chosen.all() else block.images)
+            bad += [(first + low + n, name, why) for n, name, why in block.bad if chosen[n]]
+        first += count
+    if not bad:
+        rows = images[0] if len(images) == 1 else np.concatenate(images)
+        array = job.dest.open_array("images", write=True)
+        patiently(lambda: write_region(array, start, rows), f"images of {job.dest}")
+    record = job.dest / "import" / f"{start:012d}.json"
+    patiently(lambda: record.write_json({"images": _extent(numbers), "bad": bad}), str(record))
+    return bad
+
+
+def _drop(job: Job, skipped: Skipped, bad: list[tuple[int, str, str]]) -> None:
+    """Leave images out from now on."""
+    skipped.update({number: (name, reason) for number, name, reason in bad})
+    listed = [[number, *why] for number, why in sorted(skipped.items())]
+    patiently(lambda: (job.dest / SKIPPED).write_json(listed), f"writing {job.dest}")
+
+
+def _refusal(bad: list[tuple[int, str, str]], source: Source, place: Location) -> str:
+    listed = "\n".join(f"  {name}: {reason}" for _, name, reason in bad[:SHOWN])
+    more = f"\n  and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
+    return (
+        f"{len(bad):,} of {source.count:,} images cannot be used:\n{listed}{more}\n"
+        f"Mend them and run this again; or leave them out by --on-error skip, or make sizes equal "
+        f"by --resize. What is imported already is kept at {place.url}"
+    )
+
+
+# the end ----------------------------------------------------------------------------------------
+
+
+def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
+    """Write labels and splits, then what makes all of it a data set, and tidy up."""
+    left_out, first = np.fromiter(skipped, np.int64, len(skipped)), 0
+    labels, ranges, row = [], {}, 0
+    for split, count in source.splits.items():
+        kept = np.setdiff1d(np.arange(first, first + count), left_out) - first
+        labels.append(source.labels[split][kept])
+        ranges[split] = (row, row + len(kept))
+        first, row = first + count, row + len(kept)
+    codes = np.concatenate(labels).astype(np.int32)
+    create, chunk = job.dest.create_array, min(LABEL_CHUNK, row)
+
+    def write_labels() -> None:
+        create("labels", (row,), "int32", chunk, ("image",), compress=True)
+        write_region(job.dest.open_array("labels", write=True), 0, codes)
+
+    patiently(write_labels, f"labels of {job.dest}")
+    attributes = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "source": masked(url),
+        "class_names": list(source.classes),
+        "splits": {split: list(rows) for split, rows in ranges.items()},
+        "skipped": len(skipped),
+    }
+    patiently(lambda: job.dest.update_attributes(attributes), f"attributes of {job.dest}")
+    for name in ("import", SKIPPED, UNFINISHED):  # the last one is what readers wait for
+        patiently((job.dest / name).remove, f"tidying {job.dest}")
+    return Imported(
+        str(job.dest), {split: stop - start for split, (start, stop) in ranges.items()},
+        source.classes, job.shape, job.dtype,
+        tuple(skipped[number] for number in sorted(skipped)),
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""Images and labels in a Zarr store: that of an import, or any other with such variables."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+import zarr
+
+from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
+from rescnet_dist.data.sources.source import Array, Samples, Source, coded, in_order
+from rescnet_dist.errors import DataError, StoreError
+from rescnet_dist.store import Location
+
+GROUP_NAMES = ("groups", "group")
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
+UNFINISHED = "import.json"  # there while a data set is being imported
+
+
+class StoredImages(Source):
+    """A Zarr group with images (n, H, W) or (n, H, W, d) and labels (n,), or an array of images.
+
+    ranges: first row of each split and the one behind its last; empty where there are no splits.
+    """
+
+    def __init__(self, place: Location) -> None:
+        self.place, self.url = place, place.url
+        self.labels_path = self.groups_path = ""
+        attributes: dict[str, Any] = {}
+        try:
+            place.open_array()
+            self.images_path = ""
+        except StoreError:
+            attributes = place.attributes()
+            names = _arrays(place)
+            self.images_path = _find(place, names, IMAGE_NAMES, "images")
+            self.labels_path = next((name for name in LABEL_NAMES if name in names), "")
+            self.groups_path = next((name for name in GROUP_NAMES if name in names), "")
+        self.class_names = tuple(attributes.get("class_names", ()))
+        found = attributes.get("splits", {})
+        self.ranges: dict[str, tuple[int, int]] = {s: tuple(found[s]) for s in in_order(found)}
+        rows = self.array().shape[0] if self.array().shape else 0
+        self.splits = {s: stop - start for s, (start, stop) in self.ranges.items()} or {
+            "train": rows
+        }
+
+    @property
+    def name(self) -> str:
+        """Where the images lie."""
+        return f"{self.url}/{self.images_path}".rstrip("/")
+
+    def array(self) -> zarr.Array[Any]:
+        """The images."""
+        return self.place.open_array(self.images_path or None)
+
+    @property
+    def labels(self) -> dict[str, Array]:  # type: ignore[override]
+        """Codes (n,) of each split."""
+        return self._coded()[1]
+
+    @property
+    def classes(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """The class names."""
+        return self._coded()[0]
+
+    def _coded(self) -> tuple[tuple[Any, ...], dict[str, Array]]:
+        if not self.labels_path:
+            raise DataError(f"{self.url} has no labels variable: name it labels")
+        values = np.asarray(self.place.open_array(self.labels_path)[...])
+        ranges = self.ranges or {"train": (0, len(values))}
+        if values.dtype.kind not in "iu":
+            names, values = np.unique(values, return_inverse=True)
+            given: Any = names.tolist()
+        else:
+            given = self.class_names or None
+        return coded({split: values[slice(*rows)] for split, rows in ranges.items()}, given)
+
+    def read(self, split: str, start: int, stop: int) -> Samples:
+        """The images."""
+        first = self.ranges[split][0] if self.ranges else 0
+        images = np.asarray(self.array()[first + start : first + stop])
+        images = images if images.ndim == 4 else images[..., np.newaxis]
+        return Samples(images, [f"{self.name}, image {first + n}" for n in range(start, stop)])
+
+
+def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:
+    """The Zarr store at a URL, or None where there is something else or nothing."""
+    place = Location.of(url)
+    names = place.names()
+    if UNFINISHED in names:
+        raise DataError(
+            f"{place.url} has not been imported to the end: run the same `rescnet data import` "
+            "again, which goes on with it"
+        )
+    if not any(name in METADATA for name in names):
+        return None
+    return StoredImages(place)
+
+
+def _arrays(place: Location) -> list[str]:
+    """The names of the arrays in the group at a place."""
+    group = zarr.open_group(place.zarr_store(read_only=True), mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what in there is not Zarr's
+        known = (*IMAGE_NAMES, *LABEL_NAMES, *GROUP_NAMES)
+        found = []
+        for name in known:
+            try:
+                if name in group and isinstance(group[name], zarr.Array):
+                    found.append(name)
+            except ValueError as error:  # of a data type or codec that there is not
+                raise DataError(f"{place.url}/{name} cannot be read: {error}") from None
+        return found + [name for name in sorted(group.array_keys()) if name not in found]
+
+
+def _find(place: Location, found: list[str], names: tuple[str, ...], what: str) -> str:
+    for name in names:
+        if name in found:
+            return name
+    raise DataError(
+        f"{place.url} has no {what} variable: it should be named {' or '.join(names[:2])}, "
+        f"and the store has {found}"
+    )
