@@ -32,7 +32,7 @@ from rescnet_dist.cli.options import (
     spec_options,
     take_cluster,
 )
-from rescnet_dist.cli.progress import TerminalProgress
+from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy, with_copies
 from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
@@ -47,6 +47,7 @@ from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
+    Accuracy,
     begin_run,
     check_resume,
     check_run,
@@ -299,13 +300,18 @@ def info_command(run_url: str, as_json: bool) -> None:
         f"data      {found['source'] or 'arrays'}: {found['images']:,} images of "
         f"{height}×{width}×{channels}, {found['classes']} classes"
     )
+    if found["copies"]:
+        click.echo(
+            f"copies    {found['copies']} of each image to train on, {found['rows']:,} images in all"
+        )
     click.echo(f"features  {found['features']:,} per layer")
     sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in found["bytes"].items())
     click.echo(f"store     {sizes}")
     default = NetworkSpec().to_dict()
     changed = {k: v for k, v in found["network"].items() if default.get(k) != v}
     click.echo("network   " + ", ".join(f"{k}={v}" for k, v in changed.items()))
-    table = Table("layer", "train %", "validation %", "seconds", "")
+    train = f"train %{with_copies(found['copies'])}"
+    table = Table("layer", train, "validation %", "seconds", "")
     for layer in found["layers"]:
         shown = [
             "" if layer[key] is None else f"{100 * layer[key]:.2f}"
@@ -457,10 +463,9 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, as_json:
         return
     chosen = found["layers"][found["depth"] - 1]
     click.echo(f"depth     {found['depth']} of {len(found['layers'])} layers ({found['reason']})")
-    shown = {"train": chosen["train"], "validation": chosen["validation"], "test": accuracy}
-    click.echo(
-        "accuracy  " + ", ".join(f"{k} {100 * v:.2f} %" for k, v in shown.items() if v is not None)
-    )
+    judged = Accuracy(found["depth"], chosen["train"], chosen["validation"])
+    line = describe_accuracy(judged, copies=found["copies"])
+    click.echo(f"accuracy  {line}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %"))
     click.echo(f"run       {found['url']}")
     click.echo(f"next      {program()} info {found['url']}")
     if found["depth"] == len(found["layers"]):  # more layers may still help

@@ -42,7 +42,7 @@ class TerminalProgress:
             disable=not self.live,
         )
         self.task = self.bar.add_task("starting", total=None, accuracy="", rate="", memory="")
-        self.images = self.max_layers = self.done = 0
+        self.images = self.max_layers = self.done = self.copies = 0
         self.chunks: dict[int, int] = {}
         self.began = time.perf_counter()
 
@@ -63,6 +63,7 @@ class TerminalProgress:
         match event:
             case RunStarted():
                 self.images, self.max_layers = event.images, event.max_layers
+                self.copies = event.copies
                 if 0 < event.layers < event.max_layers:
                     self.console.print(f"going on after layer {event.layers}")
             case PassStarted():
@@ -103,7 +104,9 @@ class TerminalProgress:
         text += f" {self.images / max(event.seconds, 1e-9):8,.0f} images/s"
         if event.accuracy:
             layer = event.accuracy.layer
-            text += f"   after layer {layer}: {describe_accuracy(event.accuracy)}"
+            text += (
+                f"   after layer {layer}: {describe_accuracy(event.accuracy, copies=self.copies)}"
+            )
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _title(self, phase: str, layer: int) -> str:
@@ -114,13 +117,19 @@ class TerminalProgress:
         return f"{self.done / max(now - self.began, 1e-9):,.0f} images/s"
 
 
-def describe_accuracy(accuracy: Accuracy, *, short: bool = False) -> str:
-    """As "train 99.12 %, validation 98.23 %", or in short as "train 99.1 val 98.2 %"."""
+def describe_accuracy(accuracy: Accuracy, *, short: bool = False, copies: int = 0) -> str:
+    """As "train 99.12 %, validation 98.23 %", or in short as "train 99.1 val 98.2 %"; the first
+    counts copies, and says so."""
     if short:
         held_out = accuracy.validation
         validation = "" if held_out is None else f" val {100 * held_out:.1f}"
         return f"train {100 * accuracy.train:.1f}{validation} %"
-    text = f"train {100 * accuracy.train:.2f} %"
+    text = f"train {100 * accuracy.train:.2f} %{with_copies(copies)}"
     if accuracy.validation is not None:
         text += f", validation {100 * accuracy.validation:.2f} %"
     return text
+
+
+def with_copies(copies: int) -> str:
+    """What to say behind an accuracy that counts copies."""
+    return " (with copies)" if copies else ""

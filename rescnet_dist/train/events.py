@@ -10,13 +10,15 @@ from rescnet_dist.train.decide import Accuracy
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """Training begins, or goes on after `layers` committed layers."""
+    """Training begins, or goes on after `layers` committed layers. images: with the copies made of
+    those to train on, of which `copies` are made each."""
 
     url: str
     images: int
     max_layers: int
     layers: int
     accuracies: tuple[Accuracy, ...]
+    copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class _Driver:
         self.tell(
             RunStarted(
                 str(self.run), plan.images, self.state.spec.max_layers, history.layers,
-                history.accuracies,
+                history.accuracies, self.state.augment.copies,
             )
         )  # fmt: skip
         self.run.remove_commits_from(len(self.run.commits()))

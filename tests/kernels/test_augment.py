@@ -1,0 +1,306 @@
+"""Augmentation against slow, plain loops, and that a copy depends on (seed, image, copy) alone."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rescnet_dist import AugmentSpec, SpecError
+from rescnet_dist.kernels import augmented, uniforms
+from rescnet_dist.kernels.augment import LUMA, Draw
+
+Array = np.ndarray[Any, Any]
+SEED = 7
+
+ALONE: dict[str, dict[str, Any]] = {
+    "flip": {"flip": True},
+    "flip_vertical": {"flip_vertical": True},
+    "both flips": {"flip": True, "flip_vertical": True},
+    "shift": {"shift": 3},
+    "crop": {"crop": 0.6},
+    "rotate": {"rotate": 40.0},
+    "scale": {"scale": 0.5},
+    "brightness": {"brightness": 0.5},
+    "contrast": {"contrast": 0.5},
+    "saturation": {"saturation": 0.9},
+    "cutout": {"cutout": 4},
+    "noise": {"noise": 0.1},
+}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "flip, shift and crop": {"flip": True, "shift": 2, "crop": 0.7},
+    "all geometry": {"flip": True, "shift": 2, "crop": 0.7, "rotate": 20.0, "scale": 0.2},
+    "everything": {
+        **{"flip": True, "flip_vertical": True, "shift": 2, "crop": 0.7, "rotate": 20.0},
+        **{"scale": 0.2, "brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "cutout": 3},
+        **{"noise": 0.05},
+    },
+}
+EXACT = {  # noise is tested by its distribution
+    name: {key: value for key, value in options.items() if key != "noise"}
+    for name, options in (ALONE | TOGETHER).items()
+    if name != "noise"
+}
+PADDINGS = ("zero", "edge", "reflect")
+
+
+def some_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> Array:
+    """Images of 9×11 pixels in colour."""
+    if dtype == "uint8":
+        return rng.integers(0, 256, (n, 9, 11, 3), dtype=np.uint8)
+    return rng.random((n, 9, 11, 3)).astype(dtype)
+
+
+# the oracle: one pixel at a time ------------------------------------------------------------------
+
+
+def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) -> Array:
+    """One copy of one image (H, W, d), as the docstring of `AugmentSpec` has it."""
+    if copy == 0:
+        return image
+
+    def draw(what: Draw, low: float, high: float) -> float:
+        return low + (high - low) * float(uniforms(seed, index, copy, int(what)))
+
+    height, width, _ = image.shape
+    pixels = image.astype(float)
+    ways = [name for name in ("flip", "flip_vertical") if getattr(spec, name)]
+    flipped = {way: (copy >> bit) % 2 == 1 for bit, way in enumerate(ways)}
+    side = draw(Draw.CROP_SIDE, spec.crop, 1) if spec.crop < 1 else 1.0
+    shift_y = math.floor(draw(Draw.SHIFT_Y, -spec.shift, spec.shift + 1)) if spec.shift else 0
+    shift_x = math.floor(draw(Draw.SHIFT_X, -spec.shift, spec.shift + 1)) if spec.shift else 0
+    grow = (1 + spec.scale) ** draw(Draw.SCALE, -1, 1) if spec.scale else 1.0
+    angle = math.radians(draw(Draw.ROTATE, -spec.rotate, spec.rotate)) if spec.rotate else 0.0
+    centre_y = (height - 1) / 2 + (1 - side) * height * draw(Draw.CROP_Y, -0.5, 0.5) + shift_y
+    centre_x = (width - 1) / 2 + (1 - side) * width * draw(Draw.CROP_X, -0.5, 0.5) + shift_x
+    signs = [-1 if flipped.get(way) else 1 for way in ("flip_vertical", "flip")]
+    out = np.zeros_like(pixels)
+    for y in range(height):
+        for x in range(width):
+            down = side * grow * (y - (height - 1) / 2) * signs[0]
+            right = side * grow * (x - (width - 1) / 2) * signs[1]
+            out[y, x] = interpolated(
+                pixels,
+                centre_y + math.cos(angle) * down - math.sin(angle) * right,
+                centre_x + math.sin(angle) * down + math.cos(angle) * right,
+                spec.padding,
+            )
+    if spec.brightness:
+        out *= draw(Draw.BRIGHTNESS, 1 - spec.brightness, 1 + spec.brightness)
+    if spec.contrast:
+        mean = out.mean()
+        out = mean + (out - mean) * draw(Draw.CONTRAST, 1 - spec.contrast, 1 + spec.contrast)
+    if spec.saturation:
+        grey = (out @ np.array(LUMA))[..., None]
+        out = grey + (out - grey) * draw(Draw.SATURATION, 1 - spec.saturation, 1 + spec.saturation)
+    if spec.cutout:
+        top = math.floor(draw(Draw.CUTOUT_Y, 0, height)) - spec.cutout // 2
+        left = math.floor(draw(Draw.CUTOUT_X, 0, width)) - spec.cutout // 2
+        out[max(top, 0) : top + spec.cutout, max(left, 0) : left + spec.cutout] = 0
+    return out
+
+
+def interpolated(pixels: Array, y: float, x: float, padding: str) -> Array:
+    """The colour (d,) of an image at a point between its pixels."""
+    height, width, channels = pixels.shape
+    y, x = led_back(y, height, padding), led_back(x, width, padding)
+    if math.isnan(y) or math.isnan(x):
+        return np.zeros(channels)
+    total = np.zeros(channels)
+    for row in range(height):
+        for column in range(width):
+            weight = max(0.0, 1 - abs(y - row)) * max(0.0, 1 - abs(x - column))
+            total += weight * pixels[row, column]
+    return total
+
+
+def led_back(place: float, side: int, padding: str) -> float:
+    """A coordinate within the image, or NaN where zeros come in."""
+    if padding == "reflect":
+        while not 0 <= place <= side - 1:
+            place = -place if place < 0 else 2 * (side - 1) - place
+        return place
+    inside = min(max(place, 0.0), side - 1.0)
+    return math.nan if padding == "zero" and abs(place - inside) > 0.5 else inside
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("options", EXACT.values(), ids=EXACT.keys())
+def test_copies_equal_plain_loops(
+    rng: np.random.Generator, options: dict[str, Any], padding: str
+) -> None:
+    """Pixel by pixel, for every way to change images and for their compositions."""
+    images = some_images(rng, "float32", 3)
+    index, copy = np.array([4, 10**9, 0]), np.array([1, 2, 3])
+    spec = AugmentSpec(copies=3, padding=padding, **options)
+    got = augmented(images, index, copy, spec, SEED)
+    for n in range(3):
+        want = oracle(images[n], int(index[n]), int(copy[n]), spec, SEED)
+        np.testing.assert_allclose(got[n], want, atol=2e-5)
+
+
+# what a copy depends on ---------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    options=st.sampled_from([*ALONE.values(), *TOGETHER.values()]),
+    padding=st.sampled_from(PADDINGS),
+    cuts=st.lists(st.integers(1, 39), max_size=5, unique=True).map(sorted),
+    dtype=st.sampled_from(["uint8", "float32"]),
+)
+def test_any_chunking_gives_the_same_pixels(
+    options: dict[str, Any], padding: str, cuts: list[int], dtype: str
+) -> None:
+    """Bit for bit, in any order too."""
+    rng = np.random.default_rng(1)
+    images = some_images(rng, dtype, 40)
+    index, copy = rng.integers(0, 10**6, 40), rng.integers(0, 4, 40)
+    spec = AugmentSpec(copies=3, padding=padding, **options)
+    whole = augmented(images, index, copy, spec, SEED)
+    edges = [0, *cuts, 40]
+    pieces = [augmented(images[a:b], index[a:b], copy[a:b], spec, SEED) for a, b in pairwise(edges)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    order = rng.permutation(40)
+    shuffled = augmented(images[order], index[order], copy[order], spec, SEED)
+    np.testing.assert_array_equal(shuffled, whole[order])
+
+
+def test_slabs_leave_no_trace(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are worked on one by one are the same as all at once."""
+    images, spec = some_images(rng), AugmentSpec(copies=1, **TOGETHER["everything"])
+    index, copy = np.arange(6), np.ones(6, int)
+    whole = augmented(images, index, copy, spec, SEED)
+    monkeypatch.setattr("rescnet_dist.kernels.augment.SLAB_BYTES", 1)
+    np.testing.assert_array_equal(augmented(images, index, copy, spec, SEED), whole)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_copies_differ_by_seed_image_and_copy(rng: np.random.Generator, name: str) -> None:
+    """Mirroring aside, which goes by the copy alone; and none of them is the original."""
+    image = some_images(rng, n=1)
+    same = np.repeat(image, 8, axis=0)
+    spec = AugmentSpec(copies=8, **ALONE[name])
+    ones = np.ones(8, int)
+    by_copy = augmented(same, ones, np.arange(1, 9), spec, SEED)
+    assert len(np.unique(by_copy, axis=0)) > 1
+    by_image = augmented(same, np.arange(8), ones, spec, SEED)
+    assert not np.array_equal(by_image[0], image[0])
+    if "flip" not in name:
+        assert len(np.unique(by_image, axis=0)) > 1
+        other_seed = augmented(same, np.arange(8), ones, spec, SEED + 1)
+        assert not np.array_equal(other_seed, by_image)
+
+
+def test_copy_0_is_the_image_itself(rng: np.random.Generator) -> None:
+    """Beside copies of others."""
+    images, spec = some_images(rng), AugmentSpec(copies=2, **TOGETHER["everything"])
+    copy = np.array([0, 1, 0, 2, 0, 1])
+    got = augmented(images, np.arange(6), copy, spec, SEED)
+    np.testing.assert_array_equal(got[copy == 0], images[copy == 0])
+    assert all((got[n] != images[n]).any() for n in np.flatnonzero(copy))
+
+
+# what the ways to change images are ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "uint16"])
+def test_one_mirrored_copy_is_the_papers_augmentation(rng: np.random.Generator, dtype: str) -> None:
+    """Exactly the mirror image, of every image."""
+    images = rng.integers(0, 200, (5, 8, 8, 1)).astype(dtype)
+    spec = AugmentSpec(copies=1, flip=True)
+    got = augmented(images, np.arange(5), np.ones(5, int), spec, SEED)
+    np.testing.assert_array_equal(got, images[:, :, ::-1])
+
+
+def test_two_ways_to_mirror_take_turns(rng: np.random.Generator) -> None:
+    """Left to right, top to bottom, both; then from the beginning."""
+    image = some_images(rng, n=1)
+    spec = AugmentSpec(copies=5, flip=True, flip_vertical=True)
+    got = augmented(np.repeat(image, 5, axis=0), np.zeros(5, int), np.arange(1, 6), spec, SEED)
+    x, y = image[0, :, ::-1], image[0, ::-1]
+    for n, want in enumerate((x, y, x[::-1], image[0], x)):
+        np.testing.assert_array_equal(got[n], want)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_shifts_are_by_whole_pixels_in_all_directions(padding: str) -> None:
+    """Exactly as NumPy's padding would, each shift about as often as the others."""
+    image = np.arange(1, 50, dtype=np.uint8).reshape(1, 7, 7, 1)
+    spec, n = AugmentSpec(copies=1, shift=2, padding=padding), 2000
+    got = augmented(np.repeat(image, n, axis=0), np.arange(n), np.ones(n, int), spec, SEED)
+    mode = {"zero": "constant", "edge": "edge", "reflect": "reflect"}[padding]
+    padded = np.pad(image[0, :, :, 0], 2, mode=mode)  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (7, 7)).reshape(25, 49)
+    found = (got.reshape(n, 1, 49) == windows[None]).all(axis=2)
+    assert (found.sum(axis=1) == 1).all()
+    assert found.sum(axis=0).min() > 0.6 * n / 25
+
+
+def test_noise_is_normal_and_of_its_deviation() -> None:
+    """By its mean, deviation and share beyond two deviations, pixel by pixel and image by image."""
+    images = np.zeros((200, 16, 16, 1), np.float32)
+    spec = AugmentSpec(copies=1, noise=0.1)
+    noise = augmented(images, np.arange(200), np.ones(200, int), spec, SEED)
+    assert abs(noise.mean()) < 0.002
+    assert noise.std() == pytest.approx(0.1, rel=0.02)
+    assert (np.abs(noise) > 0.2).mean() == pytest.approx(0.0455, abs=0.004)
+    assert abs(np.corrcoef(noise[:100].reshape(-1), noise[100:].reshape(-1))[0, 1]) < 0.02
+    assert abs(np.corrcoef(noise[:, :, 1:].reshape(-1), noise[:, :, :-1].reshape(-1))[0, 1]) < 0.02
+
+
+def test_whole_numbers_are_rounded_and_stay_in_range() -> None:
+    """Nothing wraps around, and what is between two values goes to the nearer one."""
+    images = np.full((50, 4, 4, 1), 250, np.uint8)
+    spec = AugmentSpec(copies=1, brightness=0.5)
+    got = augmented(images, np.arange(50), np.ones(50, int), spec, SEED)
+    factor = 0.5 + uniforms(SEED, np.arange(50), 1, int(Draw.BRIGHTNESS))
+    want = np.clip(np.rint(250 * factor.astype(np.float32)), 0, 255)
+    np.testing.assert_array_equal(got[:, 0, 0, 0], want)
+    assert got.max() == 255
+
+
+def test_numbers_drawn_are_uniform_and_independent() -> None:
+    """Over images, copies and what they are for."""
+    u = uniforms(SEED, np.arange(500)[:, None, None], np.arange(10)[:, None], np.arange(10))
+    assert np.histogram(u, 10, (0, 1))[0] == pytest.approx(5000, abs=300)
+    for axis in range(3):
+        first, second = np.moveaxis(u, axis, 0)[:-1], np.moveaxis(u, axis, 0)[1:]
+        assert abs(np.corrcoef(first.reshape(-1), second.reshape(-1))[0, 1]) < 0.02
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "copies of nothing": ({"copies": 2}, "copies=2 would all be the same"),
+    "changes of no copies": ({"flip": True}, "give copies of at least 1"),
+    "negative copies": ({"copies": -1, "flip": True}, "copies=-1 is out of range"),
+    "too many copies": ({"copies": 10_001, "flip": True}, "at most 10000"),
+    "no crop": ({"copies": 1, "crop": 0.0}, "crop=0.0 is out of range"),
+    "a large crop": ({"copies": 1, "crop": 1.5}, "at most 1"),
+    "a turn and a half": ({"copies": 1, "rotate": 270.0}, "at most 180"),
+    "unknown padding": ({"copies": 1, "shift": 1, "padding": "mirror"}, "padding='mirror'"),
+    "noise that is not a number": ({"copies": 1, "noise": math.nan}, "noise=nan"),
+    "shift in words": ({"copies": 1, "shift": "far"}, "shift='far' is not a whole number"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
+def test_bad_augmentation_is_refused(options: dict[str, Any], message: str) -> None:
+    """With the value, the limit and the remedy."""
+    with pytest.raises(SpecError, match=message.replace("(", r"\(")):
+        AugmentSpec(**options)
+
+
+def test_images_that_cannot_be_augmented_so_are_refused() -> None:
+    """By their size and channels."""
+    for options, message in (
+        ({"shift": 8}, "shift=8 leaves nothing of images of 8×9 .* at most 7"),
+        ({"cutout": 9}, "cutout=9 leaves nothing"),
+        ({"saturation": 0.5}, "saturation=0.5 .* have 1 channels"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            AugmentSpec(copies=1, **options).check_images(8, 9, 1)
