@@ -173,9 +173,9 @@ IMAGES: dict[str, Case] = {
     "no lazy images": (fit(LAZY[:0], Y[:0]), DataError, ["(0, 14, 14, 1)", "empty"]),
     "ragged images": (fit([[1], [1, 2]]), DataError, ["X is not an array of images"]),
     "a dataset": (
-        fit(xr.Dataset({"images": (("n", "y", "x"), X[..., 0])})),
+        fit(xr.Dataset({"photos": (("n", "y", "x"), X[..., 0])})),
         DataError,
-        ["X", "Dataset"],
+        ["the Dataset has the variables ['photos']", "name the one with the images images"],
     ),
     "objects": (fit(X.astype(object)), DataError, ["dtype object", "must be numbers"]),
     "complex": (fit(X.astype(complex)), DataError, ["dtype complex128", "must be numbers"]),
@@ -208,12 +208,12 @@ IMAGES: dict[str, Case] = {
     ),
     "missing URL": (
         lambda place: fit(str(place.folder / "nowhere"), None)(place),
-        StoreError,
+        DataError,
         ["nowhere", "check the URL"],
     ),
     "missing path": (
         lambda place: fit(place.folder / "nowhere", None)(place),
-        StoreError,
+        DataError,
         ["nowhere", "check the URL"],
     ),
     "unknown protocol": (fit("ftq://host/data", None), RescnetError, ["ftq"]),
@@ -225,12 +225,12 @@ IMAGES: dict[str, Case] = {
     "URL without labels": (
         in_zarr(lambda url: fit(url, None), images=X, classes=Y),
         DataError,
-        ["data.zarr has no labels variable", "labels or label", "['classes', 'images']"],
+        ["data.zarr has no labels variable", "labels or label"],
     ),
 }
 
 LABELS: dict[str, Case] = {
-    "missing": (fit(labels=None), DataError, ["y is missing", "URL of a Zarr store"]),
+    "missing": (fit(labels=None), DataError, ["y is missing", "URL of a data set"]),
     "too few": (fit(labels=Y[:19]), DataError, ["19 labels for 20 images", "one label per image"]),
     "lazy, too many": (
         fit(labels=da.from_array(np.tile(Y, 2), chunks=7)),

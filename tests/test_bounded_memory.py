@@ -15,7 +15,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 import rescnet_dist as rd
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
 
@@ -70,7 +70,12 @@ def spilled(dask_worker: Any) -> float:
 
 
 def train_within(
-    folder: Path, url: str, spec: NetworkSpec, limit: str, run: RunSpec | None = None
+    folder: Path,
+    url: str,
+    spec: NetworkSpec,
+    limit: str,
+    run: RunSpec | None = None,
+    augment: AugmentSpec | None = None,
 ) -> Outcome:
     """Train on two new workers with a memory limit each."""
     with (
@@ -81,8 +86,8 @@ def train_within(
         Client(cluster) as client,
     ):  # fmt: skip
         before = sorted(client.run(os.getpid).values())
-        planned = rd.plan(url, spec=spec, run=run, measure=False).peak_memory
-        clf = ResCNetClassifier(spec, store=folder / "run", run=run).fit(url)
+        planned = rd.plan(url, spec=spec, run=run, augment=augment, measure=False).peak_memory
+        clf = ResCNetClassifier(spec, store=folder / "run", run=run, augment=augment).fit(url)
         outcome = Outcome(
             peaks=sorted(client.run(peak_resident).values()),
             planned=planned,
@@ -131,3 +136,18 @@ def test_maps_four_times_larger_than_all_memory(tmp_path: Path) -> None:
             assert verify_run(folder / "run") == []
         shutil.rmtree(folder)
     assert peaks[100_000] <= 1.1 * peaks[25_000]
+
+
+@pytest.mark.slow
+def test_twenty_copies_of_the_digits_are_larger_than_all_memory(tmp_path: Path) -> None:
+    """Their maps, 4 times all workers' memory; the images are stored once."""
+    limit, spec = 512 * MIB, NetworkSpec.preset("digits").replace(max_layers=2)
+    augment = AugmentSpec(copies=20, shift=2, rotate=10.0)
+    outcome = train_within(tmp_path, "digits", spec, "512MiB", RunSpec(validation=0.1), augment)
+    assert outcome.survived
+    assert outcome.spilled == 0
+    assert max(outcome.peaks) <= outcome.planned <= limit
+    assert outcome.maps >= 4 * 2 * limit
+    run = RunStore.open(tmp_path / "run")
+    assert run.data_array("images").shape[0] == 6000
+    assert run.maps(2).shape[0] == 6000 + 20 * int(run.data_array("train")[...].sum())

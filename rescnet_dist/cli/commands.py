@@ -302,7 +302,7 @@ def info_command(run_url: str, as_json: bool) -> None:
     )
     if found["copies"]:
         click.echo(
-            f"copies    {found['copies']} of each image to train on, {found['rows']:,} images in all"
+            f"copies    {found['copies']} of each image to train on, {found['rows']:,} rows in all"
         )
     click.echo(f"features  {found['features']:,} per layer")
     sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in found["bytes"].items())

@@ -103,10 +103,8 @@ class TerminalProgress:
         text = f"{self._title(event.phase, event.layer):<14} {event.seconds:6.1f} s"
         text += f" {self.images / max(event.seconds, 1e-9):8,.0f} images/s"
         if event.accuracy:
-            layer = event.accuracy.layer
-            text += (
-                f"   after layer {layer}: {describe_accuracy(event.accuracy, copies=self.copies)}"
-            )
+            found = describe_accuracy(event.accuracy, copies=self.copies)
+            text += f"   after layer {event.accuracy.layer}: {found}"
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _title(self, phase: str, layer: int) -> str:

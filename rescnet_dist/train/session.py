@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 from distributed import Client
@@ -11,10 +12,12 @@ from rescnet_dist.cluster.connect import naming_its_loss
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import DataError, SingularError, SpecError
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import Claim, Location, RunStore
+from rescnet_dist.store import Claim, Location, RunStore, patiently
 from rescnet_dist.train.events import Listener
 from rescnet_dist.train.loop import train
 from rescnet_dist.train.start import check_run, prepare_resume, prepare_run
+
+STILL_WRITING = 10  # times that a place that is written to again is cleared
 
 
 def begin_run(
@@ -39,13 +42,13 @@ def begin_run(
         try:
             prepare_run(run, spec, run_spec, data, client, source=source, temporary=temporary)
         except BaseException:
-            run.place.remove()
+            _remove(run)
             raise
         try:
             train(claim, client, listeners)
         except (DataError, SpecError, SingularError):
             if not run.commits():
-                run.place.remove()
+                _remove(run)
             raise
     return run
 
@@ -67,3 +70,12 @@ def resume_run(
         prepare_resume(run, max_layers)
         train(claim, client, listeners)
     return run
+
+
+def _remove(run: RunStore) -> None:
+    """Remove a run, and what tasks that were under way when it failed may still write to it."""
+    for _ in range(STILL_WRITING):
+        patiently(run.place.remove, f"removing {run}")
+        time.sleep(0.2)
+        if not run.place.exists():
+            return
