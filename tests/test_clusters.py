@@ -431,7 +431,7 @@ def test_a_secret_in_a_url_is_nowhere_to_be_seen(
         assert SECRET not in path.name
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
-    assert RunStore.open(store).images().shape == X.shape  # a copy, as the URL cannot be kept
+    assert RunStore.open(store).images()[0].shape == X.shape  # a copy, as the URL cannot be kept
 
 
 def test_what_python_shows_of_a_secret_is_masked(client: Client, guarded: str) -> None:

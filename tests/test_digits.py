@@ -9,9 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, load_digits
+
+Array = np.ndarray[Any, Any]
 README = Path(__file__).parents[1] / "README.md"
 ROW = re.compile(r"^\| \w+ \| `(rescnet train.*?)` \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|")
 
@@ -50,3 +55,46 @@ def test_both_modes_are_in_the_table() -> None:
     commands = [row[0] for row in rows()]
     assert commands[0] == "rescnet train"
     assert "--residual classify" in commands[1]
+
+
+# copies ------------------------------------------------------------------------------------------
+
+COPIES = re.compile(r"^\| (\d+) \| ([^|]*?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
+
+
+def few_digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """The first 100 images of each class, and a quarter of the rest to validate on."""
+    X, y = load_digits()
+    few = np.concatenate([np.flatnonzero(y == c)[:100] for c in range(10)])
+    others = np.setdiff1d(np.arange(len(y)), few)[::4]
+    return (X[few], y[few]), (X[others], y[others])
+
+
+def fit_few(augment: AugmentSpec | None) -> ResCNetClassifier:
+    """A network grown on few digits and copies of them."""
+    training, validation = few_digits()
+    spec = NetworkSpec.preset("digits").replace(max_layers=3)
+    return ResCNetClassifier(spec, augment=augment).fit(*training, validation)
+
+
+@pytest.mark.slow
+def test_copies_table() -> None:
+    """Copies raise the accuracy on 1,000 training images by as much as the README says."""
+    rows = COPIES.findall(README.read_text())
+    assert [int(row[0]) for row in rows] == [0, 4, 9]
+    tested = []
+    for copies, options, *stated in rows:
+        given = {
+            key.strip("`-"): float(value) if "." in value or key == "--rotate" else int(value)
+            for key, value in re.findall(r"(--\w+) ([\d.]+)", options)
+        }
+        clf = fit_few(AugmentSpec(copies=int(copies), **given) if int(copies) else None)
+        plain = 100 * clf.score(*load_digits("test"))
+        averaged = plain
+        if int(copies):
+            averaged = 100 * clf.score(*load_digits("test"), augment=int(copies))
+        validation = 100 * clf.accuracies_[clf.depth_ - 1]["validation"]
+        print(f"| {copies} | {options} | {validation:.2f} | {plain:.2f} | {averaged:.2f} |")
+        assert [validation, plain, averaged] == pytest.approx([float(v) for v in stated], abs=0.35)
+        tested.append(plain)
+    assert min(tested[1:]) > tested[0]

@@ -17,6 +17,7 @@ import numpy as np
 import zarr
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
+from zarr.codecs import ZstdCodec
 from zarr.errors import (
     ArrayNotFoundError,
     ContainsArrayError,
@@ -235,7 +236,7 @@ class Location:
             shape=shape,
             dtype=dtype,
             chunks=(chunk, *shape[1:]) if isinstance(chunk, int) else chunk,
-            compressors="auto" if compress else None,
+            compressors=ZstdCodec(level=1) if compress else None,  # as small, twice as fast as 3
             dimension_names=dims,
             overwrite=True,
         )
