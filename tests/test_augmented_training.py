@@ -157,7 +157,7 @@ def test_events_and_plan_count_copies(client: Client, tmp_path: Path) -> None:
     told = plan(X, Y, SPEC, run=RUN, augment=COPIES, measure=False)
     plain = plan(X, Y, SPEC, run=RUN, measure=False)
     assert told.plan.images == 480
-    assert "with 3 copies of each to train on" in str(told)
+    assert "3 copies of each to train on among them" in str(told)
     image_bytes = X.nbytes
     assert told.traffic.written == 4 * plain.traffic.written
     assert told.traffic.read - 4 * (plain.traffic.read - image_bytes) == image_bytes

@@ -19,12 +19,14 @@ from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, Array, Images, Stored, as_images
 from rescnet_dist.data.labels import as_labels, classes_array
 from rescnet_dist.data.named import DATASETS, fetched
-from rescnet_dist.data.sources import Source, Wanted, decode, find_source, first_image
-from rescnet_dist.data.stored import GROUP_NAMES, StoredImages, find_stored
+from rescnet_dist.data.sources import Samples, Source, Wanted, decode, find_source, first_image
+from rescnet_dist.data.sources.files import reading
+from rescnet_dist.data.sources.source import Numbered, split_named
+from rescnet_dist.data.stored import DIMS, GROUP_NAMES, StoredImages, find_stored
 from rescnet_dist.errors import DataError, RescnetError, nearest_name
 
 BLOCK_BYTES = 4 * 2**20  # of decoded images that are read at a time
-DIMS = ("image", "y", "x", "channel")
+NETCDF = (".nc", ".nc4", ".h5")
 Labels = Any  # (N,), NumPy or dask
 
 
@@ -55,21 +57,26 @@ def open_dataset(
     Frozen({'image': 7000, 'y': 28, 'x': 28, 'channel': 1})
     """
     wanted = Wanted(resize, channels)  # type: ignore[arg-type]
-    if isinstance(source, xr.Dataset):
-        return _checked(source)
-    url = os.fspath(source)
-    if url == "digits" and wanted == Wanted():
-        return _digits()
-    if url.endswith((".nc", ".nc4", ".h5")):
-        return _checked(xr.open_dataset(url, chunks={}))
+    url = "" if isinstance(source, xr.Dataset) else os.fspath(source)
+    if isinstance(source, xr.Dataset) or url.endswith(NETCDF):
+        if wanted != Wanted():
+            raise DataError("resize and channels are for files of images, not for a Dataset")
+        return _checked(source if isinstance(source, xr.Dataset) else _netcdf(url))
     stored = find_stored(url)
     if stored and wanted == Wanted():
         return _of_stored(stored)
     return _of_source(open_source(url), wanted)
 
 
+def _netcdf(url: str) -> xr.Dataset:
+    with reading(url):
+        return xr.open_dataset(url, chunks={})
+
+
 def open_source(url: str) -> Source:
     """The source at a URL or of a name, which is fetched if it is not there yet."""
+    if url == "digits":
+        return Digits()
     if url in DATASETS:
         url = str(fetched(url))
     stored = find_stored(url)
@@ -136,7 +143,7 @@ def taken(X: Any, y: Any, split: str, *, name: str = "X") -> tuple[Images, Label
     part = _needed(X, split)
     labels = part.labels if y is None else y
     if labels is None:
-        raise DataError(f"{X} has no labels variable: give labels, or name it labels there")
+        raise DataError(f"{X} has no labels variable: name it labels or label, or give labels")
     return part.images, as_labels(labels, part.images.shape[0], name=labels_name)
 
 
@@ -207,13 +214,19 @@ def _dataset(images: Any, labels: Any, classes: Any, splits: dict[str, int]) -> 
     )
 
 
-def _digits() -> xr.Dataset:
-    parts = [load_digits(split) for split in ("train", "test")]
-    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    splits = dict(zip(("train", "test"), (len(part[0]) for part in parts), strict=True))
-    return _dataset(
-        da.from_array(images, (1000, 28, 28, 1)), labels.astype(np.int32), range(10), splits
-    )
+class Digits(Source):
+    """The digits in the package."""
+
+    def __init__(self) -> None:
+        self.url, self.classes = "digits", tuple(range(10))
+        found = {split: load_digits(split)[1] for split in ("train", "test")}
+        self.labels = {split: labels.astype(np.int32) for split, labels in found.items()}
+        self.splits = {split: len(labels) for split, labels in found.items()}
+
+    def read(self, split: str, start: int, stop: int) -> Samples:
+        """The images."""
+        images = load_digits(split)[0][start:stop]
+        return Samples(images, Numbered(f"digits, {split}", start, stop))
 
 
 # what is stored as arrays already ---------------------------------------------------------------
@@ -227,7 +240,9 @@ def _of_stored(stored: StoredImages) -> xr.Dataset:
             variables[name] = ("image", da.from_zarr(stored.place.open_array(path)))
     coords = {}
     if stored.ranges:
-        names = np.repeat(list(stored.splits), list(stored.splits.values()))
+        names = np.full(images.shape[0], "", "<U5")
+        for split, (start, stop) in stored.ranges.items():
+            names[start:stop] = split
         coords = {"split": ("image", names)}
     attrs = {"class_names": list(stored.class_names)} if stored.class_names else {}
     return xr.Dataset(variables, coords=coords, attrs=attrs)
@@ -272,12 +287,23 @@ def _checked(dataset: xr.Dataset) -> xr.Dataset:
     if set(images.dims) <= set(DIMS):
         images = images.transpose(*(dim for dim in DIMS if dim in images.dims))
     pixels = images.data if images.ndim == 4 else images.data[..., np.newaxis]
-    coords = {"split": ("image", dataset["split"].to_numpy())} if "split" in dataset else {}
+    coords = {"split": ("image", _splits(dataset["split"]))} if "split" in dataset else {}
     return xr.Dataset(
         {"images": (DIMS, pixels), **{name: ("image", v.data) for name, v in variables.items()}},
         coords=coords,
         attrs=dataset.attrs,
     )
+
+
+def _splits(given: xr.DataArray) -> Array:
+    """The names that are used here for splits (N,)."""
+    found, place = np.unique(given.to_numpy().astype(str), return_inverse=True)
+    names = [split_named(name) or "" for name in found.tolist()]
+    if not all(names):
+        raise DataError(
+            f"the Dataset has the splits {found.tolist()}: name them train, val or test"
+        )
+    return np.asarray(np.array(names)[place])
 
 
 def _named(labels: Any, names: Any) -> Any:

@@ -1,14 +1,15 @@
 """Import: any source to one Zarr store, in parallel, resumable, and whole or not there at all.
 
 Chunks of rows are written as they are decoded; each finished task leaves a small record, by which
-an import that was killed goes on. Readers see no data set before its group's metadata, which is
-written last.
+an import that was killed goes on. Readers see no data set before its group's metadata, which is one
+object, written last.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from rescnet_dist.store import IMAGE_DIMS, Location, patiently, write_region
 FORMAT, FORMAT_VERSION = "rescnet-dataset", 1
 CHUNK_BYTES = 2 * 2**20  # of images, before compression
 TASK_CHUNKS = 4  # that one task writes at most
+TASK_BYTES = 2**26  # of decoded images that a task holds, if that is more than one chunk
 LABEL_CHUNK = 65_536
 SKIPPED = "import-skipped.json"
 SHOWN = 20  # of images that cannot be used, in an error
@@ -62,7 +64,8 @@ class Job:
     @property
     def task(self) -> int:
         """Rows that a task writes."""
-        return self.chunk * TASK_CHUNKS
+        size = self.chunk * math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return self.chunk * max(1, min(TASK_CHUNKS, TASK_BYTES // size))
 
 
 def import_dataset(
@@ -88,7 +91,7 @@ def import_dataset(
     job = Job(place, wanted, shape, dtype.str, chunk_images or max(1, min(per_chunk, found.count)))
     _begin(job, found)
     report = progress or (lambda done, total: None)
-    skipped = _left_out(job)
+    skipped = _left_out(job, on_error)
     while bad := _write_images(job, found, client, skipped, report):
         if on_error == "error":
             raise DataError(_refusal(bad, found, place))
@@ -135,19 +138,25 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
     }
 
 
-def _left_out(job: Job) -> Skipped:
-    """The images that an import that is gone on with has left out so far."""
+def _left_out(job: Job, on_error: OnError) -> Skipped:
+    """The images that an import that is gone on with has left out so far; where none may be, it is
+    begun anew."""
     listed = patiently((job.dest / SKIPPED).read_json, f"reading {job.dest}") or []
+    if listed and on_error == "error":
+        for name in ("import", SKIPPED):
+            patiently((job.dest / name).remove, f"tidying {job.dest}")
+        return {}
     return {number: (name, reason) for number, name, reason in listed}
 
 
-def _records(job: Job) -> dict[int, dict[str, Any]]:
+def _records(job: Job) -> dict[int, list[int]]:
     """What finished tasks have left, by their first row."""
     names = patiently((job.dest / "import").names, f"reading {job.dest}")
     found = {}
     for name in names:
-        record = patiently((job.dest / "import" / name).read_json, f"reading {job.dest}")
-        found[int(name.removesuffix(".json"))] = record
+        if name.endswith(".json"):  # and not half of one, of a task that was killed
+            record = patiently((job.dest / "import" / name).read_json, f"reading {job.dest}")
+            found[int(name.removesuffix(".json"))] = record
     return found
 
 
@@ -172,10 +181,8 @@ def _write_images(
     shared = client.scatter(source, broadcast=True, hash=False)
     futures = {}
     for start in range(0, len(numbers), job.task):
-        rows, record = numbers[start : start + job.task], records.get(start)
-        if record and record["images"] == _extent(rows):
-            bad += [tuple(entry) for entry in record["bad"]]
-        else:
+        rows = numbers[start : start + job.task]
+        if records.get(start) != _extent(rows):
             futures[client.submit(_write_rows, job, shared, rows, start, pure=False)] = len(rows)
     finished = len(numbers) - sum(futures.values())
     report(finished, len(numbers))
@@ -193,9 +200,9 @@ def _make_room(job: Job, rows: int) -> None:
         array = job.dest.open_array("images", write=True)
     except StoreError:
         shape = (rows, *job.shape)
-        create = job.dest.create_array
+        create = (job.dest / "images").create_array  # and no group around it yet
         patiently(
-            lambda: create("images", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True),
+            lambda: create("", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True),
             f"images of {job.dest}",
         )
         return
@@ -205,7 +212,7 @@ def _make_room(job: Job, rows: int) -> None:
 
 def _write_rows(job: Job, source: Source, numbers: Array, start: int) -> list[tuple[int, str, str]]:
     """Decode the images of these numbers and write them as the rows from `start`; runs on a worker.
-    Returns those that cannot be decoded; if there are any, nothing is written."""
+    Returns those that cannot be decoded; if there are any, nothing is written, and no record."""
     images, bad, first = [], list[tuple[int, str, str]](), 0
     for split, count in source.splits.items():
         wanted = numbers[(numbers >= first) & (numbers < first + count)] - first
@@ -217,13 +224,14 @@ def _write_rows(job: Job, source: Source, numbers: Array, start: int) -> list[tu
             images.append(block.images[chosen[block.good]] if not chosen.all() else block.images)
             bad += [(first + low + n, name, why) for n, name, why in block.bad if chosen[n]]
         first += count
-    if not bad:
-        rows = images[0] if len(images) == 1 else np.concatenate(images)
-        array = job.dest.open_array("images", write=True)
-        patiently(lambda: write_region(array, start, rows), f"images of {job.dest}")
+    if bad:
+        return bad
+    rows = images[0] if len(images) == 1 else np.concatenate(images)
+    array = job.dest.open_array("images", write=True)
+    patiently(lambda: write_region(array, start, rows), f"images of {job.dest}")
     record = job.dest / "import" / f"{start:012d}.json"
-    patiently(lambda: record.write_json({"images": _extent(numbers), "bad": bad}), str(record))
-    return bad
+    patiently(lambda: record.write_json(_extent(numbers)), str(record))
+    return []
 
 
 def _drop(job: Job, skipped: Skipped, bad: list[tuple[int, str, str]]) -> None:
@@ -256,11 +264,11 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
         ranges[split] = (row, row + len(kept))
         first, row = first + count, row + len(kept)
     codes = np.concatenate(labels).astype(np.int32)
-    create, chunk = job.dest.create_array, min(LABEL_CHUNK, row)
+    place, chunk = job.dest / "labels", min(LABEL_CHUNK, row)
 
     def write_labels() -> None:
-        create("labels", (row,), "int32", chunk, ("image",), compress=True)
-        write_region(job.dest.open_array("labels", write=True), 0, codes)
+        place.create_array("", (row,), "int32", chunk, ("image",), compress=True)
+        write_region(place.open_array(write=True), 0, codes)
 
     patiently(write_labels, f"labels of {job.dest}")
     attributes = {
@@ -271,7 +279,8 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
         "splits": {split: list(rows) for split, rows in ranges.items()},
         "skipped": len(skipped),
     }
-    patiently(lambda: job.dest.update_attributes(attributes), f"attributes of {job.dest}")
+    group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+    patiently(lambda: (job.dest / "zarr.json").write_json(group), f"attributes of {job.dest}")
     for name in ("import", SKIPPED, UNFINISHED):  # the last one is what readers wait for
         patiently((job.dest / name).remove, f"tidying {job.dest}")
     return Imported(

@@ -42,7 +42,7 @@ class DatasetInfo:
 def inspect_dataset(source: str | os.PathLike[str] | xr.Dataset) -> DatasetInfo:
     """Read all images of a data set once, in parallel, and tell what is in it."""
     dataset = open_dataset(source)
-    images, labels = dataset["images"], dataset["labels"].to_numpy()
+    images, labels = dataset["images"].chunk(), dataset["labels"].to_numpy()
     names = dataset.attrs.get("class_names") or sorted(np.unique(labels).tolist())
     codes = labels if "class_names" in dataset.attrs else np.searchsorted(names, labels)
     split_of = (

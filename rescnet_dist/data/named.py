@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rescnet_dist.data.fetch import Progress, RemoteFile, download, extract, read_member
+from rescnet_dist.data.archives import extract, read_member
+from rescnet_dist.data.fetch import Progress, RemoteFile, download
 from rescnet_dist.errors import DataError, nearest_name
 
 TINY_LIMIT = 2**30  # bytes that Tiny ImageNet may have when extracted

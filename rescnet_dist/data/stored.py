@@ -10,10 +10,19 @@ import numpy as np
 import zarr
 
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
-from rescnet_dist.data.sources.source import Array, Samples, Source, coded, in_order
+from rescnet_dist.data.sources.source import (
+    Array,
+    Numbered,
+    Samples,
+    Source,
+    coded,
+    in_order,
+    split_named,
+)
 from rescnet_dist.errors import DataError, StoreError
 from rescnet_dist.store import Location
 
+DIMS = ("image", "y", "x", "channel")
 GROUP_NAMES = ("groups", "group")
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 UNFINISHED = "import.json"  # there while a data set is being imported
@@ -38,6 +47,9 @@ class StoredImages(Source):
             self.images_path = _find(place, names, IMAGE_NAMES, "images")
             self.labels_path = next((name for name in LABEL_NAMES if name in names), "")
             self.groups_path = next((name for name in GROUP_NAMES if name in names), "")
+            if "split" in names and "splits" not in attributes:
+                attributes["splits"] = _ranges(place)
+        _check_dims(self.name, self.array())
         self.class_names = tuple(attributes.get("class_names", ()))
         found = attributes.get("splits", {})
         self.ranges: dict[str, tuple[int, int]] = {s: tuple(found[s]) for s in in_order(found)}
@@ -82,7 +94,7 @@ class StoredImages(Source):
         first = self.ranges[split][0] if self.ranges else 0
         images = np.asarray(self.array()[first + start : first + stop])
         images = images if images.ndim == 4 else images[..., np.newaxis]
-        return Samples(images, [f"{self.name}, image {first + n}" for n in range(start, stop)])
+        return Samples(images, Numbered(f"{self.name},", first + start, first + stop))
 
 
 def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:
@@ -97,6 +109,32 @@ def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:
     if not any(name in METADATA for name in names):
         return None
     return StoredImages(place)
+
+
+def _ranges(place: Location) -> dict[str, tuple[int, int]]:
+    """First row and the one behind the last of each split, from a variable that names them."""
+    named = np.asarray(place.open_array("split")[...]).astype(str)
+    found = {}
+    for name in np.unique(named).tolist():
+        rows, split = np.flatnonzero(named == name), split_named(name)
+        if split is None or split in found or rows[-1] - rows[0] + 1 != len(rows):
+            raise DataError(
+                f"{place.url}/split has {name!r}: it should have train, val or test, and each in "
+                "one row after the other"
+            )
+        found[split] = (int(rows[0]), int(rows[-1]) + 1)
+    return found
+
+
+def _check_dims(name: str, array: zarr.Array[Any]) -> None:
+    """Refuse images whose dimensions are known, and in another order than they are read in."""
+    stored = getattr(array.metadata, "dimension_names", None)
+    dims: Any = stored or array.attrs.get("_ARRAY_DIMENSIONS", ())
+    if set(dims) <= set(DIMS) and list(dims) != [dim for dim in DIMS if dim in dims]:
+        raise DataError(
+            f"{name} has the dimensions {', '.join(dims)}: store it as {', '.join(DIMS)}, or open "
+            "it by xarray and give the Dataset"
+        )
 
 
 def _arrays(place: Location) -> list[str]:

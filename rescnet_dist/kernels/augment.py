@@ -17,7 +17,7 @@ from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SLAB_BYTES = 2 * 2**20  # of images in float32 that are worked on at a time: what a cache holds
+SLAB_PIXELS = 2**16  # that are worked on at a time: what a cache holds
 LUMA = (0.299, 0.587, 0.114)  # share of red, green and blue in what looks equally bright
 OUTSIDE = -2.0  # a coordinate that no pixel is near to
 
@@ -47,7 +47,7 @@ def augmented(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed:
     """
     out = images.copy()
     rows = np.flatnonzero(copy)
-    step = max(1, SLAB_BYTES // (4 * max(1, int(np.prod(images.shape[1:])))))
+    step = max(1, SLAB_PIXELS // (images.shape[1] * images.shape[2]))
     for start in range(0, len(rows), step):
         some = rows[start : start + step]
         out[some] = _copies(images[some], index[some], copy[some], spec, seed)

@@ -48,7 +48,7 @@ class Forecast:
             tiles = f"in tiles of {plan.tile_features:,} features, too large for one worker"
         limit, copies = "", ""
         if self.problem.copies:
-            copies = f" with {self.problem.copies} copies of each to train on"
+            copies = f", {self.problem.copies} copies of each to train on among them"
         if workers.budget is not None and workers.memory is not None:
             limit = (
                 f", of {_size(workers.budget)} before Dask spills ({_size(workers.memory)} limit)"

@@ -15,6 +15,7 @@ from rescnet_dist.spec import NetworkSpec, RunSpec
 # How often each thing is there at the same time at most; `tests/test_plan.py` measures the sum.
 SLABS = 7  # of images, input, normalised input, maps, patches, and what they are made of
 FEATURES = 3  # as computed, those to train on, centred
+COPYING = 12 * 2**20  # bytes while copies are made, a slab at a time
 SAMPLES = 4  # of the patches for stacked-LDA: two to merge, merged, rescaled
 PATCH_SCATTERS = 6
 TILES = 7  # in float64
@@ -81,7 +82,9 @@ def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     images = 2 * problem.itemsize * height * width * channels  # as stored, and as read
     maps = 2 * 4 * height * width * spec.filters  # of the layer before, and new ones
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
-    return n * (images + maps + FEATURES * 4 * features + 64 * problem.classes) + SLABS * slab
+    copying = COPYING if problem.copies else 0
+    each = images + maps + FEATURES * 4 * features + 64 * problem.classes
+    return n * each + SLABS * slab + copying
 
 
 def small_accumulator(problem: Problem, spec: NetworkSpec) -> int:

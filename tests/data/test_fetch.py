@@ -29,7 +29,8 @@ from typing import Any
 import pytest
 
 from rescnet_dist.data import fetch
-from rescnet_dist.data.fetch import RemoteFile, download, extract, read_member
+from rescnet_dist.data.archives import extract, read_member
+from rescnet_dist.data.fetch import RemoteFile, download
 from rescnet_dist.data.named import (
     DATASETS,
     NamedDataset,
@@ -491,9 +492,9 @@ def test_after_a_failure_those_who_wait_try_themselves(server: Server, tmp_path:
 
 def test_waiting_for_another_process_has_an_end(tmp_path: Path) -> None:
     """The error names the file that is held."""
-    with fetch._partial_file(tmp_path / "a") as partial:
+    with fetch.partial_file(tmp_path / "a") as partial:
         assert partial is not None
-        waiting = fetch._partial_file(tmp_path / "a", 0.1)
+        waiting = fetch.partial_file(tmp_path / "a", 0.1)
         message = said(waiting.__enter__)
     assert f"{tmp_path / 'a.partial'}" in message
     assert names(tmp_path) == []

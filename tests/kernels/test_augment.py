@@ -176,7 +176,7 @@ def test_slabs_leave_no_trace(rng: np.random.Generator, monkeypatch: pytest.Monk
     images, spec = some_images(rng), AugmentSpec(copies=1, **TOGETHER["everything"])
     index, copy = np.arange(6), np.ones(6, int)
     whole = augmented(images, index, copy, spec, SEED)
-    monkeypatch.setattr("rescnet_dist.kernels.augment.SLAB_BYTES", 1)
+    monkeypatch.setattr("rescnet_dist.kernels.augment.SLAB_PIXELS", 1)
     np.testing.assert_array_equal(augmented(images, index, copy, spec, SEED), whole)
 
 

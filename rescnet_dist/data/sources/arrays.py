@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
-from rescnet_dist.data.sources.files import LARGEST, File, reading
+from rescnet_dist.data.sources.files import LARGEST, File, brief, reading
 from rescnet_dist.data.sources.source import (
     Array,
+    Numbered,
     Samples,
     Source,
     check_counts,
     coded,
     in_order,
-    split_named,
+    split_of_file,
 )
 from rescnet_dist.errors import DataError
 
@@ -31,6 +32,7 @@ HEADERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 HEADER = 2**16  # bytes in which a header ends
+MOST_HELD = 2**24  # images or labels of which the file is held in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class FileArray:
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    data: bytes | None = None
+    data: bytearray | None = None
 
     def __post_init__(self) -> None:
         needed = self.offset + math.prod(self.shape) * self.dtype.itemsize
@@ -50,6 +52,12 @@ class FileArray:
             raise DataError(
                 f"{self.file.url} is cut short: its array of shape {self.shape} and type "
                 f"{self.dtype} takes {needed:,} bytes, and {there:,} are there"
+            )
+        is_held = self.data is not None or self.file.is_gzipped
+        if is_held and self.shape[0] > MOST_HELD:
+            raise DataError(
+                f"{self.file.url} has an array of {self.shape[0]:,} rows, and a compressed one may "
+                f"have {MOST_HELD:,}: decompress it first"
             )
 
     def rows(self, start: int = 0, stop: int | None = None) -> Array:
@@ -85,7 +93,15 @@ class ArraySource(Source):
         """The images."""
         images = self.images[split].rows(start, stop)
         images = images if images.ndim == 4 else images[..., np.newaxis]
-        return Samples(images, [f"{self.url}, {split} image {n}" for n in range(start, stop)])
+        return Samples(images, Numbered(f"{self.url}, {split}", start, stop))
+
+
+def _add(url: str, found: dict[str, FileArray], split: str, name: str, array: FileArray) -> None:
+    if split in found:
+        raise DataError(
+            f"{url} has two arrays to {split}, one of them {name}: keep one, or name their splits"
+        )
+    found[split] = array
 
 
 def _check_kinds(url: str, images: FileArray, labels: FileArray) -> None:
@@ -112,10 +128,7 @@ def idx_source(url: str, files: Sequence[str]) -> ArraySource:
         name = file_url.rsplit("/", 1)[-1]
         array = idx_array(File.at(file_url))
         kind = images if len(array.shape) > 1 else labels
-        split = split_named(name) or "train"
-        if split in kind:
-            raise DataError(f"{url} has two files to {split}, one of them {name}: keep one")
-        kind[split] = array
+        _add(url, kind, split_of_file(name), name, array)
     return ArraySource(url, images, labels)
 
 
@@ -152,11 +165,10 @@ def numpy_source(url: str, files: Sequence[str]) -> ArraySource:
     labels: dict[str, FileArray] = {}
     for name, array in arrays.items():
         words = name.replace("-", "_").split("_")
-        split = next((found for word in words if (found := split_named(word))), "train")
         if any(word in IMAGE_NAMES for word in words):
-            images[split] = array
+            _add(url, images, split_of_file(name), name, array)
         elif any(word in LABEL_NAMES for word in words):
-            labels[split] = array
+            _add(url, labels, split_of_file(name), name, array)
     if not images:
         raise DataError(
             f"{url} has the arrays {', '.join(sorted(arrays))}: name them images and labels, or "
@@ -165,7 +177,7 @@ def numpy_source(url: str, files: Sequence[str]) -> ArraySource:
     return ArraySource(url, images, labels)
 
 
-def npy_array(file: File, offset: int = 0, data: bytes | None = None) -> FileArray:
+def npy_array(file: File, offset: int = 0, data: bytearray | None = None) -> FileArray:
     """The array of a .npy file, from its header; one of objects, which are pickled, is refused."""
     whole = file.length if data is None else len(data)
     stop = min(offset + HEADER, whole)
@@ -173,8 +185,10 @@ def npy_array(file: File, offset: int = 0, data: bytes | None = None) -> FileArr
     try:
         version = np.lib.format.read_magic(head)
         shape, fortran, dtype = HEADERS[version](head, max_header_size=10_000)
-    except (KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise DataError(f"{file.url} has no NumPy array that can be read ({error})") from None
+    except Exception as error:  # of the parser of Python, as headers are written in it
+        raise DataError(
+            f"{file.url} has no NumPy array that can be read ({brief(error)})"
+        ) from None
     if dtype.hasobject or dtype.kind not in "buif" or fortran or not shape or min(shape) < 0:
         raise DataError(
             f"{file.url} has an array of shape {shape} and type {dtype}"
@@ -185,20 +199,18 @@ def npy_array(file: File, offset: int = 0, data: bytes | None = None) -> FileArr
 
 def npz_arrays(file: File) -> dict[str, FileArray]:
     """The arrays of a .npz file: read at random where they are not compressed, else held."""
-    arrays = {}
-    with file.opened() as opened, reading(file.url):
-        try:
-            with zipfile.ZipFile(opened) as archive:
-                for entry in archive.infolist():
-                    name = entry.filename.removesuffix(".npy")
-                    if entry.compress_type == zipfile.ZIP_STORED:
-                        with archive.open(entry):  # checks the local header
-                            offset = _data_offset(opened, entry)
-                        arrays[name] = npy_array(file, offset)
-                    else:
-                        arrays[name] = npy_array(file, 0, _member(archive, entry))
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, struct.error) as error:
-            raise DataError(f"{file.url} is no .npz file that can be read ({error})") from None
+    arrays, held = {}, 0
+    with file.opened() as opened, reading(file.url), zipfile.ZipFile(opened) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if entry.compress_type == zipfile.ZIP_STORED:
+                with archive.open(entry):  # checks the local header
+                    offset = _data_offset(opened, entry)
+                arrays[name] = npy_array(file, offset)
+            else:
+                data = _member(file, archive, entry, LARGEST - held)
+                arrays[name] = npy_array(file, 0, data)
+                held += len(data)
     return arrays
 
 
@@ -209,12 +221,16 @@ def _data_offset(opened: Any, entry: zipfile.ZipInfo) -> int:
     return int(entry.header_offset + 30 + name + extra)
 
 
-def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    with archive.open(entry) as unpacked:
-        data = unpacked.read(LARGEST + 1)
-    if len(data) > LARGEST:
+def _member(file: File, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit: int) -> bytearray:
+    if entry.compress_type != zipfile.ZIP_DEFLATED:
+        raise DataError(f"{file.url} is compressed in another way than np.savez_compressed has it")
+    if entry.file_size > limit:
         raise DataError(
-            f"{entry.filename} has more than {LARGEST:,} bytes in it, which are not held in "
-            "memory: store it without compression, by np.savez"
+            f"{file.url} has more than {LARGEST:,} bytes in it, which are not held in memory: "
+            "store it without compression, by np.savez"
         )
+    data = bytearray()
+    with archive.open(entry) as unpacked:  # which gives no more than was declared
+        while piece := unpacked.read(HEADER):
+            data += piece
     return data

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from rescnet_dist.data.sources.files import File
-from rescnet_dist.data.sources.source import Array, Samples, Source, coded, in_order
+from rescnet_dist.data.sources.files import File, brief
+from rescnet_dist.data.sources.source import Array, Numbered, Samples, Source, coded, in_order
 from rescnet_dist.data.sources.tar import Member, members
 from rescnet_dist.errors import DataError
 
@@ -65,12 +65,12 @@ class CifarSource(Source):
             first += count
         planes = np.concatenate(pieces).reshape(-1, 3, 32, 32)
         images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-        return Samples(images, [f"{self.url}, {split} image {n}" for n in range(start, stop)])
+        return Samples(images, Numbered(f"{self.url}, {split}", start, stop))
 
 
 def cifar_in_tar(file: File) -> CifarSource:
     """The data set in a tar file, which may be gzipped."""
-    return CifarSource(file.url, list(members(file)))
+    return CifarSource(file.url, members(file))
 
 
 @lru_cache(maxsize=2)
@@ -127,12 +127,14 @@ class _Type:
         self.name = name
 
 
-GLOBALS = {
+GLOBALS: dict[str, Callable[..., Any] | None] = {
     "_reconstruct": lambda *_: _Array(),
     "_frombuffer": lambda data, dtype, shape, *_: _array_of(data, dtype, shape),
+    "ndarray": None,  # an argument of _reconstruct
     "dtype": lambda name, *_: _Type(name),
     "encode": lambda text, *_: text.encode("latin1"),
 }
+MOST_OPERATIONS = 2**21  # ten times as many as CIFAR-100 has
 MARK = object()
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
@@ -140,7 +142,8 @@ IGNORED = {"PROTO", "FRAME", "STOP"}
 STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 VALUES = {
     *("BININT", "BININT1", "BININT2", "INT", "LONG1", "LONG", "BINFLOAT", "FLOAT"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
 PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
 GET = {"BINGET", "LONG_BINGET", "GET"}
@@ -151,11 +154,11 @@ def _record(data: bytes, where: str) -> dict[str, Any]:
     nothing in it is ever called."""
     try:
         record = _interpreted(data)
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, NotImplementedError) as e:
-        raise DataError(f"{where} is no CIFAR batch that can be read ({e})") from None
+    except Exception as error:  # damage can make of it whatever there is
+        raise DataError(f"{where} is no CIFAR batch that can be read ({brief(error)})") from None
     if not isinstance(record, dict):
         raise DataError(f"{where} is no CIFAR batch: it holds no dictionary")
-    found = {_text(key): value for key, value in record.items() if isinstance(key, str | bytes)}
+    found = {_text(key): value for key, value in record.items()}
     return {
         key: [_text(v) for v in value] if isinstance(value, list) else _finished(value)
         for key, value in found.items()
@@ -167,8 +170,10 @@ def _interpreted(data: bytes) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
-    for operation, argument, _ in pickletools.genops(data):
+    for count, (operation, argument, _) in enumerate(pickletools.genops(data)):
         name = operation.name
+        if count > MOST_OPERATIONS:
+            raise ValueError(f"it has more than {MOST_OPERATIONS:,} operations")
         if name in IGNORED:
             continue
         if name in VALUES:
@@ -196,29 +201,29 @@ def _build(name: str, argument: Any, stack: list[Any]) -> None:
     """One operation that puts together what is on the stack."""
     if name in ("GLOBAL", "STACK_GLOBAL"):
         if name == "STACK_GLOBAL":
-            argument = f"{stack.pop(-2)} {stack.pop()}"
+            argument = " ".join((stack.pop(-2), stack.pop()))
         module, _, attribute = argument.partition(" ")
-        if module.split(".")[0] not in ("numpy", "_codecs"):
+        if module.split(".")[0] not in ("numpy", "_codecs") or attribute not in GLOBALS:
             raise ValueError(f"it asks for {argument}")
-        stack.append(GLOBALS.get(attribute))
+        stack.append(GLOBALS[attribute])
     elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
         size = int(name[-1])
         stack[-size:] = [tuple(stack[-size:])]
     elif name in ("TUPLE", "LIST", "DICT"):
         items = _since_mark(stack)
-        pairs = dict(zip(items[::2], items[1::2], strict=True)) if name == "DICT" else {}
-        stack.append({"TUPLE": tuple(items), "LIST": list(items), "DICT": pairs}[name])
+        stack.append(TOGETHER[name](items))
     elif name == "APPEND":
         stack[-2].append(stack.pop())
     elif name == "APPENDS":
         items = _since_mark(stack)
         stack[-1].extend(items)
     elif name == "SETITEM":
-        value, key = stack.pop(), stack.pop()
-        stack[-1][key] = value
+        items = stack[-2:]
+        del stack[-2:]
+        stack[-1].update(_pairs(items))
     elif name == "SETITEMS":
         items = _since_mark(stack)
-        stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        stack[-1].update(_pairs(items))
     elif name == "REDUCE":
         arguments, function = stack.pop(), stack.pop()
         stack.append(function(*arguments))
@@ -234,16 +239,26 @@ def _build(name: str, argument: Any, stack: list[Any]) -> None:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    place = max(at for at, value in enumerate(stack) if value is MARK)
-    items = stack[place + 1 :]
-    del stack[place:]
-    return items
+    items = []
+    while (item := stack.pop()) is not MARK:
+        items.append(item)
+    return items[::-1]
+
+
+def _pairs(items: list[Any]) -> dict[str | bytes, Any]:
+    """Entries of a dictionary, whose keys are text: others may be nested too deeply to be used."""
+    if not all(isinstance(key, str | bytes) for key in items[::2]):
+        raise ValueError("it has keys that are no text")
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+TOGETHER: dict[str, Callable[[list[Any]], Any]] = {"TUPLE": tuple, "LIST": list, "DICT": _pairs}
 
 
 def _array_of(raw: Any, dtype: Any, shape: Any) -> Array:
-    name = _text(dtype.name) if isinstance(dtype, _Type) else dtype
-    if name not in ("u1", "uint8", "|u1"):
-        raise ValueError(f"an array is of type {name}")
+    name = _text(dtype.name) if isinstance(dtype, _Type) else None
+    if not isinstance(name, str) or name not in ("u1", "uint8", "|u1"):
+        raise ValueError("an array is of another type than uint8")
     data = raw.encode("latin1") if isinstance(raw, str) else raw
     return np.frombuffer(data, np.uint8).reshape(tuple(shape))
 

@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import os
-import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from rescnet_dist.errors import DataError, masked
+from rescnet_dist.errors import DataError, RescnetError, masked
+from rescnet_dist.store import patiently
+from rescnet_dist.store.patience import may_pass
 
 LARGEST = 384 * 2**20  # bytes of one file that are held in memory, compressed or not
-UNREADABLE = (EOFError, OSError, ValueError, zlib.error, tarfile.TarError)
+AT_A_TIME = 32  # files that are asked for
+SAID = 300  # characters of an error of a library
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file by its URL, of `size` bytes as it is stored; read at random even if it is gzipped."""
+    """A file by its URL, of `size` bytes as it is stored; read at random even if it is gzipped.
+
+    version: changes with what is in it, as far as its file system tells."""
 
     url: str
     size: int
+    version: str = ""
 
     @classmethod
     def at(cls, url: str) -> File:
         """The file at a URL."""
         with reading(url):
             fs, path = fsspec.url_to_fs(url)
-            size = fs.size(path)
-        if size is None:
+            info = fs.info(path)
+        if info["size"] is None:
             raise DataError(f"{url} does not tell its size: copy it to where files have one")
-        return cls(url, int(size))
+        return cls(url, int(info["size"]), hashlib.sha256(str(info).encode()).hexdigest())
 
     @property
     def name(self) -> str:
@@ -66,7 +71,8 @@ class File:
         else:
             with reading(self.url):
                 fs, path = fsspec.url_to_fs(self.url)
-                data = fs.cat_file(path, start, stop)
+                read = partial(fs.cat_file, path, start=start, end=stop)
+                data = patiently(read, masked(self.url)) if stop > start else b""
         if len(data) != stop - start:
             raise DataError(
                 f"{self.url} is cut short: bytes {start:,} to {stop:,} are asked for, and "
@@ -88,16 +94,20 @@ class File:
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """Name the file in the errors of reading it."""
+    """Name the file in the errors of reading it; what its readers raise has no end."""
     try:
         yield
-    except DataError:
+    except RescnetError:
         raise
     except FileNotFoundError:
         raise DataError(f"there is no file at {url}: check the URL") from None
-    except (*UNREADABLE, ImportError, MemoryError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{url} cannot be read ({masked(cause)})") from None
+    except Exception as error:
+        raise DataError(f"{url} cannot be read ({brief(error)})") from None
+
+
+def brief(error: Exception) -> str:
+    """An error in a few words, as it may quote what is in a file."""
+    return f"{type(error).__name__}: {str(error)[:SAID]}"
 
 
 @lru_cache(maxsize=1)
@@ -133,29 +143,36 @@ def _local_files(root: str) -> Iterator[str]:
         yield from (prefix + name for name in names)
 
 
-def contents(urls: Sequence[str]) -> list[bytes | DataError]:
-    """The bytes of many small files, at the same time where the file system can; an error in place
-    of one that cannot be read."""
+def contents(urls: Sequence[str]) -> Iterator[bytes | DataError]:
+    """The bytes of many small files, some at the same time where the file system can; an error in
+    place of one that cannot be read."""
     fs, _ = fsspec.url_to_fs(urls[0])
-    paths = [fs._strip_protocol(url) for url in urls]
     if isinstance(fs, LocalFileSystem):
-        return [_content(path) for path in paths]
-    found = fs.cat(paths, on_error="return")
-    out: list[bytes | DataError] = []
-    for url, path in zip(urls, paths, strict=True):
-        data = found[path]
-        out.append(data if isinstance(data, bytes) else DataError(f"{url} cannot be read: {data}"))
-    return out
+        yield from (_content(path_of(url)) for url in urls)
+        return
+    for start in range(0, len(urls), AT_A_TIME):
+        paths = {fs._strip_protocol(url): url for url in urls[start : start + AT_A_TIME]}
+        found = fs.cat(list(paths), on_error="return")
+        for path, url in paths.items():
+            data = found[path]
+            if isinstance(data, Exception) and may_pass(data):  # which is no fault of the image
+                data = patiently(partial(fs.cat_file, path), masked(url))
+            yield data if isinstance(data, bytes) else DataError(f"it cannot be read: {data}")
+
+
+def path_of(url: str) -> str:
+    """The path of a local file, from its URL; as fsspec has it, in a tenth of the time."""
+    return url if url.startswith("/") else str(LocalFileSystem._strip_protocol(url))
 
 
 def _content(path: str) -> bytes | DataError:
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            return file.read() if size <= LARGEST else _too_large(path, size)
+            return file.read() if size <= LARGEST else _too_large(size)
     except OSError as error:
-        return DataError(f"{path} cannot be read: {error.strerror}")
+        return DataError(f"it cannot be read: {error.strerror}")
 
 
-def _too_large(path: str, size: int) -> DataError:
-    return DataError(f"{path} has {size:,} bytes, and an image may have {LARGEST:,} at most")
+def _too_large(size: int) -> DataError:
+    return DataError(f"it has {size:,} bytes, and an image may have {LARGEST:,} at most")

@@ -12,19 +12,36 @@ from rescnet_dist.data.sources.source import Samples, Source, in_order, split_na
 from rescnet_dist.errors import DataError
 
 
+def _is_image(path: str) -> bool:
+    """By its name; what is hidden, or what macOS leaves in archives, is none.
+
+    >>> _is_image("cats/1.JPG"), _is_image("cats/._1.jpg"), _is_image(".trash/1.jpg")
+    (True, False, False)
+    """
+    hidden = any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
+    return path.lower().endswith(SUFFIXES) and not hidden
+
+
 class FolderSource(Source):
     """Image files by their path: the folder that a file lies in, below that of its split if there
     are any, is its class."""
 
     def __init__(self, url: str, paths: Sequence[str]) -> None:
         self.url = url.rstrip("/")
-        parts = [path.split("/") for path in paths if path.lower().endswith(SUFFIXES)]
+        parts = [path.split("/") for path in paths if _is_image(path)]
         if not parts:
             raise DataError(
                 f"{url} has no image files ({', '.join(SUFFIXES)}) and is no other data set that "
                 "is known: check the URL"
             )
-        with_splits = all(len(p) > 2 and split_named(p[0]) for p in parts)
+        splits = {path[0] for path in parts if len(path) > 1 and split_named(path[0])}
+        others = {path[0] for path in parts} - splits
+        if others and any(path[0] in splits and len(path) > 2 for path in parts):
+            raise DataError(
+                f"{url} has {min(others)} beside {min(splits)}: put all images into folders of "
+                "splits (train, val, test), or none of them"
+            )
+        with_splits = not others
         depth = 1 if with_splits else 0
         for path in parts:
             if len(path) < depth + 2:
@@ -46,4 +63,4 @@ class FolderSource(Source):
     def read(self, split: str, start: int, stop: int) -> Samples:
         """The bytes of the files."""
         urls = [f"{self.url}/{path}" for path in self.paths[split][start:stop]]
-        return Samples(list(contents(urls)), urls)
+        return Samples(contents(urls), urls)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rescnet_dist.data.sources.files import LARGEST, File, reading
-from rescnet_dist.data.sources.source import Encoded, Samples, Source, coded, in_order, split_named
+from rescnet_dist.data.sources.source import (
+    Encoded,
+    Samples,
+    Source,
+    coded,
+    in_order,
+    split_of_file,
+)
 from rescnet_dist.errors import DataError
 
 IMAGE_COLUMNS = ("image", "img", "images")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls")
+MOST_ROWS = 2**24  # of one file, as equal labels take no room there
+AT_A_TIME = 64  # rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +46,7 @@ class ParquetSource(Source):
         names = None
         for file_url in files:
             file = File.at(file_url)
-            parts = file_url[len(url) :].split("/")
-            split = next((s for part in reversed(parts) if (s := split_named(part))), "train")
+            split = split_of_file(file_url[len(url) :] or file.name)
             groups, codes, found = _scanned(file)
             self.groups.setdefault(split, []).extend(groups)
             labels.setdefault(split, []).append(codes)
@@ -49,20 +57,22 @@ class ParquetSource(Source):
 
     def read(self, split: str, start: int, stop: int) -> Samples:
         """The bytes of the images."""
-        data: list[Encoded] = []
-        names: list[str] = []
+        parts: list[tuple[RowGroup, range]] = []
         first = 0
         for group in self.groups[split]:
             if first < stop and start < first + group.rows:
                 rows = range(max(start - first, 0), min(stop - first, group.rows))
-                images = _images(group)
-                data += [images[row] for row in rows]
-                names += [f"{group.file.url}, row group {group.number}, row {row}" for row in rows]
+                parts.append((group, rows))
             first += group.rows
-        return Samples(data, names)
+        names = [
+            f"{group.file.url}, row group {group.number}, row {row}"
+            for group, rows in parts
+            for row in rows
+        ]
+        return Samples((image for part in parts for image in _images(*part)), names)
 
 
-def _parquet(file: File, opened: Any) -> Any:
+def _parquet(file: File, opened: Any, **options: Any) -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
@@ -70,7 +80,7 @@ def _parquet(file: File, opened: Any) -> Any:
             f"{file.url} is a Parquet file, and pyarrow is not there to read it: "
             'pip install "rescnet-dist[parquet]"'
         ) from None
-    return pyarrow.parquet.ParquetFile(opened)
+    return pyarrow.parquet.ParquetFile(opened, **options)
 
 
 def _scanned(file: File) -> tuple[list[RowGroup], np.ndarray[Any, Any], list[str] | None]:
@@ -79,7 +89,8 @@ def _scanned(file: File) -> tuple[list[RowGroup], np.ndarray[Any, Any], list[str
         parquet = _parquet(file, opened)
         metadata, schema = parquet.metadata, parquet.schema_arrow
         column = _column(file, schema.names, LABEL_COLUMNS, "labels")
-        _column(file, schema.names, IMAGE_COLUMNS, "images")
+        _image_bytes(file, schema)
+        _check_labels(file, column, schema.field(column).type, metadata.num_rows)
         groups = []
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -89,13 +100,35 @@ def _scanned(file: File) -> tuple[list[RowGroup], np.ndarray[Any, Any], list[str
                     f"{LARGEST:,} are the limit: write it with smaller row groups"
                 )
             groups.append(RowGroup(file, number, group.num_rows))
-        labels = np.asarray(parquet.read(columns=[column]).column(column).to_numpy())
-        if labels.dtype.kind not in "iu" or len(labels) != sum(group.rows for group in groups):
-            raise DataError(
-                f"{file.url} has {column} of type {labels.dtype}: whole numbers, one "
-                "per row, are needed"
-            )
-        return groups, labels.astype(np.int64), _class_names(schema.metadata or {}, column)
+        labels = parquet.read(columns=[column]).column(column).cast("int64")
+        if labels.null_count or len(labels) != sum(group.rows for group in groups):
+            raise DataError(f"{file.url} has rows without {column}: give each a whole number")
+        names = _class_names(schema.metadata or {}, column)
+        return groups, labels.to_numpy(), names
+
+
+def _check_labels(file: File, column: str, kind: Any, rows: int) -> None:
+    if not str(kind).startswith(("int", "uint")):
+        raise DataError(f"{file.url} has {column} of type {kind}: whole numbers are needed")
+    if not 0 < rows <= MOST_ROWS:
+        raise DataError(
+            f"{file.url} has {rows:,} rows, and from 1 to {MOST_ROWS:,} are read: write it as "
+            "several files"
+        )
+
+
+def _image_bytes(file: File, schema: Any) -> str:
+    """The column with the bytes of the images, which may be part of a struct."""
+    column = _column(file, schema.names, IMAGE_COLUMNS, "images")
+    kind = schema.field(column).type
+    fields = [field.name for field in kind] if kind.num_fields else []
+    leaf = kind.field("bytes").type if "bytes" in fields else kind
+    if str(leaf) not in ("binary", "large_binary"):
+        raise DataError(
+            f"{file.url} has {column} of type {kind}: bytes of image files, or a struct with bytes "
+            "of them, are needed"
+        )
+    return f"{column}.bytes" if fields else column
 
 
 def _column(file: File, found: Sequence[str], names: Sequence[str], what: str) -> str:
@@ -117,15 +150,18 @@ def _class_names(metadata: dict[bytes, bytes], column: str) -> list[str] | None:
     return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else None
 
 
-def _images(group: RowGroup) -> list[Encoded]:
-    """The bytes of all images of a row group."""
+def _images(group: RowGroup, rows: range) -> Iterator[Encoded]:
+    """The bytes of images of a row group, a few at a time; those that are equal are held once."""
     with group.file.opened() as opened, reading(group.file.url):
-        parquet = _parquet(group.file, opened)
-        column = _column(group.file, parquet.schema_arrow.names, IMAGE_COLUMNS, "images")
-        values = parquet.read_row_group(group.number, columns=[column]).column(column)
-        found = [
-            value["bytes"] if isinstance(value, dict) else value for value in values.to_pylist()
-        ]
-    if len(found) != group.rows:
-        raise DataError(f"{group.file.url} is damaged: row group {group.number} is cut short")
-    return [v if isinstance(v, bytes) else DataError("it has no bytes") for v in found]
+        column = _image_bytes(group.file, _parquet(group.file, opened).schema_arrow)
+        parquet, first = _parquet(group.file, opened, read_dictionary=[column]), 0
+        for batch in parquet.iter_batches(AT_A_TIME, [group.number], [column]):
+            values = batch.column(0)
+            for row in range(max(rows.start - first, 0), min(rows.stop - first, len(values))):
+                found = values[row].as_py()
+                found = found["bytes"] if isinstance(found, dict) else found
+                yield found if isinstance(found, bytes) else DataError("it has no bytes")
+            first += len(values)
+            if first >= rows.stop:
+                return
+    raise DataError(f"{group.file.url} is damaged: row group {group.number} is cut short")

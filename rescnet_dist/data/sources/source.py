@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, overload
 
 import numpy as np
 
@@ -23,10 +25,36 @@ SPLITS = {
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Images (n, H, W, d), or the bytes of n image files, and a name for each."""
+    """Images (n, H, W, d), or the bytes of n image files, which are read as they are asked for,
+    and a name for each."""
 
-    images: Array | list[Encoded]
+    images: Array | Iterable[Encoded]
     names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered(Sequence[str]):
+    """Names of the images start to stop of something, each made when it is asked for.
+
+    >>> list(Numbered("a.npz, train", 3, 5))
+    ['a.npz, train image 3', 'a.npz, train image 4']
+    """
+
+    of: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        found = range(self.start, self.stop)[index]
+        named = [f"{self.of} image {n}" for n in ([found] if isinstance(found, int) else found)]
+        return named[0] if isinstance(found, int) else named
 
 
 class Source(ABC):
@@ -51,19 +79,28 @@ class Source(ABC):
         return sum(self.splits.values())
 
 
+@lru_cache(maxsize=10_000)  # of 60,000 files, all lie in a few folders
 def split_named(name: str) -> str | None:
-    """The split that the name of a folder or the beginning of that of a file stands for.
+    """The split that a name, as of a folder, stands for.
 
-    >>> split_named("validation"), split_named("t10k-images-idx3-ubyte"), split_named("cats")
+    >>> split_named("Validation"), split_named("t10k"), split_named("cats")
     ('val', 'test', None)
     """
-    first = name.lower()
-    for separator in "-_.":
-        first = first.split(separator)[0]
-    for split, names in SPLITS.items():
-        if first in names:
-            return split
-    return None
+    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+def split_of_file(path: str) -> str:
+    """The split that a word of the name of a file, or of a folder above it, stands for; train where
+    none does.
+
+    >>> split_of_file("emnist-test-images-idx3-ubyte"), split_of_file("val/0001.tar")
+    ('test', 'val')
+    """
+    for part in reversed(path.split("/")):
+        for word in re.split("[-_.]", part):
+            if found := split_named(word):
+                return found
+    return "train"
 
 
 def in_order(splits: Iterable[str]) -> list[str]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from rescnet_dist.data.archives import Metered
 from rescnet_dist.data.sources.decode import SUFFIXES
-from rescnet_dist.data.sources.files import File, reading
+from rescnet_dist.data.sources.files import File, brief, reading
 from rescnet_dist.data.sources.source import (
     Encoded,
     Samples,
@@ -20,13 +24,15 @@ from rescnet_dist.data.sources.source import (
     check_counts,
     coded,
     in_order,
-    split_named,
+    split_of_file,
 )
 from rescnet_dist.errors import DataError
 
 LABEL_SUFFIXES = (".cls", ".json")
 LABEL_BYTES = 2**16
+BLOCK = 512  # bytes, of which all in a tar file is made
 SCANNED_AT_A_TIME = 8
+MOST_HELD = 2**18  # files in a compressed tar file
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +49,31 @@ class Member:
         return self.file.read(self.offset, self.offset + self.size)
 
 
-def members(file: File) -> Iterator[Member]:
+@lru_cache(maxsize=1)
+def members(file: File) -> tuple[Member, ...]:
     """The plain files in a tar file, which may be gzipped, in its order."""
-    with file.opened() as opened, reading(file.url), tarfile.open(fileobj=opened, mode="r:") as tar:
-        for entry in tar:
-            if entry.isfile() and not entry.issparse():
-                yield Member(file, entry.name, entry.offset_data, entry.size)
+    most = MOST_HELD if file.is_gzipped else None
+    found = tuple(itertools.islice(_members(file), most))
+    if len(found) == most:
+        raise DataError(
+            f"{file.url} has {most:,} files or more, too many for a compressed one: decompress it "
+            "first"
+        )
+    return found
+
+
+def _members(file: File) -> Iterator[Member]:
+    tar: Any  # of which the types do not tell all attributes
+    with file.opened() as opened, reading(file.url):
+        stream: Any = Metered(file.url, opened)
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            while (entry := tar.next()) is not None:
+                tar.members.clear()  # it keeps all of them otherwise
+                if entry.isfile() and not entry.issparse():
+                    yield Member(file, entry.name, entry.offset_data, entry.size)
+        stream.seek(tar.offset)
+        if stream.read(BLOCK) != bytes(BLOCK):  # where tarfile takes damage for the end
+            raise DataError(f"{file.url} ends in the middle: it is cut short, or damaged")
 
 
 class WebDatasetSource(Source):
@@ -62,7 +87,7 @@ class WebDatasetSource(Source):
         self.images: dict[str, list[Member]] = {}
         values: dict[str, list[int | str]] = {}
         for shard, found in zip(shards, scanned, strict=True):
-            split = _split_of_shard(shard[len(url) :]) or "train"
+            split = split_of_file(shard[len(url) :] or shard.rsplit("/", 1)[-1])
             self.images.setdefault(split, []).extend(image for image, _ in found)
             values.setdefault(split, []).extend(label for _, label in found)
         self.splits = {split: len(self.images[split]) for split in in_order(self.images)}
@@ -83,19 +108,15 @@ class WebDatasetSource(Source):
     def read(self, split: str, start: int, stop: int) -> Samples:
         """The bytes of the image members."""
         found = self.images[split][start:stop]
-        data: list[Encoded] = []
-        for member in found:
-            try:
-                data.append(member.read())
-            except DataError as error:
-                data.append(error)
-        return Samples(data, [f"{member.file.url}:{member.name}" for member in found])
+        names = [f"{member.file.url}:{member.name}" for member in found]
+        return Samples((_content(member) for member in found), names)
 
 
-def _split_of_shard(path: str) -> str | None:
-    """From its name or that of a folder above it."""
-    parts = [part for part in path.split("/") if part]
-    return next((found for part in reversed(parts) if (found := split_named(part))), None)
+def _content(member: Member) -> Encoded:
+    try:
+        return member.read()
+    except DataError as error:
+        return error
 
 
 def _scanned(url: str) -> list[tuple[Member, int | str]]:
@@ -136,10 +157,13 @@ def _label(url: str, key: str, parts: dict[str, Member]) -> int | str:
         value = json.loads(text) if suffix == ".json" else text.decode().strip()
         if isinstance(value, dict):
             value = next(value[name] for name in ("label", "cls", "class") if name in value)
-        return int(value)
-    except (UnicodeDecodeError, StopIteration, TypeError, RecursionError) as error:
-        raise DataError(f"{url}:{member.name} has no label: {error!r}") from None
-    except ValueError:  # no number
-        if suffix == ".cls" and value:
-            return str(value)
-        raise DataError(f"{url}:{member.name} has no label: {text[:40]!r}") from None
+        if isinstance(value, str) and value:
+            value = int(value) if value.lstrip("-").isdecimal() else value
+    except (ValueError, StopIteration, RecursionError) as error:
+        raise DataError(f"{url}:{member.name} has no label ({brief(error)})") from None
+    is_number = type(value) is int and abs(value) < 2**63
+    if not is_number and not (isinstance(value, str) and value):
+        raise DataError(
+            f"{url}:{member.name} has no label but {text[:40]!r}: give a whole number or a word"
+        )
+    return value
