@@ -45,7 +45,8 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     ----------
     network_ : the fitted `Network`, at its chosen depth
     classes_ : (C,) the labels as they were given
-    accuracies_ : accuracy on the training and validation images after each layer
+    accuracies_ : accuracy on the training images, copies included, and on the validation images
+        after each layer
     depth_ : the chosen depth
     run_url_ : where the run is stored, or None
 

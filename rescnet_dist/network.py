@@ -175,7 +175,7 @@ class Network:
                 (height, width, channels),
                 read_image_scale(place),
                 StoredLayers(place, depth),
-                AugmentSpec.from_dict(attributes["augment"]),
+                AugmentSpec.from_dict(attributes.get("augment", {})),
             )
 
 

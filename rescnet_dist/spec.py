@@ -347,7 +347,7 @@ class RunSpec(Spec):
 
     def __post_init__(self) -> None:
         self._check_types()
-        self._check_range("seed", 0)
+        self._check_range("seed", 0, 2**63 - 1)
         self._check_range("validation", 0, 0.9)
         for name in ("chunk_images", "accumulators", "solve_threads", "tile_features"):
             self._check_range(name, 1)

@@ -1,4 +1,4 @@
-"""The commands of `rescnet` that are about networks: train, plan, resume, evaluate, …"""
+"""The commands of `rescnet` that are about networks: train, plan, resume and so on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 import click
-import numpy as np
+import dask.array as da
 from rich.console import Console
 from rich.table import Table
 
@@ -270,13 +270,14 @@ def predict_command(
         writer = csv.writer(file)
         names = [f"p({c})" for c in clf.classes_] if proba else []
         writer.writerow(["image", "label", *names])
-        step = clf.network_.batch_images
-        for start in range(0, images.shape[0], step):
-            rows = np.asarray(images.array[start : start + step])
-            probabilities = clf.predict_proba(rows, augment=augment)
+        lazy = da.asarray(images.array).rechunk({0: clf.network_.batch_images})
+        number = 0
+        for block in clf.predict_proba(lazy, augment=augment).blocks:
+            probabilities = block.compute(scheduler="threads")
             labels = clf.classes_[probabilities.argmax(axis=1)]
-            for offset, (label, row) in enumerate(zip(labels, probabilities, strict=True)):
-                writer.writerow([start + offset, label, *(f"{p:.6f}" for p in row if proba)])
+            for label, row in zip(labels, probabilities, strict=True):
+                writer.writerow([number, label, *(f"{p:.6f}" for p in row if proba)])
+                number += 1
 
 
 @main.command("info", **SHOW)
@@ -458,7 +459,7 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, as_json:
         with working("test accuracy"):
             accuracy = ResCNetClassifier.load(run.url).score(data)
     if as_json:
-        keys = ("url", "state", "reason", "depth", "layers")
+        keys = ("url", "state", "reason", "depth", "copies", "layers")
         click.echo(json.dumps({key: found[key] for key in keys} | {"test": accuracy}))
         return
     chosen = found["layers"][found["depth"] - 1]

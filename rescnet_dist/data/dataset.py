@@ -308,7 +308,7 @@ def _splits(given: xr.DataArray) -> Array:
 
 def _named(labels: Any, names: Any) -> Any:
     """Labels (N,) by their class names, where they are places in these."""
-    if labels is None or not names:
+    if labels is None or names is None or not len(names):
         return labels
     classes = classes_array(list(names))
 

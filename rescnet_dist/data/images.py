@@ -71,16 +71,17 @@ def as_images(source: Any, *, name: str = "X") -> Images:
     return Images(array)
 
 
-def check_finite(images: Array, start: int, name: str = "X") -> None:
-    """Refuse NaN or infinite pixels in images (n, …), of which the first has index `start`."""
+def check_finite(images: Array, numbers: Array | int, name: str = "X") -> None:
+    """Refuse NaN or infinite pixels in images (n, …) of these numbers (n,), or from this one on."""
     if images.dtype.kind != "f":
         return
     bad = ~np.isfinite(images).all(axis=tuple(range(1, images.ndim)))
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
         value = images[first][~np.isfinite(images[first])].flat[0]
+        number = numbers + first if isinstance(numbers, int) else numbers[first]
         raise DataError(
-            f"image {start + first} of {name} has the pixel value {value}: pixels must be finite; "
+            f"image {number} of {name} has the pixel value {value}: pixels must be finite; "
             "replace or drop such images"
         )
 

@@ -22,7 +22,7 @@ from rescnet_dist.data.dataset import open_source
 from rescnet_dist.data.sources import Source, Wanted, decode, first_image
 from rescnet_dist.data.stored import UNFINISHED
 from rescnet_dist.errors import DataError, StoreError, masked
-from rescnet_dist.store import IMAGE_DIMS, Location, patiently, write_region
+from rescnet_dist.store import IMAGE_DIMS, Claim, Location, patiently, write_region
 
 FORMAT, FORMAT_VERSION = "rescnet-dataset", 1
 CHUNK_BYTES = 2 * 2**20  # of images, before compression
@@ -89,31 +89,46 @@ def import_dataset(
     shape, dtype = first_image(found, wanted)
     per_chunk = CHUNK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize)
     job = Job(place, wanted, shape, dtype.str, chunk_images or max(1, min(per_chunk, found.count)))
-    _begin(job, found)
     report = progress or (lambda done, total: None)
-    skipped = _left_out(job, on_error)
-    while bad := _write_images(job, found, client, skipped, report):
-        if on_error == "error":
-            raise DataError(_refusal(bad, found, place))
-        _drop(job, skipped, bad)
-    return _finish(job, found, os.fspath(source), skipped)
+    _check_free(job)
+    with Claim.take(place).kept():  # of two imports to one place, the second is refused
+        _begin(job, found)
+        skipped = _left_out(job, on_error)
+        while not _is_whole(job) and (bad := _write_images(job, found, client, skipped, report)):
+            if on_error == "error":
+                raise DataError(_refusal(bad, found, place))
+            _drop(job, skipped, bad)
+        imported = _finish(job, found, os.fspath(source), skipped)
+    patiently((place / "claims").remove, f"tidying {place}")
+    return imported
 
 
 # beginning and going on -------------------------------------------------------------------------
 
 
+def _is_whole(job: Job) -> bool:
+    """Whether all that is left to do is to tidy up, as after a kill at the very end."""
+    return "zarr.json" in patiently(job.dest.names, f"reading {job.dest}")
+
+
+def _check_free(job: Job) -> None:
+    """Refuse a place that holds something else than an import that was begun."""
+    names = set(patiently(job.dest.names, f"reading {job.dest}"))
+    if names and UNFINISHED not in names and names != {"claims"}:
+        raise StoreError(f"{job.dest.url} already holds something: choose another URL")
+
+
 def _begin(job: Job, source: Source) -> None:
-    """Claim a new place, or one where the same import has been begun; others are refused."""
+    """Note what is imported, or find that the same was begun; something else is refused."""
     record = _fingerprint(job, source)
     begun = patiently((job.dest / UNFINISHED).read_json, f"reading {job.dest}")
     if begun is None:
-        if job.dest.exists():
-            raise StoreError(f"{job.dest.url} already holds something: choose another URL")
         patiently(lambda: (job.dest / UNFINISHED).write_json(record), str(job.dest))
     elif begun != record:
         raise StoreError(
-            f"{job.dest.url} has an import of something else, or with other options, that was not "
-            "finished: finish that, remove it, or choose another URL"
+            f"{job.dest.url} has an import that was not finished, of another source, of one that "
+            "has changed since, or with other options: finish that, remove it, or choose another "
+            "URL"
         )
 
 
@@ -123,13 +138,13 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
     for split in source.splits:
         labels.update(np.ascontiguousarray(source.labels[split]).tobytes())
     names = hashlib.sha256(json.dumps([str(name) for name in source.classes]).encode())
-    first = source.read(next(iter(source.splits)), 0, 1).names[0]
+    files = hashlib.sha256(repr(sorted(vars(source).items())).encode())  # names, sizes, versions
     return {
         "format": FORMAT,
         "splits": dict(source.splits),
         "labels": labels.hexdigest(),
         "classes": names.hexdigest(),
-        "first": masked(first),
+        "files": files.hexdigest(),
         "resize": list(job.wanted.resize) if job.wanted.resize else None,
         "channels": job.wanted.channels,
         "shape": list(job.shape),
@@ -196,18 +211,20 @@ def _write_images(
 
 def _make_room(job: Job, rows: int) -> None:
     """Make the array of the images, or change its length if it is there."""
-    try:
-        array = job.dest.open_array("images", write=True)
-    except StoreError:
-        shape = (rows, *job.shape)
-        create = (job.dest / "images").create_array  # and no group around it yet
+    shape, what = (rows, *job.shape), f"images of {job.dest}"
+    if "images" not in patiently(job.dest.names, f"reading {job.dest}"):
+        patiently((job.dest / "import").remove, f"tidying {job.dest}")  # records of nothing
+        create = job.dest.create_array
         patiently(
-            lambda: create("", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True),
-            f"images of {job.dest}",
+            lambda: create(
+                "images", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True, in_group=False
+            ),
+            what,
         )
         return
+    array = patiently(lambda: job.dest.open_array("images", write=True), what)
     if array.shape[0] != rows:
-        patiently(lambda: array.resize((rows, *job.shape)), f"images of {job.dest}")
+        patiently(lambda: array.resize(shape), what)
 
 
 def _write_rows(job: Job, source: Source, numbers: Array, start: int) -> list[tuple[int, str, str]]:
@@ -222,7 +239,7 @@ def _write_rows(job: Job, source: Source, numbers: Array, start: int) -> list[tu
             block = decode(samples, job.wanted, job.shape, np.dtype(job.dtype))
             chosen = np.isin(np.arange(low, high), wanted)
             images.append(block.images[chosen[block.good]] if not chosen.all() else block.images)
-            bad += [(first + low + n, name, why) for n, name, why in block.bad if chosen[n]]
+            bad += [(first + low + n, masked(name), why) for n, name, why in block.bad if chosen[n]]
         first += count
     if bad:
         return bad
@@ -281,7 +298,7 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
     }
     group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
     patiently(lambda: (job.dest / "zarr.json").write_json(group), f"attributes of {job.dest}")
-    for name in ("import", SKIPPED, UNFINISHED):  # the last one is what readers wait for
+    for name in ("import", UNFINISHED, SKIPPED):  # what was left out is needed until it is done
         patiently((job.dest / name).remove, f"tidying {job.dest}")
     return Imported(
         str(job.dest), {split: stop - start for split, (start, stop) in ranges.items()},

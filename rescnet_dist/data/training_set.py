@@ -107,6 +107,10 @@ def training_set(
             groups = part.groups
         together = None if groups is None else group_codes(groups, images.shape[0])
         return TrainingSet((images,), (codes,), known, augment, together)
+    if groups is not None:
+        raise DataError(
+            "groups are for images to be held out, and a validation set is given: leave one out"
+        )
     held_out, held_labels = taken(*validation, "val", name="validation X")
     _check_shape(held_out, images, "validation")
     held_codes = encode(held_labels, known, name="validation y")

@@ -45,6 +45,8 @@ def augmented(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed:
 
     Copy 0 is the image itself. Whole-number pixels are rounded and kept within their type's range.
     """
+    if images.dtype.kind == "b":
+        images = images.astype(np.uint8)
     out = images.copy()
     rows = np.flatnonzero(copy)
     step = max(1, SLAB_PIXELS // (images.shape[1] * images.shape[2]))
@@ -61,7 +63,8 @@ def full_range(dtype: np.dtype[Any]) -> float:
 
 def _copies(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed: int) -> Array:
     draws = _Draws(seed, index, copy)
-    pixels = images.astype(np.float32)
+    wide = images.dtype.kind in "iu" and images.dtype.itemsize > 2
+    pixels: Array = images.astype(np.float64 if wide else np.float32)
     if spec.moves:
         pixels = _moved(pixels, copy, spec, draws)
     pixels = _recoloured(pixels, spec, draws)
@@ -69,7 +72,7 @@ def _copies(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed: i
         pixels[_cut_out(images.shape[1:3], spec.cutout, draws)] = 0
     if spec.noise:
         noise = draws.normal(Draw.NOISE, pixels[0].size).reshape(pixels.shape)
-        pixels += np.float32(spec.noise * full_range(images.dtype)) * noise
+        pixels = pixels + np.float32(spec.noise * full_range(images.dtype)) * noise
     if images.dtype.kind == "f":
         return pixels.astype(images.dtype)
     limits = np.iinfo(images.dtype)

@@ -227,12 +227,13 @@ class Location:
         dims: tuple[str, ...],
         *,
         compress: bool,
+        in_group: bool = True,
     ) -> None:
         """Make an empty array (n, …) under this group, in chunks of `chunk` whole rows or, where it
-        is a shape, of that shape."""
+        is a shape, of that shape. Without `in_group`, no group is made where there is none yet."""
         create = partial(
             zarr.create_array,
-            name=path,
+            name=path if in_group else None,
             shape=shape,
             dtype=dtype,
             chunks=(chunk, *shape[1:]) if isinstance(chunk, int) else chunk,
@@ -240,7 +241,8 @@ class Location:
             dimension_names=dims,
             overwrite=True,
         )
-        (self / path)._written(lambda: create(self.zarr_store()))
+        place = self if in_group else self / path
+        (self / path)._written(lambda: create(place.zarr_store()))
 
     def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
         """The array at `path` under this group, or the one at this place itself; never one whose

@@ -33,7 +33,8 @@ from rescnet_dist.store.patience import patiently
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+OLDEST_RUN = 2  # that can be gone on with
 
 # entries that the records of a run must have, and their kinds
 COMMIT: dict[str, type] = {"step": int, "checksums": dict}
@@ -57,6 +58,11 @@ def check_format(place: Location, *formats: str) -> dict[str, Any]:
         raise StoreError(
             f"{place.url} has format version {version}, and this release of rescnet_dist reads "
             f"versions up to {FORMAT_VERSION}: install a newer release"
+        )
+    if found == RUN_FORMAT and version < OLDEST_RUN:
+        raise StoreError(
+            f"{place.url} has format version {version}, which had no augmentation: this release "
+            f"goes on with runs of version {OLDEST_RUN} and later; use the release that made it"
         )
     return attributes
 
@@ -254,12 +260,15 @@ class RunStore:
             records.append(_checked(self.place / "commits" / name, kinds) or {})
         return records
 
-    def remove_commits_from(self, step: int) -> None:
-        """Remove the records of this step and later ones, which do not count where one is missing
-        before them."""
-        for name in patiently((self.place / "commits").names, f"reading the commits of {self}"):
-            if name >= f"{step:04d}.json":
-                patiently((self.place / "commits" / name).remove, f"removing {name} of {self}")
+    def commits_from(self, step: int) -> list[str]:
+        """The names of the records of this step and later ones."""
+        names = patiently((self.place / "commits").names, f"reading the commits of {self}")
+        return [name for name in names if name >= f"{step:04d}.json"]
+
+    def remove_commits(self, names: list[str]) -> None:
+        """Remove records, the last one first, so that no gap is left if this is cut short."""
+        for name in sorted(names, reverse=True):
+            patiently((self.place / "commits" / name).remove, f"removing {name} of {self}")
 
     def checksums(self, step: int) -> dict[str, list[int]]:
         """The checksums that were committed with a step: those of each array's chunks, by path."""

@@ -113,6 +113,8 @@ class Reader:
             )  # fmt: skip
         except DamagedError as error:
             problem = str(error)
+        if state.augment.copies:
+            problem += " (or copies of them come out otherwise, as with another NumPy or processor)"
         raise DamagedError(
             f"{problem}; put the images back as they were when the run began, or train on others "
             "in another store"

@@ -9,8 +9,11 @@ from itertools import accumulate
 import numpy as np
 
 from rescnet_dist.data import RowTable, held_out_groups, validation_members
+from rescnet_dist.errors import DataError
 from rescnet_dist.store import Checksums, RunStore, patiently, read_region
 from rescnet_dist.train.chunks import Array, write
+
+MOST_COUNTS = 10_000_000  # groups × classes that a worker keeps count of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,14 @@ def _held_out_groups(run: RunStore, how: HoldOut) -> Array:
         groups, place = np.unique(
             _read(run, "work/groups", start, start + len(codes)), return_inverse=True
         )
-        for number, group in enumerate(groups.tolist()):
-            found = np.bincount(codes[place == number], minlength=how.classes)
-            counts[group] = counts.get(group, 0) + found
+        if (len(counts) + len(groups)) * how.classes > MOST_COUNTS:
+            raise DataError(
+                f"more than {MOST_COUNTS // how.classes:,} groups of {how.classes} classes cannot "
+                "be split at a time: give larger groups, or a validation set"
+            )
+        found = np.bincount(place * how.classes + codes, minlength=len(groups) * how.classes)
+        for group, of_class in zip(groups.tolist(), found.reshape(-1, how.classes), strict=True):
+            counts[group] = counts.get(group, 0) + of_class
     return np.array(sorted(held_out_groups(counts, how.validation, how.seed)), np.int64)
 
 

@@ -29,6 +29,7 @@ from rescnet_dist.train.events import (
     Event,
     Listener,
     PassDone,
+    PassRetried,
     PassStarted,
     RunDone,
     RunStarted,
@@ -87,10 +88,20 @@ class _Driver:
                 history.accuracies, self.state.augment.copies,
             )
         )  # fmt: skip
-        self.run.remove_commits_from(len(self.run.commits()))
+        self.drop_commits_behind_a_gap()
         if history.surveyed:
             self.counts = _as_tuples(self.run.commits()[0]["counts"])
             self.tidy(history.layers)  # a driver that died may not have got to it
+
+    def drop_commits_behind_a_gap(self) -> None:
+        """Remove, and tell of, the records of steps that do not count as one before is missing."""
+        counted = len(self.run.commits())
+        if behind := self.run.commits_from(counted):
+            self.claim.check()
+            lost = f"commits/{counted:04d}.json is missing"
+            reason = f"{lost}, so that {len(behind)} steps behind it are made again"
+            self.tell(PassRetried("grow" if counted else "survey", counted, reason))
+            self.run.remove_commits(behind)
 
     def survey(self) -> None:
         """Count and survey the data; commits step 0."""

@@ -99,7 +99,9 @@ def survey_group(task: Task, group: Group) -> Checked:
         for chunk in reader.chunks():
             with naming(group, chunk):
                 raw = reader.images(images, chunk)
-                check_finite(raw, chunk.start)  # of images that were copied, this has been done
+                check_finite(
+                    raw, chunk.rows.image
+                )  # of images that were copied, this has been done
                 statistics = statistics.merge(_surveyed(raw, chunk, draws, size, state))
                 checksums = checksums.plus({"data/images": raw})
             report_chunk(task, "survey", chunk.start, chunk.stop)

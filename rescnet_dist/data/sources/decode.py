@@ -136,6 +136,8 @@ def _made(image: Array, wanted: Wanted) -> Array:
 
 
 def _fitted(image: Any, wanted: Wanted) -> Any:
+    if wanted.channels and image.mode == "I;16":
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip
     if wanted.channels and image.mode != MODES[CHANNELS[wanted.channels]]:
         image = image.convert(MODES[CHANNELS[wanted.channels]])
     if wanted.resize and (image.height, image.width) != wanted.resize:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -17,7 +19,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rescnet_dist.errors import DataError, RescnetError, masked
 from rescnet_dist.store import patiently
-from rescnet_dist.store.patience import may_pass
 
 LARGEST = 384 * 2**20  # bytes of one file that are held in memory, compressed or not
 AT_A_TIME = 32  # files that are asked for
@@ -150,14 +151,20 @@ def contents(urls: Sequence[str]) -> Iterator[bytes | DataError]:
     if isinstance(fs, LocalFileSystem):
         yield from (_content(path_of(url)) for url in urls)
         return
-    for start in range(0, len(urls), AT_A_TIME):
-        paths = {fs._strip_protocol(url): url for url in urls[start : start + AT_A_TIME]}
-        found = fs.cat(list(paths), on_error="return")
-        for path, url in paths.items():
-            data = found[path]
-            if isinstance(data, Exception) and may_pass(data):  # which is no fault of the image
-                data = patiently(partial(fs.cat_file, path), masked(url))
-            yield data if isinstance(data, bytes) else DataError(f"it cannot be read: {data}")
+    paths = [fs._strip_protocol(url) for url in urls]
+    with ThreadPoolExecutor(AT_A_TIME) as pool:  # fs.cat of many would take names for patterns
+        for start in range(0, len(paths), AT_A_TIME):
+            yield from pool.map(partial(_remote, fs), paths[start : start + AT_A_TIME])
+
+
+def _remote(fs: Any, path: str) -> bytes | DataError:
+    """The bytes of one file; waits for a store that fails, which is no fault of the image."""
+    try:
+        return bytes(patiently(partial(fs.cat_file, path), masked(path)))
+    except FileNotFoundError:
+        return DataError("it cannot be read: there is no such file")
+    except RescnetError as error:
+        return DataError(f"it cannot be read: {error}")
 
 
 def path_of(url: str) -> str:
@@ -171,6 +178,8 @@ def _content(path: str) -> bytes | DataError:
             size = os.fstat(file.fileno()).st_size
             return file.read() if size <= LARGEST else _too_large(size)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO):
+            raise DataError(f"{path} cannot be read: {error.strerror}; mend that first") from None
         return DataError(f"it cannot be read: {error.strerror}")
 
 

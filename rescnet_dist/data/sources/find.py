@@ -15,6 +15,7 @@ from rescnet_dist.data.sources.parquet import ParquetSource
 from rescnet_dist.data.sources.source import Source
 from rescnet_dist.data.sources.tar import Member, WebDatasetSource, members
 from rescnet_dist.errors import DataError
+from rescnet_dist.store import Location
 
 TARS = (".tar", ".tar.gz", ".tgz")
 NUMPY = (".npy", ".npz")
@@ -22,7 +23,7 @@ NUMPY = (".npy", ".npz")
 
 def find_source(url: str) -> Source:
     """The source at a URL, a file or a folder. Reads names, headers and labels, no images."""
-    url = url.rstrip("/")
+    url = Location.of(url).url.rstrip("/")  # workers may be in other folders
     with reading(url):
         fs, path = fsspec.url_to_fs(url)
         is_file = fs.isfile(path)
