@@ -148,7 +148,7 @@ PLANS: dict[str, Case] = {
         None, (*PLAN, "--store", "run"), ["already holds another run", "choose another URL"]
     ),
     "a plan of nothing": (
-        None, ("plan", "nowhere.zarr", "--preset", "digits"), ["there is nothing at nowhere.zarr"]
+        None, ("plan", "nowhere.zarr", "--preset", "digits"), ["nowhere.zarr: check the URL"]
     ),
 }  # fmt: skip
 

@@ -180,8 +180,8 @@ def test_help_shows_an_example(name: str):
     [
         (["train", "--preset", "cifar"], "did you mean 'cifar10'"),
         (["train", "nowhere.zarr", "--preset", "cifar10"], "nowhere.zarr"),
-        (["train", "nowhere.zarr"], "there is nothing at nowhere.zarr"),
-        (["train", "--test", "nowhere.zarr"], "there is nothing at nowhere.zarr"),
+        (["train", "nowhere.zarr"], "nowhere.zarr: check the URL"),
+        (["train", "--test", "nowhere.zarr"], "nowhere.zarr: check the URL"),
         (["train", "--filters", "0"], "filters=0 is out of range: it must be at least 1"),
         (["train", "--filters", "many"], "'many' is not a valid integer"),
         (["train", "--levels", "4;2"], "such as 4,2,1"),
