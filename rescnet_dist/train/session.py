@@ -10,7 +10,7 @@ from distributed import Client
 
 from rescnet_dist.cluster.connect import naming_its_loss
 from rescnet_dist.data import TrainingSet
-from rescnet_dist.errors import DataError, SingularError, SpecError
+from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Claim, Location, RunStore, patiently
 from rescnet_dist.train.events import Listener
@@ -74,8 +74,12 @@ def resume_run(
 
 def _remove(run: RunStore) -> None:
     """Remove a run, and what tasks that were under way when it failed may still write to it."""
-    for _ in range(STILL_WRITING):
-        patiently(run.place.remove, f"removing {run}")
+    for attempt in range(STILL_WRITING):
+        try:
+            patiently(run.place.remove, f"removing {run}")
+        except StoreError:  # as files come and go under its hands
+            if attempt == STILL_WRITING - 1:
+                raise
         time.sleep(0.2)
         if not run.place.exists():
             return
