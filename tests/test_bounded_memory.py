@@ -100,6 +100,7 @@ def train_within(
     return outcome
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     """Four times as many images: at most a tenth more, on workers that neither spill nor die."""
     spec = NetworkSpec(filters=6, block=8, max_layers=2, ridge=0.1)

@@ -280,6 +280,7 @@ def test_control_c_in_a_terminal_leaves_one_line(tmp_path: Path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which nohup takes away
     )
     lines = []
     for line in process.stderr:

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
 }
 
 
-IN_EVERY_RUN = ("small", "large chunks", "tiles")
+IN_EVERY_RUN = ("small", "tiles")
 
 
 @pytest.mark.parametrize(

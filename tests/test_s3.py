@@ -41,6 +41,7 @@ def test_a_run_on_s3_has_the_same_bits_as_on_disk(s3: None, client: Client, tmp_
         ResCNetClassifier(SPEC, store="s3://runs/same", run=RUN).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_worker_processes_read_data_from_s3(s3: None) -> None:
     """Images at an S3 URL are referred to, and read where the workers are."""
     group = zarr.open_group("s3://runs/data.zarr", mode="w")

@@ -215,7 +215,7 @@ LIMITS = [
         for name in ("lda_ridge", "sigma", "beta")
         for value in (0, -2.0)
     ),
-    (RunSpec, "seed", -1, "at least 0"),
+    (RunSpec, "seed", -1, f"at least 0 and at most {2**63 - 1}"),
     *((RunSpec, "validation", value, "at least 0 and at most 0.9") for value in (-0.1, 0.95)),
     *((RunSpec, name, 0, "at least 1") for name in ("chunk_images", "accumulators")),
     (RunSpec, "solve_threads", 0, "at least 1"),

@@ -131,6 +131,7 @@ def driver_traffic(folder: Path, spec: NetworkSpec, n: int, run: RunSpec) -> dic
     return counted.counts
 
 
+@pytest.mark.slow
 def test_what_the_driver_moves_does_not_grow_with_the_images(tmp_path: Path) -> None:
     """Under a megabyte per pass, a few hundred bytes of it for each chunk, though the scatter
     matrix alone has 11."""

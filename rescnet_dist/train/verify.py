@@ -75,8 +75,7 @@ def _verify_images(run: RunStore, state: RunState, number: int) -> None:
     start = number * state.plan.chunk_images
     stop = min(start + state.plan.chunk_images, state.plan.images)
     group = Group(0, start, stop, state.plan.chunk_images)
-    images = {"data/images": run.checksums(0)["data/images"]}
-    reader = Reader(Task(run, 0, ((0,) * state.classes,)), group, state, 0, images)
+    reader = Reader.of(Task(run, 0, ((0,) * state.classes,)), group, state, 0)
     try:
         chunks = list(reader.chunks())
     except StoreError:
