@@ -13,6 +13,7 @@ import xarray as xr
 from dask.delayed import delayed
 
 from rescnet_dist.data.dataset import open_dataset
+from rescnet_dist.errors import DataError
 from rescnet_dist.store import Location
 
 IMBALANCE = 10  # times as many images in the largest class as in the smallest
@@ -42,6 +43,8 @@ class DatasetInfo:
 def inspect_dataset(source: str | os.PathLike[str] | xr.Dataset) -> DatasetInfo:
     """Read all images of a data set once, in parallel, and tell what is in it."""
     dataset = open_dataset(source)
+    if "labels" not in dataset:
+        raise DataError("the data set has no labels variable: name it labels or label")
     images, labels = dataset["images"].chunk(), dataset["labels"].to_numpy()
     names = dataset.attrs.get("class_names") or sorted(np.unique(labels).tolist())
     codes = labels if "class_names" in dataset.attrs else np.searchsorted(names, labels)
