@@ -212,9 +212,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """Share of images X classified rightly; y (N,), or None where X is a data set with labels,
         of which the test split is used."""
         check_is_fitted(self)
-        images, labels = taken(X, y, "test")
-        codes = encode(labels, self.classes_, unknown=-1)
-        right = self._scores(images, augment).argmax(axis=1) == codes
+        part = taken(X, y, "test")
+        codes = encode(part.labels, self.classes_, unknown=-1)
+        right = self._scores(part.images, augment).argmax(axis=1) == codes
         if sample_weight is None:
             return float(right.mean())
         return float(np.average(np.asarray(right), weights=sample_weight))
@@ -222,9 +222,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
         """Accuracy (L,) on images X after each layer."""
         check_is_fitted(self)
-        images, labels = taken(X, y, "test")
-        codes = encode(labels, self.classes_, unknown=-1)
-        return self.network_.staged_right(images, codes, self._averaging(augment)) / images.shape[0]
+        part = taken(X, y, "test")
+        codes = encode(part.labels, self.classes_, unknown=-1)
+        right = self.network_.staged_right(part.images, codes, self._averaging(augment))
+        return right / part.images.shape[0]
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         return masked(super().__repr__(N_CHAR_MAX))  # the store's URL may have a secret

@@ -389,9 +389,9 @@ class AugmentSpec(Spec):
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("copies", "shift", "cutout", "noise"):
-            self._check_range(name, 0)
         self._check_range("copies", 0, 10_000)
+        for name in ("shift", "cutout", "noise"):
+            self._check_range(name, 0)
         self._check_range("crop", 0, 1, above=True)
         self._check_range("rotate", 0, 180)
         for name in ("scale", "brightness", "contrast", "saturation"):

@@ -235,7 +235,7 @@ def test_images_and_labels_are_found_in_a_zarr_group(
     url = as_path(zarr_group(tmp_path / "data.zarr", arrays, zarr_format))
     with dask.config.set(scheduler=refuse):
         images = images_of(url)
-        labels = taken(url, None, "train")[1]
+        labels = taken(url, None, "train").labels
     assert images.is_lazy
     assert images.stored == Stored(str(tmp_path / "data.zarr"), "images")
     np.testing.assert_array_equal(images.array.compute(scheduler="sync"), pixels)
@@ -249,7 +249,7 @@ def test_other_names_of_images_and_labels_are_known(
     """As xarray users and scikit-learn users call them."""
     zarr_group(tmp_path / "data.zarr", {names[0]: pixels, names[1]: np.arange(7)})
     assert images_of(tmp_path / "data.zarr").shape == pixels.shape
-    assert taken(tmp_path / "data.zarr", None, "train")[1].shape == (7,)
+    assert taken(tmp_path / "data.zarr", None, "train").labels.shape == (7,)
 
 
 def test_a_dataset_stored_by_xarray_is_found(tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:

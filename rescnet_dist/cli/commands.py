@@ -11,9 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -23,6 +23,7 @@ from rich.table import Table
 
 from rescnet_dist.cli.clusters import cluster, working
 from rescnet_dist.cli.data import data_group
+from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import (
     SHOW,
     averaged_over,
@@ -38,7 +39,6 @@ from rescnet_dist.data import (
     check_test_set,
     has_test_split,
     images_of,
-    taken,
     training_set,
 )
 from rescnet_dist.errors import ClusterLost, RescnetError, StoreUnreachable, masked
@@ -383,10 +383,10 @@ def what_to_train(
 ) -> tuple[TrainingSet, NetworkSpec, RunSpec]:
     """The data and the specs of a run, from the options of `train` or `plan`."""
     with working(f"looking at {masked(data)}"):
-        taken(data, None, "train")  # which is named before a network is asked for
-        spec, run_spec, augment = resolve_specs(preset, config, data, flags)
         own = flags["validation"] is None
-        return training_set(data, None, own_validation=own, augment=augment), spec, run_spec
+        training = training_set(data, None, own_validation=own)
+        spec, run_spec, augment = resolve_specs(preset, config, data, flags)
+        return replace(training, augment=augment), spec, run_spec
 
 
 def default_store(data: str) -> str:
@@ -472,22 +472,3 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, as_json:
     if found["depth"] == len(found["layers"]):  # more layers may still help
         more = found["depth"] + 4
         click.echo(f"          {program()} resume {found['url']} --max-layers {more}")
-
-
-@contextmanager
-def finished_file(path: str) -> Iterator[IO[str]]:
-    """A text file that appears under its name only once it is whole; "-" is standard output."""
-    if path == "-":
-        yield sys.stdout
-        return
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "w", newline="") as file:
-            yield file
-        os.replace(partial, path)
-    except BaseException as error:
-        if os.path.exists(partial):
-            os.remove(partial)
-        if isinstance(error, OSError):
-            raise RescnetError(f"{path} cannot be written: {error.strerror}") from error
-        raise

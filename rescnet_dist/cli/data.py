@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +21,13 @@ from rich.progress import (
 from rich.table import Table
 
 from rescnet_dist.cli.clusters import cluster, working
+from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import SHOW, cluster_options, spec_options, take_cluster
 from rescnet_dist.data.importing import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
 from rescnet_dist.data.named import DATASETS, cache_folder, fetched
 from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
-from rescnet_dist.errors import RescnetError, masked
+from rescnet_dist.errors import masked
 from rescnet_dist.spec import AugmentSpec
 
 
@@ -201,12 +201,6 @@ def bar(what: str, unit: str) -> Iterator[Any]:
 
 
 def save_picture(picture: Any, path: str) -> None:
-    """Write a picture as a PNG file, whole or not at all."""
-    partial = f"{path}.partial"
-    try:
-        picture.save(partial, "PNG")
-        os.replace(partial, path)
-    except OSError as error:
-        if os.path.exists(partial):
-            os.remove(partial)
-        raise RescnetError(f"{path} cannot be written: {error.strerror or error}") from error
+    """Write a picture as a PNG file."""
+    with finished_file(path, binary=True) as file:
+        picture.save(file, "PNG")

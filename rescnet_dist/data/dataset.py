@@ -7,7 +7,7 @@ Dataset. Where it has splits, networks are fitted to `train` and judged by `test
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array as da
@@ -22,8 +22,9 @@ from rescnet_dist.data.named import DATASETS, fetched
 from rescnet_dist.data.sources import Samples, Source, Wanted, decode, find_source, first_image
 from rescnet_dist.data.sources.files import reading
 from rescnet_dist.data.sources.source import Numbered, split_named
-from rescnet_dist.data.stored import DIMS, GROUP_NAMES, StoredImages, find_stored
+from rescnet_dist.data.stored import GROUP_NAMES, StoredImages, find_stored
 from rescnet_dist.errors import DataError, RescnetError, nearest_name
+from rescnet_dist.store import IMAGE_DIMS
 
 BLOCK_BYTES = 4 * 2**20  # of decoded images that are read at a time
 NETCDF = (".nc", ".nc4", ".h5")
@@ -97,11 +98,7 @@ def part_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> Part | N
     if not isinstance(source, xr.Dataset):
         url = os.fspath(source)
         if url == "digits":
-            return (
-                Part(as_images(load_digits(split)[0]), load_digits(split)[1])
-                if split != "val"
-                else None
-            )
+            return None if split == "val" else _part_of_digits(split)
         stored = find_stored(url)
         if stored:
             return _part_of_stored(stored, split)
@@ -123,28 +120,23 @@ def part_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> Part | N
 def has_test_split(source: str | None) -> bool:
     """Whether there is a data set at a URL, or of a name, that has images to test with and others
     to train on."""
-    if not source:
-        return False
-    if source == "digits":
-        return True
     try:
-        stored = find_stored(source)
-        return "test" in (stored.ranges if stored else open_source(source).splits)
+        return bool(source) and "test" in open_source(source or "").splits
     except RescnetError:
         return False
 
 
-def taken(X: Any, y: Any, split: str, *, name: str = "X") -> tuple[Images, Labels]:
+def taken(X: Any, y: Any, split: str, *, name: str = "X") -> Part:
     """Images from an array or a data set, and their labels: those given, or of the data set."""
     labels_name = name.replace("X", "y")
     if not isinstance(X, str | os.PathLike | xr.Dataset):
         images = as_images(X, name=name)
-        return images, as_labels(y, images.shape[0], name=labels_name)
+        return Part(images, as_labels(y, images.shape[0], name=labels_name))
     part = _needed(X, split)
     labels = part.labels if y is None else y
     if labels is None:
         raise DataError(f"{X} has no labels variable: name it labels or label, or give labels")
-    return part.images, as_labels(labels, part.images.shape[0], name=labels_name)
+    return replace(part, labels=as_labels(labels, part.images.shape[0], name=labels_name))
 
 
 def images_of(X: Any) -> Images:
@@ -208,7 +200,7 @@ def _read_block(
 def _dataset(images: Any, labels: Any, classes: Any, splits: dict[str, int]) -> xr.Dataset:
     names = np.repeat(list(splits), list(splits.values()))
     return xr.Dataset(
-        {"images": (DIMS, images), "labels": ("image", labels)},
+        {"images": (IMAGE_DIMS, images), "labels": ("image", labels)},
         coords={"split": ("image", names)},
         attrs={"class_names": list(classes)},
     )
@@ -229,12 +221,18 @@ class Digits(Source):
         return Samples(images, Numbered(f"digits, {split}", start, stop))
 
 
+def _part_of_digits(split: str) -> Part:
+    """In memory, as they are small."""
+    images, labels = load_digits(split)
+    return Part(as_images(images), labels)
+
+
 # what is stored as arrays already ---------------------------------------------------------------
 
 
 def _of_stored(stored: StoredImages) -> xr.Dataset:
     images = as_images(da.from_zarr(stored.array()), name=stored.url).array
-    variables: dict[str, Any] = {"images": (DIMS, images)}
+    variables: dict[str, Any] = {"images": (IMAGE_DIMS, images)}
     for name, path in (("labels", stored.labels_path), ("groups", stored.groups_path)):
         if path:
             variables[name] = ("image", da.from_zarr(stored.place.open_array(path)))
@@ -284,12 +282,15 @@ def _checked(dataset: xr.Dataset) -> xr.Dataset:
         raise DataError(
             f"images has the dimensions {images.dims}: images are (image, y, x, channel)"
         )
-    if set(images.dims) <= set(DIMS):
-        images = images.transpose(*(dim for dim in DIMS if dim in images.dims))
+    if set(images.dims) <= set(IMAGE_DIMS):
+        images = images.transpose(*(dim for dim in IMAGE_DIMS if dim in images.dims))
     pixels = images.data if images.ndim == 4 else images.data[..., np.newaxis]
     coords = {"split": ("image", _splits(dataset["split"]))} if "split" in dataset else {}
     return xr.Dataset(
-        {"images": (DIMS, pixels), **{name: ("image", v.data) for name, v in variables.items()}},
+        {
+            "images": (IMAGE_DIMS, pixels),
+            **{name: ("image", v.data) for name, v in variables.items()},
+        },
         coords=coords,
         attrs=dataset.attrs,
     )

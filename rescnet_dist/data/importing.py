@@ -214,13 +214,8 @@ def _make_room(job: Job, rows: int) -> None:
     shape, what = (rows, *job.shape), f"images of {job.dest}"
     if "images" not in patiently(job.dest.names, f"reading {job.dest}"):
         patiently((job.dest / "import").remove, f"tidying {job.dest}")  # records of nothing
-        create = job.dest.create_array
-        patiently(
-            lambda: create(
-                "images", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True, in_group=False
-            ),
-            what,
-        )
+        create = (job.dest / "images").create_array  # by itself: the group comes last
+        patiently(lambda: create("", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True), what)
         return
     array = patiently(lambda: job.dest.open_array("images", write=True), what)
     if array.shape[0] != rows:

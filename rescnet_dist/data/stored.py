@@ -20,9 +20,8 @@ from rescnet_dist.data.sources.source import (
     split_named,
 )
 from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.store import Location
+from rescnet_dist.store import IMAGE_DIMS, Location
 
-DIMS = ("image", "y", "x", "channel")
 GROUP_NAMES = ("groups", "group")
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 UNFINISHED = "import.json"  # there while a data set is being imported
@@ -130,10 +129,10 @@ def _check_dims(name: str, array: zarr.Array[Any]) -> None:
     """Refuse images whose dimensions are known, and in another order than they are read in."""
     stored = getattr(array.metadata, "dimension_names", None)
     dims: Any = stored or array.attrs.get("_ARRAY_DIMENSIONS", ())
-    if set(dims) <= set(DIMS) and list(dims) != [dim for dim in DIMS if dim in dims]:
+    if set(dims) <= set(IMAGE_DIMS) and list(dims) != [dim for dim in IMAGE_DIMS if dim in dims]:
         raise DataError(
-            f"{name} has the dimensions {', '.join(dims)}: store it as {', '.join(DIMS)}, or open "
-            "it by xarray and give the Dataset"
+            f"{name} has the dimensions {', '.join(dims)}: store it as {', '.join(IMAGE_DIMS)}, or "
+            "open it by xarray and give the Dataset"
         )
 
 

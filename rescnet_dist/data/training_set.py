@@ -92,7 +92,8 @@ def training_set(
     that name, where X is a data set that has one. groups (N,): labels of any kind, else those of
     the data set; images of the same group are never on both sides of a split.
     """
-    images, labels = taken(X, y, "train")
+    part = taken(X, y, "train")
+    images, labels = part.images, part.labels
     classes = classes_of(labels)
     if len(classes) < 2:
         only = classes_array(classes).tolist()[0]
@@ -103,24 +104,22 @@ def training_set(
     if validation is None and own_validation and is_dataset and part_of(X, "val"):
         validation = X, None
     if validation is None:
-        if groups is None and is_dataset and (part := part_of(X, "train")):
-            groups = part.groups
+        groups = part.groups if groups is None else groups
         together = None if groups is None else group_codes(groups, images.shape[0])
         return TrainingSet((images,), (codes,), known, augment, together)
     if groups is not None:
         raise DataError(
             "groups are for images to be held out, and a validation set is given: leave one out"
         )
-    held_out, held_labels = taken(*validation, "val", name="validation X")
-    _check_shape(held_out, images, "validation")
-    held_codes = encode(held_labels, known, name="validation y")
-    return TrainingSet((images, held_out), (codes, held_codes), known, augment)
+    held_out = taken(*validation, "val", name="validation X")
+    _check_shape(held_out.images, images, "validation")
+    held_codes = encode(held_out.labels, known, name="validation y")
+    return TrainingSet((images, held_out.images), (codes, held_codes), known, augment)
 
 
 def check_test_set(X: Any, training: TrainingSet) -> None:
     """Refuse a data set to test with whose images are of another shape, or that has no labels."""
-    images, _ = taken(X, None, "test", name="test X")
-    _check_shape(images, training.images[0], "test")
+    _check_shape(taken(X, None, "test", name="test X").images, training.images[0], "test")
 
 
 def _check_shape(images: Images, training: Images, what: str) -> None:

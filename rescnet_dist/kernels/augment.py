@@ -118,14 +118,14 @@ def mirrored(copy: Array, spec: AugmentSpec) -> tuple[Array, Array]:
 def _moved(images: Array, copy: Array, spec: AugmentSpec, draws: _Draws) -> Array:
     """Images (n, H, W, d) mirrored, shifted, cropped, rotated and scaled."""
     _, height, width, _ = images.shape
-    n, zero = len(copy), np.zeros(len(copy))
+    n = len(copy)
     flip_y, flip_x = mirrored(copy, spec)
     step = np.ones(n)  # source pixels per pixel
+    centre_y, centre_x = np.full(n, (height - 1) / 2), np.full(n, (width - 1) / 2)
     if spec.crop < 1:
         step = draws.between(Draw.CROP_SIDE, spec.crop, 1)
-    room = 1 - step
-    centre_y = (height - 1) / 2 + room * height * draws.between(Draw.CROP_Y, -0.5, 0.5)
-    centre_x = (width - 1) / 2 + room * width * draws.between(Draw.CROP_X, -0.5, 0.5)
+        centre_y = centre_y + (1 - step) * height * draws.between(Draw.CROP_Y, -0.5, 0.5)
+        centre_x = centre_x + (1 - step) * width * draws.between(Draw.CROP_X, -0.5, 0.5)
     if spec.shift:
         centre_y = centre_y + draws.whole(Draw.SHIFT_Y, -spec.shift, spec.shift)
         centre_x = centre_x + draws.whole(Draw.SHIFT_X, -spec.shift, spec.shift)
@@ -135,7 +135,7 @@ def _moved(images: Array, copy: Array, spec: AugmentSpec, draws: _Draws) -> Arra
     down = step_y[:, None] * (np.arange(height) - (height - 1) / 2)  # (n, H)
     right = step_x[:, None] * (np.arange(width) - (width - 1) / 2)  # (n, W)
     if spec.rotate:
-        angle = np.deg2rad(draws.between(Draw.ROTATE, -spec.rotate, spec.rotate)) + zero
+        angle = np.deg2rad(draws.between(Draw.ROTATE, -spec.rotate, spec.rotate))
         cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
         y = centre_y[:, None, None] + cos * down[:, :, None] - sin * right[:, None, :]
         x = centre_x[:, None, None] + sin * down[:, :, None] + cos * right[:, None, :]

@@ -227,13 +227,12 @@ class Location:
         dims: tuple[str, ...],
         *,
         compress: bool,
-        in_group: bool = True,
     ) -> None:
         """Make an empty array (n, …) under this group, in chunks of `chunk` whole rows or, where it
-        is a shape, of that shape. Without `in_group`, no group is made where there is none yet."""
+        is a shape, of that shape; with the path "", here itself, in no group."""
         create = partial(
             zarr.create_array,
-            name=path if in_group else None,
+            name=path,
             shape=shape,
             dtype=dtype,
             chunks=(chunk, *shape[1:]) if isinstance(chunk, int) else chunk,
@@ -241,8 +240,7 @@ class Location:
             dimension_names=dims,
             overwrite=True,
         )
-        place = self if in_group else self / path
-        (self / path)._written(lambda: create(place.zarr_store()))
+        (self / path)._written(lambda: create(self.zarr_store()))
 
     def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
         """The array at `path` under this group, or the one at this place itself; never one whose

@@ -81,21 +81,21 @@ class _Driver:
 
     def started(self) -> None:
         """Announce the run, and take it up where it was left."""
-        history, plan = self.history(), self.state.plan
+        commits, plan = self.run.commits(), self.state.plan
+        history = History.of(commits, self.run.result())
         self.tell(
             RunStarted(
                 str(self.run), plan.images, self.state.spec.max_layers, history.layers,
                 history.accuracies, self.state.augment.copies,
             )
         )  # fmt: skip
-        self.drop_commits_behind_a_gap()
+        self.drop_commits_behind(len(commits))
         if history.surveyed:
-            self.counts = _as_tuples(self.run.commits()[0]["counts"])
+            self.counts = _as_tuples(commits[0]["counts"])
             self.tidy(history.layers)  # a driver that died may not have got to it
 
-    def drop_commits_behind_a_gap(self) -> None:
+    def drop_commits_behind(self, counted: int) -> None:
         """Remove, and tell of, the records of steps that do not count as one before is missing."""
-        counted = len(self.run.commits())
         if behind := self.run.commits_from(counted):
             self.claim.check()
             lost = f"commits/{counted:04d}.json is missing"

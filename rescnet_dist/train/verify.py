@@ -56,12 +56,11 @@ def _committed_chunks(
 
 def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int]) -> list[str]:
     """Read chunks of an array of the run and compare them with their checksums."""
-    state, problems = RunState.of(run), []
+    if path == "data/images":
+        return _verify_images(run, first, len(checksums))
+    problems = []
     for number, expected in enumerate(checksums, start=first):
         try:
-            if path == "data/images":
-                _verify_images(run, state, number)
-                continue
             array = run.place.open_array(path)
             start = number * array.chunks[0]
             read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)
@@ -70,18 +69,23 @@ def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int
     return problems
 
 
-def _verify_images(run: RunStore, state: RunState, number: int) -> None:
-    """Read the images of a chunk, and make copies of them, as a pass would."""
-    start = number * state.plan.chunk_images
-    stop = min(start + state.plan.chunk_images, state.plan.images)
-    group = Group(0, start, stop, state.plan.chunk_images)
+def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
+    """Read the images of chunks, and make copies of them, as a pass would."""
+    state, problems = RunState.of(run), []
+    size = state.plan.chunk_images
+    group = Group(0, first * size, min((first + count) * size, state.plan.images), size)
     reader = Reader.of(Task(run, 0, ((0,) * state.classes,)), group, state, 0)
-    try:
-        chunks = list(reader.chunks())
-    except StoreError:
-        return  # labels that are damaged are told of on their own
-    for chunk in chunks:
-        reader.images(run.images(), chunk)
+    chunks = reader.chunks()
+    for number in range(first, first + count):
+        try:
+            chunk = next(chunks)
+        except StoreError:
+            break  # labels that are damaged are told of on their own
+        try:
+            reader.images(run.images(), chunk)
+        except (StoreError, OSError) as error:
+            problems.append(f"data/images, chunk {number}: {error}")
+    return problems
 
 
 def _verify_layer(run: RunStore, step: int) -> list[str]:
