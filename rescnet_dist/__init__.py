@@ -1,6 +1,6 @@
 """Deep convolutional networks trained without backpropagation, on data larger than memory."""
 
-from rescnet_dist.data import load_digits, open_dataset
+from rescnet_dist.data import import_dataset, load_digits, open_dataset
 from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
 from rescnet_dist.estimator import ResCNetClassifier, plan
 from rescnet_dist.network import Network
@@ -19,6 +19,7 @@ __all__ = [
     "RunSpec",
     "SpecError",
     "StoreError",
+    "import_dataset",
     "load",
     "load_digits",
     "open_dataset",

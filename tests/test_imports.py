@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "kernels": {"errors", "spec"},
     "reduce": {"errors", "spec", "kernels"},
     "store": {"errors", "spec", "kernels"},
-    "data": {"errors", "spec", "kernels", "store"},
+    "data": {"errors", "spec", "kernels", "store", "cluster"},
     "cluster": {"errors"},
     "planning": BELOW_PLANNING,
     "train": BELOW_TRAIN,

@@ -6,9 +6,7 @@ import csv
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -34,6 +32,7 @@ from rescnet_dist.cli.options import (
     take_cluster,
 )
 from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy, with_copies
+from rescnet_dist.cli.signals import Terminated, terminated_by_signal
 from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
@@ -57,10 +56,6 @@ from rescnet_dist.train import (
 )
 
 RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed (EX_TEMPFAIL)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as from a cluster that takes its machine back."""
 
 
 class Commands(click.Group):
@@ -431,23 +426,6 @@ def how_to_go_on(url: str) -> str:
     except RescnetError:
         return "nothing was kept: run the same command again"
     return f"go on with: {program()} resume {masked(url)}"
-
-
-@contextmanager
-def terminated_by_signal() -> Iterator[None]:
-    """Have SIGTERM drop the current pass and leave the store clean, as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(_signal: int, _frame: Any) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def report_outcome(run: RunStore, source: str | None, test: str | None, as_json: bool) -> None:

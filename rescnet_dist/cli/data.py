@@ -23,7 +23,8 @@ from rich.table import Table
 from rescnet_dist.cli.clusters import cluster, working
 from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import SHOW, cluster_options, spec_options, take_cluster
-from rescnet_dist.data.importing import import_dataset
+from rescnet_dist.cli.signals import terminated_by_signal
+from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
 from rescnet_dist.data.named import DATASETS, cache_folder, fetched
 from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
@@ -85,11 +86,18 @@ def import_command(
     if source in DATASETS:
         with bar("fetching", "bytes") as progress:
             fetched(source, progress=progress)
-    with cluster(take_cluster(flags)) as client, bar("importing", "images") as progress:
-        found = import_dataset(
-            source, dest, client, resize=resize, channels=channels, on_error=on_error,
-            chunk_images=chunk_images, progress=progress,
-        )  # fmt: skip
+    try:
+        with (
+            terminated_by_signal(),
+            cluster(take_cluster(flags)) as client,
+            bar("importing", "images") as progress,
+        ):
+            found = import_dataset(
+                source, dest, client, resize=resize, channels=channels, on_error=on_error,
+                chunk_images=chunk_images, progress=progress,
+            )  # fmt: skip
+    except KeyboardInterrupt as stop:
+        raise type(stop)("run the same command again, which goes on with it") from None
     if as_json:
         skipped = [list(entry) for entry in found.skipped]
         shown = {"url": found.url, "splits": found.splits, "classes": list(found.classes)}

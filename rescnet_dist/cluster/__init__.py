@@ -5,7 +5,15 @@ from rescnet_dist.cluster.connect import (
     check_versions,
     connected,
     current_client,
+    naming_its_loss,
 )
 from rescnet_dist.cluster.workers import Workers
 
-__all__ = ["Workers", "available_cores", "check_versions", "connected", "current_client"]
+__all__ = [
+    "Workers",
+    "available_cores",
+    "check_versions",
+    "connected",
+    "current_client",
+    "naming_its_loss",
+]

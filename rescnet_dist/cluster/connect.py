@@ -133,8 +133,9 @@ def _one_of(running: list[str], name: str | None, address: str) -> str:
 
 
 @contextmanager
-def naming_its_loss(client: Client) -> Iterator[None]:
-    """Say so where the connection to the scheduler is lost, whoever notices it first."""
+def naming_its_loss(client: Client, remedy: str = "resume the run") -> Iterator[None]:
+    """Say so where the connection to the scheduler is lost, whoever notices it first, and what to
+    do on a cluster that runs."""
     try:
         yield
     except (OSError, *CANCELLED) as error:  # a store's is a StoreError from where it arose
@@ -142,8 +143,8 @@ def naming_its_loss(client: Client) -> Iterator[None]:
             raise
         reason = str(error) or type(error).__name__
         raise ClusterLost(
-            f"the connection to the Dask scheduler was lost ({reason}): what is committed is kept; "
-            "resume the run on a cluster that runs"
+            f"the connection to the Dask scheduler was lost ({reason}): what is done is kept; "
+            f"{remedy} on a cluster that runs"
         ) from None
 
 

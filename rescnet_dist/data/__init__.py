@@ -10,6 +10,7 @@ from rescnet_dist.data.dataset import (
 )
 from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import Images, Stored, as_images, check_finite
+from rescnet_dist.data.importing import Imported, import_dataset
 from rescnet_dist.data.labels import (
     as_labels,
     classes_from_json,
@@ -23,6 +24,7 @@ from rescnet_dist.data.training_set import TrainingSet, check_test_set, training
 __all__ = [
     "BLOCK_IMAGES",
     "Images",
+    "Imported",
     "RowBlock",
     "RowTable",
     "Rows",
@@ -38,6 +40,7 @@ __all__ = [
     "has_test_split",
     "held_out_groups",
     "images_of",
+    "import_dataset",
     "load_digits",
     "open_dataset",
     "open_source",

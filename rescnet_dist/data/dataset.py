@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -19,7 +20,15 @@ from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, Array, Images, Stored, as_images
 from rescnet_dist.data.labels import as_labels, classes_array
 from rescnet_dist.data.named import DATASETS, fetched
-from rescnet_dist.data.sources import Samples, Source, Wanted, decode, find_source, first_image
+from rescnet_dist.data.sources import (
+    Reader,
+    Samples,
+    Source,
+    Wanted,
+    decode,
+    find_source,
+    first_image,
+)
 from rescnet_dist.data.sources.files import reading
 from rescnet_dist.data.sources.source import Numbered, split_named
 from rescnet_dist.data.stored import GROUP_NAMES, StoredImages, find_stored
@@ -159,38 +168,23 @@ def _needed(X: Any, split: str) -> Part:
 def _of_source(source: Source, wanted: Wanted) -> xr.Dataset:
     shape, dtype = first_image(source, wanted)
     block = max(1, BLOCK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize))
-    shared, parts = delayed(source, pure=False, traverse=False), []
+    read, blocks = delayed(_read_block, pure=False), []
     for split, count in source.splits.items():
-        edges = (*range(block, count, block), count)
-        chunks = tuple(np.diff([0, *edges]).tolist())
-        parts.append(
-            da.map_blocks(
-                _read_block, source=shared, split=split, wanted=wanted, shape=shape,
-                chunks=(chunks, *((side,) for side in shape)), dtype=dtype,
-                meta=np.empty((0, 0, 0, 0), dtype),
-            )
-        )  # fmt: skip
+        for start in range(0, count, block):
+            stop = min(start + block, count)
+            found = read(source.reader(split, start, stop), wanted, shape, dtype.str)
+            blocks.append(da.from_delayed(found, (stop - start, *shape), dtype))
     return _dataset(
-        da.concatenate(parts),
+        da.concatenate(blocks),
         np.concatenate([source.labels[split] for split in source.splits]),
         source.classes,
         source.splits,
     )
 
 
-def _read_block(
-    source: Source,
-    split: str,
-    wanted: Wanted,
-    shape: tuple[int, int, int],
-    dtype: Any = None,
-    block_info: Any = None,
-) -> Array:
+def _read_block(reader: Reader, wanted: Wanted, shape: tuple[int, int, int], dtype: str) -> Array:
     """Images (n, H, W, d) of a source; what cannot be read is refused by name."""
-    start, stop = block_info[None]["array-location"][0]
-    block = decode(
-        source.read(split, start, stop), wanted, shape, np.dtype(block_info[None]["dtype"])
-    )
+    block = decode(reader(), wanted, shape, np.dtype(dtype))
     if block.bad:
         _, name, reason = block.bad[0]
         raise DataError(f"{name}: {reason}; `rescnet data import` can leave such images out")
@@ -215,10 +209,14 @@ class Digits(Source):
         self.labels = {split: labels.astype(np.int32) for split, labels in found.items()}
         self.splits = {split: len(labels) for split, labels in found.items()}
 
-    def read(self, split: str, start: int, stop: int) -> Samples:
-        """The images."""
-        images = load_digits(split)[0][start:stop]
-        return Samples(images, Numbered(f"digits, {split}", start, stop))
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """Of the images."""
+        return partial(_read_digits, split, start, stop)
+
+
+def _read_digits(split: str, start: int, stop: int) -> Samples:
+    images = load_digits(split)[0][start:stop]
+    return Samples(images, Numbered(f"digits, {split}", start, stop))
 
 
 def _part_of_digits(split: str) -> Part:

@@ -12,21 +12,25 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
-from distributed import Client, as_completed
+from distributed import Client, Future, as_completed
 
+from rescnet_dist.cluster import current_client, naming_its_loss
 from rescnet_dist.data.dataset import open_source
-from rescnet_dist.data.sources import Source, Wanted, decode, first_image
-from rescnet_dist.data.stored import UNFINISHED
+from rescnet_dist.data.sources import Reader, Source, Wanted, decode, first_image
+from rescnet_dist.data.stored import FORMAT, UNFINISHED
 from rescnet_dist.errors import DataError, StoreError, masked
 from rescnet_dist.store import IMAGE_DIMS, Claim, Location, patiently, write_region
 
-FORMAT, FORMAT_VERSION = "rescnet-dataset", 1
+FORMAT_VERSION = 1
 CHUNK_BYTES = 2 * 2**20  # of images, before compression
 TASK_CHUNKS = 4  # that one task writes at most
+TASKS_AHEAD = 4  # for each thread of the cluster, that wait there
 TASK_BYTES = 2**26  # of decoded images that a task holds, if that is more than one chunk
 LABEL_CHUNK = 65_536
 SKIPPED = "import-skipped.json"
@@ -68,10 +72,20 @@ class Job:
         return self.chunk * max(1, min(TASK_CHUNKS, TASK_BYTES // size))
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Images of one split that a task reads, from the one of this number in the source on, and
+    which of them it writes, (n,) bool."""
+
+    number: int
+    read: Reader
+    kept: Array
+
+
 def import_dataset(
     source: str | os.PathLike[str],
     dest: str | os.PathLike[str],
-    client: Client,
+    client: Client | None = None,
     *,
     resize: tuple[int, int] | None = None,
     channels: str | None = None,
@@ -82,7 +96,8 @@ def import_dataset(
     """Write the images of a source, as `open_dataset` takes one, to a new Zarr store at `dest`.
 
     Images that cannot be decoded, or are of another shape than the first, are an error that names
-    them, or are left out. The same source gives the same bits, however it was interrupted.
+    them, or are left out. The same source gives the same bits, however it was interrupted. client:
+    of the Dask cluster that does it; the current one by default, or else an embedded one.
     """
     place, wanted = Location.of(dest), Wanted(resize, channels)  # type: ignore[arg-type]
     found = open_source(os.fspath(source))
@@ -91,7 +106,11 @@ def import_dataset(
     job = Job(place, wanted, shape, dtype.str, chunk_images or max(1, min(per_chunk, found.count)))
     report = progress or (lambda done, total: None)
     _check_free(job)
-    with Claim.take(place).kept():  # of two imports to one place, the second is refused
+    with (
+        nullcontext(client) if client else current_client(processes=True) as client,
+        naming_its_loss(client, "run the same import again"),
+        Claim.take(place).kept(),  # of two imports to one place, the second is refused
+    ):
         _begin(job, found)
         skipped = _left_out(job, on_error)
         while not _is_whole(job) and (bad := _write_images(job, found, client, skipped, report)):
@@ -193,20 +212,42 @@ def _write_images(
         raise DataError(f"{source.url} has no image that can be used")
     _make_room(job, len(numbers))
     records, bad = _records(job), list[tuple[int, str, str]]()
-    shared = client.scatter(source, broadcast=True, hash=False)
-    futures = {}
-    for start in range(0, len(numbers), job.task):
-        rows = numbers[start : start + job.task]
-        if records.get(start) != _extent(rows):
-            futures[client.submit(_write_rows, job, shared, rows, start, pure=False)] = len(rows)
-    finished = len(numbers) - sum(futures.values())
+    tasks = {start: numbers[start : start + job.task] for start in range(0, len(numbers), job.task)}
+    left = {start: rows for start, rows in tasks.items() if records.get(start) != _extent(rows)}
+    finished = len(numbers) - sum(map(len, left.values()))
     report(finished, len(numbers))
-    for future in as_completed(futures, loop=client.loop):
-        bad += future.result()
-        finished += futures[future]
-        report(finished, len(numbers))
-        future.release()
+    completed, running, waiting = as_completed(loop=client.loop), dict[Future, int](), iter(left)
+
+    def submit(count: int) -> None:
+        for start in islice(waiting, count):
+            pieces = _pieces(source, left[start])
+            future = client.submit(_write_rows, job, pieces, start, pure=False)
+            running[future] = start
+            completed.add(future)
+
+    try:
+        submit(TASKS_AHEAD * max(1, sum(client.nthreads().values())))
+        for future in completed:
+            bad += future.result()
+            finished += len(left[running.pop(future)])
+            report(finished, len(numbers))
+            submit(1)
+    finally:
+        client.cancel(list(running))  # those that wait, where one has failed
     return sorted(bad)
+
+
+def _pieces(source: Source, numbers: Array) -> list[Piece]:
+    """What reads the images of these numbers."""
+    pieces, first = [], 0
+    for split, count in source.splits.items():
+        wanted = numbers[(numbers >= first) & (numbers < first + count)] - first
+        if len(wanted):
+            low, high = int(wanted[0]), int(wanted[-1]) + 1
+            kept = np.isin(np.arange(low, high), wanted)
+            pieces.append(Piece(first + low, source.reader(split, low, high), kept))
+        first += count
+    return pieces
 
 
 def _make_room(job: Job, rows: int) -> None:
@@ -222,26 +263,21 @@ def _make_room(job: Job, rows: int) -> None:
         patiently(lambda: array.resize(shape), what)
 
 
-def _write_rows(job: Job, source: Source, numbers: Array, start: int) -> list[tuple[int, str, str]]:
-    """Decode the images of these numbers and write them as the rows from `start`; runs on a worker.
-    Returns those that cannot be decoded; if there are any, nothing is written, and no record."""
-    images, bad, first = [], list[tuple[int, str, str]](), 0
-    for split, count in source.splits.items():
-        wanted = numbers[(numbers >= first) & (numbers < first + count)] - first
-        if len(wanted):
-            low, high = int(wanted[0]), int(wanted[-1]) + 1
-            samples = source.read(split, low, high)
-            block = decode(samples, job.wanted, job.shape, np.dtype(job.dtype))
-            chosen = np.isin(np.arange(low, high), wanted)
-            images.append(block.images[chosen[block.good]] if not chosen.all() else block.images)
-            bad += [(first + low + n, masked(name), why) for n, name, why in block.bad if chosen[n]]
-        first += count
+def _write_rows(job: Job, pieces: list[Piece], start: int) -> list[tuple[int, str, str]]:
+    """Decode images and write them as the rows from `start`; runs on a worker. Returns those that
+    cannot be decoded; if there are any, nothing is written, and no record."""
+    images, bad = [], list[tuple[int, str, str]]()
+    for piece in pieces:
+        block, kept = decode(piece.read(), job.wanted, job.shape, np.dtype(job.dtype)), piece.kept
+        images.append(block.images if kept.all() else block.images[kept[block.good]])
+        bad += [(piece.number + n, masked(name), why) for n, name, why in block.bad if kept[n]]
     if bad:
         return bad
     rows = images[0] if len(images) == 1 else np.concatenate(images)
     array = job.dest.open_array("images", write=True)
     patiently(lambda: write_region(array, start, rows), f"images of {job.dest}")
     record = job.dest / "import" / f"{start:012d}.json"
+    numbers = np.concatenate([piece.number + np.flatnonzero(piece.kept) for piece in pieces])
     patiently(lambda: record.write_json(_extent(numbers)), str(record))
     return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
 from rescnet_dist.data.sources.source import (
     Array,
     Numbered,
+    Reader,
     Samples,
     Source,
     coded,
@@ -20,10 +22,11 @@ from rescnet_dist.data.sources.source import (
     split_named,
 )
 from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.store import IMAGE_DIMS, Location
+from rescnet_dist.store import IMAGE_DIMS, Location, patiently, read_region
 
 GROUP_NAMES = ("groups", "group")
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
+FORMAT = "rescnet-dataset"  # of an import
 UNFINISHED = "import.json"  # there while a data set is being imported
 
 
@@ -49,6 +52,7 @@ class StoredImages(Source):
             if "split" in names and "splits" not in attributes:
                 attributes["splits"] = _ranges(place)
         _check_dims(self.name, self.array())
+        self.is_imported = attributes.get("format") == FORMAT
         self.class_names = tuple(attributes.get("class_names", ()))
         found = attributes.get("splits", {})
         self.ranges: dict[str, tuple[int, int]] = {s: tuple(found[s]) for s in in_order(found)}
@@ -88,12 +92,17 @@ class StoredImages(Source):
             given = self.class_names or None
         return coded({split: values[slice(*rows)] for split, rows in ranges.items()}, given)
 
-    def read(self, split: str, start: int, stop: int) -> Samples:
-        """The images."""
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """Of the images."""
         first = self.ranges[split][0] if self.ranges else 0
-        images = np.asarray(self.array()[first + start : first + stop])
-        images = images if images.ndim == 4 else images[..., np.newaxis]
-        return Samples(images, Numbered(f"{self.name},", first + start, first + stop))
+        names = Numbered(f"{self.name},", first + start, first + stop)
+        return partial(_read, self.place, self.images_path, names)
+
+
+def _read(place: Location, path: str, names: Numbered) -> Samples:
+    array = place.open_array(path or None)
+    images = read_region(array, names.start, names.stop)
+    return Samples(images if images.ndim == 4 else images[..., np.newaxis], names)
 
 
 def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:
@@ -107,7 +116,21 @@ def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:
         )
     if not any(name in METADATA for name in names):
         return None
-    return StoredImages(place)
+    stored = StoredImages(place)
+    if stored.is_imported:
+        _check_whole(place, stored.array())
+    return stored
+
+
+def _check_whole(place: Location, images: zarr.Array[Any]) -> None:
+    """Refuse imported images of which a chunk is lost, as it would be read as black ones; in those
+    that are there, damage is found by the checksum in each."""
+    there = patiently(lambda: images.nchunks_initialized, f"reading {place}")
+    if there < images.nchunks:
+        raise DataError(
+            f"{place.url} has lost {images.nchunks - there:,} of its {images.nchunks:,} chunks of "
+            "images: import it again"
+        )
 
 
 def _ranges(place: Location) -> dict[str, tuple[int, int]]:

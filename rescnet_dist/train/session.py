@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from distributed import Client
 
-from rescnet_dist.cluster.connect import naming_its_loss
+from rescnet_dist.cluster import naming_its_loss
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
 from rescnet_dist.spec import NetworkSpec, RunSpec

@@ -30,6 +30,7 @@ from rescnet_dist.data.sources import Samples
 from rescnet_dist.errors import DataError, SpecError, StoreError
 
 CHUNK = 4  # images
+BUSY = ("ready", "executing", "cancelled")  # the last are carried to their end
 WRITE = importing._write_rows
 Files = dict[str, bytes]
 
@@ -68,9 +69,14 @@ def tree(folder: Path) -> Files:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+def tasks_left(dask_worker: Any) -> int:
+    """Tasks that a worker has to do; their futures may be cancelled already."""
+    return sum(task.state in BUSY for task in dask_worker.state.tasks.values())
+
+
 def quiet(client: Client) -> None:
     """Wait until nothing runs that an import has left behind."""
-    while any(client.processing().values()):
+    while any(client.processing().values()) or any(client.run(tasks_left).values()):
         time.sleep(0.01)
 
 
@@ -183,14 +189,40 @@ class Fate:
     left = 0
 
 
-def fated(job: Any, source: Any, numbers: Any, start: int) -> Any:
+def fated(job: Any, pieces: Any, start: int) -> Any:
     """`_write_rows`, until the end has come."""
     with Fate.lock:
         if not Fate.left:
             raise RuntimeError("killed")
         Fate.left -= 1
         Fate.starts.append(start)
-    return WRITE(job, source, numbers, start)
+    return WRITE(job, pieces, start)
+
+
+def test_lost_and_altered_chunks_are_found(client: Client, tmp_path: Path) -> None:
+    """Zarr takes a chunk that is not there for zeros; one of black images is there."""
+    images = np.zeros((12, 4, 4, 1), np.uint8)
+    images[8:] = np.arange(64, dtype=np.uint8).reshape(4, 4, 4, 1)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(12) % 2)
+    out = tmp_path / "out"
+    import_dataset(tmp_path / "a.npz", out, client, chunk_images=CHUNK)
+    np.testing.assert_array_equal(rd.open_dataset(out)["images"], images)
+    chunks = sorted(path for path in (out / "images/c").rglob("*") if path.is_file())
+    assert len(chunks) == 3
+    chunks[0].rename(tmp_path / "lost")
+    with pytest.raises(DataError, match=r"lost 1 of its 3 chunks of images: import"):
+        rd.open_dataset(out)
+    (tmp_path / "lost").rename(chunks[0])
+    whole = bytearray(chunks[2].read_bytes())
+    whole[len(whole) // 2] ^= 1
+    chunks[2].write_bytes(whole)
+    with pytest.raises(RuntimeError):
+        rd.open_dataset(out)["images"].compute()
+
+
+def test_an_import_brings_its_own_cluster(photos: Path, tmp_path: Path) -> None:
+    """Where there is none."""
+    assert rd.import_dataset(photos, tmp_path / "out").splits == {"train": 20, "test": 10}
 
 
 @pytest.fixture

@@ -24,9 +24,10 @@ import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 import zarr
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 import rescnet_dist as rd
+from rescnet_dist.data.sources.decode import _decode_png
 from rescnet_dist.data.sources.files import File
 from rescnet_dist.errors import DataError, SpecError
 
@@ -465,6 +466,28 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
 
 
 # what images are made into ----------------------------------------------------------------------
+
+
+GAMMA = PngImagePlugin.PngInfo()
+GAMMA.add(b"gAMA", struct.pack(">I", 30_000))
+
+
+@pytest.mark.parametrize("image", [COLOUR[0], GREY[0]], ids=["colour", "grey"])
+@pytest.mark.parametrize(
+    "options", [{}, {"compress_level": 0}, {"dpi": (9, 9)}, {"pnginfo": GAMMA}]
+)
+def test_the_short_way_to_decode_png_gives_the_same(image: Array, options: Any) -> None:
+    """And is left where it does not lead."""
+    data, found = encoded(image, **options), np.empty_like(image)
+    assert _decode_png(data, found)
+    np.testing.assert_array_equal(found, image)
+    at = data.index(b"IDAT") + 10
+    altered = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    for other in (data[:20], data[:-20], altered, b"RIFF" + data[4:]):
+        assert not _decode_png(other, found)
+    assert not _decode_png(data, found[1:])
+    transparent = encoded(image, transparency=7 if image.shape[2] == 1 else (7, 7, 7))
+    assert not _decode_png(transparent, found)  # libpng would make that alpha
 
 
 @pytest.mark.parametrize(

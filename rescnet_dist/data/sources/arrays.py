@@ -7,7 +7,8 @@ import math
 import struct
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rescnet_dist.data.sources.files import LARGEST, File, brief, reading
 from rescnet_dist.data.sources.source import (
     Array,
     Numbered,
+    Reader,
     Samples,
     Source,
     check_counts,
@@ -60,13 +62,19 @@ class FileArray:
                 f"have {MOST_HELD:,}: decompress it first"
             )
 
-    def rows(self, start: int = 0, stop: int | None = None) -> Array:
-        """Rows start to stop, in the machine's byte order."""
-        stop = self.shape[0] if stop is None else stop
-        row = math.prod(self.shape[1:]) * self.dtype.itemsize
+    def part(self, start: int, stop: int) -> FileArray:
+        """Rows start to stop of it."""
+        row, shape = math.prod(self.shape[1:]) * self.dtype.itemsize, self.shape[1:]
         first, last = self.offset + start * row, self.offset + stop * row
-        data = self.file.read(first, last) if self.data is None else self.data[first:last]
-        array = np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
+        if self.data is None:
+            return replace(self, offset=first, shape=(stop - start, *shape))
+        return replace(self, offset=0, shape=(stop - start, *shape), data=self.data[first:last])
+
+    def rows(self) -> Array:
+        """All of it, in the machine's byte order."""
+        start, stop = self.offset, self.offset + math.prod(self.shape) * self.dtype.itemsize
+        data = self.file.read(start, stop) if self.data is None else self.data[start:stop]
+        array = np.frombuffer(data, self.dtype).reshape(self.shape)
         return array.astype(self.dtype.newbyteorder("="), copy=False)
 
 
@@ -89,11 +97,15 @@ class ArraySource(Source):
         values = {split: labels[split].rows().reshape(-1) for split in self.splits}
         self.classes, self.labels = coded(values)
 
-    def read(self, split: str, start: int, stop: int) -> Samples:
-        """The images."""
-        images = self.images[split].rows(start, stop)
-        images = images if images.ndim == 4 else images[..., np.newaxis]
-        return Samples(images, Numbered(f"{self.url}, {split}", start, stop))
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """Of the images."""
+        names = Numbered(f"{self.url}, {split}", start, stop)
+        return partial(_read, self.images[split].part(start, stop), names)
+
+
+def _read(array: FileArray, names: Numbered) -> Samples:
+    images = array.rows()
+    return Samples(images if images.ndim == 4 else images[..., np.newaxis], names)
 
 
 def _add(url: str, found: dict[str, FileArray], split: str, name: str, array: FileArray) -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from rescnet_dist.data.sources.files import File, brief
-from rescnet_dist.data.sources.source import Array, Numbered, Samples, Source, coded, in_order
+from rescnet_dist.data.sources.source import (
+    Array,
+    Numbered,
+    Reader,
+    Samples,
+    Source,
+    coded,
+    in_order,
+)
 from rescnet_dist.data.sources.tar import Member, members
 from rescnet_dist.errors import DataError
 
@@ -55,17 +63,20 @@ class CifarSource(Source):
         self.classes, self.labels = coded(together, _class_names(by_name))
         self.splits = {split: len(found) for split, found in together.items()}
 
-    def read(self, split: str, start: int, stop: int) -> Samples:
-        """The images."""
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """Of the images."""
         pieces, first = [], 0
         for member, count in self.batches[split]:
             if first < stop and start < first + count:
-                images, _ = _batch(member)
-                pieces.append(images[max(start - first, 0) : stop - first])
+                pieces.append((member, slice(max(start - first, 0), stop - first)))
             first += count
-        planes = np.concatenate(pieces).reshape(-1, 3, 32, 32)
-        images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-        return Samples(images, Numbered(f"{self.url}, {split}", start, stop))
+        return partial(_read, pieces, Numbered(f"{self.url}, {split}", start, stop))
+
+
+def _read(pieces: list[tuple[Member, slice]], names: Numbered) -> Samples:
+    planes = np.concatenate([_batch(member)[0][rows] for member, rows in pieces])
+    images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Samples(np.ascontiguousarray(images), names)
 
 
 def cifar_in_tar(file: File) -> CifarSource:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import struct
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import imagecodecs
 import numpy as np
 from PIL import Image
 
@@ -18,6 +20,9 @@ TRIED = 100  # images of a split, to find one that can be decoded
 LARGEST_PIXELS = 32 * 2**20  # of one image
 CHANNELS = {"grey": 1, "colour": 3}
 MODES = {1: "L", 3: "RGB"}
+PNG_HEAD = struct.Struct(">16sIIBBBBB")  # up to the end of IHDR, its checksum left out
+PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+PNG_CHANNELS = {0: 1, 2: 3}  # of colour types: grey and colour, without alpha and palette
 AS_STORED = {"L", "RGB", "RGBA", "LA", "I;16"}  # others are ways to store grey or colour
 
 Channels = Literal["grey", "colour"]
@@ -58,7 +63,10 @@ def decode(
     ):
         return Block(given, np.ones(n, bool))
     images, good, bad = np.empty((n, *shape), dtype), np.ones(n, bool), []
+    as_stored = wanted == Wanted() and dtype == np.uint8
     for number, item in enumerate(given):
+        if as_stored and isinstance(item, bytes) and _decode_png(item, images[number]):
+            continue
         try:
             images[number] = _of_shape(image_of(item, wanted), shape, dtype)
         except DataError as error:
@@ -103,6 +111,25 @@ def image_of(item: Encoded | Array, wanted: Wanted) -> Array:
     except Exception as error:  # Pillow's plugins raise all kinds
         cause = f"{type(error).__name__}: {error}"
         raise DataError(f"it is no image that can be read ({cause})") from None
+
+
+def _decode_png(data: bytes, image: Array) -> bool:
+    """Decode the common kind of PNG file, 8 bits of grey or colour, into an image (H, W, d), in
+    half the time that Pillow takes; False, the image in any state, where it is anything else."""
+    if len(data) < PNG_HEAD.size:
+        return False
+    start, width, height, bits, colour, *rest = PNG_HEAD.unpack_from(data)
+    told = (start, bits, (height, width, PNG_CHANNELS.get(colour)), rest)
+    if told != (PNG_START, 8, image.shape, [0, 0, 0]) or b"tRNS" in data:
+        return False
+    try:
+        pixels = imagecodecs.png_decode(data)
+    except Exception:  # of several kinds; Pillow will say why
+        return False
+    if pixels.size != image.size:
+        return False
+    image[...] = pixels.reshape(image.shape)
+    return True
 
 
 def _of_shape(image: Array, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:

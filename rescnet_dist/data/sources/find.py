@@ -19,6 +19,7 @@ from rescnet_dist.store import Location
 
 TARS = (".tar", ".tar.gz", ".tgz")
 NUMPY = (".npy", ".npz")
+IDX = ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz")
 
 
 def find_source(url: str) -> Source:
@@ -55,10 +56,14 @@ def _of_file(url: str) -> Source:
 def _of_folder(url: str, paths: Sequence[str]) -> Source:
     top = [path for path in paths if "/" not in path]
 
+    endings = {posixpath.splitext(path)[1].lower() for path in paths}
+
     def urls(suffixes: tuple[str, ...], among: Sequence[str] = paths) -> list[str]:
+        if endings.isdisjoint(suffix[suffix.rfind(".") :] for suffix in suffixes):
+            return []  # told at once, of any number of files
         return [f"{url}/{path}" for path in among if path.lower().endswith(suffixes)]
 
-    if found := urls(("-ubyte", "-ubyte.gz", ".idx", ".idx.gz"), top):
+    if found := [f"{url}/{path}" for path in top if path.lower().endswith(IDX)]:
         return idx_source(url, found)
     folder = posixpath.dirname(min(paths, key=lambda path: path.count("/")))
     if is_cifar(top) or (is_cifar(paths) and not folder.count("/")):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from rescnet_dist.data.sources.decode import SUFFIXES
 from rescnet_dist.data.sources.files import contents
-from rescnet_dist.data.sources.source import Samples, Source, in_order, split_named
+from rescnet_dist.data.sources.source import Reader, Samples, Source, in_order, split_named
 from rescnet_dist.errors import DataError
 
 
@@ -18,7 +19,7 @@ def _is_image(path: str) -> bool:
     >>> _is_image("cats/1.JPG"), _is_image("cats/._1.jpg"), _is_image(".trash/1.jpg")
     (True, False, False)
     """
-    hidden = any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
+    hidden = path[0] == "." or "/." in path or "__MACOSX" in path
     return path.lower().endswith(SUFFIXES) and not hidden
 
 
@@ -28,39 +29,60 @@ class FolderSource(Source):
 
     def __init__(self, url: str, paths: Sequence[str]) -> None:
         self.url = url.rstrip("/")
-        parts = [path.split("/") for path in paths if _is_image(path)]
-        if not parts:
+        folder_of = {path: path.rpartition("/")[0] for path in paths if _is_image(path)}
+        if not folder_of:
             raise DataError(
                 f"{url} has no image files ({', '.join(SUFFIXES)}) and is no other data set that "
                 "is known: check the URL"
             )
-        splits = {path[0] for path in parts if len(path) > 1 and split_named(path[0])}
-        others = {path[0] for path in parts} - splits
-        if others and any(path[0] in splits and len(path) > 2 for path in parts):
-            raise DataError(
-                f"{url} has {min(others)} beside {min(splits)}: put all images into folders of "
-                "splits (train, val, test), or none of them"
-            )
-        with_splits = not others
-        depth = 1 if with_splits else 0
-        for path in parts:
-            if len(path) < depth + 2:
-                raise DataError(
-                    f"{url}/{'/'.join(path)} lies in no folder that names its class: images belong "
-                    "into split/class/ or class/"
-                )
-        self.classes = tuple(sorted({path[depth] for path in parts}))
+        places = self._places(folder_of)
+        self.classes = tuple(sorted({name for _, name in places.values()}))
         code = {name: number for number, name in enumerate(self.classes)}
+        coded = {folder: (split, code[name]) for folder, (split, name) in places.items()}
         self.paths: dict[str, list[str]] = {}
         labels: dict[str, list[int]] = {}
-        for path in parts:
-            split = (split_named(path[0]) or "train") if with_splits else "train"
-            self.paths.setdefault(split, []).append("/".join(path))
-            labels.setdefault(split, []).append(code[path[depth]])
+        for path, folder in folder_of.items():
+            split, number = coded[folder]
+            self.paths.setdefault(split, []).append(path)
+            labels.setdefault(split, []).append(number)
         self.splits = {split: len(self.paths[split]) for split in in_order(self.paths)}
         self.labels = {split: np.array(labels[split], np.int32) for split in self.splits}
 
-    def read(self, split: str, start: int, stop: int) -> Samples:
-        """The bytes of the files."""
-        urls = [f"{self.url}/{path}" for path in self.paths[split][start:stop]]
-        return Samples(contents(urls), urls)
+    def _places(self, folder_of: dict[str, str]) -> dict[str, tuple[str, str]]:
+        """Split and class of each folder."""
+        known = {
+            folder: tuple(folder.split("/")) if folder else ()
+            for folder in dict.fromkeys(folder_of.values())
+        }
+        splits = {parts[0] for parts in known.values() if parts and split_named(parts[0])}
+        others = [folder for folder, parts in known.items() if not parts or parts[0] not in splits]
+        if others and any(parts[0] in splits for parts in known.values() if len(parts) > 1):
+            first = known[others[0]][:1] or (_first_in(others[0], folder_of),)
+            raise DataError(
+                f"{self.url} has {first[0]} beside {min(splits)}: put all images into folders of "
+                "splits (train, val, test), or none of them"
+            )
+        depth = 0 if others else 1
+        for folder, parts in known.items():
+            if len(parts) < depth + 1:
+                raise DataError(
+                    f"{self.url}/{_first_in(folder, folder_of)} lies in no folder that names its "
+                    "class: images belong into split/class/ or class/"
+                )
+        return {
+            folder: ((split_named(parts[0]) or "train") if depth else "train", parts[depth])
+            for folder, parts in known.items()
+        }
+
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """Of the bytes of the files."""
+        return partial(_read, [f"{self.url}/{path}" for path in self.paths[split][start:stop]])
+
+
+def _read(urls: list[str]) -> Samples:
+    return Samples(contents(urls), urls)
+
+
+def _first_in(folder: str, folder_of: dict[str, str]) -> str:
+    """The path of the first image in a folder."""
+    return next(path for path, found in folder_of.items() if found == folder)

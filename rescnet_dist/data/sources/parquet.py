@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from rescnet_dist.data.sources.files import LARGEST, File, reading
 from rescnet_dist.data.sources.source import (
     Encoded,
+    Reader,
     Samples,
     Source,
     coded,
@@ -55,8 +57,8 @@ class ParquetSource(Source):
         self.splits = {split: len(codes) for split, codes in together.items()}
         self.classes, self.labels = coded(together, names)
 
-    def read(self, split: str, start: int, stop: int) -> Samples:
-        """The bytes of the images."""
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """Of the bytes of the images."""
         parts: list[tuple[RowGroup, range]] = []
         first = 0
         for group in self.groups[split]:
@@ -64,12 +66,16 @@ class ParquetSource(Source):
                 rows = range(max(start - first, 0), min(stop - first, group.rows))
                 parts.append((group, rows))
             first += group.rows
-        names = [
-            f"{group.file.url}, row group {group.number}, row {row}"
-            for group, rows in parts
-            for row in rows
-        ]
-        return Samples((image for part in parts for image in _images(*part)), names)
+        return partial(_read, parts)
+
+
+def _read(parts: list[tuple[RowGroup, range]]) -> Samples:
+    names = [
+        f"{group.file.url}, row group {group.number}, row {row}"
+        for group, rows in parts
+        for row in rows
+    ]
+    return Samples((image for part in parts for image in _images(*part)), names)
 
 
 def _parquet(file: File, opened: Any, **options: Any) -> Any:

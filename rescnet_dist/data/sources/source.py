@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
@@ -30,6 +30,9 @@ class Samples:
 
     images: Array | Iterable[Encoded]
     names: Sequence[str]
+
+
+Reader = Callable[[], Samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Numbered(Sequence[str]):
 
 
 class Source(ABC):
-    """Images that lie somewhere in some form. Cheap to send to workers, and to read a part of.
+    """Images that lie somewhere in some form, of which any part can be read, by any worker.
 
     splits: the number of images of each split, by name, in the order train, val, test. classes:
     the class names. labels: of each split the codes (n,) of its images, their places in `classes`.
@@ -70,8 +73,13 @@ class Source(ABC):
     labels: dict[str, Array]
 
     @abstractmethod
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """What reads images start to stop of a split, in an order that never changes. It is sent to
+        workers, and has no more in it than these images need."""
+
     def read(self, split: str, start: int, stop: int) -> Samples:
-        """Images start to stop of a split, in an order that never changes."""
+        """Images start to stop of a split."""
+        return self.reader(split, start, stop)()
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from rescnet_dist.data.sources.decode import SUFFIXES
 from rescnet_dist.data.sources.files import File, brief, reading
 from rescnet_dist.data.sources.source import (
     Encoded,
+    Reader,
     Samples,
     Source,
     check_counts,
@@ -105,11 +106,14 @@ class WebDatasetSource(Source):
                 for split in self.splits
             }
 
-    def read(self, split: str, start: int, stop: int) -> Samples:
-        """The bytes of the image members."""
-        found = self.images[split][start:stop]
-        names = [f"{member.file.url}:{member.name}" for member in found]
-        return Samples((_content(member) for member in found), names)
+    def reader(self, split: str, start: int, stop: int) -> Reader:
+        """Of the bytes of the image members."""
+        return partial(_read, self.images[split][start:stop])
+
+
+def _read(images: list[Member]) -> Samples:
+    names = [f"{member.file.url}:{member.name}" for member in images]
+    return Samples((_content(member) for member in images), names)
 
 
 def _content(member: Member) -> Encoded:
