@@ -46,6 +46,10 @@ class StoreError(RescnetError):
     """A run store or a stored network is missing, foreign, newer or damaged."""
 
 
+class ClaimLost(StoreError):
+    """Another driver has taken the run over."""
+
+
 class DamagedError(StoreError):
     """Something stored is missing in part, altered or stale."""
 
@@ -68,6 +72,16 @@ class PassError(RescnetError):
 
 class SingularError(RescnetError, np.linalg.LinAlgError):
     """A covariance has no inverse at the ridge that was asked for."""
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things in words; for those whose plural is made by s or es.
+
+    >>> counted(1, "layer"), counted(1200, "class")
+    ('1 layer', '1,200 classes')
+    """
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number:,} {what}{ending}"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

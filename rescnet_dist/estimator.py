@@ -289,7 +289,8 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         if not trained.copies:
             raise SpecError(
                 f"augment={augment} asks for copies made as in training, and the network was "
-                "trained without: give an AugmentSpec that says how to make them"
+                "trained without: give an AugmentSpec that says how to make them, or average over "
+                "mirror images (--flips)"
             )
         return trained.replace(copies=augment) if augment else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +35,7 @@ from rescnet_dist.store import (
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PREDICT_SEED = 0  # of the copies that are averaged
+OTHER_SCALE = 50  # times as large or small a range of values as in training
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
 
 
@@ -64,11 +66,23 @@ class Network:
         return replace(self, layers=tuple(self.layers))
 
     def check_images(self, images: Images) -> None:
-        """Refuse images of another shape than the network was trained on."""
+        """Refuse images of another shape than the network was trained on, and warn of those in
+        memory whose values are on quite another scale."""
         if images.shape[1:] != tuple(self.image_shape):
             raise DataError(
                 f"X has images of shape {images.shape[1:]} and the network was trained on "
                 f"{tuple(self.image_shape)} (height, width, channels): give images of that shape"
+            )
+        if images.is_lazy or not images.shape[0]:
+            return
+        low, high = float(np.min(images.array)), float(np.max(images.array))
+        trained = 1 / float(np.max(self.image_scale.scale) or 1)
+        if low < high and not trained / OTHER_SCALE <= high - low <= trained * OTHER_SCALE:
+            first = float(np.min(self.image_scale.low))
+            warnings.warn(
+                f"these images have values from {low:g} to {high:g}, and the network was trained "
+                f"on values from {first:g} to {first + trained:g}: give them on the same scale",
+                stacklevel=3,
             )
 
     def scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:

@@ -547,7 +547,7 @@ def test_bad_input_is_named_and_nothing_is_changed(
 ) -> None:
     """One row of the tables above: exit code 2, the message, no traceback, and no file more, less
     or other than before."""
-    monkeypatch.setattr("rescnet_dist.cluster.connect.CONNECT_TIMEOUT", "1s")
+    monkeypatch.setattr("rescnet_dist.cluster.connect.CONNECT_SECONDS", 1)
     if damage:
         damage()
     before = contents(place)

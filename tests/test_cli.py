@@ -204,7 +204,7 @@ def test_bad_input_is_named_without_a_traceback(
 ):
     """Exit code 2, a message that names the value and the remedy, and nothing written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rescnet_dist.cluster.connect.CONNECT_TIMEOUT", "1s")
+    monkeypatch.setattr("rescnet_dist.cluster.connect.CONNECT_SECONDS", 1)
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert message in result.output

@@ -304,7 +304,7 @@ def test_a_scheduler_is_reached_by_tls_with_the_right_certificate_only(
         done = rescnet(*train, tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert_same_bits(model(tmp_path / "run"), expected)
-    monkeypatch.setattr(connect, "CONNECT_TIMEOUT", "2s")
+    monkeypatch.setattr(connect, "CONNECT_SECONDS", 2)
     for settings in (tls(strangers), {}):
         with dask.config.set(settings):
             refused = rescnet(*train, tmp_path / "refused")

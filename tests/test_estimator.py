@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,15 @@ def test_flips_average_over_an_image_and_its_mirror_image(fitted: ResCNetClassif
     np.testing.assert_array_equal(fitted.predict(X_TEST, augment=FLIPS), labels)
     assert fitted.score(X_TEST, Y_TEST, augment=FLIPS) == np.mean(labels == Y_TEST)
     assert fitted.staged_score(X_TEST, Y_TEST, augment=FLIPS)[-1] == np.mean(labels == Y_TEST)
+
+
+def test_images_on_another_scale_are_warned_of(fitted: ResCNetClassifier) -> None:
+    """As are those divided by 255, which are one dark grey to the network."""
+    with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values from 0 to 255"):
+        fitted.predict(X[:5].astype(np.float32) / 255)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.predict(X[:5].astype(np.float32))
 
 
 def test_images_without_channels_can_be_trained_on(client: Client) -> None:

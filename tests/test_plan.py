@@ -17,6 +17,7 @@ import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError, load_digits
 from rescnet_dist.cluster import Workers
 from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
+from rescnet_dist.planning.choose import MARGIN
 from rescnet_dist.planning.needs import accumulators_held, traffic
 from rescnet_dist.store import RunStore
 
@@ -190,25 +191,28 @@ def test_accumulators_held_at_a_time(
 def test_what_does_not_fit_is_refused_with_a_value_that_does(
     spec: NetworkSpec, run: RunSpec, message: str
 ) -> None:
-    """And one more than that value does not."""
+    """With a margin, as workers grow by themselves; one more than that value does not."""
     with pytest.raises(SpecError, match=message.format(r"(\d+)")) as refused:
         make_plan(MANY, spec, run, WORKERS)
     assert "of each worker's 768 MiB" in str(refused.value)
     value = int(re.search(message.format(r"(\d+)"), str(refused.value))[1])
     name = message.split("=")[0]
 
-    def with_value(changed: int) -> Plan:
+    def with_value(changed: int, memory: float) -> Plan:
         network = spec.replace(filters=changed) if name == "filters" else spec
         settings = run if name == "filters" else run.replace(**{name: changed})
-        return make_plan(MANY, network, settings, WORKERS)
+        return make_plan(MANY, network, settings, replace(WORKERS, memory=int(memory)))
 
-    with_value(value)
+    with_value(value, 768 * MIB)
+    with_value(value, 768 * MIB / MARGIN)
     with pytest.raises(SpecError):
-        with_value(value + 1)
+        with_value(value + 1, 768 * MIB / MARGIN)
     needed = int(
         re.search(r"workers of at least ([\d,]+) MiB", str(refused.value))[1].replace(",", "")
     )
     make_plan(MANY, spec, run, replace(WORKERS, memory=needed * MIB))
+    grown = replace(WORKERS, memory=needed * MIB, resident=WORKERS.resident + 8 * MIB)
+    make_plan(MANY, spec, run, grown)
 
 
 def test_train_refuses_what_the_plan_refuses(small_workers: Client, tmp_path: Path) -> None:

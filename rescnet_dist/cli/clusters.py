@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import click
 from distributed import Client
 from rich.console import Console
 
-from rescnet_dist.cluster import connected, current_client
+from rescnet_dist.cluster import WORKER_TIMEOUT, connected, current_client
 
 
 @contextmanager
@@ -17,6 +18,8 @@ def cluster(where: dict[str, str], *, embedded: bool = True) -> Iterator[Client]
     where threads of this process will do."""
     if where:
         with connected(**where) as client:
+            if not client.nthreads():
+                click.echo(f"waiting up to {WORKER_TIMEOUT} s for a worker", err=True)
             yield client
         return
     if not embedded:

@@ -24,6 +24,7 @@ from rescnet_dist.cli.data import data_group
 from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import (
     SHOW,
+    SPLIT_OPTION,
     averaged_over,
     averaging_options,
     cluster_options,
@@ -38,9 +39,19 @@ from rescnet_dist.data import (
     check_test_set,
     has_test_split,
     images_of,
+    is_imported,
+    split_of,
     training_set,
+    verify_dataset,
 )
-from rescnet_dist.errors import ClusterLost, RescnetError, StoreUnreachable, masked
+from rescnet_dist.errors import (
+    ClaimLost,
+    ClusterLost,
+    RescnetError,
+    StoreUnreachable,
+    counted,
+    masked,
+)
 from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
@@ -65,7 +76,7 @@ class Commands(click.Group):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except (ClusterLost, StoreUnreachable) as error:
+        except (ClaimLost, ClusterLost, StoreUnreachable) as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(RESUMABLE)
         except RescnetError as error:
@@ -202,6 +213,7 @@ def resume_command(
 @main.command("evaluate", **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.argument("data", required=False)
+@SPLIT_OPTION
 @click.option("--staged", is_flag=True, help="accuracy after each layer")
 @averaging_options
 @cluster_options
@@ -209,6 +221,7 @@ def resume_command(
 def evaluate_command(
     run_url: str,
     data: str | None,
+    split: str | None,
     staged: bool,
     flips: bool,
     copies: int | None,
@@ -217,8 +230,8 @@ def evaluate_command(
 ) -> None:
     """Accuracy of the network at RUN, a run or a saved network, on DATA.
 
-    Of DATA the test split is used, or all of it where it has no splits; left out, it is what the
-    run was trained on, where that has a test split.
+    Of DATA the test split is used, or all of it where it has no splits, or but one; left out, it is
+    what the run was trained on, where that has a test split.
 
     \b
     Example:
@@ -226,39 +239,50 @@ def evaluate_command(
     """
     clf = ResCNetClassifier.load(run_url)
     data = data or test_of_run(run_url)
+    chosen = split_of(data, split) if split else data
     augment = averaged_over(flips, copies)
     outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
     with cluster(take_cluster(flags), embedded=False), working("evaluating"):
         if staged:
-            outcome["staged"] = clf.staged_score(data, augment=augment).tolist()
+            outcome["staged"] = clf.staged_score(chosen, augment=augment).tolist()
             outcome["accuracy"] = outcome["staged"][-1]
         else:
-            outcome["accuracy"] = clf.score(data, augment=augment)
+            outcome["accuracy"] = clf.score(chosen, augment=augment)
     if as_json:
         click.echo(json.dumps(outcome))
         return
     for layer, accuracy in enumerate(outcome.get("staged", ()), start=1):
         click.echo(f"after layer {layer}: {100 * accuracy:.2f} %")
-    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {clf.depth_} layers")
+    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {counted(clf.depth_, 'layer')}")
 
 
 @main.command("predict", **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.argument("data")
 @click.option("--output", "-o", default="-", help="CSV file to write  [default: standard output]")
+@SPLIT_OPTION
 @click.option("--proba", is_flag=True, help="a column of probability per class, too")
 @averaging_options
 def predict_command(
-    run_url: str, data: str, output: str, proba: bool, flips: bool, copies: int | None
+    run_url: str,
+    data: str,
+    output: str,
+    split: str | None,
+    proba: bool,
+    flips: bool,
+    copies: int | None,
 ) -> None:
     """Predict the labels of DATA with the network at RUN, a run or a saved network, as CSV.
+
+    Of DATA the test split is used, or all of it where it has no splits, or but one; images are
+    numbered within it, and those that are files named.
 
     \b
     Example:
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
     clf = ResCNetClassifier.load(run_url)
-    images = images_of(data)
+    images = images_of(split_of(data, split) if split else data)
     clf.network_.check_images(images)
     augment = averaged_over(flips, copies)
     with finished_file(output) as file:
@@ -294,7 +318,7 @@ def info_command(run_url: str, as_json: bool) -> None:
     click.echo(f"state     {found['state']}" + (f": {found['reason']}" if found["reason"] else ""))
     click.echo(
         f"data      {found['source'] or 'arrays'}: {found['images']:,} images of "
-        f"{height}×{width}×{channels}, {found['classes']} classes"
+        f"{height}×{width}×{channels}, {counted(found['classes'], 'class')}"
     )
     if found["copies"]:
         click.echo(
@@ -319,11 +343,12 @@ def info_command(run_url: str, as_json: bool) -> None:
 
 
 @main.command("check", **SHOW)
-@click.argument("run_url", metavar="RUN")
+@click.argument("url", metavar="RUN")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def check_command(run_url: str, as_json: bool, **flags: Any) -> None:
-    """Verify a run store against its commit records: chunks missing, altered or stale.
+def check_command(url: str, as_json: bool, **flags: Any) -> None:
+    """Verify a run store against its commit records: chunks missing, altered or stale; or the
+    chunks of an imported data set.
 
     Exit code 0 if all is as committed, 1 if not.
 
@@ -332,11 +357,11 @@ def check_command(run_url: str, as_json: bool, **flags: Any) -> None:
       rescnet check runs/digits-20260101-120000
     """
     with cluster(take_cluster(flags), embedded=False), working("reading every chunk"):
-        problems = verify_run(run_url)
+        problems = verify_dataset(url) if is_imported(url) else verify_run(url)
     if as_json:
-        click.echo(json.dumps({"url": masked(run_url), "problems": problems}))
+        click.echo(json.dumps({"url": masked(url), "problems": problems}))
     else:
-        click.echo("\n".join(problems) or f"{masked(run_url)}: every chunk is as it was committed")
+        click.echo("\n".join(problems) or f"{masked(url)}: every chunk is as it was committed")
     sys.exit(1 if problems else 0)
 
 
@@ -441,7 +466,8 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, as_json:
         click.echo(json.dumps({key: found[key] for key in keys} | {"test": accuracy}))
         return
     chosen = found["layers"][found["depth"] - 1]
-    click.echo(f"depth     {found['depth']} of {len(found['layers'])} layers ({found['reason']})")
+    layers = counted(len(found["layers"]), "layer")
+    click.echo(f"depth     {found['depth']} of {layers} ({found['reason']})")
     judged = Accuracy(found["depth"], chosen["train"], chosen["validation"])
     line = describe_accuracy(judged, copies=found["copies"])
     click.echo(f"accuracy  {line}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %"))

@@ -106,6 +106,11 @@ def take_cluster(flags: dict[str, Any]) -> dict[str, str]:
     return given
 
 
+SPLIT_OPTION = click.option(
+    "--split", type=click.Choice(["train", "val", "test"]), help="the part of DATA to use"
+)
+
+
 def averaging_options(command: Any) -> Any:
     """A decorator that adds the options that `averaged_over` reads."""
     copies = "average over each image and so many copies, made as those trained on"

@@ -7,9 +7,10 @@ from rescnet_dist.cluster.connect import (
     current_client,
     naming_its_loss,
 )
-from rescnet_dist.cluster.workers import Workers
+from rescnet_dist.cluster.workers import WORKER_TIMEOUT, Workers
 
 __all__ = [
+    "WORKER_TIMEOUT",
     "Workers",
     "available_cores",
     "check_versions",

@@ -8,13 +8,14 @@ import json
 import logging
 import os
 import signal
-import threading
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from distributed import Client, LocalCluster, get_client, get_worker, worker_client
-from distributed.comm import CommClosedError
+from distributed.comm import CommClosedError, parse_address, parse_host_port
 
 from rescnet_dist.errors import ClusterError, ClusterLost
 
@@ -22,7 +23,7 @@ COMPARED = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cl
 SCHEDULER_NEEDS = ("dask", "distributed", "python", "cloudpickle")
 CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)  # a future is, of either
 CLOSED: list[Any] = []  # dask-gateway's objects, whose `__del__` fails before the process ends
-CONNECT_TIMEOUT = "10s"  # for a scheduler to answer
+CONNECT_SECONDS = 10  # for a scheduler to answer
 
 
 @contextmanager
@@ -41,18 +42,20 @@ def current_client(*, processes: bool = False) -> Iterator[Client]:
         yield client
         return
     cores = available_cores()
-    with _workers_ignore_interrupts():
-        cluster = LocalCluster(
-            n_workers=cores if processes else 1,
-            threads_per_worker=1 if processes else cores,
-            processes=processes,
-            host="127.0.0.1" if processes else None,
-            dashboard_address="127.0.0.1:0",
-            worker_dashboard_address="127.0.0.1:0",  # else that of a thread is open to all
-            silence_logs=logging.CRITICAL,  # what fails is raised here, and need not be logged too
-        )
-    with cluster, Client(cluster, set_as_default=False) as client:
-        yield client
+    with ExitStack() as stack:
+        with _interrupts_later():
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=cores if processes else 1,
+                    threads_per_worker=1 if processes else cores,
+                    processes=processes,
+                    host="127.0.0.1" if processes else None,
+                    dashboard_address="127.0.0.1:0",
+                    worker_dashboard_address="127.0.0.1:0",  # else that of a thread is open to all
+                    silence_logs=logging.CRITICAL,  # what fails is raised here, not logged too
+                )
+            )
+        yield stack.enter_context(Client(cluster, set_as_default=False))
 
 
 @contextmanager
@@ -76,13 +79,21 @@ def connected(
 def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
     address = scheduler or _address_in(str(scheduler_file))
     try:
+        _knock(address)
         # not the default: one that fails to connect would stay that
-        return Client(address, timeout=CONNECT_TIMEOUT, set_as_default=False)
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(
             f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}; check "
             "the address, that it runs, and the TLS settings of Dask's configuration"
         ) from None
+
+
+def _knock(address: str) -> None:
+    """Fail where nothing listens; a Client that fails would complain once more when it is freed."""
+    scheme, place = parse_address(address)
+    if scheme in ("tcp", "tls"):
+        socket.create_connection(parse_host_port(place, 8786), CONNECT_SECONDS).close()
 
 
 def _address_in(scheduler_file: str) -> str:
@@ -149,17 +160,18 @@ def naming_its_loss(client: Client, remedy: str = "resume the run") -> Iterator[
 
 
 @contextmanager
-def _workers_ignore_interrupts() -> Iterator[None]:
-    """Have processes started in the body ignore Ctrl-C, which a terminal sends to all of them: the
-    driver alone answers it, and ends its workers."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_later() -> Iterator[None]:
+    """Answer Ctrl-C after the body only. Threads and processes that are started in it never do, as
+    a terminal sends it to all of them: the driver alone answers it, and ends its workers."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # which would end what follows, where it begins within
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _inside_a_task() -> bool:

@@ -6,6 +6,7 @@ from rescnet_dist.data.dataset import (
     open_dataset,
     open_source,
     part_of,
+    split_of,
     taken,
 )
 from rescnet_dist.data.digits import load_digits
@@ -19,6 +20,7 @@ from rescnet_dist.data.labels import (
 )
 from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
 from rescnet_dist.data.split import held_out_groups, validation_members
+from rescnet_dist.data.stored import is_imported, verify_dataset
 from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set
 
 __all__ = [
@@ -41,11 +43,14 @@ __all__ = [
     "held_out_groups",
     "images_of",
     "import_dataset",
+    "is_imported",
     "load_digits",
     "open_dataset",
     "open_source",
     "part_of",
+    "split_of",
     "taken",
     "training_set",
     "validation_members",
+    "verify_dataset",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import dask.array as da
@@ -32,8 +33,8 @@ from rescnet_dist.data.sources import (
 from rescnet_dist.data.sources.files import reading
 from rescnet_dist.data.sources.source import Numbered, split_named
 from rescnet_dist.data.stored import GROUP_NAMES, StoredImages, find_stored
-from rescnet_dist.errors import DataError, RescnetError, nearest_name
-from rescnet_dist.store import IMAGE_DIMS
+from rescnet_dist.errors import DamagedError, DataError, RescnetError, masked, nearest_name
+from rescnet_dist.store import IMAGE_DIMS, Location, read_region
 
 BLOCK_BYTES = 4 * 2**20  # of decoded images that are read at a time
 NETCDF = (".nc", ".nc4", ".h5")
@@ -155,11 +156,35 @@ def images_of(X: Any) -> Images:
     return as_images(X)
 
 
+def split_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> xr.Dataset:
+    """The images of one split as a data set of its own."""
+    dataset = open_dataset(source)
+    names = dataset["split"].to_numpy() if "split" in dataset.coords else np.zeros(0, str)
+    if split not in names:
+        raise DataError(_without(source, split, np.unique(names).tolist()))
+    return dataset.isel(image=np.flatnonzero(names == split))
+
+
 def _needed(X: Any, split: str) -> Part:
+    """The part of a data set that networks are fitted to (train) or judged by (test): where there
+    is but one split, that is what is judged by."""
     part = part_of(X, split)
-    if part is None:
-        raise DataError(f"{X if isinstance(X, str) else 'the data set'} has no images to {split}")
-    return part
+    if part is not None:
+        return part
+    found = X if isinstance(X, xr.Dataset) else open_dataset(X)
+    splits = np.unique(found["split"].to_numpy()).tolist()
+    only = part_of(X, splits[0]) if split == "test" and len(splits) == 1 else None
+    if only is None:
+        raise DataError(_without(X, split, splits))
+    return only
+
+
+def _without(source: Any, split: str, splits: list[str]) -> str:
+    name = "the data set" if isinstance(source, xr.Dataset) else masked(os.fspath(source))
+    listed = ", ".join(splits)
+    return f"{name} has no images to {split}, but " + (
+        f"to {listed}: name a split that there is" if listed else "no splits at all"
+    )
 
 
 # sources ----------------------------------------------------------------------------------------
@@ -229,7 +254,7 @@ def _part_of_digits(split: str) -> Part:
 
 
 def _of_stored(stored: StoredImages) -> xr.Dataset:
-    images = as_images(da.from_zarr(stored.array()), name=stored.url).array
+    images = as_images(_lazy(stored), name=stored.url).array
     variables: dict[str, Any] = {"images": (IMAGE_DIMS, images)}
     for name, path in (("labels", stored.labels_path), ("groups", stored.groups_path)):
         if path:
@@ -244,8 +269,35 @@ def _of_stored(stored: StoredImages) -> xr.Dataset:
     return xr.Dataset(variables, coords=coords, attrs=attrs)
 
 
+def _lazy(stored: StoredImages) -> da.Array:
+    """The images as a dask array; of an imported data set, damaged ones are refused by name."""
+    array = stored.array()
+    if not stored.is_imported:
+        return da.from_zarr(array)
+    read, step = delayed(_read_rows, pure=False), array.chunks[0]
+    edges = [*range(0, array.shape[0], step), array.shape[0]]
+    return da.concatenate(
+        [
+            da.from_delayed(
+                read(stored.place, start, stop), (stop - start, *array.shape[1:]), array.dtype
+            )
+            for start, stop in pairwise(edges)
+        ]
+    )
+
+
+def _read_rows(place: Location, start: int, stop: int) -> Array:
+    try:
+        return read_region(place.open_array("images"), start, stop)
+    except DamagedError as error:
+        raise DataError(
+            f"{place.url} is damaged ({error}): `rescnet check` lists all such chunks; import it "
+            "again"
+        ) from None
+
+
 def _part_of_stored(stored: StoredImages, split: str) -> Part | None:
-    images = as_images(da.from_zarr(stored.array()), name=stored.name).array
+    images = as_images(_lazy(stored), name=stored.name).array
     rows = slice(0, images.shape[0])
     if stored.ranges:
         if split not in stored.ranges:

@@ -7,8 +7,10 @@ import warnings
 from functools import partial
 from typing import Any
 
+import dask
 import numpy as np
 import zarr
+from dask.delayed import delayed
 
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
 from rescnet_dist.data.sources.source import (
@@ -103,6 +105,38 @@ def _read(place: Location, path: str, names: Numbered) -> Samples:
     array = place.open_array(path or None)
     images = read_region(array, names.start, names.stop)
     return Samples(images if images.ndim == 4 else images[..., np.newaxis], names)
+
+
+def is_imported(url: str | os.PathLike[str]) -> bool:
+    """Whether a data set was imported to a URL."""
+    place = Location.of(url)
+    return "zarr.json" in place.names() and place.attributes().get("format") == FORMAT
+
+
+def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
+    """What is wrong with the imported data set at a URL, a sentence for each chunk that is missing
+    or altered. They are read in parallel, on the current Dask client's cluster if there is one."""
+    place = Location.of(url)
+    tasks = [
+        delayed(_verify_chunk, pure=False)(place, path, number)
+        for path in ("images", "labels")
+        for number in range(place.open_array(path).cdata_shape[0])
+    ]
+    return [problem for problem in dask.compute(*tasks) if problem]
+
+
+def _verify_chunk(place: Location, path: str, number: int) -> str:
+    """What is wrong with a chunk of whole rows; nothing, if nothing is."""
+    try:
+        array = place.open_array(path)
+        key = array.metadata.encode_chunk_key((number, *(0 for _ in array.shape[1:])))
+        if not patiently((place / path / key).exists, f"reading {place}"):
+            return f"{path}, chunk {number}: it is missing"
+        start = number * array.chunks[0]
+        read_region(array, start, min(start + array.chunks[0], array.shape[0]))
+    except (StoreError, OSError) as error:
+        return f"{path}, chunk {number}: {error}"
+    return ""
 
 
 def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import SpecError
@@ -15,6 +16,8 @@ CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 GOOD_CHUNK = 16  # images: with fewer, the product of features with themselves is slow
 GROUPS_PER_SLOT = 4  # so that a worker that dies costs a quarter of what it would have done
 CHUNKS_PER_GROUP = 4  # at least, where there are several groups per slot
+MARGIN = 1.05  # on what is advised, as workers grow a little by themselves
+STEP = 16 * 2**20  # that advised sizes of workers are rounded up to
 TILES = (*range(4096, 0, -256), 128, 64)  # sides of tiles, as large as memory allows
 
 
@@ -78,32 +81,34 @@ def _refusal(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Wo
         key=lambda plan: peak_memory(problem, spec, plan, workers),
     )
     need, budget = peak_memory(problem, spec, smallest, workers), workers.budget or 0
-    remedies = []
+    memory, remedies = workers.memory or 0, []
+    cautious = replace(workers, memory=int(memory / MARGIN))  # what is advised fits for certain
     for name in ("chunk_images", "accumulators", "tile_features"):
         value = getattr(run_spec, name)
         if value is None:
             continue
 
         def run_fits(smaller: int, name: str = name) -> bool:
-            return _any_fits(problem, spec, run_spec.replace(**{name: smaller}), workers)
+            return _any_fits(problem, spec, run_spec.replace(**{name: smaller}), cautious)
 
         if fitting := _largest(value, run_fits):
-            remedies.append(f"{name}={value} by {name} of at most {fitting}")
+            remedies.append(f"replace {name}={value} by {name} of at most {fitting}")
+        elif _any_fits(problem, spec, run_spec.replace(**{name: None}), cautious):
+            remedies.append(f"leave {name}={value} out, which is then planned")
     if not remedies:
 
         def network_fits(filters: int) -> bool:
-            return _any_fits(problem, spec.replace(filters=filters), run_spec, workers)
+            return _any_fits(problem, spec.replace(filters=filters), run_spec, cautious)
 
         if fitting := _largest(spec.filters, network_fits):
-            remedies.append(f"filters={spec.filters} by filters of at most {fitting}")
-    wanted = need / workers.share
+            remedies.append(f"replace filters={spec.filters} by filters of at most {fitting}")
+    wanted = math.ceil(MARGIN * need / workers.share / STEP) * STEP
+    remedies.append(f"use workers of at least {_mib(wanted)} MiB")
     text = (
         f"the run needs {_mib(need)} MiB of memory per worker, and {_mib(budget)} MiB of each "
-        f"worker's {_mib(workers.memory or 0)} MiB may be used before Dask spills: "
+        f"worker's {_mib(memory)} MiB may be used before Dask spills: "
     )
-    if remedies:
-        text += f"replace {', or '.join(remedies)}, or "
-    return text + f"use workers of at least {_mib(wanted)} MiB"
+    return text + ", or ".join(remedies)
 
 
 def _any_fits(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:

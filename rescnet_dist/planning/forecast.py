@@ -9,8 +9,9 @@ from distributed import Client
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
+from rescnet_dist.errors import counted
 from rescnet_dist.planning.calibrate import Speed, calibrate
-from rescnet_dist.planning.choose import make_plan
+from rescnet_dist.planning.choose import GOOD_CHUNK, make_plan
 from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
@@ -55,11 +56,11 @@ class Forecast:
             )
         lines = {
             "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
-            f"{self.problem.classes} classes",
-            "cluster": f"{workers.count} workers, {workers.slots} threads",
+            f"{counted(self.problem.classes, 'class')}",
+            "cluster": f"{counted(workers.count, 'worker')}, {counted(workers.slots, 'thread')}",
             "features": f"{self.features:,} per layer; scatter matrix {tiles}",
-            "chunks": f"{plan.chunks:,} of {plan.chunk_images:,} images, folded into "
-            f"{plan.accumulators} accumulators",
+            "chunks": f"{plan.chunks:,} of {counted(plan.chunk_images, 'image')}, folded into "
+            f"{counted(plan.accumulators, 'accumulator')}",
             "tasks": f"{moved.tasks:,} per layer",
             "memory": f"{_size(self.peak_memory)} per worker at most{limit}",
             "driver": f"{_size(moved.driver)} per layer",
@@ -70,6 +71,11 @@ class Forecast:
             lines["time"] = (
                 f"about {_time(self.layer_seconds)} per layer, {_time(self.seconds)} for all "
                 f"{self.max_layers}"
+            )
+        if plan.chunk_images < min(GOOD_CHUNK, plan.images):
+            lines["slow"] = (
+                f"chunks of less than {GOOD_CHUNK} images are, and more do not fit: give workers "
+                "more memory, or choose fewer filters"
             )
         return "\n".join(f"{name:<9} {text}" for name, text in lines.items())
 

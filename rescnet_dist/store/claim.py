@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from rescnet_dist.errors import StoreError, StoreUnreachable
+from rescnet_dist.errors import ClaimLost, StoreError, StoreUnreachable
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.patience import patiently
 
@@ -75,7 +75,7 @@ class Claim:
     def _compare(self, number: int, record: dict[str, Any] | None) -> None:
         if number != self.number or not record or record["writer"] != self.writer:
             by = f" by process {record['pid']} on {record['host']}" if record else ""
-            raise StoreError(
+            raise ClaimLost(
                 f"the run at {self.place.url} has been taken over{by}: this driver stops, and has "
                 "written nothing since"
             )
@@ -158,7 +158,7 @@ def _holds(record: dict[str, Any], number: int) -> str | None:
     if not record:
         return (
             f"has a claim that cannot be read, claims/{number:06d}.json: if no driver writes to "
-            "the run, take it over (--take-over, take_over=True)"
+            "the run, resume it with --take-over (take_over=True)"
         )
     age = time.time() - record["renewed"]
     if record.get("released") or age > LIFETIME:
@@ -168,8 +168,8 @@ def _holds(record: dict[str, Any], number: int) -> str | None:
     when = datetime.fromtimestamp(record["renewed"], UTC).isoformat(timespec="seconds")
     return (
         f"is being written by process {record['pid']} on {record['host']} (last sign of life "
-        f"{when}): wait until it ends; if it is dead, wait {max(1, LIFETIME - age):.0f} s, or take "
-        "it over (--take-over, take_over=True)"
+        f"{when}): wait until it ends; if it is dead, wait {max(1, LIFETIME - age):.0f} s, or "
+        "resume it with --take-over (take_over=True)"
     )
 
 

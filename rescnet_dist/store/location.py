@@ -26,7 +26,7 @@ from zarr.errors import (
 )
 from zarr.storage import FsspecStore, LocalStore
 
-from rescnet_dist.errors import StoreError, StoreUnreachable, masked
+from rescnet_dist.errors import DamagedError, StoreError, StoreUnreachable, masked
 from rescnet_dist.store.checksums import checksum, read_checked
 from rescnet_dist.store.patience import may_pass, no_room
 
@@ -298,7 +298,12 @@ class Location:
 
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
         """Read named arrays whole from the group at `path`, checked against their checksums."""
-        return {name: read_checked(self.open_array(f"{path}/{name}")) for name in names}
+        try:
+            return {name: read_checked(self.open_array(f"{path}/{name}")) for name in names}
+        except DamagedError as error:
+            raise DamagedError(
+                f"{error}, at {self.url}: put it back from a copy, or train again"
+            ) from None
 
 
 def _codecs(array: zarr.Array[Any]) -> list[str]:

@@ -18,7 +18,7 @@ from distributed import Client
 from rescnet_dist.cluster.connect import check_versions
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import BLOCK_IMAGES, RowTable, TrainingSet, classes_to_json
-from rescnet_dist.errors import DataError, SpecError, StoreError, masked
+from rescnet_dist.errors import DataError, SpecError, StoreError, counted, masked
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.needs import Problem
 from rescnet_dist.spec import NetworkSpec, RunSpec
@@ -210,8 +210,8 @@ def _resumed_network(run: RunStore, max_layers: int | None) -> NetworkSpec:
     run.result()  # refuses one that is damaged
     if max_layers is not None and max_layers < layers:
         raise SpecError(
-            f"max_layers={max_layers}, but the run at {run} has {layers} layers: give at least "
-            f"{layers}"
+            f"max_layers={max_layers}, but the run at {run} has {counted(layers, 'layer')}: "
+            f"give at least {layers}"
         )
     if max_layers is not None:
         spec = spec.replace(max_layers=max_layers)

@@ -212,12 +212,20 @@ def test_lost_and_altered_chunks_are_found(client: Client, tmp_path: Path) -> No
     chunks[0].rename(tmp_path / "lost")
     with pytest.raises(DataError, match=r"lost 1 of its 3 chunks of images: import"):
         rd.open_dataset(out)
+    assert "images, chunk 0: it is missing" in run("check", out).output
     (tmp_path / "lost").rename(chunks[0])
+    assert run("check", out).exit_code == 0
     whole = bytearray(chunks[2].read_bytes())
     whole[len(whole) // 2] ^= 1
     chunks[2].write_bytes(whole)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(DataError, match=r"rows 8 to 12 of images.*`rescnet check` lists"):
         rd.open_dataset(out)["images"].compute()
+    found = run("check", out)
+    assert found.exit_code == 1
+    assert found.output.startswith("images, chunk 2: rows 8 to 12 of images are missing or altered")
+    found = run("data", "info", out)
+    assert found.exit_code == 2
+    assert "rescnet check" in found.output
 
 
 def test_an_import_brings_its_own_cluster(photos: Path, tmp_path: Path) -> None:
@@ -706,6 +714,10 @@ def test_networks_refer_to_imported_images(
         rows = (data.split == split).to_numpy()
         accuracy = network.score(data.images.to_numpy()[rows], names[rows])
         assert accuracy == pytest.approx(outcome["layers"][0][told] if told else outcome["test"])
+        of_split = run("evaluate", url, digit_store, "--split", split, "--json")
+        assert json.loads(of_split.stdout)["accuracy"] == pytest.approx(accuracy)
+        one_split = data.isel(image=rows).chunk()
+        assert network.score(one_split) == pytest.approx(accuracy)
     result = run("predict", url, digit_store, "-o", tmp_path / "labels.csv")
     assert result.exit_code == 0, result.output
     with (tmp_path / "labels.csv").open(newline="") as file:
