@@ -269,6 +269,11 @@ def shard(part: slice, label: str = "number", mode: str = "w") -> bytes:
 
 BOTH = {"x_train": GREY[TRAIN], "y_train": LABELS[TRAIN], "x_test": GREY[TEST, ..., 0]}
 BOTH["y_test"] = LABELS[TEST].astype(np.uint8)
+LIVING = ("ant", "ä bee", "語")
+NAMED = BOTH | {  # bytes in one split, text in the other
+    "y_train": np.array([name.encode() for name in LIVING])[LABELS[TRAIN]],
+    "y_test": np.array(LIVING)[LABELS[TEST]].astype(">U9"),
+}
 MEDICAL = {
     f"{split}_{what}": array[part]
     for split, part in (("train", slice(0, 4)), ("val", slice(4, 7)), ("test", TEST))
@@ -334,6 +339,14 @@ CASES: dict[str, Callable[[], Case]] = {
     ".npz in its folder": lambda: Case({"a.npz": npz(**BOTH)}, GREY),
     ".npz, compressed": lambda: Case(
         {"a.npz": npz(np.savez_compressed, **BOTH)}, GREY, url="a.npz"
+    ),
+    ".npy of words": lambda: Case(
+        {"images.npy": npy(COLOUR), "labels.npy": npy(np.array(WORDS)[LABELS])},
+        COLOUR, names=WORDS, splits=ALL,
+    ),
+    ".npz of words": lambda: Case({"a.npz": npz(**NAMED)}, GREY, names=LIVING, url="a.npz"),
+    ".npz of words, compressed": lambda: Case(
+        {"a.npz": npz(np.savez_compressed, **NAMED)}, GREY, names=LIVING, url="a.npz"
     ),
     ".npz of MedMNIST": lambda: Case({"a.npz": npz(**MEDICAL)}, COLOUR, splits=THREE, url="a.npz"),
     "Parquet": lambda: Case({"a.parquet": parquet()}, COLOUR, splits=ALL, url="a.parquet"),
@@ -765,14 +778,49 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {"data_batch_1.bin": bytes(3072)},
         "has 3,072 bytes, no multiple of 3073",
     ),
-    "objects": (lambda: arrays(np.array([None, 1])), "type object.*must be of numbers, in C order"),
-    "Fortran order": (lambda: arrays(np.asfortranarray(COLOUR)), "in Fortran order: it must be"),
-    "flat images": (lambda: arrays(LABELS), r"shape \(10,\).*for images: they must be"),
+    "objects": (
+        lambda: arrays(np.array([None, 1])),
+        r"the array in .*images\.npy is of type object, which is pickled and not read: store",
+    ),
+    "Fortran order": (
+        lambda: arrays(np.asfortranarray(COLOUR)),
+        r"images\.npy is in Fortran order: store it in C order",
+    ),
+    "complex numbers": (
+        lambda: arrays(COLOUR * 1j),
+        r"images\.npy is of type complex128: it must be of numbers, or labels of strings$",
+    ),
+    "one number": (lambda: arrays(np.array(1)), r"has shape \(\): it must have one row for each"),
+    "flat images": (lambda: arrays(LABELS), r"shape \(10,\): images must be of shape \(n, height"),
+    "images of words": (
+        lambda: arrays(np.full((10, 6, 5), "a")),
+        r"images\.npy is of type <U1: pixels must be numbers",
+    ),
     "labels of two dimensions": (
         lambda: arrays(labels=np.zeros((10, 3), int)),
-        "for labels: they must",
+        r"labels\.npy has shape \(10, 3\): labels must be of shape \(n,\)",
     ),
-    "labels of fractions": (lambda: arrays(labels=LABELS / 2), "must be whole numbers"),
+    "labels of fractions": (
+        lambda: arrays(labels=LABELS / 2),
+        r"labels\.npy is of type float64: labels must be whole numbers or strings",
+    ),
+    "labels of words and numbers": (
+        lambda: {"a.npz": npz(**BOTH | {"y_test": NAMED["y_test"]})},
+        "labels of numbers and of strings: give one of them to all splits",
+    ),
+    "labels in another script": (
+        lambda: arrays(labels=np.array([b"a", b"\xff"])[LABELS // 2]),
+        r"labels\.npy has strings that are no text \(UnicodeDecodeError",
+    ),
+    "labels of no character": (
+        lambda: arrays(labels=np.full(10, 2**31, np.uint32).view("U1")),
+        r"labels\.npy has strings that are no text",
+    ),
+    "labels of no length": (lambda: {"labels.npy": npy(LABELS).replace(b"<i8", b"<U0")}, "<U0"),
+    "labels that are names of images": (
+        lambda: arrays(np.zeros((2**16 + 1, 1, 1), "u1"), np.arange(2**16 + 1).astype("U5")),
+        "has 65,537 different strings, and 65,536 classes are the most: give class names",
+    ),
     "no labels": (
         lambda: without(arrays(), "labels.npy"),
         "labels to nothing: each split needs both",
@@ -784,7 +832,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "objects in .npz": (
         lambda: {"a.npz": npz(images=np.array([None]))},
-        r"a\.npz has an array.*must be of numbers",
+        r"the array images in .*a\.npz is of type object",
     ),
     "no zip file": (lambda: {"a.npz": b"PK no"}, r"a\.npz cannot be read \(BadZipFile"),
     "no Parquet": (lambda: {"a.parquet": b"PAR1 no"}, r"a\.parquet cannot be read"),
@@ -860,6 +908,17 @@ def test_what_is_wrong_is_named(name: str, tmp_path: Path) -> None:
         rd.open_dataset(url).images.compute()
     assert str(tmp_path) in str(refusal.value) or "class names" in str(refusal.value)
     assert not Path("/tmp/rescnet-was-here").exists()
+
+
+def test_labels_that_are_long_texts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are read; numbers may be as many as there are images."""
+    monkeypatch.setattr("rescnet_dist.data.sources.arrays.NAME_BYTES", 79)
+    assert len(rd.open_dataset(write(tmp_path / "a", arrays()))["labels"]) == 10
+    reason = r"labels\.npy has 80 bytes of strings, and labels may have 79: give whole numbers"
+    with pytest.raises(DataError, match=reason):
+        rd.open_dataset(write(tmp_path / "b", arrays(labels=np.full(10, "ab"))))
 
 
 def test_a_bad_image_is_named_when_it_is_read(tmp_path: Path) -> None:
