@@ -792,6 +792,14 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "one number": (lambda: arrays(np.array(1)), r"has shape \(\): it must have one row for each"),
     "flat images": (lambda: arrays(LABELS), r"shape \(10,\): images must be of shape \(n, height"),
+    "channels first": (
+        lambda: arrays(np.ascontiguousarray(COLOUR.transpose(0, 3, 1, 2))),
+        r"\(10, 3, 6, 5\), which looks like \(image, channel, y, x\): transpose it to \(n, height",
+    ),
+    "one channel first": (
+        lambda: {"a.npz": npz(images=GREY.transpose(0, 3, 1, 2).copy(), labels=LABELS)},
+        r"the array images in .*a\.npz has shape \(10, 1, 6, 5\), which looks like \(image, chan",
+    ),
     "images of words": (
         lambda: arrays(np.full((10, 6, 5), "a")),
         r"images\.npy is of type <U1: pixels must be numbers",
@@ -908,6 +916,15 @@ def test_what_is_wrong_is_named(name: str, tmp_path: Path) -> None:
         rd.open_dataset(url).images.compute()
     assert str(tmp_path) in str(refusal.value) or "class names" in str(refusal.value)
     assert not Path("/tmp/rescnet-was-here").exists()
+
+
+@pytest.mark.parametrize("shape", [(10, 3, 5, 4), (10, 1, 5, 3), (10, 2, 6, 7), (10, 6, 5, 9)])
+def test_low_images_and_many_channels_are_no_channels_first(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """Unless both come together."""
+    data = rd.open_dataset(write(tmp_path, arrays(np.zeros(shape, np.uint8))))
+    assert data.images.shape == shape
 
 
 def test_labels_that_are_long_texts_are_refused(

@@ -37,6 +37,7 @@ HEADER = 2**16  # bytes in which a header ends
 MOST_HELD = 2**24  # images or labels of which the file is held in memory
 MOST_NAMES = 2**16  # classes of labels that are strings
 NAME_BYTES = 2**27  # of labels that are strings, as many as of the most numbers
+MOST_CHANNELS = 4  # of images that have 1 or 3 rows, as those do whose channels come first
 NUMBERS, STRINGS = "buif", "SU"  # kinds of types
 
 
@@ -146,6 +147,11 @@ def _check_images(images: FileArray) -> None:
         raise DataError(
             f"{images} has shape {images.shape}: images must be of shape (n, height, width) or (n, "
             "height, width, channels)"
+        )
+    if len(images.shape) == 4 and images.shape[1] in (1, 3) and images.shape[3] > MOST_CHANNELS:
+        raise DataError(
+            f"{images} has shape {images.shape}, which looks like (image, channel, y, x): "
+            "transpose it to (n, height, width, channels), by images.transpose(0, 2, 3, 1)"
         )
     if images.dtype.kind not in NUMBERS:
         raise DataError(f"{images} is of type {images.dtype}: pixels must be numbers")
