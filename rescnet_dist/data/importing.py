@@ -95,9 +95,10 @@ def import_dataset(
 ) -> Imported:
     """Write the images of a source, as `open_dataset` takes one, to a new Zarr store at `dest`.
 
-    Images that cannot be decoded, or are of another shape than the first, are an error that names
-    them, or are left out. The same source gives the same bits, however it was interrupted. client:
-    of the Dask cluster that does it; the current one by default, or else an embedded one.
+    Images that cannot be decoded, are of another shape than the first, or have values that are not
+    finite, are an error that names them, or are left out. The same source gives the same bits,
+    however it was interrupted. client: of the Dask cluster that does it; the current one by
+    default, or else an embedded one.
     """
     place, wanted = Location.of(dest), Wanted(resize, channels)  # type: ignore[arg-type]
     found = open_source(os.fspath(source))

@@ -372,6 +372,31 @@ def test_images_that_cannot_be_used_are_left_out_on_request(
         assert attributes["splits"] == {"train": [0, 17], "test": [17, 26]}
 
 
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_values_that_are_not_finite_are_no_image(
+    client: Client, tmp_path: Path, rng: np.random.Generator, kind: str
+) -> None:
+    """They are listed and left out as others are; also where the first image has them."""
+    images = rng.random((20, 4, 3, 1)).astype(kind)
+    images[0, 3, 2], images[7, 0, 0], images[8, 1, 1] = np.nan, np.inf, -np.inf
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(20) % 2)
+    with pytest.raises(DataError, match="3 of 20 images cannot be used") as refusal:
+        import_dataset(tmp_path / "a.npz", tmp_path / "out", client, chunk_images=CHUNK)
+    names = [f"{tmp_path}/a.npz, train image {number}" for number in (0, 7, 8)]
+    for name in names:
+        assert f"{name}: it has values that are not finite" in str(refusal.value)
+    found = import_dataset(
+        tmp_path / "a.npz", tmp_path / "out", client, chunk_images=CHUNK, on_error="skip"
+    )
+    assert [name for name, _ in found.skipped] == names
+    with dask.config.set(scheduler="sync"):
+        np.testing.assert_array_equal(
+            rd.open_dataset(tmp_path / "out").images, np.delete(images, [0, 7, 8], axis=0)
+        )
+        with pytest.raises(DataError, match=r"image 0: it has values.*can leave such images out"):
+            rd.open_dataset(tmp_path / "a.npz").images.compute()
+
+
 @pytest.mark.parametrize("left", [9, 11, 13, 14])
 def test_an_import_that_leaves_images_out_goes_on_too(
     client: Client, spoilt: Path, tmp_path: Path, fate: Callable[..., list[int]], left: int

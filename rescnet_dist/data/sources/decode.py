@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import imagecodecs
 import numpy as np
 from PIL import Image
 
+from rescnet_dist.data.images import are_finite
 from rescnet_dist.data.sources.source import Array, Encoded, Samples, Source
 from rescnet_dist.errors import DataError, SpecError
 
@@ -44,7 +46,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Images (m, H, W, d) that could be decoded out of n, good (n,) bool, which those are, and
+    """Images (m, H, W, d) that can be used out of n, good (n,) bool, which those are, and
     (number, name, reason) of each of the others."""
 
     images: Array
@@ -61,7 +63,7 @@ def decode(
     if isinstance(given, np.ndarray) and (given.shape[1:], given.dtype, wanted) == (
         *(shape, dtype, Wanted()),
     ):
-        return Block(given, np.ones(n, bool))
+        return _finite(given, samples.names)
     images, good, bad = np.empty((n, *shape), dtype), np.ones(n, bool), []
     as_stored = wanted == Wanted() and dtype == np.uint8
     for number, item in enumerate(given):
@@ -72,6 +74,14 @@ def decode(
         except DataError as error:
             good[number] = False
             bad.append((number, samples.names[number], str(error)))
+    return Block(images[good] if bad else images, good, tuple(bad))
+
+
+def _finite(images: Array, names: Sequence[str]) -> Block:
+    """Images (n, H, W, d) as they are, but those with NaN or infinite values."""
+    good = are_finite(images)
+    wrong = np.flatnonzero(~good).tolist()
+    bad = [(number, names[number], "it has values that are not finite") for number in wrong]
     return Block(images[good] if bad else images, good, tuple(bad))
 
 
