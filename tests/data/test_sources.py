@@ -719,7 +719,19 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {"train/a/0.png": b"", "b/1.png": b""},
         "has b beside train: put all images into",
     ),
-    "no image at all": (lambda: {"a/0.png": b"no"}, r"no image among the first.*0\.png: it is no"),
+    "no image at all": (
+        lambda: {"a/0.png": b"no"},
+        r"no image among the first.*0\.png: it is no PNG, JPEG or WebP image$",
+    ),
+    "an image of another kind": (
+        lambda: {"a/0.png": encoded(COLOUR[0], "BMP")},
+        r"0\.png: it is no PNG, JPEG or WebP image$",
+    ),
+    "an empty image": (lambda: {"a/0.png": b""}, r"0\.png: it is empty$"),
+    "half an image": (
+        lambda: {"a/0.jpg": encoded(np.tile(COLOUR[0], (40, 40, 1)), "JPEG")[:2000]},
+        r"0\.jpg: it is no image that can be read \(OSError: image file is truncated.*\)$",
+    ),
     "unknown file": (lambda: {"a.txt": b""}, r"a\.txt is a file of no kind.*or the folder"),
     "IDX without labels": (
         lambda: without(mnist(), IMAGE_LABELS),

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import imagecodecs
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from rescnet_dist.data.images import are_finite
+from rescnet_dist.data.sources.files import brief
 from rescnet_dist.data.sources.source import Array, Encoded, Samples, Source
 from rescnet_dist.errors import DataError, SpecError
 
@@ -107,6 +108,8 @@ def image_of(item: Encoded | Array, wanted: Wanted) -> Array:
         raise item
     if isinstance(item, np.ndarray):
         return item if wanted == Wanted() else _made(item, wanted)
+    if not item:
+        raise DataError("it is empty")
     try:
         with Image.open(io.BytesIO(item), formats=FORMATS) as image:
             if image.width * image.height > LARGEST_PIXELS:
@@ -118,9 +121,10 @@ def image_of(item: Encoded | Array, wanted: Wanted) -> Array:
             return _pixels(_fitted(image.convert("L" if image.mode == "1" else "RGB"), wanted))
     except DataError:
         raise
+    except UnidentifiedImageError:
+        raise DataError("it is no PNG, JPEG or WebP image") from None
     except Exception as error:  # Pillow's plugins raise all kinds
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"it is no image that can be read ({cause})") from None
+        raise DataError(f"it is no image that can be read ({brief(error)})") from None
 
 
 def _decode_png(data: bytes, image: Array) -> bool:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from rescnet_dist.store import patiently
 LARGEST = 384 * 2**20  # bytes of one file that are held in memory, compressed or not
 AT_A_TIME = 32  # files that are asked for
 SAID = 300  # characters of an error of a library
+ADDRESS = re.compile(r"<\S+ object at 0x\w+>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,12 @@ def reading(url: str) -> Iterator[None]:
 
 
 def brief(error: Exception) -> str:
-    """An error in a few words, as it may quote what is in a file."""
-    return f"{type(error).__name__}: {str(error)[:SAID]}"
+    """An error in a few words, as it may quote what is in a file; without addresses in memory.
+
+    >>> brief(OSError("cannot read <_io.BytesIO object at 0x7f3a>"))
+    'OSError: cannot read it'
+    """
+    return f"{type(error).__name__}: {ADDRESS.sub('it', str(error))[:SAID]}"
 
 
 @lru_cache(maxsize=1)
