@@ -527,8 +527,8 @@ def test_colours_and_sizes_change_on_request_only(tmp_path: Path) -> None:
     url = str(write(tmp_path, files))
     with dask.config.set(scheduler="sync"):
         for options, reason in (
-            ({}, r"1\.png: it is 6×5 with 1 channels.*ask for grey or for colour"),
-            ({"channels": "colour"}, r"2\.png: it is 9×5.*size to resize to"),
+            ({}, r"1\.png: it is 6×5 with 1 .*grey or for colour \(--channels, channels=\)"),
+            ({"channels": "colour"}, r"2\.png: it is 9×5.*size to resize to \(--resize, resize=\)"),
         ):
             with pytest.raises(DataError, match=reason):
                 rd.open_dataset(url, **options).images.compute()

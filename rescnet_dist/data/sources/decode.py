@@ -150,9 +150,9 @@ def _of_shape(image: Array, shape: tuple[int, int, int], dtype: np.dtype[Any]) -
     if image.shape == shape and image.dtype == dtype:
         return image
     if image.shape[2] != shape[2]:
-        remedy = "ask for grey or for colour"
+        remedy = "ask for grey or for colour (--channels, channels=)"
     elif image.shape != shape:
-        remedy = "ask for a size to resize to"
+        remedy = "ask for a size to resize to (--resize, resize=)"
     else:
         remedy = "convert it"
     raise DataError(
