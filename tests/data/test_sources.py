@@ -709,7 +709,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     "hidden images": (lambda: {"a/._1.png": b"", ".b/2.png": b""}, "no image files"),
     "images without class": (
         lambda: {"a/0.png": b"", "1.png": b""},
-        r"1\.png lies in no folder that names its class",
+        r"1\.png lies in no folder that names its class: .*or class/; move it into one, or away",
     ),
     "splits without class": (
         lambda: {"train/0.png": b"", "test/1.png": b""},

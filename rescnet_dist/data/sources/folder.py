@@ -67,7 +67,7 @@ class FolderSource(Source):
             if len(parts) < depth + 1:
                 raise DataError(
                     f"{self.url}/{_first_in(folder, folder_of)} lies in no folder that names its "
-                    "class: images belong into split/class/ or class/"
+                    "class: images belong into split/class/ or class/; move it into one, or away"
                 )
         return {
             folder: ((split_named(parts[0]) or "train") if depth else "train", parts[depth])
