@@ -101,11 +101,16 @@ def import_command(
     if as_json:
         skipped = [list(entry) for entry in found.skipped]
         shown = {"url": found.url, "splits": found.splits, "classes": list(found.classes)}
-        click.echo(json.dumps(shown | {"image_shape": found.image_shape, "skipped": skipped}))
+        more = {"image_shape": found.image_shape, "skipped": skipped}
+        click.echo(json.dumps(shown | more | {"passed_over": list(found.passed_over)}))
         return
     splits = ", ".join(f"{count:,} to {split}" for split, count in found.splits.items())
     height, width, depth = found.image_shape
     click.echo(f"images    {splits}; {height}×{width}×{depth}, {len(found.classes)} classes")
+    if count := len(found.passed_over):
+        files = "1 file that is no" if count == 1 else f"{count:,} files that are no"
+        images = f"PNG, JPEG or WebP image{'s' * (count > 1)}"
+        click.echo(f"passed over  {files} {images}, such as {found.passed_over[0]}")
     if found.skipped:
         click.echo(f"left out  {len(found.skipped):,}, such as")
         for name, reason in found.skipped[:5]:

@@ -44,8 +44,9 @@ Skipped = dict[int, tuple[str, str]]  # name and reason, by the number of the im
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import has written: images by split, classes, shape (H, W, d) and type, and (name,
-    reason) of what was left out."""
+    """What an import has written: images by split, classes, shape (H, W, d) and type, (name,
+    reason) of what was left out, and paths of files among the images that are of no kind that is
+    read."""
 
     url: str
     splits: dict[str, int]
@@ -53,6 +54,7 @@ class Imported:
     image_shape: tuple[int, int, int]
     dtype: str
     skipped: tuple[tuple[str, str], ...] = ()
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
     for split in source.splits:
         labels.update(np.ascontiguousarray(source.labels[split]).tobytes())
     names = hashlib.sha256(json.dumps([str(name) for name in source.classes]).encode())
-    files = hashlib.sha256(repr(sorted(vars(source).items())).encode())  # names, sizes, versions
+    told = {name: value for name, value in vars(source).items() if name != "passed_over"}
+    files = hashlib.sha256(repr(sorted(told.items())).encode())  # names, sizes, versions
     return {
         "format": FORMAT,
         "splits": dict(source.splits),
@@ -335,5 +338,5 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
     return Imported(
         str(job.dest), {split: stop - start for split, (start, stop) in ranges.items()},
         source.classes, job.shape, job.dtype,
-        tuple(skipped[number] for number in sorted(skipped)),
+        tuple(skipped[number] for number in sorted(skipped)), source.passed_over,
     )  # fmt: skip

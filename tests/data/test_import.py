@@ -494,6 +494,22 @@ def test_the_command_tells_what_it_did_and_what_next(
         assert words in result.output
 
 
+def test_files_that_are_passed_over_are_told(client: Client, photos: Path, tmp_path: Path) -> None:
+    """With how many there are and one of them; all of them in JSON."""
+    (photos / "train/cat/x.bmp").write_bytes(b"BM")
+    result = run("data", "import", photos, tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    said = "passed over  1 file that is no PNG, JPEG or WebP image, such as train/cat/x.bmp\n"
+    assert said in result.output
+    (photos / "test/dog/y.gif").write_bytes(b"GIF")
+    result = run("data", "import", photos, tmp_path / "b")
+    said = "passed over  2 files that are no PNG, JPEG or WebP images, such as test/dog/y.gif\n"
+    assert said in result.output
+    outcome = json.loads(run("data", "import", photos, tmp_path / "c", "--json").stdout)
+    assert outcome["passed_over"] == ["test/dog/y.gif", "train/cat/x.bmp"]
+    assert outcome["splits"] == {"train": 20, "test": 10}
+
+
 @pytest.mark.parametrize("size", ["0", "x", "3x", "20000"])
 def test_sizes_that_are_none_are_refused(
     client: Client, photos: Path, tmp_path: Path, size: str
@@ -536,6 +552,9 @@ def test_an_import_of_something_else_does_not_go_on(
         with pytest.raises(StoreError, match="of another source, of one that has changed"):
             import_dataset(source, out, client, **options)
         assert tree(out) == before
+    (spoilt / "train/cat/notes.txt").write_text("which are passed over")
+    found = import_dataset(spoilt, out, client, chunk_images=CHUNK, on_error="skip")
+    assert found.passed_over == ("train/cat/notes.txt",)
 
 
 def test_options_that_are_none_are_refused(client: Client, photos: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import zarr
 from PIL import Image, PngImagePlugin
 
 import rescnet_dist as rd
+from rescnet_dist.data.sources import find_source
 from rescnet_dist.data.sources.decode import _decode_png
 from rescnet_dist.data.sources.files import File
 from rescnet_dist.errors import DataError, SpecError
@@ -976,6 +977,18 @@ def test_what_lies_beside_images_is_no_image(tmp_path: Path) -> None:
     junk = ("notes.txt", "train/Thumbs.db", "train/ant/.hidden.png", "__MACOSX/train/ant/._00.png")
     write(tmp_path, files | dict.fromkeys(junk, b"junk"))
     check(str(tmp_path), sorted_case(files))
+    assert find_source(str(tmp_path)).passed_over == ()
+
+
+def test_files_among_images_that_are_none_are_told(tmp_path: Path) -> None:
+    """By name, in the folders of classes, also in one that has no other files."""
+    files = folder_of(COLOUR, splits=False)
+    other = ("ant/a.bmp", "ant/deep/notes.txt", "dog/1.gif")
+    write(tmp_path / "a", files | dict.fromkeys((*other, "labels.csv", "dog/Thumbs.db"), b""))
+    assert find_source(str(tmp_path / "a")).passed_over == other
+    files = folder_of(COLOUR)
+    write(tmp_path / "b", files | {"train/labels.csv": b"", "test/ant/a.tif": b""})
+    assert find_source(str(tmp_path / "b")).passed_over == ("test/ant/a.tif",)
 
 
 def test_files_know_what_they_are_asked_for(tmp_path: Path) -> None:
