@@ -137,7 +137,22 @@ def _check_free(job: Job) -> None:
     """Refuse a place that holds something else than an import that was begun."""
     names = set(patiently(job.dest.names, f"reading {job.dest}"))
     if names and UNFINISHED not in names and names != {"claims"}:
-        raise StoreError(f"{job.dest.url} already holds something: choose another URL")
+        raise StoreError(f"{job.dest.url} already holds {_held(job.dest)}")
+
+
+def _held(place: Location) -> str:
+    """What a place holds, and what can be done with that."""
+    try:
+        attributes = patiently(place.attributes, f"reading {place}")
+    except StoreError:
+        attributes = {}
+    if attributes.get("format") != FORMAT:
+        return "something: choose another URL"
+    images = sum(stop - start for start, stop in attributes["splits"].values())
+    return (
+        f"a finished import of {attributes['source']} with {images:,} images: use it, or choose "
+        "another URL"
+    )
 
 
 def _begin(job: Job, source: Source) -> None:

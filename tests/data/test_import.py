@@ -528,9 +528,15 @@ def test_what_is_there_is_not_overwritten(client: Client, photos: Path, tmp_path
     import_dataset(photos, out, client)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    for taken in (out, tmp_path / "other"):
+    zarr.open_group(tmp_path / "foreign", mode="w").attrs["format"] = "another"
+    finished = f"a finished import of {photos} with 30 images: use it, or choose another URL"
+    for taken, what in (
+        (out, finished),
+        (tmp_path / "other", "something: choose another URL"),
+        (tmp_path / "foreign", "something: choose another URL"),
+    ):
         before = tree(taken)
-        with pytest.raises(StoreError, match="already holds something: choose another URL"):
+        with pytest.raises(StoreError, match=f"{taken} already holds {what}$"):
             import_dataset(photos, taken, client)
         assert tree(taken) == before
 
