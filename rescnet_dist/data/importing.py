@@ -35,6 +35,13 @@ TASK_BYTES = 2**26  # of decoded images that a task holds, if that is more than 
 LABEL_CHUNK = 65_536
 SKIPPED = "import-skipped.json"
 SHOWN = 20  # of images that cannot be used, in an error
+FILES = {"splits", "labels", "classes", "files"}  # of a record, what the files of a source make
+NAMES = {
+    "source": "its source",
+    "shape": "the shape of its images",
+    "dtype": "the type of its images",
+    "chunk": "chunk_images",
+}
 
 OnError = Literal["error", "skip"]
 Progress = Callable[[int, int], object]  # images done, of how many
@@ -163,10 +170,36 @@ def _begin(job: Job, source: Source) -> None:
         patiently(lambda: (job.dest / UNFINISHED).write_json(record), str(job.dest))
     elif begun != record:
         raise StoreError(
-            f"{job.dest.url} has an import that was not finished, of another source, of one that "
-            "has changed since, or with other options: finish that, remove it, or choose another "
-            "URL"
+            f"{job.dest.url} has an import that was not finished, and {_changes(begun, record)}: "
+            "finish it as it was begun, remove it, or choose another URL"
         )
+
+
+def _changes(begun: Any, now: dict[str, Any]) -> str:
+    """In what an import differs from one that was begun, but for what follows from the rest."""
+    if not isinstance(begun, dict) or begun.keys() != now.keys():
+        return "it was begun by another version"
+    changed = [name for name in now if begun[name] != now[name]]
+    causes = [name for name in changed if name in ("source", "resize", "channels")]
+    if "source" not in causes and not FILES.isdisjoint(changed):
+        causes.insert(0, "files")
+    return ", and ".join(
+        "its files have changed"
+        if name == "files"
+        else f"{NAMES.get(name, name)} was {_shown(begun[name])} and is {_shown(now[name])} now"
+        for name in causes or changed
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value of a record, sizes as 32×32.
+
+    >>> _shown([28, 32]), _shown("grey"), _shown(None)
+    ('28×32', 'grey', 'none')
+    """
+    if isinstance(value, list):
+        return "×".join(map(str, value))
+    return "none" if value is None else str(value)
 
 
 def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
@@ -179,6 +212,7 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
     files = hashlib.sha256(repr(sorted(told.items())).encode())  # names, sizes, versions
     return {
         "format": FORMAT,
+        "source": masked(source.url),
         "splits": dict(source.splits),
         "labels": labels.hexdigest(),
         "classes": names.hexdigest(),

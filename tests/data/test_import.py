@@ -544,20 +544,35 @@ def test_what_is_there_is_not_overwritten(client: Client, photos: Path, tmp_path
 def test_an_import_of_something_else_does_not_go_on(
     client: Client, spoilt: Path, tmp_path: Path
 ) -> None:
-    """Other images, or other options."""
+    """Other images, or other options; it is told in what they differ."""
     out = tmp_path / "out"
     with pytest.raises(DataError):
         import_dataset(spoilt, out, client, chunk_images=CHUNK)
     before = tree(out)
-    for source, options in (
-        (tmp_path / "clean", {"chunk_images": CHUNK}),
-        (spoilt, {"chunk_images": 5}),
-        (spoilt, {"chunk_images": CHUNK, "resize": (8, 6)}),
-        (spoilt, {"chunk_images": CHUNK, "channels": "colour"}),
+    clean, grey = tmp_path / "clean", {"resize": (4, 9), "channels": "grey"}
+    for source, options, change in (
+        (clean, {}, f"its source was {spoilt} and is {clean} now"),
+        (spoilt, {"chunk_images": 5}, "chunk_images was 4 and is 5 now"),
+        (spoilt, {"resize": (8, 6)}, "resize was none and is 8×6 now"),
+        (spoilt, grey, "resize was none and is 4×9 now, and channels was none and is grey now"),
     ):
-        with pytest.raises(StoreError, match="of another source, of one that has changed"):
-            import_dataset(source, out, client, **options)
+        told = f"was not finished, and {change}: finish it as it was begun, remove it, or choose"
+        with pytest.raises(StoreError, match=told):
+            import_dataset(source, out, client, **{"chunk_images": CHUNK} | options)
         assert tree(out) == before
+    first = (spoilt / "train/cat/00.png").read_bytes()
+    photo(spoilt / "train/cat/00.png", np.zeros((9, 6, 3), np.uint8))
+    with pytest.raises(StoreError, match="the shape of its images was 8×6×3 and is 9×6×3 now:"):
+        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+    (spoilt / "train/cat/00.png").write_bytes(first)
+    photo(spoilt / "train/cat/98.png", np.zeros((8, 6, 3), np.uint8))
+    with pytest.raises(StoreError, match="not finished, and its files have changed: finish it as"):
+        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+    (spoilt / "train/cat/98.png").unlink()
+    (out / "import.json").write_text("{}")
+    with pytest.raises(StoreError, match="and it was begun by another version: finish it as"):
+        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+    (out / "import.json").write_bytes(before["import.json"])
     (spoilt / "train/cat/notes.txt").write_text("which are passed over")
     found = import_dataset(spoilt, out, client, chunk_images=CHUNK, on_error="skip")
     assert found.passed_over == ("train/cat/notes.txt",)
