@@ -34,6 +34,7 @@ TASKS_AHEAD = 4  # for each thread of the cluster, that wait there
 TASK_BYTES = 2**26  # of decoded images that a task holds, if that is more than one chunk
 LABEL_CHUNK = 65_536
 SKIPPED = "import-skipped.json"
+MOST_NAMED = 1000  # of images that were left out, in the attributes
 SHOWN = 20  # of images that cannot be used, in an error
 FILES = {"splits", "labels", "classes", "files"}  # of a record, what the files of a source make
 NAMES = {
@@ -379,6 +380,7 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
         "class_names": list(source.classes),
         "splits": {split: list(rows) for split, rows in ranges.items()},
         "skipped": len(skipped),
+        "skipped_images": [skipped[number] for number in sorted(skipped)[:MOST_NAMED]],
     }
     group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
     patiently(lambda: (job.dest / "zarr.json").write_json(group), f"attributes of {job.dest}")

@@ -369,6 +369,7 @@ def test_images_that_cannot_be_used_are_left_out_on_request(
         assert bits(tmp_path / name) == bits(tmp_path / "expected")
         attributes = zarr.open_group(tmp_path / name, mode="r").attrs
         assert attributes["skipped"] == 4
+        assert [tuple(entry) for entry in attributes["skipped_images"]] == list(found.skipped)
         assert attributes["splits"] == {"train": [0, 17], "test": [17, 26]}
 
 
@@ -642,6 +643,22 @@ def test_info_tells_numbers_and_what_to_be_wary_of(
     words = run("data", "info", out).output
     for part in (*found["warnings"], "40 of 8×8×1, uint8", "of 16 images", "cat", "29", "MiB"):
         assert part in words
+
+
+def test_info_tells_what_was_left_out(
+    client: Client, spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many images, and name and reason of the first, of which so many are kept."""
+    monkeypatch.setattr(importing, "MOST_NAMED", 3)
+    import_dataset(spoilt, tmp_path / "out", client, on_error="skip")
+    words = run("data", "info", tmp_path / "out").output
+    assert "left out  4 images, such as\n" in words
+    assert f"          {spoilt}/{BAD[0]}: it is no PNG, JPEG or WebP image\n" in words
+    found = json.loads(run("data", "info", tmp_path / "out", "--json").stdout)
+    assert found["skipped"] == 4
+    assert [name for name, _ in found["skipped_images"]] == [f"{spoilt}/{bad}" for bad in BAD[:3]]
+    import_dataset(tmp_path / "clean", tmp_path / "clean.zarr", client)
+    assert "left out" not in run("data", "info", tmp_path / "clean.zarr").output
 
 
 def test_info_has_nothing_to_say_against_good_images(client: Client, photos: Path) -> None:
