@@ -734,6 +734,10 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         r"0\.jpg: it is no image that can be read \(OSError: image file is truncated.*\)$",
     ),
     "unknown file": (lambda: {"a.txt": b""}, r"a\.txt is a file of no kind.*or the folder"),
+    "one array": (
+        arrays,
+        r"images\.npy is one array.*: give the folder that holds images\.npy and labels\.npy",
+    ),
     "IDX without labels": (
         lambda: without(mnist(), IMAGE_LABELS),
         "has images to .*train.* and labels to test: each split needs both",
@@ -924,7 +928,7 @@ def test_what_is_wrong_is_named(name: str, tmp_path: Path) -> None:
     """With where it is, what is wrong and, if there is one, the remedy; no pickle is ever run."""
     make, reason = WRONG[name]
     write(tmp_path, make())
-    url = tmp_path / "a.txt" if name == "unknown file" else tmp_path
+    url = tmp_path / {"unknown file": "a.txt", "one array": "images.npy"}.get(name, "")
     with dask.config.set(scheduler="sync"), pytest.raises(DataError, match=reason) as refusal:
         rd.open_dataset(url).images.compute()
     assert str(tmp_path) in str(refusal.value) or "class names" in str(refusal.value)
@@ -969,6 +973,16 @@ def test_class_folders_may_be_called_like_splits(tmp_path: Path) -> None:
     write(tmp_path, {f"{name}/0.png": encoded(COLOUR[0]) for name in ("bus", "car", "train")})
     data = rd.open_dataset(tmp_path)
     assert data.attrs["class_names"] == ["bus", "car", "train"]
+
+
+def test_deeper_folders_belong_to_the_class_above(tmp_path: Path) -> None:
+    """Of a split or without one."""
+    for split in ("", "train/"):
+        paths = (f"{split}ant/a/0.png", f"{split}ant/b/c/1.png", f"{split}bee/2.png")
+        files = dict.fromkeys(paths, encoded(GREY[0]))
+        data = rd.open_dataset(write(tmp_path / f"of {split}", files))
+        assert data.attrs["class_names"] == ["ant", "bee"]
+        assert data.labels.to_numpy().tolist() == [0, 0, 1]
 
 
 def test_what_lies_beside_images_is_no_image(tmp_path: Path) -> None:

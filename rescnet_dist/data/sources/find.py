@@ -47,6 +47,11 @@ def _of_file(url: str) -> Source:
         return WebDatasetSource(url, [url])
     if name.endswith(".npz"):
         return numpy_source(url, [url])
+    if name.endswith(".npy"):
+        raise DataError(
+            f"{url} is one array, and images need labels: give the folder that holds images.npy "
+            "and labels.npy, or a .npz file with both"
+        )
     raise DataError(
         f"{url} is a file of no kind that is known: give a .parquet, .tar, .tar.gz or .npz file, "
         "or the folder that it lies in"

@@ -24,8 +24,8 @@ def _is_hidden(path: str) -> bool:
 
 
 class FolderSource(Source):
-    """Image files by their path: the folder that a file lies in, below that of its split if there
-    are any, is its class. What else lies in folders of classes is passed over."""
+    """Image files by their path: the uppermost folder that a file lies in, below that of its split
+    if there are any, is its class. What else lies in folders of classes is passed over."""
 
     def __init__(self, url: str, paths: Sequence[str]) -> None:
         self.url = url.rstrip("/")
