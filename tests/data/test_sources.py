@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import struct
+import sys
 import tarfile
 import warnings
 import zipfile
@@ -24,13 +25,14 @@ import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 import zarr
+from fsspec.registry import _registry as KNOWN_PROTOCOLS
 from PIL import Image, PngImagePlugin
 
 import rescnet_dist as rd
 from rescnet_dist.data.sources import find_source
 from rescnet_dist.data.sources.decode import _decode_png
 from rescnet_dist.data.sources.files import File
-from rescnet_dist.errors import DataError, SpecError
+from rescnet_dist.errors import DataError, SpecError, StoreError
 
 RNG = np.random.default_rng(20240229)
 COLOUR = RNG.integers(0, 256, (10, 6, 5, 3), np.uint8)
@@ -1016,8 +1018,35 @@ def test_files_know_what_they_are_asked_for(tmp_path: Path) -> None:
         file.read(0, 2**40)
     with pytest.raises(DataError, match=r"there is no file at .*b: check the URL"):
         File.at(str(tmp_path / "b"))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(StoreError, match="nowhere://a cannot be opened"):
         File.at("nowhere://a")
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [
+        ("s3://bucket/a.npz", "s3fs", "s3"),
+        ("simplecache::s3://bucket/a.npz", "s3fs", "s3"),
+        ("http://host/a.npz", "aiohttp", "http"),
+        ("https://me:word@host/a.npz", "aiohttp", "http"),
+    ],
+)
+def test_what_a_protocol_needs_is_named(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str
+) -> None:
+    """Wherever URLs are opened, with the command that installs it."""
+    for protocol in ("s3", "http", "https"):
+        monkeypatch.delitem(KNOWN_PROTOCOLS, protocol, raising=False)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    reason = rf'a\.npz cannot be opened \(.*{package}.*\): pip install "rescnet-dist\[{extra}\]"'
+    opened = (rd.open_dataset, lambda url: rd.import_dataset("digits", url), File.at, find_source)
+    for reader in opened:
+        with pytest.raises(StoreError, match=reason) as refusal:
+            reader(url)
+        assert "word" not in str(refusal.value)
+    with pytest.raises(StoreError, match="gcsfs"):
+        rd.open_dataset("gs://bucket/a.npz")
 
 
 def test_stored_arrays_are_read_in_place(tmp_path: Path) -> None:
