@@ -700,9 +700,12 @@ def test_sheets_show_samples_and_copies(client: Client, photos: Path, tmp_path: 
     shown = pixels[top : top + 64 : scale, left : left + 6 * scale : scale]
     np.testing.assert_array_equal(shown, first)
     assert run("data", "preview", photos, "-o", sheet).exit_code == 2  # no copies to show
-    result = run("data", "preview", photos, *options[:-1], tmp_path / "none" / "a.png")
-    assert result.exit_code == 2
-    assert "cannot be written" in result.output
+    missing = f"a.png cannot be written: {tmp_path / 'none'} does not exist; create that folder"
+    for command in (("preview", photos, *options[:-1]), ("info", photos, "--sheet")):
+        result = run("data", *command, tmp_path / "none" / "a.png")
+        assert result.exit_code == 2
+        assert missing in result.output
+        assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(
