@@ -226,9 +226,10 @@ def test_held_out_groups_are_stratified() -> None:
 
 
 def test_groups_that_cannot_be_split_are_refused(client: Client, tmp_path: Path) -> None:
-    """One group, groups that are classes, groups of another number; nothing is left behind."""
+    """One group, too few of them, groups of another number; nothing is left behind."""
     for groups, message in (
-        (np.zeros(len(X)), "holds none out: give a larger share, more images or groups"),
+        (np.zeros(len(X)), r"0\.1 by group: all 120 images are of one group, which is not"),
+        (np.arange(len(X)) // 60, "holds none out: give a larger share, more images or groups"),
         (np.arange(5), "groups has 5 labels for 120 images"),
         ([[1]] * len(X), "groups must be hashable"),
     ):

@@ -463,6 +463,11 @@ USE: dict[str, Case] = {
     "predictions over a folder": (
         None, ("predict", "run", "data.zarr", "-o", "run"), ["run cannot be written", "directory"]
     ),
+    "predictions in no folder": (
+        None,
+        ("predict", "run", "data.zarr", "-o", "none/labels.csv"),
+        ["none/labels.csv cannot be written: none does not exist; create that folder"],
+    ),
     "a store in this folder": (
         None, (*TRAIN[:-1], "."), ["already holds something that is not a run", "choose another"]
     ),

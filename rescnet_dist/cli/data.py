@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -101,17 +101,28 @@ def import_command(
     if as_json:
         skipped = [list(entry) for entry in found.skipped]
         shown = {"url": found.url, "splits": found.splits, "classes": list(found.classes)}
-        click.echo(json.dumps(shown | {"image_shape": found.image_shape, "skipped": skipped}))
+        more = {"image_shape": found.image_shape, "skipped": skipped}
+        click.echo(json.dumps(shown | more | {"passed_over": list(found.passed_over)}))
         return
     splits = ", ".join(f"{count:,} to {split}" for split, count in found.splits.items())
     height, width, depth = found.image_shape
     click.echo(f"images    {splits}; {height}×{width}×{depth}, {len(found.classes)} classes")
-    if found.skipped:
-        click.echo(f"left out  {len(found.skipped):,}, such as")
-        for name, reason in found.skipped[:5]:
-            click.echo(f"          {masked(name)}: {reason}")
+    if count := len(found.passed_over):
+        files = "1 file that is no" if count == 1 else f"{count:,} files that are no"
+        images = f"PNG, JPEG or WebP image{'s' * (count > 1)}"
+        click.echo(f"passed over  {files} {images}, such as {found.passed_over[0]}")
+    show_left_out(len(found.skipped), found.skipped)
     click.echo(f"data      {found.url}")
     click.echo(f"next      rescnet data info {found.url}")
+
+
+def show_left_out(count: int, images: Sequence[tuple[str, str]]) -> None:
+    """How many images an import has left out, and name and reason of some of them."""
+    if count:
+        more = ", such as" if images else ""
+        click.echo(f"left out  {count:,} image{'s' * (count > 1)}{more}")
+    for name, reason in images[:5]:
+        click.echo(f"          {masked(name)}: {reason}")
 
 
 @data_group.command("info", **SHOW)
@@ -140,6 +151,7 @@ def info_command(data: str, sheet: str | None, as_json: bool) -> None:
     stored = "" if found.stored_bytes is None else f"{found.stored_bytes / 2**20:,.1f} MiB stored, "
     click.echo(f"bytes     {stored}{found.decoded_bytes / 2**20:,.1f} MiB decoded")
     click.echo(f"chunks    of {found.chunk_images:,} images")
+    show_left_out(found.skipped, found.skipped_images)
     table = Table("class", *found.splits)
     for name, counts in found.classes.items():
         table.add_row(name, *(f"{counts[split]:,}" for split in found.splits))

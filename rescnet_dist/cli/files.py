@@ -17,6 +17,9 @@ def finished_file(path: str, *, binary: bool = False) -> Iterator[IO[Any]]:
     if path == "-":
         yield sys.stdout.buffer if binary else sys.stdout
         return
+    folder = os.path.dirname(path)
+    if folder and not os.path.exists(folder):
+        raise RescnetError(f"{path} cannot be written: {folder} does not exist; create that folder")
     partial = f"{path}.partial"
     try:
         with open(partial, "wb") if binary else open(partial, "w", newline="") as file:

@@ -71,13 +71,18 @@ def as_images(source: Any, *, name: str = "X") -> Images:
     return Images(array)
 
 
+def are_finite(images: Array) -> Array:
+    """Which of images (n, …) have no NaN or infinite pixels, (n,) bool."""
+    if images.dtype.kind != "f":
+        return np.ones(len(images), bool)
+    return np.asarray(np.isfinite(images).reshape(len(images), -1).all(axis=1))
+
+
 def check_finite(images: Array, numbers: Array | int, name: str = "X") -> None:
     """Refuse NaN or infinite pixels in images (n, …) of these numbers (n,), or from this one on."""
-    if images.dtype.kind != "f":
-        return
-    bad = ~np.isfinite(images).all(axis=tuple(range(1, images.ndim)))
-    if bad.any():
-        first = int(np.flatnonzero(bad)[0])
+    finite = are_finite(images)
+    if not finite.all():
+        first = int(np.flatnonzero(~finite)[0])
         value = images[first][~np.isfinite(images[first])].flat[0]
         number = numbers + first if isinstance(numbers, int) else numbers[first]
         raise DataError(

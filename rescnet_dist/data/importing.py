@@ -34,7 +34,15 @@ TASKS_AHEAD = 4  # for each thread of the cluster, that wait there
 TASK_BYTES = 2**26  # of decoded images that a task holds, if that is more than one chunk
 LABEL_CHUNK = 65_536
 SKIPPED = "import-skipped.json"
+MOST_NAMED = 1000  # of images that were left out, in the attributes
 SHOWN = 20  # of images that cannot be used, in an error
+FILES = {"splits", "labels", "classes", "files"}  # of a record, what the files of a source make
+NAMES = {
+    "source": "its source",
+    "shape": "the shape of its images",
+    "dtype": "the type of its images",
+    "chunk": "chunk_images",
+}
 
 OnError = Literal["error", "skip"]
 Progress = Callable[[int, int], object]  # images done, of how many
@@ -44,8 +52,9 @@ Skipped = dict[int, tuple[str, str]]  # name and reason, by the number of the im
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import has written: images by split, classes, shape (H, W, d) and type, and (name,
-    reason) of what was left out."""
+    """What an import has written: images by split, classes, shape (H, W, d) and type, (name,
+    reason) of what was left out, and paths of files among the images that are of no kind that is
+    read."""
 
     url: str
     splits: dict[str, int]
@@ -53,6 +62,7 @@ class Imported:
     image_shape: tuple[int, int, int]
     dtype: str
     skipped: tuple[tuple[str, str], ...] = ()
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +105,10 @@ def import_dataset(
 ) -> Imported:
     """Write the images of a source, as `open_dataset` takes one, to a new Zarr store at `dest`.
 
-    Images that cannot be decoded, or are of another shape than the first, are an error that names
-    them, or are left out. The same source gives the same bits, however it was interrupted. client:
-    of the Dask cluster that does it; the current one by default, or else an embedded one.
+    Images that cannot be decoded, are of another shape than the first, or have values that are not
+    finite, are an error that names them, or are left out. The same source gives the same bits,
+    however it was interrupted. client: of the Dask cluster that does it; the current one by
+    default, or else an embedded one.
     """
     place, wanted = Location.of(dest), Wanted(resize, channels)  # type: ignore[arg-type]
     found = open_source(os.fspath(source))
@@ -134,7 +145,22 @@ def _check_free(job: Job) -> None:
     """Refuse a place that holds something else than an import that was begun."""
     names = set(patiently(job.dest.names, f"reading {job.dest}"))
     if names and UNFINISHED not in names and names != {"claims"}:
-        raise StoreError(f"{job.dest.url} already holds something: choose another URL")
+        raise StoreError(f"{job.dest.url} already holds {_held(job.dest)}")
+
+
+def _held(place: Location) -> str:
+    """What a place holds, and what can be done with that."""
+    try:
+        attributes = patiently(place.attributes, f"reading {place}")
+    except StoreError:
+        attributes = {}
+    if attributes.get("format") != FORMAT:
+        return "something: choose another URL"
+    images = sum(stop - start for start, stop in attributes["splits"].values())
+    return (
+        f"a finished import of {attributes['source']} with {images:,} images: use it, or choose "
+        "another URL"
+    )
 
 
 def _begin(job: Job, source: Source) -> None:
@@ -145,10 +171,36 @@ def _begin(job: Job, source: Source) -> None:
         patiently(lambda: (job.dest / UNFINISHED).write_json(record), str(job.dest))
     elif begun != record:
         raise StoreError(
-            f"{job.dest.url} has an import that was not finished, of another source, of one that "
-            "has changed since, or with other options: finish that, remove it, or choose another "
-            "URL"
+            f"{job.dest.url} has an import that was not finished, and {_changes(begun, record)}: "
+            "finish it as it was begun, remove it, or choose another URL"
         )
+
+
+def _changes(begun: Any, now: dict[str, Any]) -> str:
+    """In what an import differs from one that was begun, but for what follows from the rest."""
+    if not isinstance(begun, dict) or begun.keys() != now.keys():
+        return "it was begun by another version"
+    changed = [name for name in now if begun[name] != now[name]]
+    causes = [name for name in changed if name in ("source", "resize", "channels")]
+    if "source" not in causes and not FILES.isdisjoint(changed):
+        causes.insert(0, "files")
+    return ", and ".join(
+        "its files have changed"
+        if name == "files"
+        else f"{NAMES.get(name, name)} was {_shown(begun[name])} and is {_shown(now[name])} now"
+        for name in causes or changed
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value of a record, sizes as 32×32.
+
+    >>> _shown([28, 32]), _shown("grey"), _shown(None)
+    ('28×32', 'grey', 'none')
+    """
+    if isinstance(value, list):
+        return "×".join(map(str, value))
+    return "none" if value is None else str(value)
 
 
 def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
@@ -157,9 +209,11 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
     for split in source.splits:
         labels.update(np.ascontiguousarray(source.labels[split]).tobytes())
     names = hashlib.sha256(json.dumps([str(name) for name in source.classes]).encode())
-    files = hashlib.sha256(repr(sorted(vars(source).items())).encode())  # names, sizes, versions
+    told = {name: value for name, value in vars(source).items() if name != "passed_over"}
+    files = hashlib.sha256(repr(sorted(told.items())).encode())  # names, sizes, versions
     return {
         "format": FORMAT,
+        "source": masked(source.url),
         "splits": dict(source.splits),
         "labels": labels.hexdigest(),
         "classes": names.hexdigest(),
@@ -326,6 +380,7 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
         "class_names": list(source.classes),
         "splits": {split: list(rows) for split, rows in ranges.items()},
         "skipped": len(skipped),
+        "skipped_images": [skipped[number] for number in sorted(skipped)[:MOST_NAMED]],
     }
     group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
     patiently(lambda: (job.dest / "zarr.json").write_json(group), f"attributes of {job.dest}")
@@ -334,5 +389,5 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
     return Imported(
         str(job.dest), {split: stop - start for split, (start, stop) in ranges.items()},
         source.classes, job.shape, job.dtype,
-        tuple(skipped[number] for number in sorted(skipped)),
+        tuple(skipped[number] for number in sorted(skipped)), source.passed_over,
     )  # fmt: skip

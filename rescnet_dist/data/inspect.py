@@ -13,6 +13,7 @@ import xarray as xr
 from dask.delayed import delayed
 
 from rescnet_dist.data.dataset import open_dataset
+from rescnet_dist.data.stored import find_stored
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import Location
 
@@ -23,7 +24,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
     """A data set in numbers: images by split and class, shape (H, W, d), type, images per chunk,
-    bytes stored and decoded, and warnings in words."""
+    bytes stored and decoded; how many images its import has left out, name and reason of the first
+    of them, and warnings in words."""
 
     images: int
     image_shape: tuple[int, int, int]
@@ -33,6 +35,8 @@ class DatasetInfo:
     decoded_bytes: int
     splits: dict[str, int]
     classes: dict[str, dict[str, int]]
+    skipped: int
+    skipped_images: list[tuple[str, str]]
     warnings: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,6 +63,7 @@ def inspect_dataset(source: str | os.PathLike[str] | xr.Dataset) -> DatasetInfo:
     hashes, constant = _looked_at(images.data)
     _, height, width, channels = images.shape
     where = None if isinstance(source, xr.Dataset) else os.fspath(source)
+    stored = find_stored(where) if where else None
     return DatasetInfo(
         images=images.shape[0],
         image_shape=(height, width, channels),
@@ -71,6 +76,8 @@ def inspect_dataset(source: str | os.PathLike[str] | xr.Dataset) -> DatasetInfo:
             str(name): {split: counts[split][code] for split in splits}
             for code, name in enumerate(names)
         },
+        skipped=stored.skipped if stored else 0,
+        skipped_images=stored.skipped_images if stored else [],
         warnings=[
             *_duplicates(hashes, split_of, splits),
             *_imbalance(counts, names),

@@ -36,6 +36,7 @@ class StoredImages(Source):
     """A Zarr group with images (n, H, W) or (n, H, W, d) and labels (n,), or an array of images.
 
     ranges: first row of each split and the one behind its last; empty where there are no splits.
+    skipped: how many images its import has left out; skipped_images: name and reason of the first.
     """
 
     def __init__(self, place: Location) -> None:
@@ -55,6 +56,11 @@ class StoredImages(Source):
                 attributes["splits"] = _ranges(place)
         _check_dims(self.name, self.array())
         self.is_imported = attributes.get("format") == FORMAT
+        of_import = attributes if self.is_imported else {}
+        self.skipped = int(of_import.get("skipped", 0))
+        self.skipped_images: list[tuple[str, str]] = [
+            (name, reason) for name, reason in of_import.get("skipped_images", ())
+        ]
         self.class_names = tuple(attributes.get("class_names", ()))
         found = attributes.get("splits", {})
         self.ranges: dict[str, tuple[int, int]] = {s: tuple(found[s]) for s in in_order(found)}

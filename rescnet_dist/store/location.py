@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -40,6 +41,9 @@ OF_ANOTHER_KIND = (
     *(ArrayNotFoundError, ContainsArrayError, GroupNotFoundError, NodeTypeValidationError),
 )
 
+PROTOCOL = re.compile(r"(\w+)://")
+EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
+
 COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as of level 3, twice as fast
 
 
@@ -53,10 +57,7 @@ class Location:
     def of(cls, url: str | os.PathLike[str]) -> Location:
         """A local path is made absolute, so that workers in other folders find it."""
         text = os.fspath(url)
-        try:
-            fs, path = fsspec.url_to_fs(text)
-        except (ImportError, ValueError) as error:
-            raise StoreError(f"{text} cannot be opened: {error}") from error
+        fs, path = file_system(text)
         return cls(path if isinstance(fs, LocalFileSystem) else text.rstrip("/"))
 
     def __truediv__(self, name: str) -> Location:
@@ -79,7 +80,7 @@ class Location:
         return masked(self.url) != self.url
 
     def _fs(self) -> tuple[Any, str]:
-        return fsspec.url_to_fs(self.url)
+        return file_system(self.url)
 
     def _current(self) -> tuple[Any, str]:
         """The file system, with what it remembers of this place forgotten: others write too."""
@@ -304,6 +305,20 @@ class Location:
             raise DamagedError(
                 f"{error}, at {self.url}: put it back from a copy, or train again"
             ) from None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path there."""
+    try:
+        fs, path = fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        extra = next((EXTRAS[name] for name in PROTOCOL.findall(url) if name in EXTRAS), None)
+        if extra is None or not isinstance(error, ImportError):
+            raise StoreError(f"{url} cannot be opened: {error}") from error
+        raise StoreError(
+            f'{url} cannot be opened ({error}): pip install "rescnet-dist[{extra}]"'
+        ) from error
+    return fs, path
 
 
 def _codecs(array: zarr.Array[Any]) -> list[str]:

@@ -66,6 +66,11 @@ def _held_out_groups(run: RunStore, how: HoldOut) -> Array:
         found = np.bincount(place * how.classes + codes, minlength=len(groups) * how.classes)
         for group, of_class in zip(groups.tolist(), found.reshape(-1, how.classes), strict=True):
             counts[group] = counts.get(group, 0) + of_class
+    if len(counts) == 1:
+        raise DataError(
+            f"validation={how.validation} by group: all {how.train_count:,} images are of one "
+            "group, which is not split; give groups that differ, none, or a validation set"
+        )
     return np.array(sorted(held_out_groups(counts, how.validation, how.seed)), np.int64)
 
 

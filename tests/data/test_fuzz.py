@@ -171,6 +171,10 @@ FORMATS: dict[str, Callable[[Change, Change], Files]] = {
         "images.npy": outer(npy(PIXELS)),
         "labels.npy": inner(npy(LABELS)),
     },
+    "npy of words": lambda outer, inner: {
+        "images.npy": npy(PIXELS),
+        "labels.npy": outer(inner(npy(np.array(["ant", "bee", "cow"])[LABELS]))),
+    },
     "npz": lambda outer, inner: {"a.npz": outer(npz(inner, zipfile.ZIP_STORED))},
     "compressed npz": lambda outer, inner: {"a.npz": outer(npz(inner, zipfile.ZIP_DEFLATED))},
     "parquet": lambda outer, inner: {"a.parquet": outer(inner(parquet()))},
@@ -396,6 +400,10 @@ BOMBS: dict[str, Callable[[], Files]] = {
     "npy, signs": lambda: declared(header("-" * 9000 + "1")),
     "npy, type": lambda: declared(header("(1, 2, 3)", "(9999999,9999999)u1")),
     "npy, labels": lambda: declared(npy(PIXELS), header("(999999999999,)")),
+    "npy, words": lambda: declared(npy(PIXELS), header("(6,)", "<U500000000")),
+    "npz, words, just allowed": lambda: compressed(
+        images=zeros(2**14, 1, 1), labels=header(f"({2**14},)", "|S8192") + bytes(2**27)
+    ),
     "npz, zeros": lambda: compressed(images=zeros(MUCH, 1, 1), labels=npy(LABELS)),
     "npz, one more": lambda: compressed(
         train_images=zeros(MUCH // 2, 1, 1), test_images=zeros(MUCH // 2, 1, 1)
@@ -417,7 +425,7 @@ BOMBS: dict[str, Callable[[], Files]] = {
 }
 SLOW = (
     *("png, one row, just allowed", "jpeg, just allowed", "npz, one more", "parquet, zeros"),
-    *("tar.gz, zeros", "tar.gz, empty files"),
+    *("tar.gz, zeros", "tar.gz, empty files", "npz, words, just allowed"),
 )
 
 

@@ -354,7 +354,7 @@ def test_images_that_cannot_be_used_are_listed(
         import_dataset(spoilt, tmp_path / "out", client, chunk_images=CHUNK)
     said = str(refusal.value)
     assert "4 of 30 images cannot be used" in said
-    for name, reason in zip(BAD, ("no image that", "9×6", "1 channels", "no image"), strict=True):
+    for name, reason in zip(BAD, ("no PNG", "9×6", "1 channels", "no image"), strict=True):
         assert any(f"{spoilt}/{name}" in line and reason in line for line in said.split("\n"))
     for remedy in ("--on-error skip", "--resize", "Mend them", str(tmp_path / "out")):
         assert remedy in said
@@ -377,7 +377,33 @@ def test_images_that_cannot_be_used_are_left_out_on_request(
         assert bits(tmp_path / name) == bits(tmp_path / "expected")
         attributes = zarr.open_group(tmp_path / name, mode="r").attrs
         assert attributes["skipped"] == 4
+        assert [tuple(entry) for entry in attributes["skipped_images"]] == list(found.skipped)
         assert attributes["splits"] == {"train": [0, 17], "test": [17, 26]}
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_values_that_are_not_finite_are_no_image(
+    client: Client, tmp_path: Path, rng: np.random.Generator, kind: str
+) -> None:
+    """They are listed and left out as others are; also where the first image has them."""
+    images = rng.random((20, 4, 3, 1)).astype(kind)
+    images[0, 3, 2], images[7, 0, 0], images[8, 1, 1] = np.nan, np.inf, -np.inf
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(20) % 2)
+    with pytest.raises(DataError, match="3 of 20 images cannot be used") as refusal:
+        import_dataset(tmp_path / "a.npz", tmp_path / "out", client, chunk_images=CHUNK)
+    names = [f"{tmp_path}/a.npz, train image {number}" for number in (0, 7, 8)]
+    for name in names:
+        assert f"{name}: it has values that are not finite" in str(refusal.value)
+    found = import_dataset(
+        tmp_path / "a.npz", tmp_path / "out", client, chunk_images=CHUNK, on_error="skip"
+    )
+    assert [name for name, _ in found.skipped] == names
+    with dask.config.set(scheduler="sync"):
+        np.testing.assert_array_equal(
+            rd.open_dataset(tmp_path / "out").images, np.delete(images, [0, 7, 8], axis=0)
+        )
+        with pytest.raises(DataError, match=r"image 0: it has values.*can leave such images out"):
+            rd.open_dataset(tmp_path / "a.npz").images.compute()
 
 
 @pytest.mark.parametrize("left", [9, 11, 13, 14])
@@ -477,6 +503,22 @@ def test_the_command_tells_what_it_did_and_what_next(
         assert words in result.output
 
 
+def test_files_that_are_passed_over_are_told(client: Client, photos: Path, tmp_path: Path) -> None:
+    """With how many there are and one of them; all of them in JSON."""
+    (photos / "train/cat/x.bmp").write_bytes(b"BM")
+    result = run("data", "import", photos, tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    said = "passed over  1 file that is no PNG, JPEG or WebP image, such as train/cat/x.bmp\n"
+    assert said in result.output
+    (photos / "test/dog/y.gif").write_bytes(b"GIF")
+    result = run("data", "import", photos, tmp_path / "b")
+    said = "passed over  2 files that are no PNG, JPEG or WebP images, such as test/dog/y.gif\n"
+    assert said in result.output
+    outcome = json.loads(run("data", "import", photos, tmp_path / "c", "--json").stdout)
+    assert outcome["passed_over"] == ["test/dog/y.gif", "train/cat/x.bmp"]
+    assert outcome["splits"] == {"train": 20, "test": 10}
+
+
 @pytest.mark.parametrize("size", ["0", "x", "3x", "20000"])
 def test_sizes_that_are_none_are_refused(
     client: Client, photos: Path, tmp_path: Path, size: str
@@ -495,9 +537,15 @@ def test_what_is_there_is_not_overwritten(client: Client, photos: Path, tmp_path
     import_dataset(photos, out, client)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    for taken in (out, tmp_path / "other"):
+    zarr.open_group(tmp_path / "foreign", mode="w").attrs["format"] = "another"
+    finished = f"a finished import of {photos} with 30 images: use it, or choose another URL"
+    for taken, what in (
+        (out, finished),
+        (tmp_path / "other", "something: choose another URL"),
+        (tmp_path / "foreign", "something: choose another URL"),
+    ):
         before = tree(taken)
-        with pytest.raises(StoreError, match="already holds something: choose another URL"):
+        with pytest.raises(StoreError, match=f"{taken} already holds {what}$"):
             import_dataset(photos, taken, client)
         assert tree(taken) == before
 
@@ -505,20 +553,38 @@ def test_what_is_there_is_not_overwritten(client: Client, photos: Path, tmp_path
 def test_an_import_of_something_else_does_not_go_on(
     client: Client, spoilt: Path, tmp_path: Path
 ) -> None:
-    """Other images, or other options."""
+    """Other images, or other options; it is told in what they differ."""
     out = tmp_path / "out"
     with pytest.raises(DataError):
         import_dataset(spoilt, out, client, chunk_images=CHUNK)
     before = tree(out)
-    for source, options in (
-        (tmp_path / "clean", {"chunk_images": CHUNK}),
-        (spoilt, {"chunk_images": 5}),
-        (spoilt, {"chunk_images": CHUNK, "resize": (8, 6)}),
-        (spoilt, {"chunk_images": CHUNK, "channels": "colour"}),
+    clean, grey = tmp_path / "clean", {"resize": (4, 9), "channels": "grey"}
+    for source, options, change in (
+        (clean, {}, f"its source was {spoilt} and is {clean} now"),
+        (spoilt, {"chunk_images": 5}, "chunk_images was 4 and is 5 now"),
+        (spoilt, {"resize": (8, 6)}, "resize was none and is 8×6 now"),
+        (spoilt, grey, "resize was none and is 4×9 now, and channels was none and is grey now"),
     ):
-        with pytest.raises(StoreError, match="of another source, of one that has changed"):
-            import_dataset(source, out, client, **options)
+        told = f"was not finished, and {change}: finish it as it was begun, remove it, or choose"
+        with pytest.raises(StoreError, match=told):
+            import_dataset(source, out, client, **{"chunk_images": CHUNK} | options)
         assert tree(out) == before
+    first = (spoilt / "train/cat/00.png").read_bytes()
+    photo(spoilt / "train/cat/00.png", np.zeros((9, 6, 3), np.uint8))
+    with pytest.raises(StoreError, match="the shape of its images was 8×6×3 and is 9×6×3 now:"):
+        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+    (spoilt / "train/cat/00.png").write_bytes(first)
+    photo(spoilt / "train/cat/98.png", np.zeros((8, 6, 3), np.uint8))
+    with pytest.raises(StoreError, match="not finished, and its files have changed: finish it as"):
+        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+    (spoilt / "train/cat/98.png").unlink()
+    (out / "import.json").write_text("{}")
+    with pytest.raises(StoreError, match="and it was begun by another version: finish it as"):
+        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+    (out / "import.json").write_bytes(before["import.json"])
+    (spoilt / "train/cat/notes.txt").write_text("which are passed over")
+    found = import_dataset(spoilt, out, client, chunk_images=CHUNK, on_error="skip")
+    assert found.passed_over == ("train/cat/notes.txt",)
 
 
 def test_options_that_are_none_are_refused(client: Client, photos: Path, tmp_path: Path) -> None:
@@ -587,6 +653,22 @@ def test_info_tells_numbers_and_what_to_be_wary_of(
         assert part in words
 
 
+def test_info_tells_what_was_left_out(
+    client: Client, spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many images, and name and reason of the first, of which so many are kept."""
+    monkeypatch.setattr(importing, "MOST_NAMED", 3)
+    import_dataset(spoilt, tmp_path / "out", client, on_error="skip")
+    words = run("data", "info", tmp_path / "out").output
+    assert "left out  4 images, such as\n" in words
+    assert f"          {spoilt}/{BAD[0]}: it is no PNG, JPEG or WebP image\n" in words
+    found = json.loads(run("data", "info", tmp_path / "out", "--json").stdout)
+    assert found["skipped"] == 4
+    assert [name for name, _ in found["skipped_images"]] == [f"{spoilt}/{bad}" for bad in BAD[:3]]
+    import_dataset(tmp_path / "clean", tmp_path / "clean.zarr", client)
+    assert "left out" not in run("data", "info", tmp_path / "clean.zarr").output
+
+
 def test_info_has_nothing_to_say_against_good_images(client: Client, photos: Path) -> None:
     """No warning without a reason."""
     assert inspect_dataset(str(photos)).warnings == []
@@ -626,9 +708,12 @@ def test_sheets_show_samples_and_copies(client: Client, photos: Path, tmp_path: 
     shown = pixels[top : top + 64 : scale, left : left + 6 * scale : scale]
     np.testing.assert_array_equal(shown, first)
     assert run("data", "preview", photos, "-o", sheet).exit_code == 2  # no copies to show
-    result = run("data", "preview", photos, *options[:-1], tmp_path / "none" / "a.png")
-    assert result.exit_code == 2
-    assert "cannot be written" in result.output
+    missing = f"a.png cannot be written: {tmp_path / 'none'} does not exist; create that folder"
+    for command in (("preview", photos, *options[:-1]), ("info", photos, "--sheet")):
+        result = run("data", *command, tmp_path / "none" / "a.png")
+        assert result.exit_code == 2
+        assert missing in result.output
+        assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import struct
+import sys
 import tarfile
 import warnings
 import zipfile
@@ -24,12 +25,14 @@ import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 import zarr
+from fsspec.registry import _registry as KNOWN_PROTOCOLS
 from PIL import Image, PngImagePlugin
 
 import rescnet_dist as rd
+from rescnet_dist.data.sources import find_source
 from rescnet_dist.data.sources.decode import _decode_png
 from rescnet_dist.data.sources.files import File
-from rescnet_dist.errors import DataError, SpecError
+from rescnet_dist.errors import DataError, SpecError, StoreError
 
 RNG = np.random.default_rng(20240229)
 COLOUR = RNG.integers(0, 256, (10, 6, 5, 3), np.uint8)
@@ -269,6 +272,11 @@ def shard(part: slice, label: str = "number", mode: str = "w") -> bytes:
 
 BOTH = {"x_train": GREY[TRAIN], "y_train": LABELS[TRAIN], "x_test": GREY[TEST, ..., 0]}
 BOTH["y_test"] = LABELS[TEST].astype(np.uint8)
+LIVING = ("ant", "ä bee", "語")
+NAMED = BOTH | {  # bytes in one split, text in the other
+    "y_train": np.array([name.encode() for name in LIVING])[LABELS[TRAIN]],
+    "y_test": np.array(LIVING)[LABELS[TEST]].astype(">U9"),
+}
 MEDICAL = {
     f"{split}_{what}": array[part]
     for split, part in (("train", slice(0, 4)), ("val", slice(4, 7)), ("test", TEST))
@@ -334,6 +342,14 @@ CASES: dict[str, Callable[[], Case]] = {
     ".npz in its folder": lambda: Case({"a.npz": npz(**BOTH)}, GREY),
     ".npz, compressed": lambda: Case(
         {"a.npz": npz(np.savez_compressed, **BOTH)}, GREY, url="a.npz"
+    ),
+    ".npy of words": lambda: Case(
+        {"images.npy": npy(COLOUR), "labels.npy": npy(np.array(WORDS)[LABELS])},
+        COLOUR, names=WORDS, splits=ALL,
+    ),
+    ".npz of words": lambda: Case({"a.npz": npz(**NAMED)}, GREY, names=LIVING, url="a.npz"),
+    ".npz of words, compressed": lambda: Case(
+        {"a.npz": npz(np.savez_compressed, **NAMED)}, GREY, names=LIVING, url="a.npz"
     ),
     ".npz of MedMNIST": lambda: Case({"a.npz": npz(**MEDICAL)}, COLOUR, splits=THREE, url="a.npz"),
     "Parquet": lambda: Case({"a.parquet": parquet()}, COLOUR, splits=ALL, url="a.parquet"),
@@ -514,8 +530,8 @@ def test_colours_and_sizes_change_on_request_only(tmp_path: Path) -> None:
     url = str(write(tmp_path, files))
     with dask.config.set(scheduler="sync"):
         for options, reason in (
-            ({}, r"1\.png: it is 6×5 with 1 channels.*ask for grey or for colour"),
-            ({"channels": "colour"}, r"2\.png: it is 9×5.*size to resize to"),
+            ({}, r"1\.png: it is 6×5 with 1 .*grey or for colour \(--channels, channels=\)"),
+            ({"channels": "colour"}, r"2\.png: it is 9×5.*size to resize to \(--resize, resize=\)"),
         ):
             with pytest.raises(DataError, match=reason):
                 rd.open_dataset(url, **options).images.compute()
@@ -696,7 +712,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     "hidden images": (lambda: {"a/._1.png": b"", ".b/2.png": b""}, "no image files"),
     "images without class": (
         lambda: {"a/0.png": b"", "1.png": b""},
-        r"1\.png lies in no folder that names its class",
+        r"1\.png lies in no folder that names its class: .*or class/; move it into one, or away",
     ),
     "splits without class": (
         lambda: {"train/0.png": b"", "test/1.png": b""},
@@ -706,8 +722,24 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {"train/a/0.png": b"", "b/1.png": b""},
         "has b beside train: put all images into",
     ),
-    "no image at all": (lambda: {"a/0.png": b"no"}, r"no image among the first.*0\.png: it is no"),
+    "no image at all": (
+        lambda: {"a/0.png": b"no"},
+        r"no image among the first.*0\.png: it is no PNG, JPEG or WebP image$",
+    ),
+    "an image of another kind": (
+        lambda: {"a/0.png": encoded(COLOUR[0], "BMP")},
+        r"0\.png: it is no PNG, JPEG or WebP image$",
+    ),
+    "an empty image": (lambda: {"a/0.png": b""}, r"0\.png: it is empty$"),
+    "half an image": (
+        lambda: {"a/0.jpg": encoded(np.tile(COLOUR[0], (40, 40, 1)), "JPEG")[:2000]},
+        r"0\.jpg: it is no image that can be read \(OSError: image file is truncated.*\)$",
+    ),
     "unknown file": (lambda: {"a.txt": b""}, r"a\.txt is a file of no kind.*or the folder"),
+    "one array": (
+        arrays,
+        r"images\.npy is one array.*: give the folder that holds images\.npy and labels\.npy",
+    ),
     "IDX without labels": (
         lambda: without(mnist(), IMAGE_LABELS),
         "has images to .*train.* and labels to test: each split needs both",
@@ -765,14 +797,57 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {"data_batch_1.bin": bytes(3072)},
         "has 3,072 bytes, no multiple of 3073",
     ),
-    "objects": (lambda: arrays(np.array([None, 1])), "type object.*must be of numbers, in C order"),
-    "Fortran order": (lambda: arrays(np.asfortranarray(COLOUR)), "in Fortran order: it must be"),
-    "flat images": (lambda: arrays(LABELS), r"shape \(10,\).*for images: they must be"),
+    "objects": (
+        lambda: arrays(np.array([None, 1])),
+        r"the array in .*images\.npy is of type object, which is pickled and not read: store",
+    ),
+    "Fortran order": (
+        lambda: arrays(np.asfortranarray(COLOUR)),
+        r"images\.npy is in Fortran order: store it in C order",
+    ),
+    "complex numbers": (
+        lambda: arrays(COLOUR * 1j),
+        r"images\.npy is of type complex128: it must be of numbers, or labels of strings$",
+    ),
+    "one number": (lambda: arrays(np.array(1)), r"has shape \(\): it must have one row for each"),
+    "flat images": (lambda: arrays(LABELS), r"shape \(10,\): images must be of shape \(n, height"),
+    "channels first": (
+        lambda: arrays(np.ascontiguousarray(COLOUR.transpose(0, 3, 1, 2))),
+        r"\(10, 3, 6, 5\), which looks like \(image, channel, y, x\): transpose it to \(n, height",
+    ),
+    "one channel first": (
+        lambda: {"a.npz": npz(images=GREY.transpose(0, 3, 1, 2).copy(), labels=LABELS)},
+        r"the array images in .*a\.npz has shape \(10, 1, 6, 5\), which looks like \(image, chan",
+    ),
+    "images of words": (
+        lambda: arrays(np.full((10, 6, 5), "a")),
+        r"images\.npy is of type <U1: pixels must be numbers",
+    ),
     "labels of two dimensions": (
         lambda: arrays(labels=np.zeros((10, 3), int)),
-        "for labels: they must",
+        r"labels\.npy has shape \(10, 3\): labels must be of shape \(n,\)",
     ),
-    "labels of fractions": (lambda: arrays(labels=LABELS / 2), "must be whole numbers"),
+    "labels of fractions": (
+        lambda: arrays(labels=LABELS / 2),
+        r"labels\.npy is of type float64: labels must be whole numbers or strings",
+    ),
+    "labels of words and numbers": (
+        lambda: {"a.npz": npz(**BOTH | {"y_test": NAMED["y_test"]})},
+        "labels of numbers and of strings: give one of them to all splits",
+    ),
+    "labels in another script": (
+        lambda: arrays(labels=np.array([b"a", b"\xff"])[LABELS // 2]),
+        r"labels\.npy has strings that are no text \(UnicodeDecodeError",
+    ),
+    "labels of no character": (
+        lambda: arrays(labels=np.full(10, 2**31, np.uint32).view("U1")),
+        r"labels\.npy has strings that are no text",
+    ),
+    "labels of no length": (lambda: {"labels.npy": npy(LABELS).replace(b"<i8", b"<U0")}, "<U0"),
+    "labels that are names of images": (
+        lambda: arrays(np.zeros((2**16 + 1, 1, 1), "u1"), np.arange(2**16 + 1).astype("U5")),
+        "has 65,537 different strings, and 65,536 classes are the most: give class names",
+    ),
     "no labels": (
         lambda: without(arrays(), "labels.npy"),
         "labels to nothing: each split needs both",
@@ -784,7 +859,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "objects in .npz": (
         lambda: {"a.npz": npz(images=np.array([None]))},
-        r"a\.npz has an array.*must be of numbers",
+        r"the array images in .*a\.npz is of type object",
     ),
     "no zip file": (lambda: {"a.npz": b"PK no"}, r"a\.npz cannot be read \(BadZipFile"),
     "no Parquet": (lambda: {"a.parquet": b"PAR1 no"}, r"a\.parquet cannot be read"),
@@ -855,11 +930,31 @@ def test_what_is_wrong_is_named(name: str, tmp_path: Path) -> None:
     """With where it is, what is wrong and, if there is one, the remedy; no pickle is ever run."""
     make, reason = WRONG[name]
     write(tmp_path, make())
-    url = tmp_path / "a.txt" if name == "unknown file" else tmp_path
+    url = tmp_path / {"unknown file": "a.txt", "one array": "images.npy"}.get(name, "")
     with dask.config.set(scheduler="sync"), pytest.raises(DataError, match=reason) as refusal:
         rd.open_dataset(url).images.compute()
     assert str(tmp_path) in str(refusal.value) or "class names" in str(refusal.value)
     assert not Path("/tmp/rescnet-was-here").exists()
+
+
+@pytest.mark.parametrize("shape", [(10, 3, 5, 4), (10, 1, 5, 3), (10, 2, 6, 7), (10, 6, 5, 9)])
+def test_low_images_and_many_channels_are_no_channels_first(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """Unless both come together."""
+    data = rd.open_dataset(write(tmp_path, arrays(np.zeros(shape, np.uint8))))
+    assert data.images.shape == shape
+
+
+def test_labels_that_are_long_texts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are read; numbers may be as many as there are images."""
+    monkeypatch.setattr("rescnet_dist.data.sources.arrays.NAME_BYTES", 79)
+    assert len(rd.open_dataset(write(tmp_path / "a", arrays()))["labels"]) == 10
+    reason = r"labels\.npy has 80 bytes of strings, and labels may have 79: give whole numbers"
+    with pytest.raises(DataError, match=reason):
+        rd.open_dataset(write(tmp_path / "b", arrays(labels=np.full(10, "ab"))))
 
 
 def test_a_bad_image_is_named_when_it_is_read(tmp_path: Path) -> None:
@@ -882,12 +977,34 @@ def test_class_folders_may_be_called_like_splits(tmp_path: Path) -> None:
     assert data.attrs["class_names"] == ["bus", "car", "train"]
 
 
+def test_deeper_folders_belong_to_the_class_above(tmp_path: Path) -> None:
+    """Of a split or without one."""
+    for split in ("", "train/"):
+        paths = (f"{split}ant/a/0.png", f"{split}ant/b/c/1.png", f"{split}bee/2.png")
+        files = dict.fromkeys(paths, encoded(GREY[0]))
+        data = rd.open_dataset(write(tmp_path / f"of {split}", files))
+        assert data.attrs["class_names"] == ["ant", "bee"]
+        assert data.labels.to_numpy().tolist() == [0, 0, 1]
+
+
 def test_what_lies_beside_images_is_no_image(tmp_path: Path) -> None:
     """Notes, hidden files, and what macOS leaves in archives."""
     files = folder_of(COLOUR)
     junk = ("notes.txt", "train/Thumbs.db", "train/ant/.hidden.png", "__MACOSX/train/ant/._00.png")
     write(tmp_path, files | dict.fromkeys(junk, b"junk"))
     check(str(tmp_path), sorted_case(files))
+    assert find_source(str(tmp_path)).passed_over == ()
+
+
+def test_files_among_images_that_are_none_are_told(tmp_path: Path) -> None:
+    """By name, in the folders of classes, also in one that has no other files."""
+    files = folder_of(COLOUR, splits=False)
+    other = ("ant/a.bmp", "ant/deep/notes.txt", "dog/1.gif")
+    write(tmp_path / "a", files | dict.fromkeys((*other, "labels.csv", "dog/Thumbs.db"), b""))
+    assert find_source(str(tmp_path / "a")).passed_over == other
+    files = folder_of(COLOUR)
+    write(tmp_path / "b", files | {"train/labels.csv": b"", "test/ant/a.tif": b""})
+    assert find_source(str(tmp_path / "b")).passed_over == ("test/ant/a.tif",)
 
 
 def test_files_know_what_they_are_asked_for(tmp_path: Path) -> None:
@@ -901,8 +1018,35 @@ def test_files_know_what_they_are_asked_for(tmp_path: Path) -> None:
         file.read(0, 2**40)
     with pytest.raises(DataError, match=r"there is no file at .*b: check the URL"):
         File.at(str(tmp_path / "b"))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(StoreError, match="nowhere://a cannot be opened"):
         File.at("nowhere://a")
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [
+        ("s3://bucket/a.npz", "s3fs", "s3"),
+        ("simplecache::s3://bucket/a.npz", "s3fs", "s3"),
+        ("http://host/a.npz", "aiohttp", "http"),
+        ("https://me:word@host/a.npz", "aiohttp", "http"),
+    ],
+)
+def test_what_a_protocol_needs_is_named(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str
+) -> None:
+    """Wherever URLs are opened, with the command that installs it."""
+    for protocol in ("s3", "http", "https"):
+        monkeypatch.delitem(KNOWN_PROTOCOLS, protocol, raising=False)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    reason = rf'a\.npz cannot be opened \(.*{package}.*\): pip install "rescnet-dist\[{extra}\]"'
+    opened = (rd.open_dataset, lambda url: rd.import_dataset("digits", url), File.at, find_source)
+    for reader in opened:
+        with pytest.raises(StoreError, match=reason) as refusal:
+            reader(url)
+        assert "word" not in str(refusal.value)
+    with pytest.raises(StoreError, match="gcsfs"):
+        rd.open_dataset("gs://bucket/a.npz")
 
 
 def test_stored_arrays_are_read_in_place(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
-from rescnet_dist.data.sources.files import LARGEST, File, brief, reading
+from rescnet_dist.data.sources.files import LARGEST, SAID, File, brief, reading
 from rescnet_dist.data.sources.source import (
     Array,
     Numbered,
@@ -35,31 +35,40 @@ HEADERS = {
 }
 HEADER = 2**16  # bytes in which a header ends
 MOST_HELD = 2**24  # images or labels of which the file is held in memory
+MOST_NAMES = 2**16  # classes of labels that are strings
+NAME_BYTES = 2**27  # of labels that are strings, as many as of the most numbers
+MOST_CHANNELS = 4  # of images that have 1 or 3 rows, as those do whose channels come first
+NUMBERS, STRINGS = "buif", "SU"  # kinds of types
 
 
 @dataclass(frozen=True, slots=True)
 class FileArray:
-    """An array (n, …) in C order, that begins at `offset` of a file, or of `data` in its place."""
+    """An array (n, …) in C order, that begins at `offset` of a file, or of `data` in its place; its
+    name, where there may be several in the file."""
 
     file: File
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     data: bytearray | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return _told(self.file, self.name)
 
     def __post_init__(self) -> None:
         needed = self.offset + math.prod(self.shape) * self.dtype.itemsize
         there = self.file.length if self.data is None else len(self.data)
         if needed > there:
             raise DataError(
-                f"{self.file.url} is cut short: its array of shape {self.shape} and type "
-                f"{self.dtype} takes {needed:,} bytes, and {there:,} are there"
+                f"{self} is cut short: with shape {self.shape} and type {self.dtype} it takes "
+                f"{needed:,} bytes, and {there:,} are there"
             )
         is_held = self.data is not None or self.file.is_gzipped
         if is_held and self.shape[0] > MOST_HELD:
             raise DataError(
-                f"{self.file.url} has an array of {self.shape[0]:,} rows, and a compressed one may "
-                f"have {MOST_HELD:,}: decompress it first"
+                f"{self} has {self.shape[0]:,} rows, and a compressed one may have {MOST_HELD:,}: "
+                "decompress it first"
             )
 
     def part(self, start: int, stop: int) -> FileArray:
@@ -78,8 +87,14 @@ class FileArray:
         return array.astype(self.dtype.newbyteorder("="), copy=False)
 
 
+def _told(file: File, name: str) -> str:
+    """What an array is called in errors."""
+    return f"the array {name[:SAID]} in {file.url}" if name else f"the array in {file.url}"
+
+
 class ArraySource(Source):
-    """Splits that are each an array of images (n, H, W) or (n, H, W, d) and one of labels (n,)."""
+    """Splits that are each an array of images (n, H, W) or (n, H, W, d) and one of labels (n,),
+    whole numbers or class names."""
 
     def __init__(
         self, url: str, images: dict[str, FileArray], labels: dict[str, FileArray]
@@ -93,9 +108,20 @@ class ArraySource(Source):
         self.splits = {split: images[split].shape[0] for split in in_order(images)}
         for split, count in self.splits.items():
             check_counts(url, split, count, labels[split].shape[0])
-            _check_kinds(url, images[split], labels[split])
-        values = {split: labels[split].rows().reshape(-1) for split in self.splits}
-        self.classes, self.labels = coded(values)
+            _check_images(images[split])
+            _check_labels(labels[split])
+        are_strings = {array.dtype.kind in STRINGS for array in labels.values()}
+        if len(are_strings) > 1:
+            raise DataError(
+                f"{url} has labels of numbers and of strings: give one of them to all splits"
+            )
+        labels = {split: labels[split] for split in self.splits}
+        if are_strings == {True}:
+            self.classes, self.labels = _coded_names(labels)
+        else:
+            self.classes, self.labels = coded(
+                {split: array.rows().reshape(-1) for split, array in labels.items()}
+            )
 
     def reader(self, split: str, start: int, stop: int) -> Reader:
         """Of the images."""
@@ -116,17 +142,61 @@ def _add(url: str, found: dict[str, FileArray], split: str, name: str, array: Fi
     found[split] = array
 
 
-def _check_kinds(url: str, images: FileArray, labels: FileArray) -> None:
-    if len(images.shape) not in (3, 4) or 0 in images.shape or images.dtype.kind not in "buif":
+def _check_images(images: FileArray) -> None:
+    if len(images.shape) not in (3, 4) or 0 in images.shape:
         raise DataError(
-            f"{url} has an array of shape {images.shape} and type {images.dtype} for images: they "
-            "must be numbers of shape (n, height, width) or (n, height, width, channels)"
+            f"{images} has shape {images.shape}: images must be of shape (n, height, width) or (n, "
+            "height, width, channels)"
         )
-    if math.prod(labels.shape) != labels.shape[0] or labels.dtype.kind not in "iu":
+    if len(images.shape) == 4 and images.shape[1] in (1, 3) and images.shape[3] > MOST_CHANNELS:
         raise DataError(
-            f"{url} has an array of shape {labels.shape} and type {labels.dtype} for labels: they "
-            "must be whole numbers of shape (n,)"
+            f"{images} has shape {images.shape}, which looks like (image, channel, y, x): "
+            "transpose it to (n, height, width, channels), by images.transpose(0, 2, 3, 1)"
         )
+    if images.dtype.kind not in NUMBERS:
+        raise DataError(f"{images} is of type {images.dtype}: pixels must be numbers")
+
+
+def _check_labels(labels: FileArray) -> None:
+    if math.prod(labels.shape) != labels.shape[0]:
+        raise DataError(f"{labels} has shape {labels.shape}: labels must be of shape (n,)")
+    if labels.dtype.kind not in "iu" + STRINGS:
+        raise DataError(
+            f"{labels} is of type {labels.dtype}: labels must be whole numbers or strings"
+        )
+    size = labels.shape[0] * labels.dtype.itemsize
+    if labels.dtype.kind in STRINGS and size > NAME_BYTES:
+        raise DataError(
+            f"{labels} has {size:,} bytes of strings, and labels may have {NAME_BYTES:,}: give "
+            "whole numbers"
+        )
+
+
+def _coded_names(labels: dict[str, FileArray]) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Class names and codes (n,) of each split from labels (n,) that are strings."""
+    found = {split: _distinct(array) for split, array in labels.items()}
+    classes = tuple(sorted({name for names, _ in found.values() for name in names}))
+    code = {name: number for number, name in enumerate(classes)}
+    return classes, {
+        split: np.array([code[name] for name in names], np.int32)[places]
+        for split, (names, places) in found.items()
+    }
+
+
+def _distinct(labels: FileArray) -> tuple[list[str], Array]:
+    """The different names among labels that are strings, bytes being UTF-8, and the place (n,) of
+    each label among them."""
+    names, places = np.unique(labels.rows().reshape(-1), return_inverse=True)
+    if len(names) > MOST_NAMES:
+        raise DataError(
+            f"{labels} has {len(names):,} different strings, and {MOST_NAMES:,} classes are the "
+            "most: give class names, not names of images"
+        )
+    try:
+        encoded = (name if isinstance(name, bytes) else name.encode() for name in names.tolist())
+        return [name.decode() for name in encoded], places
+    except (ValueError, SystemError) as error:  # the last of numbers that are no character
+        raise DataError(f"{labels} has strings that are no text ({brief(error)})") from None
 
 
 # IDX --------------------------------------------------------------------------------------------
@@ -189,7 +259,9 @@ def numpy_source(url: str, files: Sequence[str]) -> ArraySource:
     return ArraySource(url, images, labels)
 
 
-def npy_array(file: File, offset: int = 0, data: bytearray | None = None) -> FileArray:
+def npy_array(
+    file: File, offset: int = 0, data: bytearray | None = None, name: str = ""
+) -> FileArray:
     """The array of a .npy file, from its header; one of objects, which are pickled, is refused."""
     whole = file.length if data is None else len(data)
     stop = min(offset + HEADER, whole)
@@ -198,15 +270,23 @@ def npy_array(file: File, offset: int = 0, data: bytearray | None = None) -> Fil
         version = np.lib.format.read_magic(head)
         shape, fortran, dtype = HEADERS[version](head, max_header_size=10_000)
     except Exception as error:  # of the parser of Python, as headers are written in it
-        raise DataError(
-            f"{file.url} has no NumPy array that can be read ({brief(error)})"
-        ) from None
-    if dtype.hasobject or dtype.kind not in "buif" or fortran or not shape or min(shape) < 0:
-        raise DataError(
-            f"{file.url} has an array of shape {shape} and type {dtype}"
-            f"{' in Fortran order' if fortran else ''}: it must be of numbers, in C order"
-        )
-    return FileArray(file, offset + head.tell(), dtype, tuple(shape), data)
+        raise DataError(f"{_told(file, name)} has no header of NumPy ({brief(error)})") from None
+    if problem := _problem(shape, fortran, dtype):
+        raise DataError(f"{_told(file, name)} {problem}")
+    return FileArray(file, offset + head.tell(), dtype, tuple(shape), data, name)
+
+
+def _problem(shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]) -> str:
+    """Why an array with such a header cannot be read."""
+    if dtype.hasobject:
+        return f"is of type {dtype}, which is pickled and not read: store numbers or strings"
+    if dtype.kind not in NUMBERS + STRINGS or not dtype.itemsize:
+        return f"is of type {dtype}: it must be of numbers, or labels of strings"
+    if not shape or min(shape) < 0:
+        return f"has shape {shape}: it must have one row for each image"
+    if fortran:
+        return "is in Fortran order: store it in C order, by np.ascontiguousarray"
+    return ""
 
 
 def npz_arrays(file: File) -> dict[str, FileArray]:
@@ -218,10 +298,10 @@ def npz_arrays(file: File) -> dict[str, FileArray]:
             if entry.compress_type == zipfile.ZIP_STORED:
                 with archive.open(entry):  # checks the local header
                     offset = _data_offset(opened, entry)
-                arrays[name] = npy_array(file, offset)
+                arrays[name] = npy_array(file, offset, name=name)
             else:
                 data = _member(file, archive, entry, LARGEST - held)
-                arrays[name] = npy_array(file, 0, data)
+                arrays[name] = npy_array(file, 0, data, name)
                 held += len(data)
     return arrays
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import imagecodecs
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from rescnet_dist.data.images import are_finite
+from rescnet_dist.data.sources.files import brief
 from rescnet_dist.data.sources.source import Array, Encoded, Samples, Source
 from rescnet_dist.errors import DataError, SpecError
 
@@ -44,7 +47,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Images (m, H, W, d) that could be decoded out of n, good (n,) bool, which those are, and
+    """Images (m, H, W, d) that can be used out of n, good (n,) bool, which those are, and
     (number, name, reason) of each of the others."""
 
     images: Array
@@ -61,7 +64,7 @@ def decode(
     if isinstance(given, np.ndarray) and (given.shape[1:], given.dtype, wanted) == (
         *(shape, dtype, Wanted()),
     ):
-        return Block(given, np.ones(n, bool))
+        return _finite(given, samples.names)
     images, good, bad = np.empty((n, *shape), dtype), np.ones(n, bool), []
     as_stored = wanted == Wanted() and dtype == np.uint8
     for number, item in enumerate(given):
@@ -72,6 +75,14 @@ def decode(
         except DataError as error:
             good[number] = False
             bad.append((number, samples.names[number], str(error)))
+    return Block(images[good] if bad else images, good, tuple(bad))
+
+
+def _finite(images: Array, names: Sequence[str]) -> Block:
+    """Images (n, H, W, d) as they are, but those with NaN or infinite values."""
+    good = are_finite(images)
+    wrong = np.flatnonzero(~good).tolist()
+    bad = [(number, names[number], "it has values that are not finite") for number in wrong]
     return Block(images[good] if bad else images, good, tuple(bad))
 
 
@@ -97,6 +108,8 @@ def image_of(item: Encoded | Array, wanted: Wanted) -> Array:
         raise item
     if isinstance(item, np.ndarray):
         return item if wanted == Wanted() else _made(item, wanted)
+    if not item:
+        raise DataError("it is empty")
     try:
         with Image.open(io.BytesIO(item), formats=FORMATS) as image:
             if image.width * image.height > LARGEST_PIXELS:
@@ -108,9 +121,10 @@ def image_of(item: Encoded | Array, wanted: Wanted) -> Array:
             return _pixels(_fitted(image.convert("L" if image.mode == "1" else "RGB"), wanted))
     except DataError:
         raise
+    except UnidentifiedImageError:
+        raise DataError("it is no PNG, JPEG or WebP image") from None
     except Exception as error:  # Pillow's plugins raise all kinds
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"it is no image that can be read ({cause})") from None
+        raise DataError(f"it is no image that can be read ({brief(error)})") from None
 
 
 def _decode_png(data: bytes, image: Array) -> bool:
@@ -136,9 +150,9 @@ def _of_shape(image: Array, shape: tuple[int, int, int], dtype: np.dtype[Any]) -
     if image.shape == shape and image.dtype == dtype:
         return image
     if image.shape[2] != shape[2]:
-        remedy = "ask for grey or for colour"
+        remedy = "ask for grey or for colour (--channels, channels=)"
     elif image.shape != shape:
-        remedy = "ask for a size to resize to"
+        remedy = "ask for a size to resize to (--resize, resize=)"
     else:
         remedy = "convert it"
     raise DataError(

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,15 +15,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rescnet_dist.errors import DataError, RescnetError, masked
-from rescnet_dist.store import patiently
+from rescnet_dist.store import file_system, patiently
 
 LARGEST = 384 * 2**20  # bytes of one file that are held in memory, compressed or not
 AT_A_TIME = 32  # files that are asked for
 SAID = 300  # characters of an error of a library
+ADDRESS = re.compile(r"<\S+ object at 0x\w+>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class File:
     def at(cls, url: str) -> File:
         """The file at a URL."""
         with reading(url):
-            fs, path = fsspec.url_to_fs(url)
+            fs, path = file_system(url)
             info = fs.info(path)
         if info["size"] is None:
             raise DataError(f"{url} does not tell its size: copy it to where files have one")
@@ -71,7 +72,7 @@ class File:
             data = _decompressed(self)[start:stop]
         else:
             with reading(self.url):
-                fs, path = fsspec.url_to_fs(self.url)
+                fs, path = file_system(self.url)
                 read = partial(fs.cat_file, path, start=start, end=stop)
                 data = patiently(read, masked(self.url)) if stop > start else b""
         if len(data) != stop - start:
@@ -88,7 +89,7 @@ class File:
             if self.is_gzipped:
                 yield io.BytesIO(_decompressed(self))
                 return
-            fs, path = fsspec.url_to_fs(self.url)
+            fs, path = file_system(self.url)
             with fs.open(path, "rb") as file:
                 yield file
 
@@ -107,15 +108,19 @@ def reading(url: str) -> Iterator[None]:
 
 
 def brief(error: Exception) -> str:
-    """An error in a few words, as it may quote what is in a file."""
-    return f"{type(error).__name__}: {str(error)[:SAID]}"
+    """An error in a few words, as it may quote what is in a file; without addresses in memory.
+
+    >>> brief(OSError("cannot read <_io.BytesIO object at 0x7f3a>"))
+    'OSError: cannot read it'
+    """
+    return f"{type(error).__name__}: {ADDRESS.sub('it', str(error))[:SAID]}"
 
 
 @lru_cache(maxsize=1)
 def _decompressed(file: File) -> bytes:
     """All that is in a gzipped file; refused where that is more than the limit."""
     with reading(file.url):
-        fs, path = fsspec.url_to_fs(file.url)
+        fs, path = file_system(file.url)
         with fs.open(path, "rb") as packed, gzip.GzipFile(fileobj=packed) as unpacked:
             data = unpacked.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -129,7 +134,7 @@ def _decompressed(file: File) -> bytes:
 def files_below(url: str) -> list[str]:
     """Relative paths of all files below a folder or prefix, sorted."""
     with reading(url):
-        fs, root = fsspec.url_to_fs(url)
+        fs, root = file_system(url)
         if isinstance(fs, LocalFileSystem):
             return sorted(_local_files(root))
         found = fs.find(root)
@@ -147,7 +152,7 @@ def _local_files(root: str) -> Iterator[str]:
 def contents(urls: Sequence[str]) -> Iterator[bytes | DataError]:
     """The bytes of many small files, some at the same time where the file system can; an error in
     place of one that cannot be read."""
-    fs, _ = fsspec.url_to_fs(urls[0])
+    fs, _ = file_system(urls[0])
     if isinstance(fs, LocalFileSystem):
         yield from (_content(path_of(url)) for url in urls)
         return

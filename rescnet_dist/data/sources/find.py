@@ -5,8 +5,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-import fsspec
-
 from rescnet_dist.data.sources.arrays import idx_source, numpy_source
 from rescnet_dist.data.sources.cifar import CifarSource, cifar_in_tar, is_cifar
 from rescnet_dist.data.sources.files import File, files_below, reading
@@ -15,7 +13,7 @@ from rescnet_dist.data.sources.parquet import ParquetSource
 from rescnet_dist.data.sources.source import Source
 from rescnet_dist.data.sources.tar import Member, WebDatasetSource, members
 from rescnet_dist.errors import DataError
-from rescnet_dist.store import Location
+from rescnet_dist.store import Location, file_system
 
 TARS = (".tar", ".tar.gz", ".tgz")
 NUMPY = (".npy", ".npz")
@@ -26,7 +24,7 @@ def find_source(url: str) -> Source:
     """The source at a URL, a file or a folder. Reads names, headers and labels, no images."""
     url = Location.of(url).url.rstrip("/")  # workers may be in other folders
     with reading(url):
-        fs, path = fsspec.url_to_fs(url)
+        fs, path = file_system(url)
         is_file = fs.isfile(path)
     if is_file:
         return _of_file(url)
@@ -47,6 +45,11 @@ def _of_file(url: str) -> Source:
         return WebDatasetSource(url, [url])
     if name.endswith(".npz"):
         return numpy_source(url, [url])
+    if name.endswith(".npy"):
+        raise DataError(
+            f"{url} is one array, and images need labels: give the folder that holds images.npy "
+            "and labels.npy, or a .npz file with both"
+        )
     raise DataError(
         f"{url} is a file of no kind that is known: give a .parquet, .tar, .tar.gz or .npz file, "
         "or the folder that it lies in"

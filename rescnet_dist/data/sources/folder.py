@@ -13,29 +13,33 @@ from rescnet_dist.data.sources.source import Reader, Samples, Source, in_order, 
 from rescnet_dist.errors import DataError
 
 
-def _is_image(path: str) -> bool:
-    """By its name; what is hidden, or what macOS leaves in archives, is none.
+def _is_hidden(path: str) -> bool:
+    """By its name, or what macOS leaves in archives and Windows in folders.
 
-    >>> _is_image("cats/1.JPG"), _is_image("cats/._1.jpg"), _is_image(".trash/1.jpg")
-    (True, False, False)
+    >>> _is_hidden("cats/1.JPG"), _is_hidden("cats/._1.jpg"), _is_hidden(".trash/1.jpg")
+    (False, True, True)
     """
-    hidden = path[0] == "." or "/." in path or "__MACOSX" in path
-    return path.lower().endswith(SUFFIXES) and not hidden
+    left = "__MACOSX" in path or path.endswith(("Thumbs.db", "desktop.ini"))
+    return left or path[0] == "." or "/." in path
 
 
 class FolderSource(Source):
-    """Image files by their path: the folder that a file lies in, below that of its split if there
-    are any, is its class."""
+    """Image files by their path: the uppermost folder that a file lies in, below that of its split
+    if there are any, is its class. What else lies in folders of classes is passed over."""
 
     def __init__(self, url: str, paths: Sequence[str]) -> None:
         self.url = url.rstrip("/")
-        folder_of = {path: path.rpartition("/")[0] for path in paths if _is_image(path)}
+        shown = [path for path in paths if not _is_hidden(path)]
+        images = [path for path in shown if path.lower().endswith(SUFFIXES)]
+        folder_of = {path: path.rpartition("/")[0] for path in images}
         if not folder_of:
             raise DataError(
                 f"{url} has no image files ({', '.join(SUFFIXES)}) and is no other data set that "
                 "is known: check the URL"
             )
-        places = self._places(folder_of)
+        depth, places = self._places(folder_of)
+        others = (path for path in shown if path.count("/") > depth)
+        self.passed_over = tuple(path for path in others if path not in folder_of)
         self.classes = tuple(sorted({name for _, name in places.values()}))
         code = {name: number for number, name in enumerate(self.classes)}
         coded = {folder: (split, code[name]) for folder, (split, name) in places.items()}
@@ -48,8 +52,8 @@ class FolderSource(Source):
         self.splits = {split: len(self.paths[split]) for split in in_order(self.paths)}
         self.labels = {split: np.array(labels[split], np.int32) for split in self.splits}
 
-    def _places(self, folder_of: dict[str, str]) -> dict[str, tuple[str, str]]:
-        """Split and class of each folder."""
+    def _places(self, folder_of: dict[str, str]) -> tuple[int, dict[str, tuple[str, str]]]:
+        """How many folders lie above those of classes, and the split and class of each folder."""
         known = {
             folder: tuple(folder.split("/")) if folder else ()
             for folder in dict.fromkeys(folder_of.values())
@@ -67,9 +71,9 @@ class FolderSource(Source):
             if len(parts) < depth + 1:
                 raise DataError(
                     f"{self.url}/{_first_in(folder, folder_of)} lies in no folder that names its "
-                    "class: images belong into split/class/ or class/"
+                    "class: images belong into split/class/ or class/; move it into one, or away"
                 )
-        return {
+        return depth, {
             folder: ((split_named(parts[0]) or "train") if depth else "train", parts[depth])
             for folder, parts in known.items()
         }

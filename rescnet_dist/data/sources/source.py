@@ -65,12 +65,14 @@ class Source(ABC):
 
     splits: the number of images of each split, by name, in the order train, val, test. classes:
     the class names. labels: of each split the codes (n,) of its images, their places in `classes`.
+    passed_over: paths of files among the images that are of no kind that is read.
     """
 
     url: str
     splits: dict[str, int]
     classes: tuple[Any, ...]
     labels: dict[str, Array]
+    passed_over: tuple[str, ...] = ()
 
     @abstractmethod
     def reader(self, split: str, start: int, stop: int) -> Reader:
