@@ -222,7 +222,7 @@ STORES: dict[str, Case] = {
         None, ("train", "run", "--preset", "digits", "--store", "new"), ["has no images variable"]
     ),
     "images without labels": (
-        stored(images=X), OTHER, ["other.zarr has no labels variable", "labels or label"]
+        stored(images=X), OTHER, ["other.zarr has no labels", "name the variable labels"]
     ),
     "labels of another length": (
         stored(images=X, labels=Y[:10]), OTHER, ["10 labels for 150 images"]

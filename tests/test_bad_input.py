@@ -225,7 +225,7 @@ IMAGES: dict[str, Case] = {
     "URL without labels": (
         in_zarr(lambda url: fit(url, None), images=X, classes=Y),
         DataError,
-        ["data.zarr has no labels variable", "labels or label"],
+        ["data.zarr has no labels", "name the variable labels"],
     ),
 }
 

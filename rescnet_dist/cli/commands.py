@@ -38,8 +38,8 @@ from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
     has_test_split,
-    images_of,
     is_imported,
+    part_to_judge,
     split_of,
     training_set,
     verify_dataset,
@@ -282,21 +282,25 @@ def predict_command(
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
     clf = ResCNetClassifier.load(run_url)
-    images = images_of(split_of(data, split) if split else data)
+    part = part_to_judge(split_of(data, split) if split else data)
+    images, files = part.images, part.files
     clf.network_.check_images(images)
     augment = averaged_over(flips, copies)
     with finished_file(output) as file:
         writer = csv.writer(file)
         names = [f"p({c})" for c in clf.classes_] if proba else []
-        writer.writerow(["image", "label", *names])
+        writer.writerow(["image", *(["file"] if files is not None else []), "label", *names])
         lazy = da.asarray(images.array).rechunk({0: clf.network_.batch_images})
         number = 0
         for block in clf.predict_proba(lazy, augment=augment).blocks:
             probabilities = block.compute(scheduler="threads")
             labels = clf.classes_[probabilities.argmax(axis=1)]
             for label, row in zip(labels, probabilities, strict=True):
-                writer.writerow([number, label, *(f"{p:.6f}" for p in row if proba)])
+                file_name = [] if files is None else [files[number]]
+                writer.writerow([number, *file_name, label, *(f"{p:.6f}" for p in row if proba)])
                 number += 1
+    if output != "-":
+        click.echo(f"wrote {counted(number, 'label')} to {output}", err=True)
 
 
 @main.command("info", **SHOW)

@@ -6,6 +6,7 @@ from rescnet_dist.data.dataset import (
     open_dataset,
     open_source,
     part_of,
+    part_to_judge,
     split_of,
     taken,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "open_dataset",
     "open_source",
     "part_of",
+    "part_to_judge",
     "split_of",
     "taken",
     "training_set",

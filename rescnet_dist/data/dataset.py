@@ -43,11 +43,13 @@ Labels = Any  # (N,), NumPy or dask
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Images of one split, their labels (N,) and, if they have any, groups (N,)."""
+    """Images of one split, their labels (N,) and, if they have any, groups (N,) and names of the
+    files (N,) that they are."""
 
     images: Images
     labels: Labels | None
     groups: Labels | None = None
+    files: Array | None = None
 
 
 def open_dataset(
@@ -124,7 +126,8 @@ def part_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> Part | N
     labels = dataset["labels"].data if "labels" in dataset else None
     groups = dataset["groups"].data if "groups" in dataset else None
     names = dataset.attrs.get("class_names")
-    return Part(as_images(dataset["images"]), _named(labels, names), groups)
+    files = dataset["file"].to_numpy() if "file" in dataset.coords else None
+    return Part(as_images(dataset["images"]), _named(labels, names), groups, files)
 
 
 def has_test_split(source: str | None) -> bool:
@@ -145,15 +148,24 @@ def taken(X: Any, y: Any, split: str, *, name: str = "X") -> Part:
     part = _needed(X, split)
     labels = part.labels if y is None else y
     if labels is None:
-        raise DataError(f"{X} has no labels variable: name it labels or label, or give labels")
+        named = "the data set" if isinstance(X, xr.Dataset) else masked(os.fspath(X))
+        raise DataError(
+            f"{named} has no labels: name the variable labels, put image files into folders named "
+            "after their classes, or give labels"
+        )
     return replace(part, labels=as_labels(labels, part.images.shape[0], name=labels_name))
 
 
 def images_of(X: Any) -> Images:
     """Images from an array, or from a data set its test split, or all if it has no splits."""
-    if isinstance(X, str | os.PathLike | xr.Dataset):
-        return _needed(X, "test").images
-    return as_images(X)
+    return (
+        part_to_judge(X).images if isinstance(X, str | os.PathLike | xr.Dataset) else as_images(X)
+    )
+
+
+def part_to_judge(source: str | os.PathLike[str] | xr.Dataset) -> Part:
+    """The test split of a data set, or all of it where it has no splits, or but one."""
+    return _needed(source, "test")
 
 
 def split_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> xr.Dataset:
@@ -199,12 +211,7 @@ def _of_source(source: Source, wanted: Wanted) -> xr.Dataset:
             stop = min(start + block, count)
             found = read(source.reader(split, start, stop), wanted, shape, dtype.str)
             blocks.append(da.from_delayed(found, (stop - start, *shape), dtype))
-    return _dataset(
-        da.concatenate(blocks),
-        np.concatenate([source.labels[split] for split in source.splits]),
-        source.classes,
-        source.splits,
-    )
+    return _dataset(da.concatenate(blocks), source)
 
 
 def _read_block(reader: Reader, wanted: Wanted, shape: tuple[int, int, int], dtype: str) -> Array:
@@ -216,13 +223,19 @@ def _read_block(reader: Reader, wanted: Wanted, shape: tuple[int, int, int], dty
     return block.images
 
 
-def _dataset(images: Any, labels: Any, classes: Any, splits: dict[str, int]) -> xr.Dataset:
-    names = np.repeat(list(splits), list(splits.values()))
-    return xr.Dataset(
-        {"images": (IMAGE_DIMS, images), "labels": ("image", labels)},
-        coords={"split": ("image", names)},
-        attrs={"class_names": list(classes)},
-    )
+def _dataset(images: da.Array, source: Source) -> xr.Dataset:
+    """Lazy images with what a source tells of them."""
+    variables: dict[str, Any] = {"images": (IMAGE_DIMS, images)}
+    names = np.repeat(list(source.splits), list(source.splits.values()))
+    coords: dict[str, Any] = {"split": ("image", names)}
+    files = [source.files(split) for split in source.splits]
+    if None not in files:
+        coords["file"] = ("image", np.array([name for part in files for name in part or ()]))
+    if not source.labels:
+        return xr.Dataset(variables, coords)
+    labels = np.concatenate([source.labels[split] for split in source.splits])
+    variables["labels"] = ("image", labels)
+    return xr.Dataset(variables, coords, attrs={"class_names": list(source.classes)})
 
 
 class Digits(Source):

@@ -112,6 +112,10 @@ def import_dataset(
     """
     place, wanted = Location.of(dest), Wanted(resize, channels)  # type: ignore[arg-type]
     found = open_source(os.fspath(source))
+    if not found.labels:
+        raise DataError(
+            f"{found.url} has no labels: put its images into folders named after their classes"
+        )
     shape, dtype = first_image(found, wanted)
     per_chunk = CHUNK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize)
     job = Job(place, wanted, shape, dtype.str, chunk_images or max(1, min(per_chunk, found.count)))

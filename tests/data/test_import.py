@@ -812,6 +812,29 @@ def test_networks_refer_to_imported_images(
     assert len(rows) in (50, 51)
 
 
+def test_labels_of_a_folder_of_images_are_predicted_by_file(
+    client: Client, digit_store: Path, tmp_path: Path
+) -> None:
+    """They need no classes; with none, they are not trained on or imported."""
+    url, folder = tmp_path / "run", tmp_path / "new"
+    assert run("train", digit_store, "--store", url, *SMALL).exit_code == 0
+    with dask.config.set(scheduler="sync"):
+        images = rd.open_dataset(digit_store)["images"][:7, :, :, 0].to_numpy()
+    for number, image in enumerate(images):
+        photo(folder / f"{number}.png", image)
+    result = run("predict", url, folder, "-o", tmp_path / "labels.csv")
+    assert (result.exit_code, result.stderr) == (0, f"wrote 7 labels to {tmp_path}/labels.csv\n")
+    with (tmp_path / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == [f"{number}.png" for number in range(7)]
+    assert [row["label"] for row in rows] == rd.load(url).predict(images).tolist()
+    for command in (["train", folder, "--preset", "digits"], ["data", "import", folder, "x.zarr"]):
+        result = run(*command)
+        assert result.exit_code == 2
+        assert "has no" in result.output
+        assert "labels" in result.output or "train" in result.output
+
+
 def test_a_part_of_the_images_is_referred_to_as_well(
     client: Client, digit_store: Path, tmp_path: Path
 ) -> None:

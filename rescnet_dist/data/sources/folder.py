@@ -25,7 +25,10 @@ def _is_hidden(path: str) -> bool:
 
 class FolderSource(Source):
     """Image files by their path: the uppermost folder that a file lies in, below that of its split
-    if there are any, is its class. What else lies in folders of classes is passed over."""
+    if there are any, is its class. What else lies in folders of classes is passed over. Images that
+    all lie in no folder have no classes."""
+
+    paths: dict[str, list[str]]
 
     def __init__(self, url: str, paths: Sequence[str]) -> None:
         self.url = url.rstrip("/")
@@ -37,13 +40,17 @@ class FolderSource(Source):
                 f"{url} has no image files ({', '.join(SUFFIXES)}) and is no other data set that "
                 "is known: check the URL"
             )
+        if not any(folder_of.values()):  # a folder of images to predict the labels of
+            self.paths, self.splits, self.passed_over = {"test": images}, {"test": len(images)}, ()
+            self.classes, self.labels = (), {}
+            return
         depth, places = self._places(folder_of)
         others = (path for path in shown if path.count("/") > depth)
         self.passed_over = tuple(path for path in others if path not in folder_of)
         self.classes = tuple(sorted({name for _, name in places.values()}))
         code = {name: number for number, name in enumerate(self.classes)}
         coded = {folder: (split, code[name]) for folder, (split, name) in places.items()}
-        self.paths: dict[str, list[str]] = {}
+        self.paths = {}
         labels: dict[str, list[int]] = {}
         for path, folder in folder_of.items():
             split, number = coded[folder]
@@ -77,6 +84,10 @@ class FolderSource(Source):
             folder: ((split_named(parts[0]) or "train") if depth else "train", parts[depth])
             for folder, parts in known.items()
         }
+
+    def files(self, split: str) -> Sequence[str]:
+        """Their paths."""
+        return self.paths[split]
 
     def reader(self, split: str, start: int, stop: int) -> Reader:
         """Of the bytes of the files."""

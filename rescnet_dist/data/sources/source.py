@@ -64,7 +64,8 @@ class Source(ABC):
     """Images that lie somewhere in some form, of which any part can be read, by any worker.
 
     splits: the number of images of each split, by name, in the order train, val, test. classes:
-    the class names. labels: of each split the codes (n,) of its images, their places in `classes`.
+    the class names. labels: of each split the codes (n,) of its images, their places in `classes`;
+    empty where images have none.
     passed_over: paths of files among the images that are of no kind that is read.
     """
 
@@ -78,6 +79,10 @@ class Source(ABC):
     def reader(self, split: str, start: int, stop: int) -> Reader:
         """What reads images start to stop of a split, in an order that never changes. It is sent to
         workers, and has no more in it than these images need."""
+
+    def files(self, split: str) -> Sequence[str] | None:
+        """The name of the file that each image of a split is, where each is one."""
+        return None
 
     def read(self, split: str, start: int, stop: int) -> Samples:
         """Images start to stop of a split."""

@@ -106,6 +106,10 @@ class WebDatasetSource(Source):
                 for split in self.splits
             }
 
+    def files(self, split: str) -> list[str]:
+        """Their names within the shards."""
+        return [f"{member.file.name}:{member.name}" for member in self.images[split]]
+
     def reader(self, split: str, start: int, stop: int) -> Reader:
         """Of the bytes of the image members."""
         return partial(_read, self.images[split][start:stop])
