@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,15 +12,16 @@ from rescnet_dist.data.sources.files import contents
 from rescnet_dist.data.sources.source import Reader, Samples, Source, in_order, split_named
 from rescnet_dist.errors import DataError
 
+LEFT_BY_WINDOWS = ("Thumbs.db", "desktop.ini")
+
 
 def _is_hidden(path: str) -> bool:
-    """By its name, or what macOS leaves in archives and Windows in folders.
+    """By its name, or what macOS leaves in archives.
 
     >>> _is_hidden("cats/1.JPG"), _is_hidden("cats/._1.jpg"), _is_hidden(".trash/1.jpg")
     (False, True, True)
     """
-    left = "__MACOSX" in path or path.endswith(("Thumbs.db", "desktop.ini"))
-    return left or path[0] == "." or "/." in path
+    return path[0] == "." or "/." in path or "__MACOSX" in path
 
 
 class FolderSource(Source):
@@ -45,8 +46,8 @@ class FolderSource(Source):
             self.classes, self.labels = (), {}
             return
         depth, places = self._places(folder_of)
-        others = (path for path in shown if path.count("/") > depth)
-        self.passed_over = tuple(path for path in others if path not in folder_of)
+        if len(shown) > len(images):
+            self.passed_over = _others(shown, folder_of, depth)
         self.classes = tuple(sorted({name for _, name in places.values()}))
         code = {name: number for number, name in enumerate(self.classes)}
         coded = {folder: (split, code[name]) for folder, (split, name) in places.items()}
@@ -92,6 +93,12 @@ class FolderSource(Source):
     def reader(self, split: str, start: int, stop: int) -> Reader:
         """Of the bytes of the files."""
         return partial(_read, [f"{self.url}/{path}" for path in self.paths[split][start:stop]])
+
+
+def _others(paths: Sequence[str], images: Container[str], depth: int) -> tuple[str, ...]:
+    """The paths that are no images and lie in folders of classes, below so many others."""
+    deep = (path for path in paths if path.count("/") > depth and path not in images)
+    return tuple(path for path in deep if not path.endswith(LEFT_BY_WINDOWS))
 
 
 def _read(urls: list[str]) -> Samples:
