@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "train": BELOW_TRAIN,
     "network": BELOW_TRAIN,
     "estimator": BELOW_TRAIN | {"train", "network"},
-    "cli": BELOW_CLI | {"__init__"},
+    "bench": BELOW_CLI,
+    "cli": BELOW_CLI | {"__init__", "bench"},
     "__main__": {"cli"},
     "__init__": BELOW_CLI,
 }

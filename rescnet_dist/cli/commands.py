@@ -19,6 +19,7 @@ import dask.array as da
 from rich.console import Console
 from rich.table import Table
 
+from rescnet_dist.cli.bench import bench_command
 from rescnet_dist.cli.clusters import cluster, working
 from rescnet_dist.cli.data import data_group
 from rescnet_dist.cli.files import finished_file
@@ -103,6 +104,7 @@ def main() -> None:
 
 
 main.add_command(data_group)
+main.add_command(bench_command)
 
 
 @main.command("train", **SHOW)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from rescnet_dist.kernels.patches import BATCH_BYTES, Array, unfold
+from rescnet_dist.kernels.blas import add_product
+from rescnet_dist.kernels.patches import Array
 
 
 def min_max_scale(low: Array, high: Array, mode: str) -> tuple[Array, Array]:
@@ -29,18 +31,21 @@ def normalise(images: Array, low: Array, scale: Array) -> Array:
 def convolve(images: Array, filters: Array, bias: Array) -> Array:
     """Maps (n, H, W, f) of images (n, H, W, c): stride 1, zero padding, plus bias (f,).
 
-    out[y, x] = Σ padded[y + dy, x + dx, c]·filters[dy, dx, c] + bias with filters (k, k, c, f).
+    out[y, x] = Σ padded[y + dy, x + dx, c]·filters[dy, dx, c] + bias with filters (k, k, c, f). Of
+    each pixel only its neighbours in the row are laid out beside it; the rows of a filter are
+    multiplied one after the other.
     """
     n, height, width, channels = images.shape
     size, count = filters.shape[0], filters.shape[3]
     before, after = (size - 1) // 2, size // 2
-    weights = filters.reshape(-1, count).astype(images.dtype)
+    weights = filters.reshape(size, size * channels, count).astype(images.dtype)
     maps = np.empty((n, height, width, count), images.dtype)
-    step = max(1, BATCH_BYTES // (height * width * size * size * channels * 4))
-    for start in range(0, n, step):
-        batch = images[start : start + step]
-        padded = np.pad(batch, ((0, 0), (before, after), (before, after), (0, 0)))
-        patches = unfold(padded, size).reshape(-1, size * size * channels)
-        np.matmul(patches, weights, out=maps[start : start + step].reshape(-1, count))
-    maps += bias.astype(images.dtype)
+    maps[...] = bias.astype(images.dtype)
+    for image, image_maps in zip(images, maps, strict=True):
+        padded = np.pad(image, ((before, after), (before, after), (0, 0)))
+        windows = sliding_window_view(padded, size, axis=1)  # (H + k − 1, W, c, k)
+        strips = np.ascontiguousarray(windows.swapaxes(2, 3)).reshape(-1, size * channels)
+        for row in range(size):
+            rows = strips[row * width : (row + height) * width]
+            add_product(image_maps.reshape(-1, count), rows, weights[row])
     return maps

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from rescnet_dist.kernels.products import patch_products
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BATCH_BYTES = 4 * 2**20  # of unfolded patches held at a time
@@ -69,7 +71,7 @@ def patch_scatter(images: Array, size: int) -> PatchMoments:
     shift = shift.astype(np.float32).astype(np.float64)
     count = n * rows * columns
     sums = _offset_sums(centred, size)
-    products = _products(centred, size)
+    products = patch_products(centred, size)
     mean = sums / count
     return PatchMoments(
         count, mean + np.tile(shift, size * size), products - np.outer(mean, mean) * count
@@ -89,48 +91,3 @@ def _offset_sums(images: Array, size: int) -> Array:
         - table[:size, columns : columns + size]
         + first
     ).reshape(-1)
-
-
-def _products(images: Array, size: int) -> Array:
-    """Σ p pᵀ over all patches p, (k²c, k²c), a few images at a time."""
-    n, height, width, channels = images.shape
-    columns = width - size + 1
-    total = np.zeros((size, size * channels, size, size * channels))
-    step = max(1, BATCH_BYTES // (height * columns * size * channels * 4))
-    for start in range(0, n, step):
-        windows = sliding_window_view(images[start : start + step], size, axis=2)
-        strips = np.ascontiguousarray(windows.transpose(1, 0, 2, 4, 3))  # (H, n, W', k, c)
-        _add_products(total, strips.reshape(height, -1, size * channels), size)
-    return total.reshape(size * size * channels, -1)
-
-
-def _add_products(total: Array, strips: Array, size: int) -> None:
-    """Add Σ p pᵀ to total (k, kc, k, kc), from the rows of patches: strips (H, m, kc).
-
-    The sum for rows a and b of a patch, Σ_y strips[y]ᵀ·strips[y + b − a] over the image rows y that
-    row a of a patch can lie on, depends on b − a alone but for rows near the border: those are
-    multiplied one by one, all rows between them at once.
-    """
-    height = len(strips)
-    for apart in range(size):
-        first, behind = size - 1 - apart, height - size + 1  # rows that every pair (a, b) covers
-        if first >= behind:
-            first = behind = height
-        single = [*range(first), *range(behind, height - apart)]
-        segments = [(y, y + 1) for y in single] + ([(first, behind)] if first < behind else [])
-        products = {
-            (y, stop): _rows(strips, y, stop).T @ _rows(strips, y + apart, stop + apart)
-            for y, stop in segments
-            if stop + apart <= height
-        }
-        for a in range(size - apart):
-            last = a + height - size + 1
-            inside = [product for (y, stop), product in products.items() if a <= y and stop <= last]
-            value = np.sum(inside, axis=0, dtype=np.float64)
-            total[a, :, a + apart] += value
-            if apart:
-                total[a + apart, :, a] += value.T
-
-
-def _rows(strips: Array, start: int, stop: int) -> Array:
-    return strips[start:stop].reshape(-1, strips.shape[2])

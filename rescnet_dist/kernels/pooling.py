@@ -7,9 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rescnet_dist.kernels.patches import BATCH_BYTES, Array
-
-NO_VARIANCE = 1e-8  # of the mean square: below it a channel counts as constant in its block
+from rescnet_dist.kernels.patches import Array
 
 
 def block_starts(length: int, block: int, stride: int) -> range:
@@ -37,23 +35,37 @@ def cell_of_block(length: int, block: int, stride: int, level: int, cells: str) 
 @lru_cache(maxsize=64)
 def pyramid(
     height: int, width: int, block: int, stride: int, levels: tuple[int, ...], cells: str
-) -> tuple[int, dict[tuple[int, int], tuple[int, ...]]]:
-    """The number of live cells, and for each block (y, x) the live cells it is pooled into.
+) -> tuple[int, Array]:
+    """The number of live cells, and those that each block is pooled into, (rows, columns, levels).
 
     Cells are numbered level by level, row by row; those without a block are left out.
     """
-    members: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for number, level in enumerate(levels):
-        rows = cell_of_block(height, block, stride, level, cells)
-        columns = cell_of_block(width, block, stride, level, cells)
-        for y, row in zip(block_starts(height, block, stride), rows, strict=True):
-            for x, column in zip(block_starts(width, block, stride), columns, strict=True):
-                members.setdefault((number, row, column), []).append((y, x))
-    targets: dict[tuple[int, int], tuple[int, ...]] = {}
-    for index, key in enumerate(sorted(members)):
-        for start in members[key]:
-            targets[start] = (*targets.get(start, ()), index)
-    return len(members), targets
+    found, live = [], 0
+    for level in levels:
+        rows = np.array(cell_of_block(height, block, stride, level, cells))
+        columns = np.array(cell_of_block(width, block, stride, level, cells))
+        _, numbers = np.unique(rows[:, None] * level + columns, return_inverse=True)
+        found.append(live + numbers.reshape(len(rows), len(columns)))
+        live += int(numbers.max()) + 1
+    return live, np.stack(found, axis=2)
+
+
+def nested(targets: Array) -> tuple[Array, Array]:
+    """Which levels blocks are pooled into directly, (rows, columns, m), and which cells (p, 2) are
+    pooled into which afterwards: all cells of a level that lie each in one cell of another.
+    """
+    levels = targets.shape[2]
+    finest = int(np.argmax([len(np.unique(targets[..., level])) for level in range(levels)]))
+    direct, parents = [targets[..., finest]], [np.zeros((0, 2), np.int64)]
+    for level in range(levels):
+        if level != finest:
+            inside = np.stack([targets[..., finest], targets[..., level]], axis=2).reshape(-1, 2)
+            pairs = np.unique(inside, axis=0)
+            if len(np.unique(pairs[:, 0])) == len(pairs):
+                parents.append(pairs)
+            else:
+                direct.append(targets[..., level])
+    return np.stack(direct, axis=2), np.concatenate(parents)
 
 
 def feature_count(
@@ -95,56 +107,18 @@ def second_order_features(
     one deviation for the block and keeps it. A channel without variance gives zeros. power takes
     sign(v)·|v|^½ of the entries before pooling.
     """
+    from rescnet_dist.kernels.blocks import pool_blocks  # which takes time to import
+
     n, height, width, filters = maps.shape
     live, targets = pyramid(height, width, block, stride, tuple(levels), cells)
-    upper = np.triu_indices(filters, 1 if zscore == "channel" else 0)
-    upper_flat = upper[0] * filters + upper[1]
-    fill = -np.inf if pool == "max" else 0.0
-    pooled = np.full((n, live, len(upper_flat)), fill, maps.dtype)
-    blocks_in_cell = np.zeros(live, maps.dtype)
-    step = max(1, BATCH_BYTES // (block * block * filters * 16))
-    for start, cell_numbers in targets.items():
-        blocks_in_cell[list(cell_numbers)] += 1
-        rows, columns = slice(start[0], start[0] + block), slice(start[1], start[1] + block)
-        for first in range(0, n, step):
-            batch = slice(first, first + step)
-            pixels = np.maximum(maps[batch, rows, columns], 0)
-            pixels = pixels.reshape(len(pixels), block**2, filters)
-            covariance = _normalised_covariance(pixels, zscore)
-            flat = covariance.reshape(len(pixels), filters**2)
-            entries = np.take(flat, upper_flat, axis=1)
-            if power:
-                entries = np.sign(entries) * np.sqrt(np.abs(entries))
-            for cell in cell_numbers:
-                into = pooled[batch, cell]
-                if pool == "max":
-                    np.maximum(into, entries, out=into)
-                else:
-                    into += entries
+    direct, parents = nested(targets)
+    pairs = filters * (filters - 1) // 2 if zscore == "channel" else filters * (filters + 1) // 2
+    pooled = np.empty((n, live, pairs), maps.dtype)
+    if not maps.flags.c_contiguous:
+        maps = np.ascontiguousarray(maps)
+    pool_blocks(
+        maps, block, stride, direct, parents, zscore == "channel", power, pool == "max", pooled
+    )
     if pool == "mean":
-        pooled /= blocks_in_cell[:, None]
-    return pooled.reshape(n, live * len(upper_flat))
-
-
-def _normalised_covariance(pixels: Array, zscore: str) -> Array:
-    """Covariance (n, f, f) of z-scored pixels (n, r², f) of one block in each image."""
-    area = pixels.shape[1]
-    first = pixels[:, :1]
-    centred = pixels - first  # a constant channel is 0 from here on, whatever rounding does
-    mean = np.full((1, area), 1 / area, pixels.dtype) @ centred
-    centred -= mean
-    mean += first
-    covariance = np.matmul(centred.transpose(0, 2, 1), centred)
-    covariance /= area
-    variance = np.diagonal(covariance, axis1=1, axis2=2)
-    mean_square = variance + mean[:, 0] ** 2
-    if zscore == "block":  # one mean and deviation over all pixels and channels
-        spread = variance.mean(axis=1) + mean[:, 0].var(axis=1)
-        live = spread > NO_VARIANCE * mean_square.mean(axis=1)
-        inverse = np.divide(1, spread, out=np.zeros_like(spread), where=live)
-        return covariance * inverse[:, None, None]
-    live = variance > NO_VARIANCE * mean_square
-    inverse = np.divide(1, np.sqrt(variance), out=np.zeros_like(mean_square), where=live)
-    covariance *= inverse[:, :, None]
-    covariance *= inverse[:, None, :]
-    return covariance
+        pooled /= np.bincount(targets.reshape(-1), minlength=live).astype(maps.dtype)[:, None]
+    return pooled.reshape(n, live * pairs)

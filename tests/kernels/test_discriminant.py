@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from rescnet_dist.kernels import FeatureMoments, one_hot, one_vs_rest_lda, ridge_regression
+from rescnet_dist.kernels import (
+    FeatureMoments,
+    discriminant,
+    one_hot,
+    one_vs_rest_lda,
+    ridge_regression,
+)
 
 
 def labelled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
@@ -115,6 +121,20 @@ def test_variance_of_a_few_units_of_rounding_is_kept(rng):
     centred = features - features.mean(axis=0, dtype=np.float64)
     expected = np.tril(centred.T @ centred)
     assert np.abs(np.tril(moments.scatter) - expected).max() <= 1e-5 * expected.max()
+
+
+def test_single_precision_holds_over_a_million_samples(rng):
+    """As many chunks as there are in a large run, folded one after the other."""
+    moments, exact = FeatureMoments.empty(6, 1), FeatureMoments.empty(6, 1, np.float64)
+    for _ in range(2000):
+        chunk = (rng.normal(size=(500, 6)) * [1, 2, 3, 4, 5, 6] + 10).astype(np.float32)
+        chunk[:, 1] += chunk[:, 0]
+        targets = np.ones((500, 1))
+        moments = moments.fold(chunk, targets)
+        exact = exact.fold(chunk.astype(np.float64), targets)
+    for name in ("mean", "scatter", "cross"):
+        found, expected = getattr(moments, name), getattr(exact, name)
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_single_precision_chunks_with_unlike_means_keep_the_scatter_between_them(rng):
@@ -283,3 +303,35 @@ def test_regression_without_ridge_equals_least_squares(rng):
     table = np.concatenate([features, np.ones((240, 1))], axis=1)
     expected = np.linalg.lstsq(table, targets, rcond=None)[0]
     np.testing.assert_allclose(np.concatenate([weights.T, intercept[None]]), expected, atol=1e-9)
+
+
+# factorisation in single precision ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ridge", [1.0, 1e-3])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_factor_in_single_precision_is_refined(ridge, constant, rng, monkeypatch):
+    """To what one in double precision gives of the same sums; features without variance too."""
+    features, labels = labelled_features(rng, n=900, width=300)
+    if constant:
+        features[:, 7] = 3
+    moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
+    expected = one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)
+    monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)
+    monkeypatch.setattr(discriminant, "COLUMNS", 64)
+    monkeypatch.setattr(discriminant, "cho_factor", None)  # fails where it is called
+    for found, other in zip(
+        (one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)), expected, strict=True
+    ):
+        for one, two in zip(found, other, strict=True):
+            np.testing.assert_allclose(one, two, rtol=0, atol=1e-7 * max(1, np.abs(two).max()))
+
+
+def test_what_single_precision_cannot_factorise_is_done_in_double(rng, monkeypatch):
+    """Fewer samples than features, and next to no ridge."""
+    features, labels = labelled_features(rng, n=60, width=200)
+    moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
+    expected = ridge_regression(moments, 2e-5)
+    monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)
+    for one, two in zip(ridge_regression(moments, 2e-5), expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * max(1, np.abs(two).max()))

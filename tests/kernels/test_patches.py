@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rescnet_dist.kernels import PatchMoments, patch_scatter, patches
+from rescnet_dist.kernels import PatchMoments, patch_scatter, products
+from rescnet_dist.kernels.patches import unfold
 
 SHAPES = [  # n, height, width, channels, patch size
     (3, 6, 7, 2, 1),
@@ -95,9 +96,46 @@ def test_bytes_and_doubles_have_the_moments_of_their_values(rng):
 @pytest.mark.parametrize("bytes_at_a_time", [1, 3000])
 def test_batches_of_images_add_up(bytes_at_a_time, rng, monkeypatch):
     """The result does not depend on how many images are worked on at a time."""
-    monkeypatch.setattr(patches, "BATCH_BYTES", bytes_at_a_time)
+    monkeypatch.setattr(products, "STRIP_BYTES", bytes_at_a_time)
+    monkeypatch.setattr(products, "MOST_PIXELS", 0)
     images = images_of((7, 6, 7, 2), rng)
     assert_moments(patch_scatter(images, 3), images, 3)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 5, 5, 2, 5), (2, 8, 7, 1, 7)], ids=str)
+@pytest.mark.parametrize("way", [products.products_of_pairs, products.products_of_displacements])
+def test_both_ways_give_the_products_of_unfolded_patches(way, shape, rng):
+    """Whatever is at the border, down to one patch per image."""
+    *images_shape, size = shape
+    images = rng.normal(size=images_shape).astype(np.float32)
+    flat = unfold(images, size).reshape(-1, size * size * shape[3]).astype(np.float64)
+    expected = flat.T @ flat
+    np.testing.assert_allclose(way(images, size), expected, atol=3e-6 * max(1, expected.max()))
+
+
+def test_the_way_with_fewer_products_is_taken(monkeypatch):
+    """All pairs of pixels where these are few and patches large, else displacements."""
+    taken = []
+    for name in ("products_of_pairs", "products_of_displacements"):
+        monkeypatch.setattr(products, name, lambda images, size, name=name: taken.append(name))
+    products.patch_products(np.zeros((1, 28, 28, 1), np.float32), 13)
+    products.patch_products(np.zeros((1, 32, 32, 53), np.float32), 3)
+    assert taken == ["products_of_pairs", "products_of_displacements"]
+    assert products.displacement_cost(28, 28, 1, 13) > products.pair_cost(28, 28, 1)
+
+
+def test_single_precision_holds_over_a_million_patches(rng):
+    """Against the same sums in double precision: what is added up at a time is little."""
+    images = rng.normal((3, -8), 1, (1200, 32, 32, 2)).astype(np.float32)
+    moments = PatchMoments.empty(18)
+    for start in range(0, 1200, 300):
+        moments = moments.merge(patch_scatter(images[start : start + 300], 3))
+    assert moments.count > 1e6
+    flat = unfold(images.astype(np.float64), 3).reshape(-1, 18)
+    centred = flat - flat.mean(axis=0)
+    expected = centred.T @ centred
+    assert np.abs(moments.scatter - expected).max() <= 1e-5 * expected.max()
+    np.testing.assert_allclose(moments.mean, flat.mean(axis=0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 5, 2), (3, 2, 5, 2), (3, 5, 2, 2)])

@@ -1,0 +1,7 @@
+"""Benchmarks: how fast this machine runs the passes, beside peers and beside its own limit."""
+
+from rescnet_dist.bench.cases import CASES, Case
+from rescnet_dist.bench.report import compared, draw_chart, table
+from rescnet_dist.bench.timing import Result, machine
+
+__all__ = ["CASES", "Case", "Result", "compared", "draw_chart", "machine", "table"]

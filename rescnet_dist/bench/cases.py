@@ -1,0 +1,314 @@
+"""The benchmark's cases: what is timed, beside which peers, and the bar that it must reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.bench import peers
+from rescnet_dist.bench.engine import engine_cases
+from rescnet_dist.bench.timing import (
+    Result,
+    best_seconds,
+    halves,
+    on_all_cores,
+    product_rate,
+)
+from rescnet_dist.cluster import available_cores
+from rescnet_dist.kernels import (
+    Bank,
+    Classifier,
+    FeatureMoments,
+    GrowingLayer,
+    ImageScale,
+    LayerStatistics,
+    PatchMoments,
+    draws_of_layer,
+    features_per_layer,
+    one_hot,
+    one_vs_rest_lda,
+    patch_scatter,
+    pca_filters,
+    second_order_features,
+    targets_per_layer,
+)
+from rescnet_dist.kernels.discriminant import Whitening
+from rescnet_dist.reduce import blas_threads
+from rescnet_dist.spec import NetworkSpec
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LEVELS = (4, 2, 1)
+CLASSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case by name; run(quick) measures it, in its reduced form if quick."""
+
+    name: str
+    run: Callable[[bool], list[Result]]
+
+
+def textured(rng: np.random.Generator, n: int, side: int, channels: int) -> Array:
+    """Random images (n, side, side, channels) whose neighbouring pixels are alike."""
+    from scipy.ndimage import gaussian_filter
+
+    noise = rng.normal(size=(n, side, side, channels)).astype(np.float32)
+    return np.ascontiguousarray(gaussian_filter(noise, (0, 1.5, 1.5, 0)))
+
+
+def beside_torch(
+    name: str, ours: Callable[[], Any], theirs: Callable[[], Any], n: int, bar: float
+) -> list[Result]:
+    """The time per image of ours, and of PyTorch, if it is there."""
+    seconds = best_seconds(theirs, 2) / n if peers.torch() else None
+    return [Result(name, best_seconds(ours) / n, {"PyTorch": seconds}, bar=bar)]
+
+
+# kernels ----------------------------------------------------------------------------------------
+
+
+def scatter(n: int, side: int, channels: int, size: int, bar: float, quick: bool) -> list[Result]:
+    """Moments of all patches."""
+    n = n // 20 if quick else n
+    images = textured(np.random.default_rng(0), n, side, channels)
+    given = peers.tensor(images) if peers.torch() else None
+
+    def ours() -> PatchMoments:
+        first, *rest = on_all_cores(lambda part: patch_scatter(images[part], size), halves(n))
+        for more in rest:
+            first = first.merge(more)
+        return first
+
+    name = f"patch scatter, {channels} channels {side}×{side}, k={size}"
+    return beside_torch(name, ours, lambda: peers.patch_scatter(given, size), n, bar)
+
+
+def features(n: int, stride: int, bar: float, quick: bool) -> list[Result]:
+    """Second-order features of 50 filters on 32×32, blocks of 16."""
+    n = max(2, n // 16) if quick else n
+    maps = textured(np.random.default_rng(0), n, 32, 50)
+    given = peers.tensor(maps) if peers.torch() else None
+
+    def ours() -> None:
+        on_all_cores(lambda part: second_order_features(maps[part], 16, stride, LEVELS), halves(n))
+
+    def theirs() -> None:
+        peers.second_order_features(given, 16, stride, LEVELS)
+
+    return beside_torch(f"second-order features, stride {stride}", ours, theirs, n, bar)
+
+
+def discriminants(quick: bool) -> list[Result]:
+    """One-vs-rest LDA of 20 classes, from features to weights."""
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    n, width, classes = (400, 300, 4) if quick else (4000, 3000, 20)
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % classes
+    x = rng.normal(size=(n, width)).astype(np.float32) + rng.normal(size=(classes, width))[labels]
+    x = x.astype(np.float32)
+
+    def ours() -> None:
+        with blas_threads(available_cores()):
+            moments = FeatureMoments.empty(width, classes).fold(x, one_hot(labels, classes))
+            one_vs_rest_lda(moments, 0.01)
+
+    def theirs() -> None:
+        with blas_threads(available_cores()):
+            for label in range(classes):
+                LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.01).fit(x, labels == label)
+
+    began = time.perf_counter()
+    theirs()
+    seconds: dict[str, float | None] = {"scikit-learn": time.perf_counter() - began}
+    name = f"one-vs-rest LDA, N={n:,} D={width:,} C={classes}"
+    return [Result(name, best_seconds(ours), seconds, bar=15)]
+
+
+def pca(quick: bool) -> list[Result]:
+    """PCA filters from patches of 53 channels, k=3; peers get a part of them, as they are slow."""
+    from sklearn.decomposition import IncrementalPCA
+
+    n, given = (20, 2) if quick else (2000, 100)
+    images = textured(np.random.default_rng(0), n, 32, 53)
+
+    def ours() -> None:
+        first, *rest = on_all_cores(lambda part: patch_scatter(images[part], 3), halves(n))
+        for more in rest:
+            first = first.merge(more)
+        pca_filters(first, 3, 50)
+
+    from rescnet_dist.kernels.patches import unfold
+
+    def incremental() -> None:
+        model = IncrementalPCA(50)
+        for start in range(0, given, 10):
+            patches = unfold(images[start : min(start + 10, given)], 3).reshape(-1, 477)
+            model.partial_fit(patches)
+
+    def dask_ml() -> None:
+        import dask.array as da
+        from dask_ml.decomposition import PCA
+
+        blocks = [
+            da.from_array(unfold(images[start : start + 10], 3).reshape(-1, 477))
+            for start in range(0, given, 10)
+        ]
+        PCA(50, svd_solver="tsqr").fit(da.concatenate(blocks))
+
+    found: dict[str, float | None] = {}
+    for name, action in (("IncrementalPCA", incremental), ("dask-ml", dask_ml)):
+        try:
+            with blas_threads(available_cores()):
+                found[name] = best_seconds(action, 1) / given
+        except ImportError:
+            found[name] = None
+    name = f"PCA filters from {n:,} images, 53 channels, k=3"
+    return [Result(name, best_seconds(ours, 1) / n, found, bar=10)]
+
+
+# the pass of a layer ------------------------------------------------------------------------------
+
+
+def growing_layer(spec: NetworkSpec, shape: tuple[int, int, int]) -> GrowingLayer:
+    """A second layer with random filters and weights."""
+    height, width, channels = shape
+    rng, inputs = np.random.default_rng(0), channels + spec.filters
+    width_of_features = features_per_layer(height, width, spec)
+    signs = targets_per_layer(CLASSES, spec) // CLASSES
+    return GrowingLayer(
+        spec, 2, CLASSES, ImageScale(np.zeros(channels), np.ones(channels)),
+        Bank(
+            np.zeros(inputs), np.ones(inputs),
+            rng.normal(size=(spec.filter_size, spec.filter_size, inputs, spec.filters)),
+            np.zeros(spec.filters),
+        ),
+        Classifier(
+            rng.normal(size=(signs, CLASSES, width_of_features)).astype(np.float32),
+            np.zeros((signs, CLASSES)), np.ones((signs, CLASSES), bool), np.ones(signs), 0.1,
+        ),
+        draws_of_layer(spec, 0, 3, np.full(CLASSES, 100), (height, width, inputs)),
+    )  # fmt: skip
+
+
+def layer(quick: bool) -> list[Result]:
+    """All of a layer's pass but the factorisation, N=2,000, 50 filters on 32×32×3, stride 4."""
+    filters, n, chunk = (8, 40, 20) if quick else (50, 2000, 125)
+    spec = NetworkSpec.preset("cifar10").replace(filters=filters, block=16, stride=4)
+    shape, rng = (32, 32, 3), np.random.default_rng(0)
+    images, maps = textured(rng, n, 32, 3), textured(rng, n, 32, filters)
+    labels, train = np.arange(n) % CLASSES, np.ones(n, bool)
+    growing, scores = growing_layer(spec, shape), np.zeros((n, CLASSES), np.float32)
+
+    def work(part: slice) -> LayerStatistics:
+        statistics = growing.empty(*shape, scatter=True)
+        for start in range(part.start, part.stop, chunk):
+            rows = slice(start, min(start + chunk, part.stop))
+            statistics = statistics.fold(
+                growing.step(
+                    images[rows], maps[rows], scores[rows], labels[rows], train[rows],
+                    np.zeros(CLASSES, np.int64),
+                )
+            )  # fmt: skip
+        return statistics
+
+    def ours() -> None:
+        first, *rest = on_all_cores(work, halves(n))
+        for more in rest:
+            first = first.merge(more)
+
+    seconds = best_seconds(ours, 1)
+    theirs: dict[str, float | None] = {"PyTorch": None}
+    if library := peers.torch():
+        kernel = growing.bank.filters.transpose(3, 2, 0, 1)
+        given = peers.tensor(images), peers.tensor(maps)
+        weights = library.as_tensor(np.ascontiguousarray(kernel, dtype=np.float32))
+        targets = library.as_tensor(one_hot(labels, CLASSES).astype(np.float32))
+        theirs["PyTorch"] = best_seconds(
+            lambda: peers.layer_pass(*given, weights, targets, 16, 4), 1
+        )
+    width = features_per_layer(32, 32, spec)
+    name = f"pass of a layer, N={n:,} D={width:,}"
+    return [
+        Result(name, seconds, theirs, bar=2.2),
+        Result(f"{name}, beside its BLAS operations", seconds,
+               floor=n * pass_operations(spec, shape) / product_rate(), bar=1.4, at_most=True),
+    ]  # fmt: skip
+
+
+def pass_operations(spec: NetworkSpec, shape: tuple[int, int, int]) -> float:
+    """Operations of matrix products that the pass of a later layer needs per image: convolution,
+    patch scatter by displacements, lower half of the features' scatter."""
+    height, width, channels = shape
+    inputs, size = channels + spec.filters, spec.filter_size
+    convolution = 2 * height * width * size**2 * inputs * spec.filters
+    displacements = size + (size - 1) * (2 * size - 1)
+    patches = 2 * height * width * inputs**2 * displacements
+    return convolution + patches + features_per_layer(height, width, spec) ** 2
+
+
+def factorisation(quick: bool) -> list[Result]:
+    """Cholesky factor and solution for 10 targets."""
+    width = 5000 if quick else 17_150
+    rng = np.random.default_rng(0)
+    factor = rng.normal(size=(width, 1024)).astype(np.float32)
+    moments = FeatureMoments(
+        20_000, np.zeros(width), np.asfortranarray(factor @ factor.T), np.zeros((10, width)),
+        np.zeros(10),
+    )  # fmt: skip
+    columns = rng.normal(size=(width, 10))
+
+    def ours() -> None:
+        with blas_threads(available_cores()):
+            Whitening.of(moments, 1.0).solve(columns)
+
+    began = time.perf_counter()
+    ours()
+    seconds = time.perf_counter() - began
+    floor = width**3 / 3 / product_rate()
+    name = f"factorisation and solve, D={width:,}"
+    return [Result(name, seconds, floor=floor, bar=1.3, at_most=True)]
+
+
+# starting -----------------------------------------------------------------------------------------
+
+
+def starting(quick: bool) -> list[Result]:
+    """What the package adds to the start of a process, beyond dask.array."""
+    code = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+
+    def seconds(modules: str) -> float:
+        run = [sys.executable, "-c", code.format(modules)]
+        return min(
+            float(subprocess.run(run, capture_output=True, check=True, text=True).stdout)
+            for _ in range(1 if quick else 3)
+        )
+
+    ours, dask = seconds("dask.array, rescnet_dist"), seconds("dask.array")
+    return [
+        Result("import rescnet_dist, beyond dask.array (bar in seconds)", ours - dask,
+               floor=1.0, bar=0.7, at_most=True)
+    ]  # fmt: skip
+
+
+CASES = (
+    Case("scatter", partial(scatter, 200, 32, 53, 3, 4.0)),
+    Case("scatter of large patches", partial(scatter, 2000, 28, 1, 13, 8.0)),
+    Case("features", partial(features, 64, 4, 6.0)),
+    Case("features at stride 1", partial(features, 32, 1, 20.0)),
+    Case("discriminants", discriminants),
+    Case("filters", pca),
+    Case("layer", layer),
+    Case("factorisation", factorisation),
+    Case("starting", starting),
+    *(Case(name, run) for name, run in engine_cases()),
+)

@@ -1,0 +1,82 @@
+"""Benchmarks of whole runs on clusters of this machine: overhead, workers, layers and images."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from distributed import Client, LocalCluster
+
+from rescnet_dist.bench.timing import Result
+from rescnet_dist.cluster import available_cores
+from rescnet_dist.data import training_set
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.train import begin_run, describe_run
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CLASSES = 10
+
+
+def made_up(n: int) -> tuple[Array, Array]:
+    """Noisy images (n, 32, 32, 3) uint8 of 10 classes, and labels (n,)."""
+    rng, labels = np.random.default_rng(0), np.arange(n) % CLASSES
+    means = rng.integers(60, 190, (CLASSES, 32, 32, 3))
+    noise = rng.normal(0, 60, (n, 32, 32, 3))
+    return np.clip(means[labels] + noise, 0, 255).astype(np.uint8), labels
+
+
+def layer_seconds(workers: int, n: int, spec: NetworkSpec) -> list[float]:
+    """Seconds of each layer of a run on so many workers of one thread, and on n images."""
+    images, labels = made_up(n)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalCluster(
+            n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        run = begin_run(
+            f"{folder}/run", spec, RunSpec(validation=0.0), training_set(images, labels), client
+        )
+        return [layer["seconds"] for layer in describe_run(run.url)["layers"]]
+
+
+def spec_of(filters: int, layers: int) -> NetworkSpec:
+    """A network of so many layers, whatever comes of it."""
+    return NetworkSpec.preset("cifar10").replace(
+        filters=filters, block=16, stride=4, max_layers=layers, patience=layers,
+        stop_at_zero_error=False, ridge=1.0,
+    )  # fmt: skip
+
+
+def workers(quick: bool) -> list[Result]:
+    """Two workers beside one."""
+    n, spec = (80, spec_of(4, 2)) if quick else (1500, spec_of(24, 3))
+    one, two = (min(layer_seconds(count, n, spec)[1:]) for count in (1, 2))
+    return [Result("a layer on two workers, beside one", two, {"one worker": one}, bar=1.75)]
+
+
+def depth(quick: bool) -> list[Result]:
+    """A late layer beside an early one."""
+    late = 8 if quick else 40
+    seconds = layer_seconds(available_cores(), 80 if quick else 2000, spec_of(8, late + 1))
+    early = float(np.median(seconds[2:6]))
+    return [
+        Result(f"layer {late}, beside layer 4", float(np.median(seconds[late - 3 : late + 1])),
+               floor=early, bar=1.1, at_most=True)
+    ]  # fmt: skip
+
+
+def images(quick: bool) -> list[Result]:
+    """Four times the images."""
+    n, spec = (40, spec_of(4, 2)) if quick else (1500, spec_of(16, 3))
+    few, many = (min(layer_seconds(available_cores(), k * n, spec)[1:]) for k in (1, 4))
+    return [Result("a layer on 4 × the images", many, floor=few, bar=4.2, at_most=True)]
+
+
+def engine_cases() -> list[tuple[str, Callable[[bool], list[Result]]]]:
+    """The cases of this module."""
+    return [("workers", workers), ("depth", depth), ("images", images)]

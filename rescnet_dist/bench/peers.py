@@ -1,0 +1,95 @@
+"""The same work as users of other libraries would write it, in their best documented way.
+
+All take and give what those libraries take: PyTorch tensors with channels first, on all cores, in
+single precision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.cluster import available_cores
+from rescnet_dist.kernels.pooling import pyramid
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+UNFOLDED_BYTES = 2**27  # that are held at a time: larger ones are slower
+
+
+def torch() -> Any:
+    """PyTorch on all cores, or None where it is not installed."""
+    try:
+        import torch as library
+    except ImportError:
+        return None
+    library.set_num_threads(available_cores())
+    return library
+
+
+def tensor(images: Array) -> Any:
+    """Images (n, H, W, c) as a tensor (n, c, H, W)."""
+    library = torch()
+    return library.as_tensor(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def patch_scatter(images: Any, size: int) -> Any:
+    """Scatter (k²c, k²c) of all patches of images (n, c, H, W): unfold, multiply."""
+    library = torch()
+    n, channels, height, width = images.shape
+    directions = channels * size * size
+    step = max(1, UNFOLDED_BYTES // (4 * directions * height * width))
+    total, sums, count = library.zeros(directions, directions), library.zeros(directions), 0
+    for start in range(0, n, step):
+        patches = library.nn.functional.unfold(images[start : start + step], size)
+        flat = patches.transpose(1, 2).reshape(-1, directions)
+        total += flat.T @ flat
+        sums += flat.sum(0)
+        count += len(flat)
+    return total - library.outer(sums, sums) / count
+
+
+def second_order_features(maps: Any, block: int, stride: int, levels: tuple[int, ...]) -> Any:
+    """Features (n, D) of maps (n, f, H, W): unfold blocks, standardise, multiply, pool."""
+    library = torch()
+    n, filters, height, width = maps.shape
+    live, targets = pyramid(height, width, block, stride, levels, "centre")
+    rows, columns, _ = targets.shape
+    members = library.as_tensor(targets.reshape(rows * columns, -1))
+    of_cell = [(members == cell).any(1).nonzero()[:, 0] for cell in range(live)]
+    upper = library.triu_indices(filters, filters, 1)
+    step = max(1, UNFOLDED_BYTES // (4 * rows * columns * block * block * filters))
+    found = []
+    for start in range(0, n, step):
+        batch = library.relu(maps[start : start + step])
+        blocks = library.nn.functional.unfold(batch, block, stride=stride)
+        blocks = blocks.view(len(batch), filters, block * block, -1).permute(0, 3, 1, 2)
+        blocks = blocks.reshape(-1, filters, block * block)
+        blocks = blocks - blocks.mean(2, keepdim=True)
+        deviation = blocks.square().mean(2, keepdim=True).sqrt_().clamp_(min=1e-6)
+        blocks = blocks / deviation
+        covariance = library.bmm(blocks, blocks.transpose(1, 2)).div_(block * block)
+        covariance = covariance.view(len(batch), rows * columns, filters, filters)
+        pooled = library.stack([covariance[:, cells].amax(1) for cells in of_cell], 1)
+        found.append(pooled[:, :, upper[0], upper[1]].reshape(len(batch), -1))
+    return library.cat(found)
+
+
+def layer_pass(
+    images: Any, maps: Any, filters: Any, targets: Any, block: int, stride: int
+) -> tuple[Any, Any, Any, Any]:
+    """One layer on images (n, d, H, W) and maps (n, f, H, W) of the layer before: new maps, Gram
+    matrix and class sums of the features, patch scatter of the next layer's input. Scores are
+    updated from features that are still in memory, which costs nothing here."""
+    library = torch()
+    inputs = library.cat([maps, images], 1)
+    new = library.nn.functional.conv2d(inputs, filters, padding="same")
+    gram: Any = 0
+    sums: Any = 0
+    for start in range(0, len(new), 256):
+        features = second_order_features(new[start : start + 256], block, stride, (4, 2, 1))
+        gram += features.T @ features
+        sums += targets[start : start + 256].T @ features
+    scatter = patch_scatter(library.cat([new, images], 1), filters.shape[2])
+    return new, gram, sums, scatter

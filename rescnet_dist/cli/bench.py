@@ -1,0 +1,55 @@
+"""The command `rescnet bench`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from rescnet_dist.cli.clusters import working
+from rescnet_dist.cli.files import finished_file
+from rescnet_dist.cli.options import SHOW
+from rescnet_dist.errors import RescnetError, nearest_name
+
+
+@click.command("bench", **SHOW)
+@click.argument("cases", nargs=-1)
+@click.option("--quick", is_flag=True, help="in reduced form: that it works, not how fast")
+@click.option("--output", "-o", help="JSON file to write")
+@click.option("--chart", help="PNG file to draw bars to")
+@click.option("--compare", type=click.Path(exists=True), help="JSON file of another day")
+def bench_command(
+    cases: tuple[str, ...], quick: bool, output: str | None, chart: str | None, compare: str | None
+) -> None:
+    """How fast this machine runs the passes, beside peers and beside its own limit.
+
+    CASES are all of them by default. Peers are those that are installed (`pip install -e
+    ".[bench]"`). Ratios are taken within one run, on all cores; the machine should be idle.
+
+    \b
+    Example:
+      rescnet bench features layer -o today.json --chart today.png
+      rescnet bench --compare yesterday.json
+    """
+    from rescnet_dist.bench import CASES, compared, draw_chart, machine, table
+
+    known = {case.name: case for case in CASES}
+    for name in cases:
+        if name not in known:
+            raise RescnetError(f"there is no case {name!r}: {nearest_name(name, known)}")
+    results = []
+    for name in cases or known:
+        with working(f"timing {name}"):
+            results += known[name].run(quick)
+    Console().print(table(results))
+    if compare:
+        with open(compare) as file:
+            lines = compared(results, json.load(file))
+        click.echo("\n".join(lines) or "no ratio has changed by more than 10 %")
+    if output:
+        with finished_file(output) as file:
+            found = {"machine": machine(), "quick": quick}
+            json.dump(found | {"results": [result.to_dict() for result in results]}, file, indent=1)
+    if chart:
+        draw_chart(results, chart)

@@ -1,0 +1,90 @@
+"""`rescnet bench` in its reduced form, so that it cannot rot; and what it makes of results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from rescnet_dist.bench import CASES, Result, compared, draw_chart
+from rescnet_dist.cli import main
+
+KERNELS = ["scatter", "scatter of large patches", "features", "discriminants", "filters", "layer"]
+OTHERS = [case.name for case in CASES if case.name not in KERNELS]
+
+
+def run(*arguments: object) -> str:
+    """Run `rescnet bench` and return what it prints."""
+    result = CliRunner().invoke(main, ["bench", *map(str, arguments)], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
+    """One line for each result; peers that are not there say so."""
+    output, chart = tmp_path / "bench.json", tmp_path / "bench.png"
+    text = run("--quick", *KERNELS, "-o", output, "--chart", chart)
+    found = json.loads(output.read_text())
+    assert found["quick"] is True
+    assert found["machine"]["sgemm_gflops"] > 0
+    assert [result["name"].split(",")[0] for result in found["results"]] == [
+        *("patch scatter", "patch scatter", "second-order features", "one-vs-rest LDA"),
+        *("PCA filters from 20 images", "pass of a layer", "pass of a layer"),
+    ]
+    for result in found["results"]:
+        assert result["ours"] > 0
+        assert result["name"].split(" ")[0] in text
+        assert all(seconds is None or seconds > 0 for seconds in result["peers"].values())
+    with Image.open(chart) as image:
+        assert image.width > 500
+    again = run("--quick", "scatter", "--compare", output)
+    assert "before" in again or "no ratio has changed" in again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_cases_run(name: str) -> None:
+    """Those that start clusters and processes."""
+    assert "ours" in run("--quick", name)
+
+
+def test_ratios_and_bars() -> None:
+    """Peers are to take longer than ours, and ours little longer than the floor."""
+    fast = Result("a", 1.0, {"one": 8.0, "two": 5.0, "three": None}, bar=5)
+    assert (fast.ratio, fast.passes) == (5.0, True)
+    near = Result("b", 1.2, floor=1.0, bar=1.1, at_most=True)
+    assert (near.ratio, near.passes) == (1.2, False)
+    assert Result("c", 1.0, {"one": None}, bar=5).passes is None
+
+
+def test_what_has_changed_is_told_by_ratios() -> None:
+    """Both kinds, slower and faster; little changes and new cases are not."""
+    before = {"results": [{"name": name, "ratio": 4.0} for name in "abcd"]}
+    results = [
+        Result("a", 1.0, {"one": 2.0}),
+        Result("b", 1.0, {"one": 8.0}),
+        Result("c", 8.0, floor=1.0, at_most=True),
+        Result("d", 1.0, {"one": 4.1}),
+        Result("e", 1.0, {"one": 1.0}),
+    ]
+    assert compared(results, before) == [
+        "a: 2.00 × slower than before (ratio 2.00, was 4.00)",
+        "b: 2.00 × faster than before (ratio 8.00, was 4.00)",
+        "c: 2.00 × slower than before (ratio 8.00, was 4.00)",
+    ]
+
+
+def test_a_chart_of_nothing_known_is_drawn(tmp_path: Path) -> None:
+    """Where no peer is installed."""
+    draw_chart([Result("a", 1.0, {"one": None})], str(tmp_path / "x.png"))
+    assert (tmp_path / "x.png").exists()
+
+
+def test_unknown_cases_are_named() -> None:
+    """With those that there are."""
+    result = CliRunner().invoke(main, ["bench", "feature"])
+    assert result.exit_code == 2
+    assert "there is no case 'feature': did you mean 'features'?" in result.output
