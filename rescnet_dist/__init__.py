@@ -1,12 +1,14 @@
 """Deep convolutional networks trained without backpropagation, on data larger than memory."""
 
-from rescnet_dist.data import import_dataset, load_digits, open_dataset
-from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
-from rescnet_dist.estimator import ResCNetClassifier, plan
-from rescnet_dist.network import Network
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-load = ResCNetClassifier.load
+if TYPE_CHECKING:
+    from rescnet_dist.data import import_dataset, load_digits, open_dataset
+    from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
+    from rescnet_dist.estimator import ResCNetClassifier, load, plan
+    from rescnet_dist.network import Network
+    from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 __all__ = [
     "AugmentSpec",
@@ -25,3 +27,25 @@ __all__ = [
     "open_dataset",
     "plan",
 ]
+
+_MODULES = {  # where each name is, which is looked up when it is first asked for: imports take time
+    **dict.fromkeys(("import_dataset", "load_digits", "open_dataset"), "data"),
+    **dict.fromkeys(
+        ("ClusterError", "DataError", "RescnetError", "SpecError", "StoreError"), "errors"
+    ),
+    **dict.fromkeys(("ResCNetClassifier", "load", "plan"), "estimator"),
+    **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
+    "Network": "network",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

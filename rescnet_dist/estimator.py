@@ -323,3 +323,6 @@ def plan(
 def _labels_of(scores: Array, classes: Array) -> Array:
     """The label (n,) of the largest score in each row (n, C)."""
     return np.asarray(classes[scores.argmax(axis=1)])
+
+
+load = ResCNetClassifier.load

@@ -142,9 +142,10 @@ def test_maps_four_times_larger_than_all_memory(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_copies_of_the_digits_are_larger_than_all_memory(tmp_path: Path) -> None:
     """Their maps, 4 times all workers' memory; the images are stored once."""
-    limit, spec = 640 * MIB, NetworkSpec.preset("digits").replace(max_layers=2)
+    spec = NetworkSpec.preset("digits").replace(max_layers=2, filters=20, levels=(2, 1))
+    limit = 768 * MIB
     augment = AugmentSpec(copies=20, shift=2, rotate=10.0)
-    outcome = train_within(tmp_path, "digits", spec, "640MiB", RunSpec(validation=0.1), augment)
+    outcome = train_within(tmp_path, "digits", spec, "768MiB", RunSpec(validation=0.1), augment)
     assert outcome.survived
     assert outcome.spilled == 0
     assert max(outcome.peaks) <= outcome.planned <= limit

@@ -23,6 +23,7 @@ from rich.console import Console
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
+from rescnet_dist.cli.group import COMMANDS
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.data import training_set
@@ -163,6 +164,20 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path):
     expected = rd.NetworkSpec.preset("cifar10").replace(filters=20, ridge=2.0)
     assert network == expected
     assert run_spec == rd.RunSpec(seed=3, validation=0.1)
+
+
+def test_the_list_of_commands_says_what_they_say_and_loads_none() -> None:
+    """It is kept beside them, so that `rescnet --help` answers at once."""
+    for name, text in COMMANDS.items():
+        command = main.get_command(None, name)
+        assert command.name == name
+        assert command.get_short_help_str(limit=66) == text
+        assert name in run("--help").output
+    code = (
+        "import sys; from rescnet_dist.cli import main; main(['--help'], standalone_mode=False); "
+        "sys.exit(any(m in sys.modules for m in ('dask', 'distributed', 'zarr', 'sklearn')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -122,14 +122,12 @@ def discriminants(quick: bool) -> list[Result]:
             moments = FeatureMoments.empty(width, classes).fold(x, one_hot(labels, classes))
             one_vs_rest_lda(moments, 0.01)
 
-    def theirs() -> None:
-        with blas_threads(available_cores()):
-            for label in range(classes):
-                LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.01).fit(x, labels == label)
-
     began = time.perf_counter()
-    theirs()
-    seconds: dict[str, float | None] = {"scikit-learn": time.perf_counter() - began}
+    with blas_threads(available_cores()):
+        for label in range(2):  # all of them take as long as one another
+            LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.01).fit(x, labels == label)
+    all_classes = (time.perf_counter() - began) * classes / 2
+    seconds: dict[str, float | None] = {"scikit-learn": all_classes}
     name = f"one-vs-rest LDA, N={n:,} D={width:,} C={classes}"
     return [Result(name, best_seconds(ours), seconds, bar=15)]
 

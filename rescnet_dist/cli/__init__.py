@@ -1,5 +1,5 @@
 """The command line."""
 
-from rescnet_dist.cli.commands import main
+from rescnet_dist.cli.group import main
 
 __all__ = ["main"]

@@ -19,9 +19,7 @@ import dask.array as da
 from rich.console import Console
 from rich.table import Table
 
-from rescnet_dist.cli.bench import bench_command
 from rescnet_dist.cli.clusters import cluster, working
-from rescnet_dist.cli.data import data_group
 from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import (
     SHOW,
@@ -46,8 +44,6 @@ from rescnet_dist.data import (
     verify_dataset,
 )
 from rescnet_dist.errors import (
-    ClaimLost,
-    ClusterLost,
     RescnetError,
     StoreUnreachable,
     counted,
@@ -67,47 +63,8 @@ from rescnet_dist.train import (
     verify_run,
 )
 
-RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed (EX_TEMPFAIL)
 
-
-class Commands(click.Group):
-    """The command group: bad input ends with its message and exit code 2, not with a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except (ClaimLost, ClusterLost, StoreUnreachable) as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(RESUMABLE)
-        except RescnetError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(2)
-        except Terminated as stop:
-            click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
-            sys.exit(RESUMABLE)
-        except KeyboardInterrupt as interrupt:
-            click.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
-            sys.exit(130)
-
-
-@click.group(cls=Commands, **SHOW)
-@click.version_option(package_name="rescnet-dist")
-def main() -> None:
-    """Deep convolutional networks without backpropagation, on data larger than memory.
-
-    \b
-    Example:
-      rescnet train                     train on the embedded digits
-      rescnet info runs/digits-...      what came of it
-    """
-
-
-main.add_command(data_group)
-main.add_command(bench_command)
-
-
-@main.command("train", **SHOW)
+@click.command("train", **SHOW)
 @click.argument("data", default="digits")
 @click.option("--preset", help="network to start from; see `rescnet presets`")
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
@@ -146,7 +103,7 @@ def train_command(
         report_outcome(run, data, test_data, as_json)
 
 
-@main.command("plan", **SHOW)
+@click.command("plan", **SHOW)
 @click.argument("data", default="digits")
 @click.option("--preset", help="network to start from; see `rescnet presets`")
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
@@ -184,7 +141,7 @@ def plan_command(
     click.echo(json.dumps(found.to_dict()) if as_json else found)
 
 
-@main.command("resume", **SHOW)
+@click.command("resume", **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.option("--max-layers", type=int, help="grow up to so many layers instead")
 @click.option("--take-over", is_flag=True, help="even if another driver, which is dead, claims it")
@@ -212,7 +169,7 @@ def resume_command(
         report_outcome(run, run.attributes()["source"], test_data, as_json)
 
 
-@main.command("evaluate", **SHOW)
+@click.command("evaluate", **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.argument("data", required=False)
 @SPLIT_OPTION
@@ -258,7 +215,7 @@ def evaluate_command(
     click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {counted(clf.depth_, 'layer')}")
 
 
-@main.command("predict", **SHOW)
+@click.command("predict", **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.argument("data")
 @click.option("--output", "-o", default="-", help="CSV file to write  [default: standard output]")
@@ -305,7 +262,7 @@ def predict_command(
         click.echo(f"wrote {counted(number, 'label')} to {output}", err=True)
 
 
-@main.command("info", **SHOW)
+@click.command("info", **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info_command(run_url: str, as_json: bool) -> None:
@@ -348,7 +305,7 @@ def info_command(run_url: str, as_json: bool) -> None:
     Console().print(table)
 
 
-@main.command("check", **SHOW)
+@click.command("check", **SHOW)
 @click.argument("url", metavar="RUN")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -371,7 +328,7 @@ def check_command(url: str, as_json: bool, **flags: Any) -> None:
     sys.exit(1 if problems else 0)
 
 
-@main.command("presets", **SHOW)
+@click.command("presets", **SHOW)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def presets_command(name: str | None, as_json: bool) -> None:

@@ -33,7 +33,7 @@ from rescnet_dist.spec import AugmentSpec
 
 
 @click.group("data", **SHOW)
-def data_group() -> None:
+def data_command() -> None:
     """Data sets: import them, look at them, see what augmentation makes of them."""
 
 
@@ -50,7 +50,7 @@ class Size(click.ParamType):
         return int(found[1]), int(found[2] or found[1])
 
 
-@data_group.command("import", **SHOW)
+@data_command.command("import", **SHOW)
 @click.argument("source", metavar="SRC")
 @click.argument("dest", metavar="DEST")
 @click.option("--resize", type=Size(), help="make all images of this size, such as 32 or 28x32")
@@ -125,7 +125,7 @@ def show_left_out(count: int, images: Sequence[tuple[str, str]]) -> None:
         click.echo(f"          {masked(name)}: {reason}")
 
 
-@data_group.command("info", **SHOW)
+@data_command.command("info", **SHOW)
 @click.argument("data")
 @click.option("--sheet", help="PNG file to write with samples of each class")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -164,7 +164,7 @@ def info_command(data: str, sheet: str | None, as_json: bool) -> None:
         click.echo(f"samples   {sheet}")
 
 
-@data_group.command("preview", **SHOW)
+@data_command.command("preview", **SHOW)
 @click.argument("data", default="digits")
 @click.option("--output", "-o", default="preview.png", help="PNG file  [default: preview.png]")
 @click.option(
@@ -185,7 +185,7 @@ def preview_command(data: str, output: str, images: int, seed: int, **flags: Any
     click.echo(f"preview   {output}")
 
 
-@data_group.command("names", **SHOW)
+@data_command.command("names", **SHOW)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def names_command(as_json: bool) -> None:
     """List the data sets that are known by name, and where they come from and are kept."""

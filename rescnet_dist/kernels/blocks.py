@@ -51,10 +51,11 @@ def pool_blocks(
     cell_rows = ((rows - 1) * stride + block) // side
     cell_columns = ((columns - 1) * stride + block) // side
     kind, area = maps.dtype.type, block * block
-    share, last = kind(1 / area), filters // 2
+    share, lead, last = kind(1 / area), 1 if channelwise else 0, filters // 2
 
     values = np.empty((cell_rows * side, cell_columns * side, 2 * filters), maps.dtype)
     cells = np.empty((cell_rows, cell_columns * filters), maps.dtype)
+    later = np.empty_like(cells)
     below = np.empty((rows, cell_columns * filters), maps.dtype)
     turned = np.empty((cell_columns, rows * filters), maps.dtype)
     boxed = np.empty((columns, rows * filters), maps.dtype)
@@ -79,10 +80,12 @@ def pool_blocks(
             values, overall, boxed, block, stride, channelwise, means, inverse, redone
         )
         found[:] = -np.inf if largest else 0.0
-        for apart in range(1 if channelwise else 0, last + 1):
-            if apart:
-                _sum_cells(values, side, apart, cells)
-            _box(cells, length, step, below, turned, boxed, scratch)
+        for apart in range(lead, last + 1):
+            if (apart - lead) % 2 == 0:
+                _sum_two(values, side, apart, cells, later)
+            _box(
+                later if (apart - lead) % 2 else cells, length, step, below, turned, boxed, scratch
+            )
             for c in range(columns):
                 for r in range(rows):
                     box = boxed[c, r * filters : (r + 1) * filters]
@@ -107,7 +110,7 @@ def pool_blocks(
         for p in range(len(parents)):
             for apart in range(last + 1):
                 _pool(found[parents[p, 1], apart], found[parents[p, 0], apart], largest)
-        _unroll(found, 1 if channelwise else 0, pooled[image])
+        _unroll(found, lead, pooled[image])
 
 
 @compiled
@@ -169,6 +172,35 @@ def _sum_cells(values: Array, side: int, apart: int, cells: Array) -> None:
                     p, q = values[y, x], values[y, x, apart:]
                     for b in range(filters):
                         into[b] += p[b] * q[b]
+
+
+@compiled
+def _sum_two(values: Array, side: int, apart: int, cells: Array, later: Array) -> None:
+    """`_sum_cells` of channels that are `apart`, and, to later, of those that are one more apart:
+    what is read serves both."""
+    filters = values.shape[2] // 2
+    if side % 4:
+        _sum_cells(values, side, apart, cells)
+        _sum_cells(values, side, apart + 1, later)
+        return
+    for r in range(len(cells)):
+        for c in range(cells.shape[1] // filters):
+            into = cells[r, c * filters : (c + 1) * filters]
+            more = later[r, c * filters : (c + 1) * filters]
+            for b in range(filters):
+                into[b] = 0
+                more[b] = 0
+            for y in range(r * side, (r + 1) * side):
+                for x in range(c * side, (c + 1) * side, 4):
+                    p, q = values[y, x], values[y, x, apart:]
+                    s, t = values[y, x + 1], values[y, x + 1, apart:]
+                    u, v = values[y, x + 2], values[y, x + 2, apart:]
+                    w, z = values[y, x + 3], values[y, x + 3, apart:]
+                    for b in range(filters):
+                        into[b] += p[b] * q[b] + s[b] * t[b] + u[b] * v[b] + w[b] * z[b]
+                        more[b] += (
+                            p[b] * q[b + 1] + s[b] * t[b + 1] + u[b] * v[b + 1] + w[b] * z[b + 1]
+                        )
 
 
 @compiled

@@ -1,0 +1,81 @@
+"""The command group: commands are loaded when they are called, errors told without a traceback."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from rescnet_dist.cli.options import SHOW
+from rescnet_dist.cli.signals import Terminated
+from rescnet_dist.errors import ClaimLost, ClusterLost, RescnetError, StoreUnreachable
+
+RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed (EX_TEMPFAIL)
+
+# What the list of commands says of each: to load all of them takes seconds.
+COMMANDS = {
+    "bench": "How fast this machine runs the passes, beside peers and beside...",
+    "check": "Verify a run store against its commit records: chunks missing,...",
+    "data": "Data sets: import them, look at them, see what augmentation...",
+    "evaluate": "Accuracy of the network at RUN, a run or a saved network, on DATA.",
+    "info": "What a run is and how far it got: spec, layers, accuracies, sizes.",
+    "plan": "What `rescnet train` with the same options would take: memory,...",
+    "predict": "Predict the labels of DATA with the network at RUN, a run or a...",
+    "presets": "List the named networks, or print one as TOML to start a...",
+    "resume": "Go on with a run after its last finished layer.",
+    "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
+}
+MODULES = {"bench": "bench", "data": "data"}  # of the others: commands
+
+
+class Commands(click.Group):
+    """Bad input ends with its message and exit code 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command by its name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"rescnet_dist.cli.{MODULES.get(cmd_name, 'commands')}")
+        found = getattr(module, f"{cmd_name}_command")
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (ClaimLost, ClusterLost, StoreUnreachable) as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(RESUMABLE)
+        except RescnetError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+        except Terminated as stop:
+            click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
+            sys.exit(RESUMABLE)
+        except KeyboardInterrupt as interrupt:
+            click.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
+            sys.exit(130)
+
+
+@click.group(cls=Commands, **SHOW)
+@click.version_option(package_name="rescnet-dist")
+def main() -> None:
+    """Deep convolutional networks without backpropagation, on data larger than memory.
+
+    \b
+    Example:
+      rescnet train                     train on the embedded digits
+      rescnet info runs/digits-...      what came of it
+    """
