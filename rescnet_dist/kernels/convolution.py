@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from rescnet_dist.kernels.blas import add_product
 from rescnet_dist.kernels.patches import Array
@@ -37,15 +36,17 @@ def convolve(images: Array, filters: Array, bias: Array) -> Array:
     """
     n, height, width, channels = images.shape
     size, count = filters.shape[0], filters.shape[3]
-    before, after = (size - 1) // 2, size // 2
+    before = (size - 1) // 2
     weights = filters.reshape(size, size * channels, count).astype(images.dtype)
     maps = np.empty((n, height, width, count), images.dtype)
     maps[...] = bias.astype(images.dtype)
-    for image, image_maps in zip(images, maps, strict=True):
-        padded = np.pad(image, ((before, after), (before, after), (0, 0)))
-        windows = sliding_window_view(padded, size, axis=1)  # (H + k − 1, W, c, k)
-        strips = np.ascontiguousarray(windows.swapaxes(2, 3)).reshape(-1, size * channels)
+    padded = np.zeros((n, height + size - 1, width + size - 1, channels), images.dtype)
+    padded[:, before : before + height, before : before + width] = images
+    strips = np.empty((height + size - 1, width, size, channels), images.dtype)
+    for image, image_maps in zip(padded, maps.reshape(n, height * width, count), strict=True):
+        for column in range(size):
+            strips[:, :, column] = image[:, column : column + width]
+        flat = strips.reshape(-1, size * channels)
         for row in range(size):
-            rows = strips[row * width : (row + height) * width]
-            add_product(image_maps.reshape(-1, count), rows, weights[row])
+            add_product(image_maps, flat[row * width : (row + height) * width], weights[row])
     return maps

@@ -95,9 +95,13 @@ def products_of_displacements(images: Array, size: int) -> Array:
 def _strips(lines: Array, size: int) -> Array:
     """Each pixel of lines (H, n, W, c) with its neighbours up to size − 1 to the left and right, 0
     outside: (H, n, W, 2·size − 1, c)."""
-    padded = np.pad(lines, ((0, 0), (0, 0), (size - 1, size - 1), (0, 0)))
-    windows = sliding_window_view(padded, 2 * size - 1, axis=2)
-    return np.ascontiguousarray(windows.swapaxes(3, 4))
+    height, n, width, channels = lines.shape
+    strips = np.zeros((height, n, width, 2 * size - 1, channels), lines.dtype)
+    for place in range(2 * size - 1):
+        right = place - size + 1
+        first, last = max(0, -right), max(0, width - max(0, right))
+        strips[:, :, first:last, place] = lines[:, :, first + right : last + right]
+    return strips
 
 
 def _border(lines: Array, size: int, down: int) -> tuple[Array, Array, Array]:
