@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
@@ -167,11 +168,18 @@ def _interrupts_later() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # which would end what follows, where it begins within
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda *_: came.append(1)) if in_main else None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for what is started
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if in_main:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _inside_a_task() -> bool:

@@ -235,7 +235,7 @@ def _left_out(job: Job, on_error: OnError) -> Skipped:
     begun anew."""
     listed = patiently((job.dest / SKIPPED).read_json, f"reading {job.dest}") or []
     if listed and on_error == "error":
-        for name in ("import", SKIPPED):
+        for name in ("zarr.json", "import", SKIPPED):  # it may have been whole but for the tidying
             patiently((job.dest / name).remove, f"tidying {job.dest}")
         return {}
     return {number: (name, reason) for number, name, reason in listed}
@@ -284,15 +284,20 @@ def _write_images(
             completed.add(future)
 
     try:
-        submit(TASKS_AHEAD * max(1, sum(client.nthreads().values())))
+        submit(_tasks_at_a_time(client))
         for future in completed:
             bad += future.result()
             finished += len(left[running.pop(future)])
             report(finished, len(numbers))
-            submit(1)
+            submit(max(0, _tasks_at_a_time(client) - len(running)))
     finally:
         client.cancel(list(running))  # those that wait, where one has failed
     return sorted(bad)
+
+
+def _tasks_at_a_time(client: Client) -> int:
+    """As many as keep the workers busy that there are now, and let an adaptive cluster grow."""
+    return TASKS_AHEAD * (1 + sum(client.nthreads().values()))
 
 
 def _pieces(source: Source, numbers: Array) -> list[Piece]:

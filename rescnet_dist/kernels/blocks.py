@@ -68,6 +68,9 @@ def pool_blocks(
 
     for image in range(len(maps)):
         overall = _centre(maps[image], values)
+        if not math.isfinite(overall.sum()):
+            pooled[image] = np.nan  # which `max` would drop
+            continue
         _sum_cells(values, side, -1, cells)
         _box(cells, length, step, below, turned, boxed, scratch)
         for c in range(columns):

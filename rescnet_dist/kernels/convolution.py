@@ -37,7 +37,9 @@ def convolve(images: Array, filters: Array, bias: Array) -> Array:
     n, height, width, channels = images.shape
     size, count = filters.shape[0], filters.shape[3]
     before = (size - 1) // 2
-    weights = filters.reshape(size, size * channels, count).astype(images.dtype)
+    weights = np.ascontiguousarray(
+        filters.reshape(size, size * channels, count), dtype=images.dtype
+    )
     maps = np.empty((n, height, width, count), images.dtype)
     maps[...] = bias.astype(images.dtype)
     padded = np.zeros((n, height + size - 1, width + size - 1, channels), images.dtype)

@@ -138,6 +138,12 @@ class Whitening:
                 return cls._single(moments, ridge)
             except np.linalg.LinAlgError:
                 pass  # too near to singular for it
+        return cls._double(moments, ridge)
+
+    @classmethod
+    def _double(cls, moments: FeatureMoments, ridge: float) -> Whitening:
+        """Factorise in double precision."""
+        assert moments.scatter is not None
         covariance = moments.scatter.astype(np.float64)
         covariance /= moments.count
         scale = inverse_deviations(np.diagonal(covariance))
@@ -182,10 +188,14 @@ class Whitening:
             result *= scale[:, None] / count
             return result + np.where(live, shift, 1)[:, None] * x
 
+        def nearly(x: Array) -> Array:
+            return np.asarray(lapack.spotrs(factor, x.astype(np.float32), lower=1)[0])
+
         def solve(columns: Array) -> Array:
-            return conjugate_gradients(
-                product, lambda x: lapack.spotrs(factor, x.astype(np.float32), lower=1)[0], columns
-            )
+            try:
+                return conjugate_gradients(product, nearly, columns)
+            except np.linalg.LinAlgError:  # too near to singular after all
+                return cls._double(moments, ridge).solve(columns)
 
         return cls(moments.mean, scale, solve)
 

@@ -14,8 +14,11 @@ def compiled(function: Function) -> Function:
     """A function compiled for the types that it is called with, once per machine and version.
 
     It runs in the thread that calls it, as tasks are what is parallel. Multiplications and
-    additions may be fused; sums are never reordered.
+    additions may be fused; sums are never reordered. Where no folder can be written to (see Numba's
+    NUMBA_CACHE_DIR), it is compiled anew in each process.
     """
-    return cast(
-        Function, numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz"})(function)
-    )
+    options: Any = {"nogil": True, "fastmath": {"contract", "nsz"}}
+    try:
+        return cast(Function, numba.njit(cache=True, **options)(function))
+    except RuntimeError:
+        return cast(Function, numba.njit(**options)(function))

@@ -40,6 +40,8 @@ def pyramid(
 
     Cells are numbered level by level, row by row; those without a block are left out.
     """
+    if min(height, width) < block:
+        raise ValueError(f"blocks of {block} do not fit into {height}×{width} pixels")
     found, live = [], 0
     for level in levels:
         rows = np.array(cell_of_block(height, block, stride, level, cells))

@@ -87,8 +87,14 @@ def products_of_displacements(images: Array, size: int) -> Array:
             pixels = batch[: height - down].reshape(-1, channels)
             wholes[down, :, first:] += pixels.T @ strips[down:].reshape(-1, across)[:, first:]
     total = np.zeros((size, size, channels, size, size, channels))
+    each = 4 * 2 * (size - 1) * (height + width) * across  # bytes of the border of an image, about
+    step = max(1, 2 * STRIP_BYTES // max(each, 1))
     for down in range(size):
-        _put(wholes[down], *_border(lines, size, down), down, total)
+        parts = [
+            _border(lines[:, start : start + step], size, down) for start in range(0, n, step)
+        ] or [_border(lines, size, down)]
+        rows, columns, corners = (sum(found) for found in zip(*parts, strict=True))
+        _put(wholes[down], rows, columns, corners, down, total)
     return total.reshape(size * size * channels, -1)
 
 

@@ -484,6 +484,15 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
 # what images are made into ----------------------------------------------------------------------
 
 
+def test_npz_files_of_a_folder_are_splits_by_their_names(tmp_path: Path) -> None:
+    """Each has arrays of the same names."""
+    for name, part in (("train", TRAIN), ("test", TEST)):
+        np.savez(tmp_path / f"{name}.npz", images=COLOUR[part], labels=LABELS[part])
+    data = rd.open_dataset(tmp_path)
+    assert data["split"].to_numpy().tolist() == ["train"] * 7 + ["test"] * 3
+    np.testing.assert_array_equal(data["images"], COLOUR)
+
+
 GAMMA = PngImagePlugin.PngInfo()
 GAMMA.add(b"gAMA", struct.pack(">I", 30_000))
 
@@ -855,7 +864,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     "two arrays": (lambda: arrays(x=COLOUR), "two arrays to train, one of them x"),
     "other names": (
         lambda: {"a.npz": npz(data=COLOUR, target=LABELS)},
-        "has the arrays data, target: name them",
+        "has the arrays a/data, a/target: name them",
     ),
     "objects in .npz": (
         lambda: {"a.npz": npz(images=np.array([None]))},

@@ -45,6 +45,15 @@ def test_impulse_gives_the_filter_mirrored_with_even_sizes_reaching_down_and_rig
         assert np.count_nonzero(maps) == size * size
 
 
+def test_filters_may_lie_in_memory_in_any_way(rng):
+    """As those of stacked LDA do, before they are stored."""
+    images = rng.normal(size=(2, 5, 5, 1)).astype(np.float32)
+    flat = rng.normal(size=(4, 9))
+    filters = flat.T.reshape(3, 3, 1, 4)
+    expected = convolve(images, np.ascontiguousarray(filters), np.zeros(4))
+    np.testing.assert_array_equal(convolve(images, filters, np.zeros(4)), expected)
+
+
 def test_maps_of_an_image_do_not_depend_on_the_others(rng):
     """To the bit."""
     images = rng.normal(size=(7, 6, 5, 2)).astype(np.float32)

@@ -327,6 +327,17 @@ def test_a_factor_in_single_precision_is_refined(ridge, constant, rng, monkeypat
             np.testing.assert_allclose(one, two, rtol=0, atol=1e-7 * max(1, np.abs(two).max()))
 
 
+def test_what_does_not_converge_is_done_in_double(rng, monkeypatch):
+    """With the result of that."""
+    features, labels = labelled_features(rng, n=300, width=50)
+    moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
+    expected = ridge_regression(moments, 0.01)
+    monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)
+    monkeypatch.setattr(discriminant, "STEPS", 0)
+    for one, two in zip(ridge_regression(moments, 0.01), expected, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_what_single_precision_cannot_factorise_is_done_in_double(rng, monkeypatch):
     """Fewer samples than features, and next to no ridge."""
     features, labels = labelled_features(rng, n=60, width=200)

@@ -166,6 +166,22 @@ def test_correlations_do_not_depend_on_the_scale_of_a_channel(rng):
     np.testing.assert_allclose(one, other, atol=1e-10)
 
 
+def test_values_that_are_no_numbers_are_not_lost(rng):
+    """A NaN in an image makes all its features NaN, and leaves those of others alone."""
+    maps = maps_of(rng, 2, 9, 8, 3)
+    expected = second_order_features(maps[1:], 4, 3, (2, 1))
+    maps[0, 2, 2, 1] = np.nan
+    found = second_order_features(maps, 4, 3, (2, 1))
+    assert np.isnan(found[0]).all()
+    np.testing.assert_array_equal(found[1:], expected)
+
+
+def test_blocks_larger_than_the_image_are_refused(rng):
+    """By name."""
+    with pytest.raises(ValueError, match=r"blocks of 9 do not fit into 9×8 pixels"):
+        second_order_features(maps_of(rng, 1, 9, 8, 3), 9, 3, (2, 1))
+
+
 def test_features_of_an_image_do_not_depend_on_the_others(rng):
     """To the bit."""
     maps = maps_of(rng, 7, 9, 8, 3)

@@ -7,7 +7,7 @@ import math
 import struct
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ class FileArray:
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    data: bytearray | None = None
+    data: bytearray | None = field(default=None, repr=False)
     name: str = ""
 
     def __str__(self) -> str:
@@ -240,13 +240,14 @@ def numpy_source(url: str, files: Sequence[str]) -> ArraySource:
     for file_url in files:
         file = File.at(file_url)
         if file.name.endswith(".npz"):
-            arrays |= npz_arrays(file)
+            stem = file.name.removesuffix(".npz")
+            arrays |= {f"{stem}/{name}": array for name, array in npz_arrays(file).items()}
         else:
             arrays[file.name.removesuffix(".npy")] = npy_array(file)
     images: dict[str, FileArray] = {}
     labels: dict[str, FileArray] = {}
     for name, array in arrays.items():
-        words = name.replace("-", "_").split("_")
+        words = name.rsplit("/", 1)[-1].replace("-", "_").split("_")
         if any(word in IMAGE_NAMES for word in words):
             _add(url, images, split_of_file(name), name, array)
         elif any(word in LABEL_NAMES for word in words):
