@@ -128,7 +128,7 @@ def small_workers() -> Iterator[Client]:
 def test_less_memory_gives_smaller_chunks_then_tiles() -> None:
     """Every plan fits its workers, and none is cut up further than it must be."""
     chunks, tiles = [], []
-    for memory in (16_000, 2_000, 768, 640, 540, 470, 430):
+    for memory in (16_000, 2_000, 900, 768, 660, 580, 540):
         workers = replace(WORKERS, memory=memory * MIB)
         plan = make_plan(MANY, CIFAR, RunSpec(), workers)
         assert peak_memory(MANY, CIFAR, plan, workers) <= workers.budget

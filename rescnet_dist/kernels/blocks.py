@@ -410,3 +410,10 @@ def _unroll(found: Array, lead: int, pooled: Array) -> None:
                     found[cell, b - a, a] if near else found[cell, filters - (b - a), b]
                 )
                 pair += 1
+
+
+def warm_up() -> None:
+    """Compile all of it for single precision, on next to nothing."""
+    maps, targets = np.zeros((1, 4, 4, 2), np.float32), np.zeros((2, 2, 1), np.int64)
+    pooled = np.empty((1, 1, 1), np.float32)
+    pool_blocks(maps, 2, 2, targets, np.zeros((0, 2), np.int64), True, False, True, pooled)

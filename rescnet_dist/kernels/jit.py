@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 
+COMPILE_SECONDS = 300  # at most, for all kernels of a module
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -22,3 +27,16 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(cache=True, **options)(function))
     except RuntimeError:
         return cast(Function, numba.njit(**options)(function))
+
+
+def compile_elsewhere(function: Any, call: str) -> None:
+    """Have another process compile a function by running `call`, Python code, where that was never
+    done on this machine: it takes 100 MB, which a worker would never give back. If that fails,
+    nothing is lost: the function is compiled where it is called."""
+    cache_file = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    index = getattr(cache_file, "_index_path", "")
+    if not index or os.path.exists(index):
+        return
+    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([sys.executable, "-c", call], timeout=COMPILE_SECONDS, check=False, **quiet)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -109,8 +110,7 @@ def second_order_features(
     one deviation for the block and keeps it. A channel without variance gives zeros. power takes
     sign(v)·|v|^½ of the entries before pooling.
     """
-    from rescnet_dist.kernels.blocks import pool_blocks  # which takes time to import
-
+    pool_blocks = _compiled()
     n, height, width, filters = maps.shape
     live, targets = pyramid(height, width, block, stride, tuple(levels), cells)
     direct, parents = nested(targets)
@@ -124,3 +124,12 @@ def second_order_features(
     if pool == "mean":
         pooled /= np.bincount(targets.reshape(-1), minlength=live).astype(maps.dtype)[:, None]
     return pooled.reshape(n, live * pairs)
+
+
+@cache
+def _compiled() -> Callable[..., None]:
+    """`pool_blocks`, which takes time to import."""
+    from rescnet_dist.kernels import blocks, jit
+
+    jit.compile_elsewhere(blocks.pool_blocks, f"from {blocks.__name__} import warm_up; warm_up()")
+    return blocks.pool_blocks
