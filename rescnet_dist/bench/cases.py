@@ -7,13 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
-from rescnet_dist.bench import peers
-from rescnet_dist.bench.engine import engine_cases
+from rescnet_dist.bench import engine, peers
 from rescnet_dist.bench.timing import (
     Result,
     best_seconds,
@@ -23,23 +22,18 @@ from rescnet_dist.bench.timing import (
 )
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.kernels import (
-    Bank,
-    Classifier,
     FeatureMoments,
-    GrowingLayer,
-    ImageScale,
     LayerStatistics,
-    PatchMoments,
-    draws_of_layer,
     features_per_layer,
     one_hot,
     one_vs_rest_lda,
     patch_scatter,
     pca_filters,
     second_order_features,
-    targets_per_layer,
 )
 from rescnet_dist.kernels.discriminant import Whitening
+from rescnet_dist.planning import Problem
+from rescnet_dist.planning.calibrate import made_up_layer
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 
@@ -65,6 +59,11 @@ def textured(rng: np.random.Generator, n: int, side: int, channels: int) -> Arra
     return np.ascontiguousarray(gaussian_filter(noise, (0, 1.5, 1.5, 0)))
 
 
+def merged(statistics_of: Callable[[slice], Any], n: int) -> Any:
+    """Statistics of n images, gathered on all cores and merged."""
+    return reduce(lambda one, more: one.merge(more), on_all_cores(statistics_of, halves(n)))
+
+
 def beside_torch(
     name: str, ours: Callable[[], Any], theirs: Callable[[], Any], n: int, bar: float
 ) -> list[Result]:
@@ -82,11 +81,8 @@ def scatter(n: int, side: int, channels: int, size: int, bar: float, quick: bool
     images = textured(np.random.default_rng(0), n, side, channels)
     given = peers.tensor(images) if peers.torch() else None
 
-    def ours() -> PatchMoments:
-        first, *rest = on_all_cores(lambda part: patch_scatter(images[part], size), halves(n))
-        for more in rest:
-            first = first.merge(more)
-        return first
+    def ours() -> None:
+        merged(lambda part: patch_scatter(images[part], size), n)
 
     name = f"patch scatter, {channels} channels {side}×{side}, k={size}"
     return beside_torch(name, ours, lambda: peers.patch_scatter(given, size), n, bar)
@@ -140,10 +136,7 @@ def pca(quick: bool) -> list[Result]:
     images = textured(np.random.default_rng(0), n, 32, 53)
 
     def ours() -> None:
-        first, *rest = on_all_cores(lambda part: patch_scatter(images[part], 3), halves(n))
-        for more in rest:
-            first = first.merge(more)
-        pca_filters(first, 3, 50)
+        pca_filters(merged(lambda part: patch_scatter(images[part], 3), n), 3, 50)
 
     from rescnet_dist.kernels.patches import unfold
 
@@ -178,27 +171,6 @@ def pca(quick: bool) -> list[Result]:
 # the pass of a layer ------------------------------------------------------------------------------
 
 
-def growing_layer(spec: NetworkSpec, shape: tuple[int, int, int]) -> GrowingLayer:
-    """A second layer with random filters and weights."""
-    height, width, channels = shape
-    rng, inputs = np.random.default_rng(0), channels + spec.filters
-    width_of_features = features_per_layer(height, width, spec)
-    signs = targets_per_layer(CLASSES, spec) // CLASSES
-    return GrowingLayer(
-        spec, 2, CLASSES, ImageScale(np.zeros(channels), np.ones(channels)),
-        Bank(
-            np.zeros(inputs), np.ones(inputs),
-            rng.normal(size=(spec.filter_size, spec.filter_size, inputs, spec.filters)),
-            np.zeros(spec.filters),
-        ),
-        Classifier(
-            rng.normal(size=(signs, CLASSES, width_of_features)).astype(np.float32),
-            np.zeros((signs, CLASSES)), np.ones((signs, CLASSES), bool), np.ones(signs), 0.1,
-        ),
-        draws_of_layer(spec, 0, 3, np.full(CLASSES, 100), (height, width, inputs)),
-    )  # fmt: skip
-
-
 def layer(quick: bool) -> list[Result]:
     """All of a layer's pass but the factorisation, N=2,000, 50 filters on 32×32×3, stride 4."""
     filters, n, chunk = (8, 40, 20) if quick else (50, 2000, 125)
@@ -206,7 +178,8 @@ def layer(quick: bool) -> list[Result]:
     shape, rng = (32, 32, 3), np.random.default_rng(0)
     images, maps = textured(rng, n, 32, 3), textured(rng, n, 32, filters)
     labels, train = np.arange(n) % CLASSES, np.ones(n, bool)
-    growing, scores = growing_layer(spec, shape), np.zeros((n, CLASSES), np.float32)
+    growing = made_up_layer(Problem(n, shape, CLASSES), spec)
+    scores = np.zeros((n, CLASSES), np.float32)
 
     def work(part: slice) -> LayerStatistics:
         statistics = growing.empty(*shape, scatter=True)
@@ -220,12 +193,7 @@ def layer(quick: bool) -> list[Result]:
             )  # fmt: skip
         return statistics
 
-    def ours() -> None:
-        first, *rest = on_all_cores(work, halves(n))
-        for more in rest:
-            first = first.merge(more)
-
-    seconds = best_seconds(ours, 1)
+    seconds = best_seconds(lambda: merged(work, n), 1)
     theirs: dict[str, float | None] = {"PyTorch": None}
     if library := peers.torch():
         kernel = growing.bank.filters.transpose(3, 2, 0, 1)
@@ -309,5 +277,7 @@ CASES = (
     Case("layer", layer),
     Case("factorisation", factorisation),
     Case("starting", starting),
-    *(Case(name, run) for name, run in engine_cases()),
+    Case("workers", engine.workers),
+    Case("depth", engine.depth),
+    Case("images", engine.images),
 )

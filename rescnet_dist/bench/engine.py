@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,8 +74,3 @@ def images(quick: bool) -> list[Result]:
     n, spec = (40, spec_of(4, 2)) if quick else (1500, spec_of(16, 3))
     few, many = (min(layer_seconds(available_cores(), k * n, spec)[1:]) for k in (1, 4))
     return [Result("a layer on 4 × the images", many, floor=few, bar=4.2, at_most=True)]
-
-
-def engine_cases() -> list[tuple[str, Callable[[bool], list[Result]]]]:
-    """The cases of this module."""
-    return [("workers", workers), ("depth", depth), ("images", images)]

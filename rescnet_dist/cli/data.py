@@ -28,7 +28,7 @@ from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
 from rescnet_dist.data.named import DATASETS, cache_folder, fetched
 from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
-from rescnet_dist.errors import masked
+from rescnet_dist.errors import counted, masked
 from rescnet_dist.spec import AugmentSpec
 
 
@@ -108,9 +108,10 @@ def import_command(
     height, width, depth = found.image_shape
     click.echo(f"images    {splits}; {height}×{width}×{depth}, {len(found.classes)} classes")
     if count := len(found.passed_over):
-        files = "1 file that is no" if count == 1 else f"{count:,} files that are no"
-        images = f"PNG, JPEG or WebP image{'s' * (count > 1)}"
-        click.echo(f"passed over  {files} {images}, such as {found.passed_over[0]}")
+        are = "is no PNG, JPEG or WebP image" if count == 1 else "are no PNG, JPEG or WebP images"
+        click.echo(
+            f"passed over  {counted(count, 'file')} that {are}, such as {found.passed_over[0]}"
+        )
     show_left_out(len(found.skipped), found.skipped)
     click.echo(f"data      {found.url}")
     click.echo(f"next      rescnet data info {found.url}")
@@ -120,7 +121,7 @@ def show_left_out(count: int, images: Sequence[tuple[str, str]]) -> None:
     """How many images an import has left out, and name and reason of some of them."""
     if count:
         more = ", such as" if images else ""
-        click.echo(f"left out  {count:,} image{'s' * (count > 1)}{more}")
+        click.echo(f"left out  {counted(count, 'image')}{more}")
     for name, reason in images[:5]:
         click.echo(f"          {masked(name)}: {reason}")
 

@@ -24,7 +24,7 @@ from rescnet_dist.data.sources.source import (
     split_named,
 )
 from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.store import IMAGE_DIMS, Location, patiently, read_region
+from rescnet_dist.store import IMAGE_DIMS, Location, chunk_problem, patiently, read_region
 
 GROUP_NAMES = ("groups", "group")
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
@@ -124,25 +124,11 @@ def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
     or altered. They are read in parallel, on the current Dask client's cluster if there is one."""
     place = Location.of(url)
     tasks = [
-        delayed(_verify_chunk, pure=False)(place, path, number)
+        delayed(chunk_problem, pure=False)(place, path, number)
         for path in ("images", "labels")
         for number in range(place.open_array(path).cdata_shape[0])
     ]
     return [problem for problem in dask.compute(*tasks) if problem]
-
-
-def _verify_chunk(place: Location, path: str, number: int) -> str:
-    """What is wrong with a chunk of whole rows; nothing, if nothing is."""
-    try:
-        array = place.open_array(path)
-        key = array.metadata.encode_chunk_key((number, *(0 for _ in array.shape[1:])))
-        if not patiently((place / path / key).exists, f"reading {place}"):
-            return f"{path}, chunk {number}: it is missing"
-        start = number * array.chunks[0]
-        read_region(array, start, min(start + array.chunks[0], array.shape[0]))
-    except (StoreError, OSError) as error:
-        return f"{path}, chunk {number}: {error}"
-    return ""
 
 
 def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:

@@ -22,6 +22,10 @@ NO_VARIANCE = 1e-8  # of the mean square: below it a channel counts as constant 
 FLAT = 1e-2  # of the mean square about the image's mean: below it a channel is done pixel by pixel
 STRIP = 512  # columns that running sums are made of at a time
 DIRECT = 4  # cells along a block up to which they are simply added up
+SIGNATURE = (  # of pool_blocks in single precision
+    "void(float32[:,:,:,::1], int64, int64, int64[:,:,::1], int64[:,::1], "
+    "boolean, boolean, boolean, float32[:,:,::1])"
+)
 
 
 @compiled
@@ -71,13 +75,13 @@ def pool_blocks(
         if not math.isfinite(overall.sum()):
             pooled[image] = np.nan  # which `max` would drop
             continue
-        _sum_cells(values, side, -1, cells)
+        _sum_channels(values, side, cells)
         _box(cells, length, step, below, turned, boxed, scratch)
         for c in range(columns):
             for r in range(rows):
                 for a in range(filters):
                     means[c, r, a] = boxed[c, r * filters + a] / kind(area)
-        _sum_cells(values, side, 0, cells)
+        _sum_products(values, side, 0, cells, later)
         _box(cells, length, step, below, turned, boxed, scratch)
         lines = _normalise(
             values, overall, boxed, block, stride, channelwise, means, inverse, redone
@@ -85,7 +89,7 @@ def pool_blocks(
         found[:] = -np.inf if largest else 0.0
         for apart in range(lead, last + 1):
             if (apart - lead) % 2 == 0:
-                _sum_two(values, side, apart, cells, later)
+                _sum_products(values, side, apart, cells, later)
             _box(
                 later if (apart - lead) % 2 else cells, length, step, below, turned, boxed, scratch
             )
@@ -141,60 +145,41 @@ def _centre(image: Array, values: Array) -> Array:
 
 
 @compiled
-def _sum_cells(values: Array, side: int, apart: int, cells: Array) -> None:
-    """Sums in each cell of the products of channels that are `apart`, or, where that is -1, of the
-    channels themselves: values (H, W, 2f) to cells (rows, columns·f)."""
+def _sum_channels(values: Array, side: int, cells: Array) -> None:
+    """Sums in each cell of the channels: values (H, W, 2f) to cells (rows, columns·f)."""
     filters = values.shape[2] // 2
+    cells[:] = 0
     for r in range(len(cells)):
         for c in range(cells.shape[1] // filters):
             into = cells[r, c * filters : (c + 1) * filters]
-            if side == 1 and apart >= 0:
-                p, q = values[r, c], values[r, c, apart:]
-                for b in range(filters):
-                    into[b] = p[b] * q[b]
-                continue
-            for b in range(filters):
-                into[b] = 0
             for y in range(r * side, (r + 1) * side):
-                start, stop = c * side, (c + 1) * side
-                if apart < 0:
-                    for x in range(start, stop):
-                        p = values[y, x]
-                        for b in range(filters):
-                            into[b] += p[b]
-                    continue
-                while start + 4 <= stop:
-                    p, q = values[y, start], values[y, start, apart:]
-                    s, t = values[y, start + 1], values[y, start + 1, apart:]
-                    u, v = values[y, start + 2], values[y, start + 2, apart:]
-                    w, z = values[y, start + 3], values[y, start + 3, apart:]
+                for x in range(c * side, (c + 1) * side):
+                    p = values[y, x]
                     for b in range(filters):
-                        into[b] += p[b] * q[b] + s[b] * t[b] + u[b] * v[b] + w[b] * z[b]
-                    start += 4
-                for x in range(start, stop):
-                    p, q = values[y, x], values[y, x, apart:]
-                    for b in range(filters):
-                        into[b] += p[b] * q[b]
+                        into[b] += p[b]
 
 
 @compiled
-def _sum_two(values: Array, side: int, apart: int, cells: Array, later: Array) -> None:
-    """`_sum_cells` of channels that are `apart`, and, to later, of those that are one more apart:
-    what is read serves both."""
+def _sum_products(values: Array, side: int, apart: int, cells: Array, later: Array) -> None:
+    """Sums in each cell of the products of channels that are `apart`, and, to later, of those that
+    are one more apart: what is read serves both. values (H, W, 2f) to cells (rows, columns·f)."""
     filters = values.shape[2] // 2
-    if side % 4:
-        _sum_cells(values, side, apart, cells)
-        _sum_cells(values, side, apart + 1, later)
-        return
     for r in range(len(cells)):
         for c in range(cells.shape[1] // filters):
             into = cells[r, c * filters : (c + 1) * filters]
             more = later[r, c * filters : (c + 1) * filters]
+            if side == 1:
+                p, q = values[r, c], values[r, c, apart:]
+                for b in range(filters):
+                    into[b] = p[b] * q[b]
+                    more[b] = p[b] * q[b + 1]
+                continue
             for b in range(filters):
                 into[b] = 0
                 more[b] = 0
             for y in range(r * side, (r + 1) * side):
-                for x in range(c * side, (c + 1) * side, 4):
+                x, stop = c * side, (c + 1) * side
+                while x + 4 <= stop:
                     p, q = values[y, x], values[y, x, apart:]
                     s, t = values[y, x + 1], values[y, x + 1, apart:]
                     u, v = values[y, x + 2], values[y, x + 2, apart:]
@@ -204,6 +189,13 @@ def _sum_two(values: Array, side: int, apart: int, cells: Array, later: Array) -
                         more[b] += (
                             p[b] * q[b + 1] + s[b] * t[b + 1] + u[b] * v[b + 1] + w[b] * z[b + 1]
                         )
+                    x += 4
+                while x < stop:
+                    p, q = values[y, x], values[y, x, apart:]
+                    for b in range(filters):
+                        into[b] += p[b] * q[b]
+                        more[b] += p[b] * q[b + 1]
+                    x += 1
 
 
 @compiled
@@ -410,10 +402,3 @@ def _unroll(found: Array, lead: int, pooled: Array) -> None:
                     found[cell, b - a, a] if near else found[cell, filters - (b - a), b]
                 )
                 pair += 1
-
-
-def warm_up() -> None:
-    """Compile all of it for single precision, on next to nothing."""
-    maps, targets = np.zeros((1, 4, 4, 2), np.float32), np.zeros((2, 2, 1), np.int64)
-    pooled = np.empty((1, 1, 1), np.float32)
-    pool_blocks(maps, 2, 2, targets, np.zeros((0, 2), np.int64), True, False, True, pooled)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import sigutils
 
-COMPILE_SECONDS = 300  # at most, for all kernels of a module
+COMPILE_SECONDS = 300  # at most
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -29,14 +29,19 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(**options)(function))
 
 
-def compile_elsewhere(function: Any, call: str) -> None:
-    """Have another process compile a function by running `call`, Python code, where that was never
+def compile_elsewhere(function: Any, signature: str) -> None:
+    """Have another process compile a function for the types of a signature, where that was never
     done on this machine: it takes 100 MB, which a worker would never give back. If that fails,
     nothing is lost: the function is compiled where it is called."""
-    cache_file = getattr(getattr(function, "_cache", None), "_cache_file", None)
-    index = getattr(cache_file, "_index_path", "")
-    if not index or os.path.exists(index):
-        return
-    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([sys.executable, "-c", call], timeout=COMPILE_SECONDS, check=False, **quiet)
+        if function._cache.load_overload(_types(signature), function.targetctx) is None:
+            call = f"import {__name__} as jit, {function.__module__} as module\n"
+            call += f"module.{function.__name__}.compile(jit._types({signature!r}))"
+            quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            command = [sys.executable, "-c", call]
+            subprocess.run(command, timeout=COMPILE_SECONDS, check=False, **quiet)
+
+
+def _types(signature: str) -> Any:
+    """The types of a signature's arguments, under which Numba keeps what it compiled."""
+    return sigutils.normalize_signature(signature)[0]

@@ -53,14 +53,17 @@ def pyramid(
     return live, np.stack(found, axis=2)
 
 
-def nested(targets: Array) -> tuple[Array, Array]:
-    """Which levels blocks are pooled into directly, (rows, columns, m), and which cells (p, 2) are
-    pooled into which afterwards: all cells of a level that lie each in one cell of another.
+@lru_cache(maxsize=64)
+def nested(
+    height: int, width: int, block: int, stride: int, levels: tuple[int, ...], cells: str
+) -> tuple[Array, Array]:
+    """Which levels of a pyramid blocks are pooled into directly, (rows, columns, m), and which
+    cells (p, 2) are pooled into which afterwards: all of a level that lie each in one of another.
     """
-    levels = targets.shape[2]
-    finest = int(np.argmax([len(np.unique(targets[..., level])) for level in range(levels)]))
+    _, targets = pyramid(height, width, block, stride, levels, cells)
+    finest = int(np.argmax([len(np.unique(targets[..., n])) for n in range(len(levels))]))
     direct, parents = [targets[..., finest]], [np.zeros((0, 2), np.int64)]
-    for level in range(levels):
+    for level in range(len(levels)):
         if level != finest:
             inside = np.stack([targets[..., finest], targets[..., level]], axis=2).reshape(-1, 2)
             pairs = np.unique(inside, axis=0)
@@ -112,8 +115,8 @@ def second_order_features(
     """
     pool_blocks = _compiled()
     n, height, width, filters = maps.shape
-    live, targets = pyramid(height, width, block, stride, tuple(levels), cells)
-    direct, parents = nested(targets)
+    grid = height, width, block, stride, tuple(levels), cells
+    (live, targets), (direct, parents) = pyramid(*grid), nested(*grid)
     pairs = filters * (filters - 1) // 2 if zscore == "channel" else filters * (filters + 1) // 2
     pooled = np.empty((n, live, pairs), maps.dtype)
     if not maps.flags.c_contiguous:
@@ -131,5 +134,5 @@ def _compiled() -> Callable[..., None]:
     """`pool_blocks`, which takes time to import."""
     from rescnet_dist.kernels import blocks, jit
 
-    jit.compile_elsewhere(blocks.pool_blocks, f"from {blocks.__name__} import warm_up; warm_up()")
+    jit.compile_elsewhere(blocks.pool_blocks, blocks.SIGNATURE)
     return blocks.pool_blocks

@@ -7,14 +7,13 @@ that one sweeps over and the other does not. Two ways follow from that. Either p
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from rescnet_dist.kernels.blas import add_scatter
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from rescnet_dist.kernels.blas import Array, add_scatter
 
 STRIP_BYTES = 4 * 2**20  # of pixels with their neighbours that are held at a time
 MOST_SUMMED = 4096  # pixels, in single precision: sums of more would lose digits
@@ -51,8 +50,7 @@ def displacement_cost(height: int, width: int, channels: int, size: int) -> floa
 
 def products_of_pairs(images: Array, size: int) -> Array:
     """`patch_products`, from the products of all pairs of pixels of an image."""
-    from rescnet_dist.kernels.sliding import slide  # which takes time to import
-
+    slide = _compiled()
     n, height, width, channels = images.shape
     pixels = height * width * channels
     pairs = np.zeros((pixels, pixels), images.dtype, order="F")
@@ -60,6 +58,15 @@ def products_of_pairs(images: Array, size: int) -> Array:
     total = np.zeros((size * size * channels,) * 2)
     slide(pairs.T, height, width, channels, size, total)
     return total
+
+
+@cache
+def _compiled() -> Callable[..., None]:
+    """`slide`, which takes time to import."""
+    from rescnet_dist.kernels import jit, sliding
+
+    jit.compile_elsewhere(sliding.slide, sliding.SIGNATURE)
+    return sliding.slide
 
 
 # all displacements: for any images ----------------------------------------------------------------

@@ -7,6 +7,8 @@ import numpy as np
 from rescnet_dist.kernels.jit import compiled
 from rescnet_dist.kernels.patches import Array
 
+SIGNATURE = "void(float32[:,::1], int64, int64, int64, int64, float64[:,::1])"
+
 
 @compiled
 def slide(pairs: Array, height: int, width: int, channels: int, size: int, total: Array) -> None:

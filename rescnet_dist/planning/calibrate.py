@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from distributed import Client
-from scipy.linalg import blas, lapack
+from scipy.linalg import lapack
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.kernels import (
@@ -22,6 +22,7 @@ from rescnet_dist.kernels import (
     features_per_layer,
     targets_per_layer,
 )
+from rescnet_dist.kernels.blas import add_scatter
 from rescnet_dist.planning.needs import Problem
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import blas_threads
@@ -93,7 +94,7 @@ def calibrate(
 def _seconds_per_image(problem: Problem, spec: NetworkSpec, seed: int) -> float:
     """Of the pass of a later layer on made-up images, without the scatter matrix."""
     height, width, channels = problem.image_shape
-    growing, rng = _made_up_layer(problem, spec), np.random.default_rng(seed)
+    growing, rng = made_up_layer(problem, spec), np.random.default_rng(seed)
     statistics = growing.empty(height, width, channels, scatter=False)
 
     def run(n: int) -> None:
@@ -115,7 +116,7 @@ def _seconds_per_image(problem: Problem, spec: NetworkSpec, seed: int) -> float:
     return seconds / n
 
 
-def _made_up_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
+def made_up_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
     """A second layer with random filters and weights."""
     height, width, channels = problem.image_shape
     rng, inputs, size = np.random.default_rng(0), channels + spec.filters, spec.filter_size
@@ -148,7 +149,7 @@ def _product_rate(seed: int) -> float:
     total = np.zeros((SIDE, SIDE), np.float32, order="F")
 
     def run() -> None:
-        blas.ssyrk(1.0, features.T, beta=1.0, c=total, overwrite_c=1, lower=1)
+        add_scatter(total, features)
 
     with blas_threads(1):
         run()

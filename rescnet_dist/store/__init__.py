@@ -14,7 +14,7 @@ from rescnet_dist.store.layers import (
     write_image_scale,
     write_layer,
 )
-from rescnet_dist.store.location import Location, file_system
+from rescnet_dist.store.location import Location, chunk_problem, file_system
 from rescnet_dist.store.patience import patiently
 from rescnet_dist.store.run import (
     FORMAT_VERSION,
@@ -41,6 +41,7 @@ __all__ = [
     "check_format",
     "check_unclaimed",
     "checksum",
+    "chunk_problem",
     "file_system",
     "layer_path",
     "patiently",

@@ -28,8 +28,8 @@ from zarr.errors import (
 from zarr.storage import FsspecStore, LocalStore
 
 from rescnet_dist.errors import DamagedError, StoreError, StoreUnreachable, masked
-from rescnet_dist.store.checksums import checksum, read_checked
-from rescnet_dist.store.patience import may_pass, no_room
+from rescnet_dist.store.checksums import checksum, read_checked, read_region
+from rescnet_dist.store.patience import may_pass, no_room, patiently
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
@@ -319,6 +319,22 @@ def file_system(url: str) -> tuple[Any, str]:
             f'{url} cannot be opened ({error}): pip install "rescnet-dist[{extra}]"'
         ) from error
     return fs, path
+
+
+def chunk_problem(place: Location, path: str, number: int, expected: int | None = None) -> str:
+    """What is wrong with a chunk of whole rows of the array at `path`; nothing, if nothing is. It
+    should have the checksum `expected`; where none is known, it should be there, as Zarr reads
+    zeros where it is not."""
+    try:
+        array = place.open_array(path)
+        key = array.metadata.encode_chunk_key((number, *(0 for _ in array.shape[1:])))
+        if expected is None and not patiently((place / path / key).exists, f"reading {place}"):
+            return f"{path}, chunk {number}: it is missing"
+        start = number * array.chunks[0]
+        read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)
+    except (StoreError, OSError) as error:
+        return f"{path}, chunk {number}: {error}"
+    return ""
 
 
 def _codecs(array: zarr.Array[Any]) -> list[str]:

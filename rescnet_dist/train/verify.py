@@ -10,7 +10,7 @@ from dask.delayed import delayed
 
 from rescnet_dist.errors import StoreError
 from rescnet_dist.planning.plan import Group
-from rescnet_dist.store import RunStore, read_image_scale, read_layer, read_region
+from rescnet_dist.store import RunStore, chunk_problem, read_image_scale, read_layer
 from rescnet_dist.train.chunks import Reader
 from rescnet_dist.train.state import RunState, Task
 
@@ -58,15 +58,8 @@ def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int
     """Read chunks of an array of the run and compare them with their checksums."""
     if path == "data/images":
         return _verify_images(run, first, len(checksums))
-    problems = []
-    for number, expected in enumerate(checksums, start=first):
-        try:
-            array = run.place.open_array(path)
-            start = number * array.chunks[0]
-            read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)
-        except (StoreError, OSError) as error:
-            problems.append(f"{path}, chunk {number}: {error}")
-    return problems
+    found = [chunk_problem(run.place, path, n, e) for n, e in enumerate(checksums, start=first)]
+    return [problem for problem in found if problem]
 
 
 def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
