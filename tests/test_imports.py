@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "reduce": {"errors", "spec", "kernels"},
     "store": {"errors", "spec", "kernels"},
     "data": {"errors", "spec", "kernels", "store", "cluster"},
-    "cluster": {"errors"},
+    "cluster": {"errors", "kernels"},
     "planning": BELOW_PLANNING,
     "train": BELOW_TRAIN,
     "network": BELOW_TRAIN,

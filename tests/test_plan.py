@@ -24,7 +24,7 @@ from rescnet_dist.store import RunStore
 MIB = 2**20
 SMALL = NetworkSpec(filters=4, block=5, stride=3, first_filter_size=3, max_layers=2)
 CIFAR = NetworkSpec(filters=16, max_layers=2)
-WORKERS = Workers(count=2, slots=2, threads=1, least_threads=1, memory=768 * MIB)
+WORKERS = Workers(count=2, slots=2, threads=1, least_threads=1, memory=848 * MIB)
 MANY = Problem(images=100_000, image_shape=(32, 32, 3), classes=10)
 
 
@@ -128,7 +128,7 @@ def small_workers() -> Iterator[Client]:
 def test_less_memory_gives_smaller_chunks_then_tiles() -> None:
     """Every plan fits its workers, and none is cut up further than it must be."""
     chunks, tiles = [], []
-    for memory in (16_000, 2_000, 900, 768, 660, 580, 540):
+    for memory in (16_000, 2_000, 980, 848, 740, 660, 620):
         workers = replace(WORKERS, memory=memory * MIB)
         plan = make_plan(MANY, CIFAR, RunSpec(), workers)
         assert peak_memory(MANY, CIFAR, plan, workers) <= workers.budget
@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_refused_with_a_value_that_does(
     """With a margin, as workers grow by themselves; one more than that value does not."""
     with pytest.raises(SpecError, match=message.format(r"(\d+)")) as refused:
         make_plan(MANY, spec, run, WORKERS)
-    assert "of each worker's 768 MiB" in str(refused.value)
+    assert "of each worker's 848 MiB" in str(refused.value)
     value = int(re.search(message.format(r"(\d+)"), str(refused.value))[1])
     name = message.split("=")[0]
 

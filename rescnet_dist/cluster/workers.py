@@ -12,10 +12,11 @@ from distributed import Client, get_worker
 
 from rescnet_dist.cluster.connect import check_versions
 from rescnet_dist.errors import ClusterError
+from rescnet_dist.kernels import prepare
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 PROFILES = 60  # of a second each, that a worker keeps
-AT_REST = 190 * 2**20  # bytes of a worker process that has imported everything, and done nothing
+AT_REST = 300 * 2**20  # bytes of a worker process that has loaded everything, and done nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,10 @@ class Workers:
                     f"{WORKER_TIMEOUT} s: start workers, then run this again"
                 ) from None
         check_versions(client)
+        resident = _prepared(client)
         found = client.scheduler_info(n_workers=-1)["workers"].values()
         threads = [worker["nthreads"] for worker in found]
         limits = [worker["memory_limit"] for worker in found]
-        resident = max(client.run(_resident).values(), default=0)
         return cls(
             count=len(threads),
             slots=sum(threads),
@@ -66,8 +67,19 @@ class Workers:
         )
 
 
-def _resident() -> int:
-    """Bytes that are resident in this process; run on workers, which import this for it."""
+def _prepared(client: Client) -> int:
+    """Have all workers load the compiled kernels, so that the first pass need not; returns the
+    bytes that are resident in the fullest of them then."""
+    tasks = [
+        client.submit(_ready, workers=[address], allow_other_workers=True, pure=False)
+        for address in client.nthreads()
+    ]
+    return max(client.gather(tasks), default=0)
+
+
+def _ready() -> int:
+    """Load the kernels; returns the bytes that are resident in this process, a worker's."""
+    prepare()
     return int(psutil.Process().memory_info().rss)
 
 

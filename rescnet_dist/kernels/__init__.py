@@ -1,6 +1,7 @@
 """The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
 
 from rescnet_dist.kernels.augment import augmented
+from rescnet_dist.kernels.compiled import prepare
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -96,6 +97,7 @@ __all__ = [
     "one_vs_rest_lda",
     "patch_scatter",
     "pca_filters",
+    "prepare",
     "probabilities",
     "project_to_simplex",
     "replayed",

@@ -29,17 +29,24 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(**options)(function))
 
 
-def compile_elsewhere(function: Any, signature: str) -> None:
-    """Have another process compile a function for the types of a signature, where that was never
-    done on this machine: it takes 100 MB, which a worker would never give back. If that fails,
-    nothing is lost: the function is compiled where it is called."""
+def prepared(function: Function, signature: str) -> Function:
+    """The function, compiled for the types of a signature and loaded.
+
+    Where that was never done on this machine, another process compiles it: that takes 100 MB, which
+    a worker would never give back. If it cannot, the function is compiled here.
+    """
+    kernel, types = cast(Any, function), _types(signature)
+    if not hasattr(kernel, "compile"):  # NUMBA_DISABLE_JIT
+        return function
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        if function._cache.load_overload(_types(signature), function.targetctx) is None:
+        if kernel._cache.load_overload(types, kernel.targetctx) is None:
             call = f"import {__name__} as jit, {function.__module__} as module\n"
             call += f"module.{function.__name__}.compile(jit._types({signature!r}))"
             quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             command = [sys.executable, "-c", call]
             subprocess.run(command, timeout=COMPILE_SECONDS, check=False, **quiet)
+    kernel.compile(types)
+    return function
 
 
 def _types(signature: str) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
+from rescnet_dist.kernels import compiled
 from rescnet_dist.kernels.patches import Array
 
 
@@ -113,7 +113,6 @@ def second_order_features(
     one deviation for the block and keeps it. A channel without variance gives zeros. power takes
     sign(v)·|v|^½ of the entries before pooling.
     """
-    pool_blocks = _compiled()
     n, height, width, filters = maps.shape
     grid = height, width, block, stride, tuple(levels), cells
     (live, targets), (direct, parents) = pyramid(*grid), nested(*grid)
@@ -121,18 +120,9 @@ def second_order_features(
     pooled = np.empty((n, live, pairs), maps.dtype)
     if not maps.flags.c_contiguous:
         maps = np.ascontiguousarray(maps)
-    pool_blocks(
+    compiled.pool_blocks()(
         maps, block, stride, direct, parents, zscore == "channel", power, pool == "max", pooled
     )
     if pool == "mean":
         pooled /= np.bincount(targets.reshape(-1), minlength=live).astype(maps.dtype)[:, None]
     return pooled.reshape(n, live * pairs)
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    """`pool_blocks`, which takes time to import."""
-    from rescnet_dist.kernels import blocks, jit
-
-    jit.compile_elsewhere(blocks.pool_blocks, blocks.SIGNATURE)
-    return blocks.pool_blocks

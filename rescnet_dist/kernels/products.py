@@ -7,12 +7,10 @@ that one sweeps over and the other does not. Two ways follow from that. Either p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from rescnet_dist.kernels import compiled
 from rescnet_dist.kernels.blas import Array, add_scatter
 
 STRIP_BYTES = 4 * 2**20  # of pixels with their neighbours that are held at a time
@@ -50,23 +48,13 @@ def displacement_cost(height: int, width: int, channels: int, size: int) -> floa
 
 def products_of_pairs(images: Array, size: int) -> Array:
     """`patch_products`, from the products of all pairs of pixels of an image."""
-    slide = _compiled()
     n, height, width, channels = images.shape
     pixels = height * width * channels
     pairs = np.zeros((pixels, pixels), images.dtype, order="F")
     add_scatter(pairs, np.ascontiguousarray(images.reshape(n, pixels)))
     total = np.zeros((size * size * channels,) * 2)
-    slide(pairs.T, height, width, channels, size, total)
+    compiled.slide()(pairs.T, height, width, channels, size, total)
     return total
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    """`slide`, which takes time to import."""
-    from rescnet_dist.kernels import jit, sliding
-
-    jit.compile_elsewhere(sliding.slide, sliding.SIGNATURE)
-    return sliding.slide
 
 
 # all displacements: for any images ----------------------------------------------------------------

@@ -20,7 +20,7 @@ SAMPLES = 4  # of the patches for stacked-LDA: two to merge, merged, rescaled
 PATCH_SCATTERS = 6
 TILES = 7  # in float64
 PER_PASS, PER_CHUNK, PER_TASK = 20_000, 600, 1_000  # bytes that the driver sends and gets
-FIRST_PASS = 112 * 2**20  # bytes that a process takes for its first pass, compiled kernels too
+FIRST_PASS = 48 * 2**20  # bytes that a process takes more for its first pass, whatever it is
 MARGIN = 1.15  # for what malloc and the codecs hold beside
 
 
