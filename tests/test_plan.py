@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_refused_with_a_value_that_does(
     """With a margin, as workers grow by themselves; one more than that value does not."""
     with pytest.raises(SpecError, match=message.format(r"(\d+)")) as refused:
         make_plan(MANY, spec, run, WORKERS)
-    assert "of each worker's 848 MiB" in str(refused.value)
+    assert f"of each worker's {WORKERS.memory // MIB} MiB" in str(refused.value)
     value = int(re.search(message.format(r"(\d+)"), str(refused.value))[1])
     name = message.split("=")[0]
 
@@ -203,10 +203,10 @@ def test_what_does_not_fit_is_refused_with_a_value_that_does(
         settings = run if name == "filters" else run.replace(**{name: changed})
         return make_plan(MANY, network, settings, replace(WORKERS, memory=int(memory)))
 
-    with_value(value, 768 * MIB)
-    with_value(value, 768 * MIB / MARGIN)
+    with_value(value, WORKERS.memory)
+    with_value(value, WORKERS.memory / MARGIN)
     with pytest.raises(SpecError):
-        with_value(value + 1, 768 * MIB / MARGIN)
+        with_value(value + 1, WORKERS.memory / MARGIN)
     needed = int(
         re.search(r"workers of at least ([\d,]+) MiB", str(refused.value))[1].replace(",", "")
     )
