@@ -138,12 +138,10 @@ def pca(quick: bool) -> list[Result]:
     def ours() -> None:
         pca_filters(merged(lambda part: patch_scatter(images[part], 3), n), 3, 50)
 
-    from rescnet_dist.kernels.patches import unfold
-
     def incremental() -> None:
         model = IncrementalPCA(50)
         for start in range(0, given, 10):
-            patches = unfold(images[start : min(start + 10, given)], 3).reshape(-1, 477)
+            patches = peers.unfold(images[start : min(start + 10, given)], 3).reshape(-1, 477)
             model.partial_fit(patches)
 
     def dask_ml() -> None:
@@ -151,7 +149,7 @@ def pca(quick: bool) -> list[Result]:
         from dask_ml.decomposition import PCA
 
         blocks = [
-            da.from_array(unfold(images[start : min(start + 10, given)], 3).reshape(-1, 477))
+            da.from_array(peers.unfold(images[start : min(start + 10, given)], 3).reshape(-1, 477))
             for start in range(0, given, 10)
         ]
         PCA(50, svd_solver="tsqr").fit(da.concatenate(blocks))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.kernels.pooling import pyramid
@@ -16,6 +17,12 @@ from rescnet_dist.kernels.pooling import pyramid
 Array = np.ndarray[Any, np.dtype[Any]]
 
 UNFOLDED_BYTES = 2**27  # that are held at a time: larger ones are slower
+
+
+def unfold(images: Array, size: int) -> Array:
+    """All valid size×size patches of images (n, H, W, c), as a view (n, H', W', size, size, c)."""
+    windows = sliding_window_view(images, (size, size), axis=(1, 2))
+    return windows.transpose(0, 1, 2, 4, 5, 3)
 
 
 def torch() -> Any:

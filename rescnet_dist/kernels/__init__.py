@@ -26,6 +26,7 @@ from rescnet_dist.kernels.growth import (
     targets_per_layer,
 )
 from rescnet_dist.kernels.hashing import hashed, uniforms
+from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.layer import (
     Bank,
     Classifier,
@@ -35,7 +36,6 @@ from rescnet_dist.kernels.layer import (
     features_of,
     features_per_layer,
     forward,
-    layer_input,
     replayed,
     slabs,
     updated_scores,
@@ -68,6 +68,7 @@ __all__ = [
     "GrownChunk",
     "ImageScale",
     "Layer",
+    "LayerInput",
     "LayerStatistics",
     "PatchMoments",
     "PatchSample",
@@ -89,7 +90,6 @@ __all__ = [
     "fit_image_scale",
     "forward",
     "hashed",
-    "layer_input",
     "layer_targets",
     "min_max_scale",
     "normalise",

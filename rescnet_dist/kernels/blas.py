@@ -65,21 +65,6 @@ def add_scatter(total: Array, rows: Array) -> None:
     _call(name, "L", "N", width, n, one, rows, max(width, 1), one, total, max(width, 1))
 
 
-def add_product(total: Array, left: Array, right: Array) -> None:
-    """total (m, n) += left (m, k) @ right (k, n), all in C order; right may be a part of wider
-    rows."""
-    _checked(total, order="C"), _checked(left, order="C")
-    (m, k), n = left.shape, right.shape[1]
-    one, step = SCALARS[total.dtype.char](1), right.strides[0] // right.itemsize
-    same = total.dtype == left.dtype == right.dtype and right.strides[1] == right.itemsize
-    if not same or total.shape != (m, n) or right.shape[0] != k:
-        raise ValueError(f"total is {total.shape}, left {left.shape}, right {right.shape}")
-    name = {"f": "sgemm", "d": "dgemm"}[total.dtype.char]
-    _call(
-        name, "N", "N", n, m, k, one, right, max(step, n, 1), left, max(k, 1), one, total, max(n, 1)
-    )
-
-
 def cholesky(matrix: Array) -> None:
     """The lower Cholesky factor of a symmetric matrix (D, D) in Fortran's order, in its place; the
     other half is left alone."""

@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
+from rescnet_dist.kernels.blas import Array
 from rescnet_dist.kernels.jit import compiled
-from rescnet_dist.kernels.patches import Array
 
 NO_VARIANCE = 1e-8  # of the mean square: below it a channel counts as constant in its block
 FLAT = 1e-2  # of the mean square about the image's mean: below it a channel is done pixel by pixel

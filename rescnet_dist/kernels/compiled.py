@@ -22,7 +22,32 @@ def slide() -> Callable[..., None]:
     return jit.prepared(sliding.slide, sliding.SIGNATURE)
 
 
+@cache
+def lay_out_patches() -> Callable[..., None]:
+    """`layout.lay_out_patches`, ready for single precision."""
+    from rescnet_dist.kernels import jit, layout
+
+    return jit.prepared(layout.lay_out_patches, layout.PATCHES)
+
+
+@cache
+def lay_out_strips() -> Callable[..., None]:
+    """`layout.lay_out_strips`, ready to write single and double precision."""
+    from rescnet_dist.kernels import jit, layout
+
+    return jit.prepared(layout.lay_out_strips, layout.STRIPS, layout.DOUBLE_STRIPS)
+
+
+@cache
+def gather_sums() -> Callable[..., None]:
+    """`layout.gather_sums`, ready for single precision."""
+    from rescnet_dist.kernels import jit, layout
+
+    return jit.prepared(layout.gather_sums, layout.SUMS)
+
+
 def prepare() -> None:
     """Have all of them ready; the first time on a machine they are compiled, which takes half a
     minute."""
-    pool_blocks(), slide()
+    for kernel in (pool_blocks, slide, lay_out_patches, lay_out_strips, gather_sums):
+        kernel()

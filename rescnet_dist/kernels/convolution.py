@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import add_product
-from rescnet_dist.kernels.patches import Array
+from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.inputs import LayerInput
+
+PATCH_BYTES = 4 * 2**20  # of patches that are laid out at a time
 
 
 def min_max_scale(low: Array, high: Array, mode: str) -> tuple[Array, Array]:
@@ -27,28 +29,33 @@ def normalise(images: Array, low: Array, scale: Array) -> Array:
     return shifted
 
 
-def convolve(images: Array, filters: Array, bias: Array) -> Array:
-    """Maps (n, H, W, f) of images (n, H, W, c): stride 1, zero padding, plus bias (f,).
+def convolve(
+    inputs: LayerInput,
+    filters: Array,
+    bias: Array,
+    low: Array | None = None,
+    scale: Array | None = None,
+    into: Array | None = None,
+) -> Array:
+    """Maps (n, H, W, f) of (inputs − low)·scale: stride 1, zero padding, plus bias (f,).
 
-    out[y, x] = Σ padded[y + dy, x + dx, c]·filters[dy, dx, c] + bias with filters (k, k, c, f). Of
-    each pixel only its neighbours in the row are laid out beside it; the rows of a filter are
-    multiplied one after the other.
+    out[y, x] = Σ padded[y + dy, x + dx, c]·filters[dy, dx, c] + bias with filters (k, k, c, f) and
+    low, scale (c,). Written to `into` where it is given.
     """
-    n, height, width, channels = images.shape
+    height, width, channels = inputs.shape
     size, count = filters.shape[0], filters.shape[3]
-    before = (size - 1) // 2
-    weights = np.ascontiguousarray(
-        filters.reshape(size, size * channels, count), dtype=images.dtype
-    )
-    maps = np.empty((n, height, width, count), images.dtype)
-    maps[...] = bias.astype(images.dtype)
-    padded = np.zeros((n, height + size - 1, width + size - 1, channels), images.dtype)
-    padded[:, before : before + height, before : before + width] = images
-    strips = np.empty((height + size - 1, width, size, channels), images.dtype)
-    for image, image_maps in zip(padded, maps.reshape(n, height * width, count), strict=True):
-        for column in range(size):
-            strips[:, :, column] = image[:, column : column + width]
-        flat = strips.reshape(-1, size * channels)
-        for row in range(size):
-            add_product(image_maps, flat[row * width : (row + height) * width], weights[row])
+    kind = inputs.images.dtype
+    weights = np.ascontiguousarray(filters.reshape(-1, count), dtype=kind)
+    low = np.zeros(channels) if low is None else low
+    scale = np.ones(channels) if scale is None else scale
+    maps = np.empty((len(inputs), height, width, count), kind) if into is None else into
+    each = height * width * len(weights)
+    step = max(1, PATCH_BYTES // (kind.itemsize * each))
+    memory = np.empty(min(step, len(inputs)) * each, kind)
+    for start, part in zip(range(0, len(inputs), step), inputs.parts(step), strict=True):
+        patches = memory[: len(part) * each].reshape(len(part), height, width, -1)
+        part.patches(size, low, scale, patches)
+        rows = maps[start : start + len(part)].reshape(len(part), height * width, count)
+        np.matmul(patches.reshape(len(part), height * width, -1), weights, out=rows)
+        rows += bias.astype(kind)
     return maps

@@ -9,8 +9,7 @@ import numpy as np
 from scipy.linalg import blas, cho_factor, cho_solve, lapack
 
 from rescnet_dist.errors import SingularError
-from rescnet_dist.kernels.blas import add_scatter, cholesky
-from rescnet_dist.kernels.patches import Array
+from rescnet_dist.kernels.blas import Array, add_scatter, cholesky
 
 NEGLIGIBLE = 1e-9  # of the scatter: what it may be wrong by
 SINGLE_FROM = 4096  # features: fewer are factorised in double precision in no time

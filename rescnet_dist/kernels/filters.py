@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.patches import BATCH_BYTES, Array, PatchMoments, unfold
+from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.patches import PatchMoments
 
 NO_VARIANCE = 1e-14  # of the mean square: below it the patches of a draw are all equal
+BATCH_BYTES = 4 * 2**20  # of patches of draws in double precision that are held at a time
 
 
 def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
@@ -110,14 +113,14 @@ class PatchSample:
 
 
 def sample_patches(
-    images: Array, labels: Array, train: Array, before: Array, draws: Draws, size: int
+    inputs: LayerInput, labels: Array, train: Array, before: Array, draws: Draws, size: int
 ) -> PatchSample:
-    """The patches that `draws` take from a chunk of images (n, H, W, c).
+    """The patches that `draws` take from the inputs of a chunk of n images.
 
     labels (n,); train (n,) bool marks training images; before (C,) counts the training images of
     each class in the chunks ahead of this one.
     """
-    directions = size * size * images.shape[3]
+    directions = size * size * inputs.shape[2]
     if not draws.slots:
         return PatchSample.empty(directions)
     slots, sources = [], []
@@ -136,10 +139,8 @@ def sample_patches(
     slot, source = np.concatenate(slots), np.concatenate(sources)
     order = np.argsort(slot)
     slot, source = slot[order], source[order]
-    windows = unfold(images, size)
-    patches = windows[source, draws.row.flat[slot], draws.column.flat[slot]]
-    flat = patches.reshape(len(slot), directions)
-    return PatchSample(slot, np.asarray(flat, dtype=np.float32))
+    patches = inputs.windows(size, source, draws.row.flat[slot], draws.column.flat[slot])
+    return PatchSample(slot, np.asarray(patches, dtype=np.float32))
 
 
 def stacked_lda_filters(

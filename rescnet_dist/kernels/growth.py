@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rescnet_dist.kernels.blas import Array
 from rescnet_dist.kernels.convolution import min_max_scale
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -19,17 +20,16 @@ from rescnet_dist.kernels.filters import (
     stacked_lda_draws,
     stacked_lda_filters,
 )
+from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.layer import (
     Bank,
     Classifier,
     ImageScale,
     features_of,
     features_per_layer,
-    layer_input,
     slabs,
     updated_scores,
 )
-from rescnet_dist.kernels.patches import Array
 from rescnet_dist.kernels.residual import layer_targets
 from rescnet_dist.kernels.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
 from rescnet_dist.spec import NetworkSpec
@@ -88,22 +88,19 @@ class GrowingLayer:
         new_maps = np.empty((n, height, width, self.spec.filters), np.float32)
         features = np.empty((n, features_per_layer(height, width, self.spec)), np.float32)
         entering = np.empty((n, self.classes), np.float32)
-        inputs = BankStatistics.empty(channels + self.spec.filters, self.spec.filter_size)
+        pixels = self.image_scale(images)
         for rows in slabs(n, (height, width, channels), self.spec):
-            pixels = self.image_scale(images[rows])
             old = None if maps is None else maps[rows]
             entering[rows] = updated_scores(
                 self.previous, old, None if scores is None else scores[rows], self.spec,
-                len(pixels), self.classes,
+                len(pixels[rows]), self.classes,
             )  # fmt: skip
-            new_maps[rows] = self.bank.maps(layer_input(old, pixels))
+            self.bank.maps(LayerInput.of(pixels[rows], old), new_maps[rows])
             features[rows] = features_of(new_maps[rows], self.spec)
-            more = BankStatistics.of(
-                layer_input(new_maps[rows], pixels), labels[rows], train[rows], before, self.draws,
-                self.spec.filter_size,
-            )  # fmt: skip
-            inputs = inputs.merge(more)
-            before = before + np.bincount(labels[rows][train[rows]], minlength=self.classes)
+        inputs = BankStatistics.of(
+            LayerInput.of(pixels, new_maps), labels, train, before, self.draws,
+            self.spec.filter_size,
+        )  # fmt: skip
         targets = layer_targets(
             entering, labels, first=self.number == 1,
             residual=self.spec.residual, target=self.spec.target,

@@ -29,26 +29,28 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(**options)(function))
 
 
-def prepared(function: Function, signature: str) -> Function:
-    """The function, compiled for the types of a signature and loaded.
+def prepared(function: Function, *signatures: str) -> Function:
+    """The function, compiled for the types of some signatures and loaded.
 
     Where that was never done on this machine, another process compiles it: that takes 100 MB, which
     a worker would never give back. If it cannot, the function is compiled here.
     """
-    kernel, types = cast(Any, function), _types(signature)
+    kernel: Any = function
     if not hasattr(kernel, "compile"):  # NUMBA_DISABLE_JIT
         return function
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        if kernel._cache.load_overload(types, kernel.targetctx) is None:
-            call = f"import {__name__} as jit, {function.__module__} as module\n"
-            call += f"module.{function.__name__}.compile(jit._types({signature!r}))"
-            quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-            command = [sys.executable, "-c", call]
-            subprocess.run(command, timeout=COMPILE_SECONDS, check=False, **quiet)
-    kernel.compile(types)
+    kinds = [sigutils.normalize_signature(signature)[0] for signature in signatures]
+    if any(kernel._cache.load_overload(kind, kernel.targetctx) is None for kind in kinds):
+        _compile_elsewhere(function, signatures)
+    for kind in kinds:
+        kernel.compile(kind)
     return function
 
 
-def _types(signature: str) -> Any:
-    """The types of a signature's arguments, under which Numba keeps what it compiled."""
-    return sigutils.normalize_signature(signature)[0]
+def _compile_elsewhere(function: Any, signatures: tuple[str, ...]) -> None:
+    """Have another process compile a function, and keep it on disk."""
+    call = f"from {function.__module__} import {function.__name__} as kernel\n"
+    call += "from numba.core.sigutils import normalize_signature\n"
+    call += f"for signature in {signatures!r}: kernel.compile(normalize_signature(signature)[0])"
+    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([sys.executable, "-c", call], timeout=COMPILE_SECONDS, check=False, **quiet)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rescnet_dist.kernels.blas import Array
 from rescnet_dist.kernels.convolution import convolve, normalise
-from rescnet_dist.kernels.patches import Array
+from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import probabilities
 from rescnet_dist.spec import NetworkSpec
@@ -26,9 +27,9 @@ class Bank:
     filters: Array
     bias: Array
 
-    def maps(self, inputs: Array) -> Array:
-        """Maps (n, H, W, f) of inputs (n, H, W, c)."""
-        return convolve(normalise(inputs, self.low, self.scale), self.filters, self.bias)
+    def maps(self, inputs: LayerInput, into: Array | None = None) -> Array:
+        """Maps (n, H, W, f) of inputs; written to `into` where it is given."""
+        return convolve(inputs, self.filters, self.bias, self.low, self.scale, into)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,6 @@ def features_per_layer(height: int, width: int, spec: NetworkSpec) -> int:
     )  # fmt: skip
 
 
-def layer_input(maps: Array | None, images: Array) -> Array:
-    """What a layer sees: the images (n, H, W, d), behind the maps of the layer before if any."""
-    return images if maps is None else np.concatenate([maps, images], axis=3)
-
-
 def slabs(n: int, image_shape: tuple[int, int, int], spec: NetworkSpec) -> Iterator[slice]:
     """The rows of n images (H, W, d) that are worked on at a time. Their number can change the
     rounding of a matrix product, so a chunk is always cut in this way."""
@@ -143,7 +139,7 @@ def forward(
     maps: Array | None = None
     scores = np.zeros((len(images), classes), np.float32)
     for layer in layers:
-        maps = layer.bank.maps(layer_input(maps, images))
+        maps = layer.bank.maps(LayerInput.of(images, maps))
         scores = updated_scores(layer.classifier, maps, scores, spec, len(images), classes)
         yield maps, scores
 
@@ -161,5 +157,6 @@ def replayed(
         before: Array | None = None
         for before, scores in stages:  # noqa: B007 (the last ones are wanted)
             entering[rows] = scores
-        maps[rows] = layers[-1].bank.maps(layer_input(before, image_scale(images[rows])))
+        inputs = LayerInput.of(image_scale(images[rows]), before)
+        layers[-1].bank.maps(inputs, maps[rows])
     return maps, entering

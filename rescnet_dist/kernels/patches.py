@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
+from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.products import patch_products
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-BATCH_BYTES = 4 * 2**20  # of unfolded patches held at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +46,35 @@ class PatchMoments:
         )
 
 
-def unfold(images: Array, size: int) -> Array:
-    """All valid size×size patches of images (n, H, W, c), as a view (n, H', W', size, size, c)."""
-    windows = sliding_window_view(images, (size, size), axis=(1, 2))
-    return windows.transpose(0, 1, 2, 4, 5, 3)
-
-
 def patch_scatter(images: Array, size: int) -> PatchMoments:
     """Moments of all valid size×size patches of images (n, H, W, c), at stride 1.
 
     A patch is flattened in the order row, column, channel.
     """
-    n, height, width, channels = images.shape
-    directions = size * size * channels
-    rows, columns = height - size + 1, width - size + 1
-    if n == 0 or rows < 1 or columns < 1:
-        return PatchMoments.empty(directions)
-    shift = images.mean(axis=(0, 1, 2), dtype=np.float64)
-    centred = np.asarray(images - shift.astype(np.float32), dtype=np.float32)
-    shift = shift.astype(np.float32).astype(np.float64)
-    count = n * rows * columns
-    sums = _offset_sums(centred, size)
-    products = patch_products(centred, size)
-    mean = sums / count
-    return PatchMoments(
-        count, mean + np.tile(shift, size * size), products - np.outer(mean, mean) * count
-    )
+    return patch_statistics(LayerInput.of(images), size)[2]
 
 
-def _offset_sums(images: Array, size: int) -> Array:
-    """Σ over all patches, (k²c,): the sum of the image over the rectangle each offset sweeps."""
-    height, width, channels = images.shape[1:]
+def patch_statistics(inputs: LayerInput, size: int) -> tuple[Array, Array, PatchMoments]:
+    """The least and largest value of each channel, (c,) each, and the moments of all patches."""
+    height, width, channels = inputs.shape
+    low, high, sums = inputs.sums()
+    count = len(inputs) * max(0, height - size + 1) * max(0, width - size + 1)
+    if not count:
+        return low, high, PatchMoments.empty(size * size * channels)
+    shift = (sums.sum(axis=(0, 1)) / (len(inputs) * height * width)).astype(np.float32)
+    products = patch_products(inputs, size, shift)
+    offset = np.tile(shift.astype(np.float64), size * size)
+    mean = _offset_sums(sums, size) / count - offset
+    moments = PatchMoments(count, mean + offset, products - np.outer(mean, mean) * count)
+    return low, high, moments
+
+
+def _offset_sums(sums: Array, size: int) -> Array:
+    """Σ over all patches, (k²c,), from that over all images (H, W, c): of the rectangle that each
+    offset sweeps over."""
+    height, width, channels = sums.shape
     table = np.zeros((height + 1, width + 1, channels))
-    table[1:, 1:] = images.sum(axis=0, dtype=np.float64).cumsum(axis=0).cumsum(axis=1)
+    table[1:, 1:] = sums.cumsum(axis=0).cumsum(axis=1)
     rows, columns = height - size + 1, width - size + 1
     first = table[:size, :size]
     return (

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from rescnet_dist.kernels import compiled
-from rescnet_dist.kernels.patches import Array
+from rescnet_dist.kernels.blas import Array
 
 
 def block_starts(length: int, block: int, stride: int) -> range:

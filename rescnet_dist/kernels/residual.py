@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.patches import Array
+from rescnet_dist.kernels.blas import Array
 
 
 def one_hot(labels: Array, classes: int) -> Array:

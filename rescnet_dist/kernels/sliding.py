@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rescnet_dist.kernels.blas import Array
 from rescnet_dist.kernels.jit import compiled
-from rescnet_dist.kernels.patches import Array
 
 SIGNATURE = "void(float32[:,::1], int64, int64, int64, int64, float64[:,::1])"
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rescnet_dist.kernels.blas import Array
 from rescnet_dist.kernels.discriminant import FeatureMoments
 from rescnet_dist.kernels.filters import Draws, PatchSample, sample_patches
-from rescnet_dist.kernels.patches import Array, PatchMoments, patch_scatter
+from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.patches import PatchMoments, patch_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +39,17 @@ class BankStatistics:
 
     @classmethod
     def of(
-        cls, inputs: Array, labels: Array, train: Array, before: Array, draws: Draws, size: int
+        cls,
+        inputs: LayerInput,
+        labels: Array,
+        train: Array,
+        before: Array,
+        draws: Draws,
+        size: int,
     ) -> BankStatistics:
-        """The statistics of the training images among the inputs (n, H, W, c) of a chunk."""
-        inputs = np.asarray(inputs, dtype=np.float32)
+        """The statistics of the training images, train (n,), among the inputs of a chunk."""
         sample = sample_patches(inputs, labels, train, before, draws, size)
-        learnt = inputs if train.all() else inputs[train]
-        return cls(
-            learnt.min(axis=(0, 1, 2), initial=np.inf).astype(np.float64),
-            learnt.max(axis=(0, 1, 2), initial=-np.inf).astype(np.float64),
-            patch_scatter(learnt, size),
-            sample,
-        )
+        return cls(*patch_statistics(inputs.only(train), size), sample)
 
     def merge(self, other: BankStatistics) -> BankStatistics:
         """The statistics of both sets of images."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import blas, solve_triangular
 
+from rescnet_dist.kernels.blas import Array
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,
@@ -19,7 +20,6 @@ from rescnet_dist.kernels.discriminant import (
     inverse_deviations,
     singular,
 )
-from rescnet_dist.kernels.patches import Array
 
 
 def feature_blocks(features: int, tile: int) -> list[slice]:

@@ -79,7 +79,7 @@ def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Bytes that one task holds of the chunk it works on."""
     height, width, channels = problem.image_shape
     n, features = plan.chunk_images, problem.features(spec)
-    images = 2 * problem.itemsize * height * width * channels  # as stored, and as read
+    images = (2 * problem.itemsize + 4) * height * width * channels  # stored, read, and normalised
     maps = 2 * 4 * height * width * spec.filters  # of the layer before, and new ones
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
     copying = COPYING if problem.copies else 0

@@ -19,9 +19,9 @@ from rescnet_dist.kernels import (
     Bank,
     BankStatistics,
     Classifier,
-    Draws,
     FeatureMoments,
     GrowingLayer,
+    LayerInput,
     LayerStatistics,
     PatchMoments,
     PatchSample,
@@ -31,7 +31,6 @@ from rescnet_dist.kernels import (
     fit_bank,
     fit_classifier,
     fit_image_scale,
-    slabs,
 )
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
@@ -45,7 +44,7 @@ from rescnet_dist.store import (
     write_classifier,
     write_image_scale,
 )
-from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, naming, write
+from rescnet_dist.train.chunks import FeatureWriter, Reader, naming, write
 from rescnet_dist.train.report import report_chunk
 from rescnet_dist.train.state import Array, RunState, Task
 
@@ -102,24 +101,13 @@ def survey_group(task: Task, group: Group) -> Checked:
                 check_finite(
                     raw, chunk.rows.image
                 )  # of images that were copied, this has been done
-                statistics = statistics.merge(_surveyed(raw, chunk, draws, size, state))
+                more = BankStatistics.of(
+                    LayerInput.of(raw), chunk.labels, chunk.train, chunk.before, draws, size
+                )
+                statistics = statistics.merge(more)
                 checksums = checksums.plus({"data/images": raw})
             report_chunk(task, "survey", chunk.start, chunk.stop)
     return Checked(statistics, checksums)
-
-
-def _surveyed(
-    images: Array, chunk: Chunk, draws: Draws, size: int, state: RunState
-) -> BankStatistics:
-    """The statistics of a chunk of raw images (n, H, W, d), a slab at a time."""
-    statistics, before = BankStatistics.empty(state.image_shape[2], size), chunk.before
-    for rows in slabs(len(images), state.image_shape, state.spec):
-        labels, train = chunk.labels[rows], chunk.train[rows]
-        pixels = images[rows].astype(np.float32)
-        more = BankStatistics.of(pixels, labels, train, before, draws, size)
-        statistics = statistics.merge(more)
-        before = before + np.bincount(labels[train], minlength=state.classes)
-    return statistics
 
 
 def finish_survey(task: Task, checked: Checked) -> Checksums:

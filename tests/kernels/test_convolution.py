@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rescnet_dist.kernels import convolve, min_max_scale, normalise
+from rescnet_dist.kernels import LayerInput, convolve, min_max_scale, normalise
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
@@ -18,7 +18,7 @@ def test_convolve_equals_oracle(size, channels, height, width, rng):
     filters = rng.normal(size=(size, size, channels, 4))
     bias = rng.normal(size=4)
     expected = oracle.convolve(images.astype(np.float64), filters, bias)
-    maps = convolve(images, filters, bias)
+    maps = convolve(LayerInput.of(images), filters, bias)
     assert maps.dtype == np.float32
     assert maps.shape == (3, height, width, 4)
     assert np.abs(maps - expected).max() <= 2e-6 * np.abs(expected).max()
@@ -27,7 +27,7 @@ def test_convolve_equals_oracle(size, channels, height, width, rng):
 def test_convolve_in_float64_keeps_float64(rng):
     """The precision of the maps is that of the images."""
     images, filters = rng.normal(size=(2, 5, 6, 2)), rng.normal(size=(3, 3, 2, 3))
-    maps = convolve(images, filters, np.zeros(3))
+    maps = convolve(LayerInput.of(images), filters, np.zeros(3))
     assert maps.dtype == np.float64
     np.testing.assert_allclose(maps, oracle.convolve(images, filters, np.zeros(3)), atol=1e-12)
 
@@ -38,7 +38,7 @@ def test_impulse_gives_the_filter_mirrored_with_even_sizes_reaching_down_and_rig
     image[0, 4, 4, 0] = 1
     for size in (3, 4):
         kernel = rng.normal(size=(size, size)).astype(np.float32)
-        maps = convolve(image, kernel[:, :, None, None], np.zeros(1))[0, :, :, 0]
+        maps = convolve(LayerInput.of(image), kernel[:, :, None, None], np.zeros(1))[0, :, :, 0]
         start = 4 - size // 2
         spread = maps[start : start + size, start : start + size]
         np.testing.assert_array_equal(spread, kernel[::-1, ::-1])
@@ -50,18 +50,18 @@ def test_filters_may_lie_in_memory_in_any_way(rng):
     images = rng.normal(size=(2, 5, 5, 1)).astype(np.float32)
     flat = rng.normal(size=(4, 9))
     filters = flat.T.reshape(3, 3, 1, 4)
-    expected = convolve(images, np.ascontiguousarray(filters), np.zeros(4))
-    np.testing.assert_array_equal(convolve(images, filters, np.zeros(4)), expected)
+    expected = convolve(LayerInput.of(images), np.ascontiguousarray(filters), np.zeros(4))
+    np.testing.assert_array_equal(convolve(LayerInput.of(images), filters, np.zeros(4)), expected)
 
 
 def test_maps_of_an_image_do_not_depend_on_the_others(rng):
     """To the bit."""
     images = rng.normal(size=(7, 6, 5, 2)).astype(np.float32)
     filters, bias = rng.normal(size=(3, 3, 2, 3)), rng.normal(size=3)
-    whole = convolve(images, filters, bias)
-    single = [convolve(image[np.newaxis], filters, bias) for image in images]
+    whole = convolve(LayerInput.of(images), filters, bias)
+    single = [convolve(LayerInput.of(image[np.newaxis]), filters, bias) for image in images]
     np.testing.assert_array_equal(np.concatenate(single), whole)
-    assert convolve(images[:0], filters, bias).shape == (0, 6, 5, 3)
+    assert convolve(LayerInput.of(images[:0]), filters, bias).shape == (0, 6, 5, 3)
 
 
 @pytest.mark.parametrize("mode", ["global", "channel"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rescnet_dist.kernels import (
     Draws,
+    LayerInput,
     PatchMoments,
     PatchSample,
     patch_scatter,
@@ -178,14 +179,18 @@ def test_sample_over_any_chunks_equals_the_whole(cuts, seed, size, order):
     images, labels, train = labelled_images(np.random.default_rng(seed), n=20)
     draws = draws_for(images, labels, train, size, 7, seed=seed)
     nothing = np.zeros(3, np.int64)
-    whole = sample_patches(images, labels, train, nothing, draws, size)
+    whole = sample_patches(LayerInput.of(images), labels, train, nothing, draws, size)
     np.testing.assert_array_equal(whole.slots, np.arange(draws.slots))
     parts = []
     edges = [0, *sorted(cuts), 20]
     for start, stop in pairwise(edges):
         here = slice(start, stop)
         before = np.bincount(labels[:start][train[:start]], minlength=3)
-        parts.append(sample_patches(images[here], labels[here], train[here], before, draws, size))
+        parts.append(
+            sample_patches(
+                LayerInput.of(images[here]), labels[here], train[here], before, draws, size
+            )
+        )
     order.shuffle(parts)
     merged = PatchSample.empty(size * size * 2)
     for part in parts:
@@ -198,7 +203,7 @@ def test_sampled_patches_are_those_of_the_oracle_from_training_images_alone(rng)
     """Each slot holds the patch at the drawn place of the drawn image."""
     images, labels, train = labelled_images(rng)
     draws = draws_for(images, labels, train, 3, 10)
-    sample = sample_patches(images, labels, train, np.zeros(3, np.int64), draws, 3)
+    sample = sample_patches(LayerInput.of(images), labels, train, np.zeros(3, np.int64), draws, 3)
     expected = []
     drawn = oracle.draws(labels, train, 3, (7, 6), 3, POSITIVES, NEGATIVES, 3, 2, 10)
     for c, sources, rows, columns in drawn:
@@ -213,7 +218,7 @@ def test_no_draws_take_no_patches(rng):
     """A bank of PCA filters alone samples nothing, and its sample merges like any other."""
     images, labels, train = labelled_images(rng)
     draws = draws_for(images, labels, train, 3, 0)
-    sample = sample_patches(images, labels, train, np.zeros(3, np.int64), draws, 3)
+    sample = sample_patches(LayerInput.of(images), labels, train, np.zeros(3, np.int64), draws, 3)
     assert sample.slots.shape == (0,)
     assert sample.patches.shape == (0, 18)
     assert sample.merge(PatchSample.empty(18)).patches.shape == (0, 18)
@@ -241,7 +246,9 @@ def test_bank_equals_oracle(size, channels, tolerance, rng):
     """The first draws that separate, in order, then the others by error."""
     images, labels, train = labelled_images(rng, shape=(7, 6, channels))
     draws = draws_for(images, labels, train, size, 24)
-    sample = sample_patches(images, labels, train, np.zeros(3, np.int64), draws, size)
+    sample = sample_patches(
+        LayerInput.of(images), labels, train, np.zeros(3, np.int64), draws, size
+    )
     filters, bias = stacked_lda_filters(
         sample.patches.reshape(24, 8, -1), POSITIVES, size, 6, ridge=1e-2, tolerance=tolerance
     )

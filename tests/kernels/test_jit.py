@@ -9,11 +9,11 @@ from pathlib import Path
 
 CALLED_TWICE = """
 import numpy as np
-from rescnet_dist.kernels import sliding
+from rescnet_dist.kernels import LayerInput, sliding
 from rescnet_dist.kernels.products import products_of_pairs
 if {doubles}:
     sliding.slide(np.zeros((9, 9)), 3, 3, 1, 2, np.zeros((4, 4)))
-products_of_pairs(np.ones((2, 3, 3, 1), np.float32), 2)
+products_of_pairs(LayerInput.of(np.ones((2, 3, 3, 1), np.float32)), 2, np.zeros(1, np.float32))
 print(sum(sliding.slide.stats.cache_misses.values()), sum(sliding.slide.stats.cache_hits.values()))
 """
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rescnet_dist.kernels import PatchMoments, patch_scatter, products
-from rescnet_dist.kernels.patches import unfold
+from rescnet_dist.bench.peers import unfold
+from rescnet_dist.kernels import LayerInput, PatchMoments, patch_scatter, products
 
 SHAPES = [  # n, height, width, channels, patch size
     (3, 6, 7, 2, 1),
@@ -110,16 +110,20 @@ def test_both_ways_give_the_products_of_unfolded_patches(way, shape, rng):
     images = rng.normal(size=images_shape).astype(np.float32)
     flat = unfold(images, size).reshape(-1, size * size * shape[3]).astype(np.float64)
     expected = flat.T @ flat
-    np.testing.assert_allclose(way(images, size), expected, atol=3e-6 * max(1, expected.max()))
+    np.testing.assert_allclose(
+        way(LayerInput.of(images), size, np.zeros(shape[3], np.float32)),
+        expected,
+        atol=3e-6 * max(1, expected.max()),
+    )
 
 
 def test_the_way_with_fewer_products_is_taken(monkeypatch):
     """All pairs of pixels where these are few and patches large, else displacements."""
     taken = []
     for name in ("products_of_pairs", "products_of_displacements"):
-        monkeypatch.setattr(products, name, lambda images, size, name=name: taken.append(name))
-    products.patch_products(np.zeros((1, 28, 28, 1), np.float32), 13)
-    products.patch_products(np.zeros((1, 32, 32, 53), np.float32), 3)
+        monkeypatch.setattr(products, name, lambda *given, name=name: taken.append(name))
+    products.patch_products(LayerInput.of(np.zeros((1, 28, 28, 1))), 13, np.zeros(1))
+    products.patch_products(LayerInput.of(np.zeros((1, 32, 32, 53))), 3, np.zeros(53))
     assert taken == ["products_of_pairs", "products_of_displacements"]
     assert products.displacement_cost(28, 28, 1, 13) > products.pair_cost(28, 28, 1)
 
