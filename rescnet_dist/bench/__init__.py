@@ -2,6 +2,6 @@
 
 from rescnet_dist.bench.cases import CASES, Case
 from rescnet_dist.bench.report import compared, draw_chart, table
-from rescnet_dist.bench.timing import Result, machine
+from rescnet_dist.bench.timing import Result, keep_memory, machine
 
-__all__ = ["CASES", "Case", "Result", "compared", "draw_chart", "machine", "table"]
+__all__ = ["CASES", "Case", "Result", "compared", "draw_chart", "keep_memory", "machine", "table"]

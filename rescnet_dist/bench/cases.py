@@ -171,7 +171,7 @@ def pca(quick: bool) -> list[Result]:
 
 def layer(quick: bool) -> list[Result]:
     """All of a layer's pass but the factorisation, N=2,000, 50 filters on 32×32×3, stride 4."""
-    filters, n, chunk = (8, 40, 20) if quick else (50, 2000, 125)
+    filters, n, chunk = (8, 40, 20) if quick else (50, 2000, 154)  # as planned by default
     spec = NetworkSpec.preset("cifar10").replace(filters=filters, block=16, stride=4)
     shape, rng = (32, 32, 3), np.random.default_rng(0)
     images, maps = textured(rng, n, 32, 3), textured(rng, n, 32, filters)
@@ -179,8 +179,7 @@ def layer(quick: bool) -> list[Result]:
     growing = made_up_layer(Problem(n, shape, CLASSES), spec)
     scores = np.zeros((n, CLASSES), np.float32)
 
-    def work(part: slice) -> LayerStatistics:
-        statistics = growing.empty(*shape, scatter=True)
+    def work(part: slice, statistics: LayerStatistics) -> LayerStatistics:
         for start in range(part.start, part.stop, chunk):
             rows = slice(start, min(start + chunk, part.stop))
             statistics = statistics.fold(
@@ -191,7 +190,12 @@ def layer(quick: bool) -> list[Result]:
             )  # fmt: skip
         return statistics
 
-    seconds = best_seconds(lambda: merged(work, n), 1)
+    def ours() -> None:
+        # not by the threads: only what the main thread takes is memory that was freed before
+        empty = [growing.empty(*shape, scatter=True) for _ in halves(n)]
+        merged(lambda part: work(part, empty.pop()), n)
+
+    seconds = best_seconds(ours, 1)
     theirs: dict[str, float | None] = {"PyTorch": None}
     if library := peers.torch():
         kernel = growing.bank.filters.transpose(3, 2, 0, 1)

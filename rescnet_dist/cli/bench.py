@@ -32,12 +32,13 @@ def bench_command(
       rescnet bench features layer -o today.json --chart today.png
       rescnet bench --compare yesterday.json
     """
-    from rescnet_dist.bench import CASES, compared, draw_chart, machine, table
+    from rescnet_dist.bench import CASES, compared, draw_chart, keep_memory, machine, table
 
     known = {case.name: case for case in CASES}
     for name in cases:
         if name not in known:
             raise RescnetError(f"there is no case {name!r}: {nearest_name(name, known)}")
+    keep_memory()
     results = []
     for name in cases or known:
         with working(f"timing {name}"):

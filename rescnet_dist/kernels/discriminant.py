@@ -90,7 +90,7 @@ class FeatureMoments:
         """Moments of both sets of samples: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁."""
         if self.scatter is None or other.scatter is None:
             return self._joined(other, None)
-        return self._joined(other, np.asfortranarray(self.scatter + other.scatter))
+        return self._joined(other, _sum_of_lower(self.scatter, other.scatter))
 
     def _joined(self, other: FeatureMoments, scatter: Array | None) -> FeatureMoments:
         count = self.count + other.count
@@ -107,6 +107,16 @@ class FeatureMoments:
             self.cross + other.cross,
             self.target_sums + other.target_sums,
         )
+
+
+def _sum_of_lower(one: Array, other: Array) -> Array:
+    """The sum of two matrices (D, D) in Fortran's order in the lower triangle; the memory of most
+    of the other half is never touched."""
+    total = np.zeros(one.shape, one.dtype, order="F")
+    for start in range(0, len(one), COLUMNS):
+        part = slice(start, None), slice(start, start + COLUMNS)
+        np.add(one[part], other[part], out=total[part])
+    return total
 
 
 def _rank_one(scatter: Array, vector: Array, factor: float) -> Array:

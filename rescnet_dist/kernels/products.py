@@ -15,7 +15,7 @@ from rescnet_dist.kernels import compiled
 from rescnet_dist.kernels.blas import Array, add_scatter
 from rescnet_dist.kernels.inputs import LayerInput
 
-STRIP_BYTES = 8 * 2**20  # of pixels with their neighbours that are held at a time
+STRIP_BYTES = 16 * 2**20  # of pixels with their neighbours that are held at a time
 MOST_SUMMED = 4096  # pixels, in single precision: sums of more would lose digits
 FEW_CHANNELS = 8  # which BLAS sums one by one: in double precision, as they cost little
 MOST_PIXELS = 4096  # in all channels, of which all pairs are held
