@@ -24,7 +24,7 @@ from rescnet_dist.store import RunStore
 MIB = 2**20
 SMALL = NetworkSpec(filters=4, block=5, stride=3, first_filter_size=3, max_layers=2)
 CIFAR = NetworkSpec(filters=16, max_layers=2)
-WORKERS = Workers(count=2, slots=2, threads=1, least_threads=1, memory=848 * MIB)
+WORKERS = Workers(count=2, slots=2, threads=1, machine_threads=1, memory=848 * MIB)
 MANY = Problem(images=100_000, image_shape=(32, 32, 3), classes=10)
 
 

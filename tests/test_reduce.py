@@ -37,7 +37,13 @@ def finish_letters(shared: str, merged: str) -> tuple[str, str]:
 def letters_graph(groups: list[str], split_every: int) -> Delayed:
     """A fold under a merge that is associative and not commutative."""
     return fold_graph(
-        fold_letters, groups, add, finish_letters, "s", split_every=split_every, name="letters"
+        fold_letters,
+        [("s", group) for group in groups],
+        add,
+        finish_letters,
+        "s",
+        split_every=split_every,
+        name="letters",
     )
 
 
@@ -62,7 +68,13 @@ def test_a_sum_in_floats_has_the_same_bits_every_time(
 
     def total(scheduler: str) -> float:
         graph = fold_graph(
-            lambda _, x: x, values, add, lambda _, x: x, None, split_every=split_every, name="sum"
+            lambda x: x,
+            [(value,) for value in values],
+            add,
+            lambda _, x: x,
+            None,
+            split_every=split_every,
+            name="sum",
         )
         return graph.compute(scheduler=scheduler)
 
@@ -78,7 +90,7 @@ def test_no_merge_takes_more_than_split_every_parts() -> None:
         return left + right
 
     graph = fold_graph(
-        lambda letter, _: letter, range(30), bracket, lambda _, all_: all_, "x",
+        lambda: "x", [()] * 30, bracket, lambda _, all_: all_, "x",
         split_every=3, name="width",
     )  # fmt: skip
     fan_in = [len(task.dependencies) for task in dict(graph.__dask_graph__()).values()]
@@ -101,7 +113,7 @@ def test_building_the_graph_calls_nothing() -> None:
     with dask.config.set(scheduler=refuse):
         graph = fold_graph(
             lambda factor, group: note("fold", factor * group),
-            [1, 2, 3],
+            [(10, 1), (10, 2), (10, 3)],
             lambda a, b: note("merge", a + b),
             lambda factor, merged: note("finish", merged),
             10,
@@ -122,7 +134,7 @@ def test_a_fold_made_again_runs_again(client: Client) -> None:
     """Though the cluster still holds an equal one: what it reads may have changed meanwhile."""
     graphs = [
         fold_graph(
-            fold_freshly, ["a", "b"], add, finish_letters, "s", split_every=2, name="letters"
+            fold_freshly, [("s", "a"), ("s", "b")], add, finish_letters, "s", split_every=2, name="letters"
         )
         for _ in range(2)
     ]

@@ -232,7 +232,7 @@ def test_groups_are_all_chunks_once_and_in_order() -> None:
         for chunk in (1, 3, 50, 500):
             for wanted in (1, 2, 9, 1000):
                 run = RunSpec(chunk_images=chunk, accumulators=wanted)
-                workers = Workers(count=2, slots=4, threads=2, least_threads=2, memory=None)
+                workers = Workers(count=2, slots=4, threads=2, machine_threads=2, memory=None)
                 plan = make_plan(Problem(images, (14, 14, 1), 10), SPEC, run, workers)
                 groups = plan.groups()
                 chunks = [span for group in groups for span in group.chunks()]
@@ -518,9 +518,10 @@ def test_the_graph_of_a_pass_is_small_whatever_the_number_of_images(tmp_path: Pa
 
     def graph_size(images: int) -> tuple[int, int]:
         plan = Plan(images, 300, 16, 4, 1)
-        task = state.Task(run, 3, ((images // 160,) * 10,) * 16)
+        task = state.Task(run, 3)
+        parts = task.split(plan.groups(), np.full((16, 10), images // 160))
         graph = fold_graph(
-            passes.grow_group, plan.groups(), LayerStatistics.merge, passes.finish_layer, task,
+            passes.grow_group, parts, LayerStatistics.merge, passes.finish_layer, task,
             split_every=4, name="grow",
         )  # fmt: skip
         tasks = dict(graph.__dask_graph__())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import dask
 import psutil
 from distributed import Client, get_worker
 
-from rescnet_dist.cluster.connect import check_versions
+from rescnet_dist.cluster.connect import available_cores, check_versions
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.kernels import prepare
 
@@ -22,14 +22,14 @@ AT_REST = 300 * 2**20  # bytes of a worker process that has loaded everything, a
 @dataclass(frozen=True, slots=True)
 class Workers:
     """Workers of a cluster: their number, threads of all together (slots), of the one with the
-    most and the one with the fewest; memory limit in bytes of the one with the least (None: no
-    limit), the share of it that may be used before Dask spills, and the bytes that are resident
-    in the fullest of them before the run."""
+    most, and of all that share a machine, where these are fewest; memory limit in bytes of the one
+    with the least (None: no limit), the share of it that may be used before Dask spills, and the
+    bytes that are resident in the fullest of them before the run."""
 
     count: int
     slots: int
     threads: int
-    least_threads: int
+    machine_threads: int
     memory: int | None
     share: float = 0.6
     resident: int = AT_REST
@@ -52,35 +52,40 @@ class Workers:
                     f"{WORKER_TIMEOUT} s: start workers, then run this again"
                 ) from None
         check_versions(client)
-        resident = _prepared(client)
+        resident, cores = _prepared(client)
         found = client.scheduler_info(n_workers=-1)["workers"].values()
         threads = [worker["nthreads"] for worker in found]
+        machines: Counter[str] = Counter()
+        for worker in found:
+            machines[worker["host"]] += worker["nthreads"]
         limits = [worker["memory_limit"] for worker in found]
         return cls(
             count=len(threads),
             slots=sum(threads),
             threads=max(threads),
-            least_threads=min(threads),
+            machine_threads=min(*machines.values(), cores),
             memory=min(limit or psutil.virtual_memory().total for limit in limits),
             share=spill_share(),
             resident=max(resident, AT_REST),
         )
 
 
-def _prepared(client: Client) -> int:
+def _prepared(client: Client) -> tuple[int, int]:
     """Have all workers load the compiled kernels, so that the first pass need not; returns the
-    bytes that are resident in the fullest of them then."""
+    bytes that are resident in the fullest of them then, and the fewest cores that one may use."""
     tasks = [
         client.submit(_ready, workers=[address], allow_other_workers=True, pure=False)
         for address in client.nthreads()
     ]
-    return max(client.gather(tasks), default=0)
+    resident, cores = zip(*client.gather(tasks), strict=True)
+    return max(resident), min(cores)
 
 
-def _ready() -> int:
-    """Load the kernels; returns the bytes that are resident in this process, a worker's."""
+def _ready() -> tuple[int, int]:
+    """Load the kernels; returns the bytes that are resident in this process, a worker's, and the
+    cores that it may use."""
     prepare()
-    return int(psutil.Process().memory_info().rss)
+    return int(psutil.Process().memory_info().rss), available_cores()
 
 
 def forget_old_profiles() -> None:

@@ -12,7 +12,7 @@ from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.blas import Array, add_scatter, cholesky
 
 NEGLIGIBLE = 1e-9  # of the scatter: what it may be wrong by
-SINGLE_FROM = 4096  # features: fewer are factorised in double precision in no time
+SINGLE_FROM = 2048  # features: fewer are factorised in double precision in no time
 COLUMNS = 256  # of a matrix that are worked on at a time
 REFINED, STEPS = 1e-10, 50  # residual that is reached in so many steps at most
 SINGULAR = 64  # pivots of so many units of rounding or less mean that there is no inverse

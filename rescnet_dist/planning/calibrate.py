@@ -84,7 +84,7 @@ def calibrate(
         for index in range(min(workers.slots, SLOTS))
     ]
     product = float(np.mean(client.gather(products)))
-    factorisation = client.submit(_factor_rate, workers.least_threads, pure=False).result()
+    factorisation = client.submit(_factor_rate, workers.machine_threads, pure=False).result()
     written, read = float("inf"), float("inf")
     if store is not None:
         written, read = client.submit(_store_rates, store, pure=False).result()

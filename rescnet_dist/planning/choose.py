@@ -15,6 +15,7 @@ from rescnet_dist.spec import NetworkSpec, RunSpec
 CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 GOOD_CHUNK = 16  # images: with fewer, the product of features with themselves is slow
 GROUPS_PER_SLOT = 4  # so that a worker that dies costs a quarter of what it would have done
+FEW_CHUNKS = 16  # per slot: below, one more for some of them would be felt
 CHUNKS_PER_GROUP = 4  # at least, where there are several groups per slot
 MARGIN = 1.05  # on what is advised, as workers grow a little by themselves
 STEP = 16 * 2**20  # that advised sizes of workers are rounded up to
@@ -46,6 +47,9 @@ def _candidates(
         max(1, CHUNK_BYTES // problem.map_bytes(spec)),
         math.ceil(problem.images / (2 * workers.slots)),
     )
+    chunks = math.ceil(problem.images / most)
+    if chunks < FEW_CHUNKS * workers.slots:  # as many for each, or some would wait for others
+        most = math.ceil(problem.images / (math.ceil(chunks / workers.slots) * workers.slots))
     sizes = [run_spec.chunk_images or most]
     while not run_spec.chunk_images and sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
@@ -69,7 +73,7 @@ def _candidates(
                 chunk_images=size,
                 accumulators=min(run_spec.accumulators or groups, chunks),
                 split_every=run_spec.split_every,
-                solve_threads=run_spec.solve_threads or workers.least_threads,
+                solve_threads=run_spec.solve_threads or workers.machine_threads,
                 tile_features=side,
             )
 

@@ -11,8 +11,8 @@ from dask.delayed import Delayed, delayed
 
 
 def fold_graph(
-    fold: Callable[[Any, Any], Any],
-    groups: Sequence[Any],
+    fold: Callable[..., Any],
+    parts: Sequence[tuple[Any, ...]],
     merge: Callable[[Any, Any], Any],
     finish: Callable[..., Any],
     shared: Any,
@@ -21,26 +21,26 @@ def fold_graph(
     name: str,
     spread: bool = False,
 ) -> Delayed:
-    """A lazy finish(shared, merge of all fold(shared, group)).
+    """A lazy finish(shared, merge of all fold(*part)).
 
-    With `spread`, finish itself makes the rest of the graph from the lazy values: finish(shared,
-    lazy shared, lazy merge, token for its keys).
+    With `spread`, finish itself makes the rest of the graph: finish(shared, lazy merge, token for
+    its keys).
 
-    Each group is one task that streams its chunks into one accumulator, so that few accumulators
-    exist however many chunks there are. They are merged in a tree of fan-in `split_every`; groups
-    and fan-in alone fix the order of every sum. `shared`, which is there once, and the groups
-    travel inside the graph and must be small. Dask's dashboard shows the tasks under `name`.
+    Each part is one task that streams its chunks into one accumulator, so that few accumulators
+    exist however many chunks there are. They are merged in a tree of fan-in `split_every`; parts
+    and fan-in alone fix the order of every sum. The parts and `shared` travel inside the graph and
+    must be small; as no task depends on where such a thing lies, all workers begin at once. Dask's
+    dashboard shows the tasks under `name`.
     """
     token = uuid.uuid4().hex  # never reuse a key: a store may hold something else by now
-    common = delayed(shared, name=f"{name}-task-{token}", traverse=False)
     folded = [
-        delayed(fold, pure=False)(common, group, dask_key_name=(f"{name}-fold-{token}", index))
-        for index, group in enumerate(groups)
+        delayed(fold, pure=False)(*part, dask_key_name=(f"{name}-fold-{token}", index))
+        for index, part in enumerate(parts)
     ]
     merged = tree_merge(folded, merge, split_every=split_every, name=name, token=token)
     if spread:
-        return finish(shared, common, merged, token)
-    return delayed(finish, pure=False)(common, merged, dask_key_name=f"{name}-finish-{token}")
+        return finish(shared, merged, token)
+    return delayed(finish, pure=False)(shared, merged, dask_key_name=f"{name}-finish-{token}")
 
 
 def tree_merge(

@@ -76,7 +76,7 @@ class Reader:
 
     def chunks(self) -> Iterator[Chunk]:
         """The chunks of the group, in order."""
-        table, before = self.state.rows, self.task.ahead(self.group)
+        table, before = self.state.rows, self.task.before
         blocks: dict[int, RowBlock] = {}
         for start, stop in self.group.chunks():
             needed = table.blocks(start, stop)

@@ -18,21 +18,24 @@ from rescnet_dist.reduce import fold_graph
 from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, Listener, PassRetried
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.report import progress_topic
-from rescnet_dist.train.state import Task
+from rescnet_dist.train.state import Array, Task
 
 TRIES = 3  # failures in a row, without a chunk done between them, that end a pass
 LOOK_EVERY = 20.0  # seconds between two looks at whether there is any worker
 
 
-def run_pass(what: Pass, task: Task, plan: Plan, client: Client, tell: Listener) -> Any:
-    """The result of a pass, computed as one graph.
+def run_pass(
+    what: Pass, task: Task, counts: Array, plan: Plan, client: Client, tell: Listener
+) -> Any:
+    """The result of a pass, computed as one graph; counts (G, C) are the training images of each
+    class in each group.
 
     Workers may die without limit while chunks get done. What fails on its own account is tried
     again, and ends the pass as a `PassError` that names chunk and cause when it has failed
     `TRIES` times in a row. Errors that say what is wrong themselves end it at once.
     """
     graph = fold_graph(
-        what.fold, plan.groups(), what.merge, what.finish, task,
+        what.fold, task.split(plan.groups(), counts), what.merge, what.finish, task,
         split_every=plan.split_every, name=what.name, spread=what.spread,
     )  # fmt: skip
     with _watching(what, task, client, tell) as watch:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from distributed import Client
 
 from rescnet_dist.cluster.connect import check_versions
@@ -68,7 +69,7 @@ class _Driver:
         self.client = client
         self.listeners = listeners
         self.state = RunState.of(self.run)
-        self.counts: tuple[tuple[int, ...], ...] = ()
+        self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
 
     def history(self) -> History:
         """What is committed."""
@@ -91,7 +92,7 @@ class _Driver:
         )  # fmt: skip
         self.drop_commits_behind(len(commits))
         if history.surveyed:
-            self.counts = _as_tuples(commits[0]["counts"])
+            self.counts = np.array(commits[0]["counts"], np.int64)
             self.tidy(history.layers)  # a driver that died may not have got to it
 
     def drop_commits_behind(self, counted: int) -> None:
@@ -107,11 +108,11 @@ class _Driver:
         """Count and survey the data; commits step 0."""
         began = time.perf_counter()
         self.tell(PassStarted("survey", 0))
-        self.counts = _as_tuples(self.compute(passes.COUNT, Task(self.run, 0)))
-        surveyed = self.compute(passes.SURVEY, Task(self.run, 0, self.counts))
+        self.counts = self.compute(passes.COUNT, Task(self.run, 0))
+        surveyed = self.compute(passes.SURVEY, Task(self.run, 0))
         checksums = surveyed.chunks | dict(self.state.rows.checksums)
         seconds = time.perf_counter() - began
-        self.commit(0, {"counts": self.counts, "seconds": seconds, "checksums": checksums})
+        self.commit(0, {"counts": self.counts.tolist(), "seconds": seconds, "checksums": checksums})
         self.tell(PassDone("survey", 0, seconds, None))
 
     def grow(self, layer: int) -> None:
@@ -126,7 +127,7 @@ class _Driver:
             how = tiled.GROW_IN_TILES
             features = (plan.images, state.features)
             self.run.create_work(*features, plan.chunk_images, plan.tile_features)
-        tally, checksums = self.compute(how, Task(self.run, layer, self.counts))
+        tally, checksums = self.compute(how, Task(self.run, layer))
         accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
         seconds = time.perf_counter() - began
         record = {
@@ -150,7 +151,7 @@ class _Driver:
         began = time.perf_counter()
         self.tell(PassStarted("score", layer))
         self.find_maps_of(layer)
-        tally = self.compute(passes.SCORE, Task(self.run, layer, self.counts))
+        tally = self.compute(passes.SCORE, Task(self.run, layer))
         accuracy = _accuracy(layer, tally)
         self.write_result((*self.history().accuracies, accuracy), reason=None)
         self.tell(PassDone("score", layer, time.perf_counter() - began, accuracy))
@@ -177,7 +178,7 @@ class _Driver:
         self.claim.check()
         check_versions(self.client)
         try:
-            return run_pass(what, task, self.state.plan, self.client, self.tell)
+            return run_pass(what, task, self.counts, self.state.plan, self.client, self.tell)
         except StoreError:
             self.claim.check()  # what another driver has removed by now is not there
             raise
@@ -205,7 +206,3 @@ class _Driver:
 
 def _accuracy(layer: int, tally: Tally) -> Accuracy:
     return Accuracy(layer, tally.accuracy(0) or 0.0, tally.accuracy(1))
-
-
-def _as_tuples(counts: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(v) for v in row) for row in counts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,32 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @dataclass(frozen=True, slots=True)
 class Task:
     """What every task of a pass knows: the run, the layer it works on (0: the survey), and how
-    many training images of each class there are in each group (G, C)."""
+    many training images of each class (C,) there are, and are ahead of those it works on."""
 
     run: RunStore
     layer: int
-    counts: tuple[tuple[int, ...], ...] = ()
+    counts: tuple[int, ...] = ()
+    ahead: tuple[int, ...] = ()
 
     @property
     def class_counts(self) -> Array:
         """Training images of each class (C,)."""
-        return np.asarray(np.array(self.counts, np.int64).sum(axis=0))
+        return np.array(self.counts, np.int64)
 
-    def ahead(self, group: Group) -> Array:
-        """Training images of each class (C,) in the groups before this one."""
-        return np.asarray(np.array(self.counts, np.int64)[: group.index].sum(axis=0))
+    @property
+    def before(self) -> Array:
+        """Training images of each class (C,) ahead of those this task works on; (1,) if it does not
+        know."""
+        return np.array(self.ahead or (0,), np.int64)
+
+    def split(self, groups: Sequence[Group], counts: Array) -> list[tuple[Task, Group]]:
+        """The task for each group; counts (G, C) are the training images of each class in each."""
+        ahead = np.cumsum(counts, axis=0) - counts
+        totals = tuple(counts.sum(axis=0).tolist())
+        return [
+            (replace(self, counts=totals, ahead=tuple(ahead[group.index].tolist())), group)
+            for group in groups
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,14 @@ from rescnet_dist.train.report import report
 from rescnet_dist.train.state import Array, RunState, Task
 
 
-def finish_in_tiles(task: Task, shared: Delayed, merged: Delayed, token: str) -> Delayed:
+def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
     """The graph from the merged statistics of a pass to its fits; merged is a `Checked`."""
     state = RunState.of(task.run)
     blocks = range(len(_blocks(state)))
 
     def task_of(name: str, function: Any, at: tuple[int, ...], *arguments: Any) -> Delayed:
         return delayed(function, pure=False)(
-            shared, *arguments, dask_key_name=(f"grow-{name}-{token}", *at)
+            task, *arguments, dask_key_name=(f"grow-{name}-{token}", *at)
         )
 
     facts = task_of("means", means_of_features, (), merged)

@@ -67,7 +67,7 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
     state, problems = RunState.of(run), []
     size = state.plan.chunk_images
     group = Group(0, first * size, min((first + count) * size, state.plan.images), size)
-    reader = Reader.of(Task(run, 0, ((0,) * state.classes,)), group, state, 0)
+    reader = Reader.of(Task(run, 0), group, state, 0)
     chunks = reader.chunks()
     for number in range(first, first + count):
         try:
