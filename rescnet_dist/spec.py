@@ -21,6 +21,8 @@ CHOICES = {
     "residual": ("classify", "regress"),
     "probability": ("sigmoid", "softmax"),
     "keep_maps": ("last", "all"),
+    "store_dtype": ("float32", "float16"),
+    "codec": ("none", "zstd"),
     "padding": ("zero", "edge", "reflect"),
 }
 
@@ -171,6 +173,9 @@ class NetworkSpec(Spec):
         learning_rate: α, lowered by the share `decay` every `decay_every` layers down to
         `rate_floor`. max_layers; patience: layers without a better validation accuracy before
         stopping (None: never). stop_at_zero_error: stop once the training error is 0.
+    Storage
+        store_dtype: precision that the maps of a layer are rounded to, before anything is learnt
+        from them, and stored in.
     """
 
     table: ClassVar[str] = "network"
@@ -205,6 +210,7 @@ class NetworkSpec(Spec):
     max_layers: int = 100
     patience: int | None = None
     stop_at_zero_error: bool = True
+    store_dtype: Literal["float32", "float16"] = "float32"
 
     def __post_init__(self) -> None:
         if isinstance(self.levels, list | tuple):
@@ -331,7 +337,7 @@ class RunSpec(Spec):
     of the reduction. solve_threads: BLAS threads of the solve. tile_features: side of the tiles
     that the features' scatter matrix is cut into (None: from the plan, which does so only where a
     worker cannot hold it whole). keep_maps: maps and scores kept in the store, of the last layer or
-    of all.
+    of all. codec: that maps are compressed with.
     """
 
     table: ClassVar[str] = "run"
@@ -344,6 +350,7 @@ class RunSpec(Spec):
     solve_threads: int | None = None
     tile_features: int | None = None
     keep_maps: Literal["last", "all"] = "last"
+    codec: Literal["none", "zstd"] = "none"
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -134,7 +134,13 @@ def test_a_fold_made_again_runs_again(client: Client) -> None:
     """Though the cluster still holds an equal one: what it reads may have changed meanwhile."""
     graphs = [
         fold_graph(
-            fold_freshly, [("s", "a"), ("s", "b")], add, finish_letters, "s", split_every=2, name="letters"
+            fold_freshly,
+            [("s", "a"), ("s", "b")],
+            add,
+            finish_letters,
+            "s",
+            split_every=2,
+            name="letters",
         )
         for _ in range(2)
     ]

@@ -56,6 +56,7 @@ RUN_SPECS = st.builds(
     split_every=st.integers(2, 100),
     solve_threads=st.none() | WHOLE,
     keep_maps=st.sampled_from(CHOICES["keep_maps"]),
+    codec=st.sampled_from(CHOICES["codec"]),
 )
 
 # immutability and replacement -------------------------------------------------------------------
@@ -283,7 +284,7 @@ def test_value_of_another_kind_is_named_with_the_kind_expected(kind, name, value
 @pytest.mark.parametrize("name", CHOICES)
 def test_unknown_choice_names_the_nearest_and_lists_all(name):
     """As "maxx" for pool: did you mean 'max'?"""
-    kind = {"keep_maps": RunSpec, "padding": AugmentSpec}.get(name, NetworkSpec)
+    kind = {"keep_maps": RunSpec, "codec": RunSpec, "padding": AugmentSpec}.get(name, NetworkSpec)
     for choice in CHOICES[name]:
         assert getattr(kind(**{name: choice}), name) == choice
         with pytest.raises(SpecError) as caught:

@@ -713,3 +713,43 @@ def test_a_run_whose_data_were_cut_short_is_not_resumed(
             fit(tmp_path / "run")
     with pytest.raises(StoreError, match="never completely written: remove it"):
         ResCNetClassifier.resume(tmp_path / "run")
+
+
+# how maps are stored ----------------------------------------------------------------------------
+
+
+def test_maps_in_half_precision_train_the_network_that_predicts(
+    client: Client, tmp_path: Path
+) -> None:
+    """What later layers see is what is stored: the scores of the run are those of the network, and
+    the maps take half the bytes."""
+    spec = REGRESS.replace(max_layers=3)
+    for kind in ("float32", "float16"):
+        fit(tmp_path / kind, spec.replace(store_dtype=kind))
+    half, single = (RunStore.open(tmp_path / kind) for kind in ("float16", "float32"))
+    assert half.maps(3).dtype == np.float16
+    assert half.maps(3).nbytes_stored() <= 0.51 * single.maps(3).nbytes_stored()
+    network = ResCNetClassifier.load(tmp_path / "float16").network_
+    maps = np.asarray(network.maps(X, 3))
+    np.testing.assert_array_equal(maps, half.maps(3)[:].astype(np.float32))
+    np.testing.assert_allclose(maps, single.maps(3)[:], atol=0.02 * np.abs(maps).max())
+
+
+def test_damaged_maps_in_half_precision_are_rebuilt(client: Client, tmp_path: Path) -> None:
+    """To the bits that were committed."""
+    spec = REGRESS.replace(max_layers=2, store_dtype="float16")
+    fit(tmp_path / "a", spec)
+    fit(tmp_path / "b", spec)
+    maps = RunStore.open(tmp_path / "b").maps(2, write=True)
+    maps[:] = 0
+    for name in ("a", "b"):
+        ResCNetClassifier.resume(tmp_path / name, max_layers=3)
+    assert_same_bits(model(tmp_path / "a"), model(tmp_path / "b"))
+
+
+def test_compressed_maps_change_no_bit(client: Client, tmp_path: Path) -> None:
+    """Of the network."""
+    fit(tmp_path / "none")
+    fit(tmp_path / "zstd", run=RUN.replace(codec="zstd"))
+    assert_same_bits(model(tmp_path / "none"), model(tmp_path / "zstd"))
+    assert "Zstd" in str(RunStore.open(tmp_path / "zstd").maps(3).metadata.codecs)

@@ -181,11 +181,11 @@ class Whitening:
         scale = inverse_deviations(variance)
         shift = ridge * float((variance * scale**2).mean())
         live = scale > 0
-        factor = np.array(scatter, order="F")
+        factor = np.zeros(scatter.shape, scatter.dtype, order="F")
         root = (scale / np.sqrt(count)).astype(np.float32)
-        for start in range(0, len(scale), COLUMNS):
+        for start in range(0, len(scale), COLUMNS):  # the other half is never touched
             columns = slice(start, start + COLUMNS)
-            factor[start:, columns] *= root[start:, None]
+            np.multiply(scatter[start:, columns], root[start:, None], out=factor[start:, columns])
             factor[start:, columns] *= root[columns]
         np.einsum("ii->i", factor)[...] = np.where(live, variance * scale**2 + shift, 1)
         cholesky(factor)

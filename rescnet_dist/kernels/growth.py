@@ -27,6 +27,7 @@ from rescnet_dist.kernels.layer import (
     ImageScale,
     features_of,
     features_per_layer,
+    layer_maps,
     slabs,
     updated_scores,
 )
@@ -95,7 +96,7 @@ class GrowingLayer:
                 self.previous, old, None if scores is None else scores[rows], self.spec,
                 len(pixels[rows]), self.classes,
             )  # fmt: skip
-            self.bank.maps(LayerInput.of(pixels[rows], old), new_maps[rows])
+            layer_maps(self.bank, LayerInput.of(pixels[rows], old), self.spec, new_maps[rows])
             features[rows] = features_of(new_maps[rows], self.spec)
         inputs = BankStatistics.of(
             LayerInput.of(pixels, new_maps), labels, train, before, self.draws,

@@ -80,6 +80,17 @@ class ImageScale:
         return normalise(images, self.low, self.scale)
 
 
+def layer_maps(
+    bank: Bank, inputs: LayerInput, spec: NetworkSpec, into: Array | None = None
+) -> Array:
+    """Maps (n, H, W, f) of a layer in float32, as whoever reads them from the store gets them;
+    written to `into` where it is given."""
+    maps = bank.maps(inputs, into)
+    if spec.store_dtype != "float32":
+        maps[...] = maps.astype(spec.store_dtype)
+    return maps
+
+
 def features_of(maps: Array, spec: NetworkSpec) -> Array:
     """Features (n, D) of maps (n, H, W, f)."""
     return second_order_features(
@@ -139,7 +150,7 @@ def forward(
     maps: Array | None = None
     scores = np.zeros((len(images), classes), np.float32)
     for layer in layers:
-        maps = layer.bank.maps(LayerInput.of(images, maps))
+        maps = layer_maps(layer.bank, LayerInput.of(images, maps), spec)
         scores = updated_scores(layer.classifier, maps, scores, spec, len(images), classes)
         yield maps, scores
 
@@ -158,5 +169,5 @@ def replayed(
         for before, scores in stages:  # noqa: B007 (the last ones are wanted)
             entering[rows] = scores
         inputs = LayerInput.of(image_scale(images[rows]), before)
-        layers[-1].bank.maps(inputs, maps[rows])
+        layer_maps(layers[-1].bank, inputs, spec, maps[rows])
     return maps, entering

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels import features_per_layer, targets_per_layer
@@ -79,8 +81,10 @@ def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Bytes that one task holds of the chunk it works on."""
     height, width, channels = problem.image_shape
     n, features = plan.chunk_images, problem.features(spec)
-    images = (2 * problem.itemsize + 4) * height * width * channels  # stored, read, and normalised
-    maps = 2 * 4 * height * width * spec.filters  # of the layer before, and new ones
+    # as stored, as read and normalised, and those of the next chunk
+    images = (3 * problem.itemsize + 4) * height * width * channels
+    # of the layer before, of this chunk and the next; new ones, of this chunk and the one before
+    maps = 4 * 4 * height * width * spec.filters
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
     copying = COPYING if problem.copies else 0
     each = images + maps + FEATURES * 4 * features + 64 * problem.classes
@@ -132,7 +136,8 @@ def traffic(problem: Problem, spec: NetworkSpec, plan: Plan) -> Traffic:
     height, width, _ = problem.image_shape
     n, features = problem.images, problem.features(spec)
     images = problem.image_bytes
-    maps = n * (4 * height * width * spec.filters + 4 * problem.classes)
+    itemsize = np.dtype(spec.store_dtype).itemsize
+    maps = n * (itemsize * height * width * spec.filters + 4 * problem.classes)
     read, written = images + maps, maps
     merges, left = 0, plan.accumulators
     while left > 1:

@@ -180,12 +180,20 @@ class RunStore:
     # maps and scores ----------------------------------------------------------------------------
 
     def create_layer(
-        self, layer: int, maps: tuple[int, ...], scores: tuple[int, ...], chunk: int
+        self,
+        layer: int,
+        maps: tuple[int, ...],
+        scores: tuple[int, ...],
+        chunk: int,
+        *,
+        dtype: str = "float32",
+        compress: bool = False,
     ) -> None:
-        """Make the empty maps (N, H, W, f) and scores (N, C) of a layer, in place of any."""
+        """Make the empty maps (N, H, W, f), of a dtype and compressed or not, and scores (N, C) of
+        a layer, in place of any."""
         self._create(
-            f"maps/{layer:04d}", maps, "float32", chunk, ("image", "y", "x", "filter"),
-            compress=False,
+            f"maps/{layer:04d}", maps, dtype, chunk, ("image", "y", "x", "filter"),
+            compress=compress,
         )  # fmt: skip
         self._create(
             f"scores/{layer:04d}", scores, "float32", chunk, ("image", "class"), compress=False

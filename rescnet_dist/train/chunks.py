@@ -130,7 +130,7 @@ class Reader:
         except DamagedError as error:
             lost = error
         else:
-            return maps, scores
+            return maps.astype(np.float32, copy=False), scores
         return self._rebuilt(chunk, lost)
 
     def _number(self, start: int) -> int:
@@ -179,14 +179,15 @@ class Reader:
             f"reading the layers of {run}",
         )
         places = run.maps(layer, write=True), run.scores(layer, write=True)
-        for array, values in zip(places, (maps, scores), strict=True):
+        stored = maps.astype(places[0].dtype, copy=False), scores
+        for array, values in zip(places, stored, strict=True):
             if checksum(values) != self._expected(array.path, self._number(start)):
                 raise DamagedError(
                     f"{lost}; what the stored layers give for them is not what was committed "
                     "either, as with another version of NumPy or its BLAS, or another processor: "
                     "resume where the run was trained"
                 )
-        for array, values in zip(places, (maps, scores), strict=True):
+        for array, values in zip(places, stored, strict=True):
             write(array, start, values, run)
         report(self.task, "rebuilt", layer=layer, start=start, stop=chunk.stop, reason=str(lost))
         return maps, scores

@@ -193,7 +193,8 @@ class _Driver:
         images, (height, width, _) = self.state.plan.images, self.state.image_shape
         self.run.create_layer(
             layer, (images, height, width, self.state.spec.filters), (images, self.state.classes),
-            self.state.plan.chunk_images,
+            self.state.plan.chunk_images, dtype=self.state.spec.store_dtype,
+            compress=self.state.run_spec.codec != "none",
         )  # fmt: skip
 
     def find_maps_of(self, layer: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from operator import add
 from typing import Any
 
@@ -44,7 +45,8 @@ from rescnet_dist.store import (
     write_classifier,
     write_image_scale,
 )
-from rescnet_dist.train.chunks import FeatureWriter, Reader, naming, write
+from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, naming, write
+from rescnet_dist.train.overlap import read_ahead, write_behind
 from rescnet_dist.train.report import report_chunk
 from rescnet_dist.train.state import Array, RunState, Task
 
@@ -138,25 +140,32 @@ def grow_group(task: Task, group: Group) -> Checked:
     work = FeatureWriter.of(run, state) if state.plan.tile_features else None
     statistics = growing.empty(*state.image_shape, scatter=work is None)
     checksums = Checksums()
-    with blas_threads(1):
-        for chunk in reader.chunks():
+
+    def read(chunk: Chunk) -> tuple[Array, Array | None, Array | None]:
+        maps, scores = reader.maps_and_scores(chunk) if layer > 1 else (None, None)
+        return reader.images(images, chunk), maps, scores
+
+    def write_all(chunk: Chunk, maps: Array, scores: Array, features: Array | None) -> Checksums:
+        with naming(group, chunk):
+            maps = maps.astype(new_maps.dtype, copy=False)
+            write(new_maps, chunk.start, maps, run)
+            write(new_scores, chunk.start, scores, run)
+            written = Checksums().plus({new_maps.path: maps, new_scores.path: scores})
+            if work and features is not None:
+                written = written.merge(work.write(chunk.start, features))
+        report_chunk(task, "grow", chunk.start, chunk.stop)
+        return written
+
+    with blas_threads(1), write_behind() as behind:
+        for chunk, given in read_ahead(reader.chunks(), read):
             with naming(group, chunk):
-                maps, scores = reader.maps_and_scores(chunk) if layer > 1 else (None, None)
-                grown = growing.step(
-                    reader.images(images, chunk), maps, scores,
-                    chunk.labels, chunk.train, chunk.before,
-                )  # fmt: skip
-                del maps, scores  # of the layer before: not needed while the new ones are written
+                grown = growing.step(*given(), chunk.labels, chunk.train, chunk.before)
                 statistics = statistics.fold(grown)
-                write(new_maps, chunk.start, grown.maps, run)
-                write(new_scores, chunk.start, grown.scores, run)
-                checksums = checksums.plus(
-                    {new_maps.path: grown.maps, new_scores.path: grown.scores}
-                )
-                if work:
-                    checksums = checksums.merge(work.write(chunk.start, grown.features))
-            del grown  # before the next chunk is read
-            report_chunk(task, "grow", chunk.start, chunk.stop)
+            features = grown.features if work else None
+            writing = partial(write_all, chunk, grown.maps, grown.scores, features)
+            checksums = checksums.merge(behind.put(writing) or Checksums())
+            del grown, features, writing  # before the next chunk is worked on
+        checksums = checksums.merge(behind.wait() or Checksums())
     return Checked(statistics, checksums)
 
 
@@ -207,9 +216,9 @@ def score_group(task: Task, group: Group) -> Tally:
     )
     reader, tally = Reader.of(task, group, state, layer), Tally.empty()
     with blas_threads(1):
-        for chunk in reader.chunks():
+        for chunk, given in read_ahead(reader.chunks(), reader.maps_and_scores):
             with naming(group, chunk):
-                scores = chunk_scores(classifier, *reader.maps_and_scores(chunk), state.spec)
+                scores = chunk_scores(classifier, *given(), state.spec)
                 tally = tally.merge(Tally.of(scores, chunk.labels, chunk.train))
             report_chunk(task, "score", chunk.start, chunk.stop)
     return tally

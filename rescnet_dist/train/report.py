@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from dask.base import tokenize
-from distributed import get_worker
+from distributed import Worker, get_worker
 
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.state import Task
 
+_adopted = threading.local()
+
+
+def adopt(worker: Worker) -> None:
+    """Have this thread, which a task has started, report for the task's worker."""
+    _adopted.worker = worker
+
+
+def _worker() -> Worker:
+    return getattr(_adopted, "worker", None) or get_worker()
+
 
 def report(task: Task, kind: str, **facts: Any) -> None:
     """Tell the driver something; facts are numbers and strings."""
-    worker = get_worker()
-    worker.log_event(progress_topic(task.run), {"kind": kind, **facts})
+    _worker().log_event(progress_topic(task.run), {"kind": kind, **facts})
 
 
 def report_chunk(task: Task, phase: str, start: int, stop: int) -> None:
     """Tell the driver that the images start to stop are done."""
-    memory = get_worker().monitor.get_process_memory()
+    memory = _worker().monitor.get_process_memory()
     report(
         task,
         "chunk",
