@@ -62,14 +62,14 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
     images, labels = made_up(n)
     problem = Problem(n, images.shape[1:], CLASSES)
     one = Workers(count=1, slots=1, threads=1, machine_threads=1, memory=None)
-    chunks = make_plan(problem, spec, RunSpec(), one).groups()[0].chunks()
+    groups = make_plan(problem, spec, RunSpec(), one).groups()
     growing = made_up_layer(problem, spec)
     maps = growing.bank.maps(LayerInput.of(growing.image_scale(images), noise(n, spec.filters)))
     scores, train = np.zeros((n, CLASSES), np.float32), np.ones(n, bool)
     with blas_threads(1):
         began = time.perf_counter()
         statistics = growing.empty(*problem.image_shape, scatter=True)
-        for start, stop in chunks:
+        for start, stop in (chunk for group in groups for chunk in group.chunks()):
             rows, before = slice(start, stop), np.bincount(labels[:start], minlength=CLASSES)
             statistics = statistics.fold(
                 growing.step(

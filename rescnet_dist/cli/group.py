@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": "How fast this machine runs the passes, beside peers and beside...",
     "check": "Verify a run store against its commit records: chunks missing,...",
     "data": "Data sets: import them, look at them, see what augmentation...",
+    "estimate": "What a run would take on a cluster, of workers as fast as this...",
     "evaluate": "Accuracy of the network at RUN, a run or a saved network, on DATA.",
     "info": "What a run is and how far it got: spec, layers, accuracies, sizes.",
     "plan": "What `rescnet train` with the same options would take: memory,...",
@@ -27,7 +28,7 @@ COMMANDS = {
     "resume": "Go on with a run after its last finished layer.",
     "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
 }
-MODULES = {"bench": "bench", "data": "data"}  # of the others: commands
+MODULES = {"bench": "bench", "data": "data", "estimate": "estimate"}  # of the others: commands
 
 
 class Commands(click.Group):

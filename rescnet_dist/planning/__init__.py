@@ -1,7 +1,8 @@
 """Planning a run: what it needs, how it is cut up to fit, and what to expect of it."""
 
+from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import make_plan
-from rescnet_dist.planning.forecast import Forecast, forecast
+from rescnet_dist.planning.forecast import Forecast, estimate, forecast
 from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.plan import Group, Plan
 
@@ -10,7 +11,10 @@ __all__ = [
     "Group",
     "Plan",
     "Problem",
+    "Speed",
     "Traffic",
+    "calibrate",
+    "estimate",
     "forecast",
     "make_plan",
     "peak_memory",

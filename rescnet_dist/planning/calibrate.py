@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from distributed import Client
-from scipy.linalg import lapack
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.kernels import (
@@ -22,16 +23,17 @@ from rescnet_dist.kernels import (
     features_per_layer,
     targets_per_layer,
 )
-from rescnet_dist.kernels.blas import add_scatter
-from rescnet_dist.planning.needs import Problem
+from rescnet_dist.kernels.blas import add_scatter, cholesky
+from rescnet_dist.planning.needs import Problem, accumulator_bytes
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, read_region, write_region
 
-SIDE = 1536  # of the matrices whose product and factorisation are timed
+SIDE, FACTORED = 1536, 3072  # of the matrices whose product and factorisation are timed
 SAMPLE_SECONDS = 1.0  # that images are worked on for on each slot, about
 STORE_BYTES = 16 * 2**20  # written and read again once
+MERGED = 0.8e9  # bytes per second of accumulators that travel and are added up, about
 PER_PASS = 1.0  # seconds of scheduling, opening and committing
 SLOTS = 16  # that are timed at the same time, at most
 
@@ -51,22 +53,29 @@ class Speed:
         """About how long the pass of a layer takes on `slots` threads."""
         height, width, channels = problem.image_shape
         features, busy = problem.features(spec), min(slots, plan.accumulators)
-        maps = 4 * height * width * spec.filters
+        maps = np.dtype(spec.store_dtype).itemsize * height * width * spec.filters
         stored = maps / self.written + maps / self.read
         stored += height * width * channels * problem.itemsize / self.read
-        each = self.image + stored
+        each = max(self.image + features**2 / self.product, stored)  # at the same time
         scatter = features**2 * problem.images / self.product
         solve = features**3 / 3 / self.factorisation
+        levels = math.ceil(math.log(max(plan.accumulators, 1), plan.split_every))
+        solve += levels * accumulator_bytes(problem, spec, plan) / MERGED
         if (
             plan.tile_features
         ):  # one thread per tile; a product of two blocks, not of one with itself
             blocks = -(-features // plan.tile_features)
             traffic = 4 * problem.images * features * ((blocks + 1) / self.read + 1 / self.written)
             return (
-                PER_PASS + problem.images * each / busy
+                PER_PASS + problem.images * max(self.image, stored) / busy
                 + (2 * scatter + traffic) / min(slots, blocks) + 2 * solve
             )  # fmt: skip
-        return PER_PASS + (problem.images * each + scatter) / busy + solve
+        return PER_PASS + problem.images * each / busy + solve
+
+    def with_threads(self, measured: int, threads: int) -> Speed:
+        """The speed of a machine like this whose factorisations have other threads than those that
+        were measured."""
+        return replace(self, factorisation=self.factorisation * threads / measured)
 
 
 def calibrate(
@@ -157,11 +166,12 @@ def _product_rate(seed: int) -> float:
 
 
 def _factor_rate(threads: int) -> float:
-    """Operations per second, D³/3, of a Cholesky factorisation in double precision."""
-    matrix = np.eye(SIDE, order="F") * SIDE + 1.0
+    """Operations per second, D³/3, of a Cholesky factorisation."""
+    matrix = np.asarray(np.eye(FACTORED) * FACTORED + 1.0, np.float32, order="F")
     with blas_threads(threads):
-        lapack.dpotrf(matrix, lower=1)
-        return SIDE**3 / 3 / min(_seconds(lambda: lapack.dpotrf(matrix, lower=1)) for _ in range(2))
+        cholesky(matrix.copy(order="F"))
+        seconds = [_seconds(partial(cholesky, matrix.copy(order="F"))) for _ in range(2)]
+        return FACTORED**3 / 3 / min(seconds)
 
 
 def _store_rates(url: str) -> tuple[float, float]:

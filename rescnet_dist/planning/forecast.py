@@ -64,7 +64,8 @@ class Forecast:
             "tasks": f"{moved.tasks:,} per layer",
             "memory": f"{_size(self.peak_memory)} per worker at most{limit}",
             "driver": f"{_size(moved.driver)} per layer",
-            "traffic": f"{_size(moved.read)} read, {_size(moved.written)} written per layer",
+            "traffic": f"{_size(moved.read)} read, {_size(moved.written)} written per layer; "
+            f"{_size(moved.network)} between workers",
             "store": f"{_size(moved.store)} at most",
         }
         if self.layer_seconds is not None and self.seconds is not None:
@@ -92,11 +93,16 @@ def forecast(
     """The plan of a run on the client's cluster, and what it takes; writes nothing but, while it
     measures, one object beside `store`."""
     problem, workers = Problem.of(data, run_spec), Workers.of(client)
+    speed = calibrate(client, problem, spec, workers, store) if measure else None
+    return estimate(problem, spec, run_spec, workers, speed)
+
+
+def estimate(
+    problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers, speed: Speed | None
+) -> Forecast:
+    """The plan for images and workers that need not be there, and what it takes: arithmetic."""
     plan = make_plan(problem, spec, run_spec, workers)
-    seconds = None
-    if measure:
-        speed: Speed = calibrate(client, problem, spec, workers, store)
-        seconds = speed.layer_seconds(problem, spec, plan, workers.slots)
+    seconds = speed.layer_seconds(problem, spec, plan, workers.slots) if speed else None
     return Forecast(
         problem=problem,
         plan=plan,

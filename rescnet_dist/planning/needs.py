@@ -96,6 +96,13 @@ def small_accumulator(problem: Problem, spec: NetworkSpec) -> int:
     return 2 * 8 * problem.features(spec) * (targets_per_layer(problem.classes, spec) + 1)
 
 
+def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
+    """Bytes of an accumulator, as it travels."""
+    whole = 0 if plan.tile_features else 4 * problem.features(spec) ** 2
+    channels = problem.image_shape[2] + spec.filters
+    return whole + small_accumulator(problem, spec) // 2 + 8 * (spec.filter_size**2 * channels) ** 2
+
+
 def accumulators_held(plan: Plan, threads: int) -> int:
     """Accumulators in one worker at most: those being filled, those that wait for their partner in
     the tree, and two with their sum; or one and its factor in double precision, which is as much
@@ -121,11 +128,12 @@ def bank_memory(problem: Problem, spec: NetworkSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes per layer that are read from and written to the store and that reach the driver, bytes
-    the store takes at most, and tasks per layer."""
+    """Bytes per layer that are read from and written to the store, that the reductions move between
+    workers at most and that reach the driver, bytes the store takes at most, tasks per layer."""
 
     read: int
     written: int
+    network: int
     driver: int
     store: int
     tasks: int
@@ -144,6 +152,7 @@ def traffic(problem: Problem, spec: NetworkSpec, plan: Plan) -> Traffic:
         left = math.ceil(left / plan.split_every)
         merges += left
     tasks, work = plan.accumulators + merges + 1, 0
+    network = (plan.accumulators - 1) * accumulator_bytes(problem, spec, plan)
     if plan.tile_features:
         side = min(plan.tile_features, features)
         blocks = math.ceil(features / side)
@@ -157,6 +166,7 @@ def traffic(problem: Problem, spec: NetworkSpec, plan: Plan) -> Traffic:
     return Traffic(
         read=read,
         written=written,
+        network=network,
         driver=PER_PASS + plan.chunks * PER_CHUNK + tasks * PER_TASK,
         store=images + 2 * maps + work + spec.max_layers * layer,
         tasks=tasks,

@@ -70,10 +70,11 @@ class _Driver:
         self.listeners = listeners
         self.state = RunState.of(self.run)
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
+        self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
 
     def history(self) -> History:
-        """What is committed."""
-        return History.of(self.run.commits(), self.run.result())
+        """What is committed: read once, as nobody else writes to the run."""
+        return History.of(self.accuracies, self.run.result())
 
     def tell(self, event: Event) -> None:
         """Send an event to all listeners."""
@@ -83,7 +84,8 @@ class _Driver:
     def started(self) -> None:
         """Announce the run, and take it up where it was left."""
         commits, plan = self.run.commits(), self.state.plan
-        history = History.of(commits, self.run.result())
+        self.accuracies = [{"accuracy": record.get("accuracy")} for record in commits]
+        history = self.history()
         self.tell(
             RunStarted(
                 str(self.run), plan.images, self.state.spec.max_layers, history.layers,
@@ -187,6 +189,7 @@ class _Driver:
         """Make a step count, unless somebody else writes to the run by now."""
         self.claim.check()
         self.run.commit(step, record)
+        self.accuracies.append({"accuracy": record.get("accuracy")})
 
     def make_room_for(self, layer: int) -> None:
         """Make the empty arrays of a layer's maps and scores, in place of any."""

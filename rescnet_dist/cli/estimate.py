@@ -1,0 +1,89 @@
+"""The command `rescnet estimate`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+from dask.utils import parse_bytes
+
+from rescnet_dist.cli.clusters import cluster, working
+from rescnet_dist.cli.options import SHOW, resolve_specs, spec_options
+from rescnet_dist.cluster import Workers
+from rescnet_dist.errors import SpecError
+from rescnet_dist.planning import Problem, calibrate, estimate
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+
+SMALLEST = 64 * 2**20  # bytes of a worker's memory that anybody can mean
+
+
+@click.command("estimate", **SHOW)
+@click.argument("images")
+@click.option("--classes", type=click.IntRange(2), default=10, show_default=True)
+@click.option("--workers", type=click.IntRange(1), required=True, help="workers of the cluster")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="of each")
+@click.option("--memory", default="8GiB", show_default=True, help="of each")
+@click.option("--preset", help="network to start from; see `rescnet presets`")
+@click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@spec_options(NetworkSpec)
+@spec_options(RunSpec)
+@spec_options(AugmentSpec)
+def estimate_command(
+    images: str,
+    classes: int,
+    workers: int,
+    threads: int,
+    memory: str,
+    preset: str | None,
+    config: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """What a run would take on a cluster, of workers as fast as this machine, that need not be
+    there.
+
+    IMAGES is their number and shape, such as 50000x32x32x3. How fast a core is, is measured here,
+    in half a minute; the rest is the arithmetic of `rescnet plan`. Stores are taken to be fast
+    enough.
+
+    \b
+    Example:
+      rescnet estimate 50000x32x32x3 --preset cifar10 --workers 4 --threads 16 --memory 64GiB
+    """
+    spec, run_spec, augment = resolve_specs(preset, config, images, flags)
+    number, *shape = _shape(images)
+    rows = round(number * (1 + augment.copies * (1 - run_spec.validation)))
+    problem = Problem(rows, (shape[0], shape[1], shape[2]), classes, copies=augment.copies)
+    there = Workers(workers, workers * threads, threads, threads, _bytes(memory))
+    estimate(problem, spec, run_spec, there, None)  # before anything is measured: does it fit?
+    with cluster({}) as client, working("measuring"):
+        here = Workers.of(client)
+        speed = calibrate(client, problem, spec, here, None)
+    speed = speed.with_threads(here.machine_threads, threads)
+    found = estimate(problem, spec, run_spec, there, speed)
+    click.echo(json.dumps(found.to_dict()) if as_json else found)
+
+
+def _shape(images: str) -> list[int]:
+    """The numbers of 50000x32x32x3."""
+    found = re.fullmatch(r"(\d+)[x×](\d+)[x×](\d+)[x×](\d+)", images.replace(",", ""))
+    if not found or "0" in found.groups():
+        raise SpecError(
+            f"{images!r} is not a number of images and their shape: give them as "
+            "IMAGESxHEIGHTxWIDTHxCHANNELS, such as 50000x32x32x3"
+        )
+    return [int(number) for number in found.groups()]
+
+
+def _bytes(memory: str) -> int:
+    """A size such as 8GiB."""
+    try:
+        size = int(parse_bytes(memory))
+    except ValueError:
+        size = 0
+    if size < SMALLEST:
+        raise SpecError(f"--memory {memory} is not a worker's memory: give it as 8GiB, or more")
+    return size
