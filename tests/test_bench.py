@@ -44,6 +44,33 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
     assert "before" in again or "no ratio has changed" in again
 
 
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        ("{", [], "is not a file that `rescnet bench -o` has written"),
+        ("[]", [], "is not a file that `rescnet bench -o` has written"),
+        ('{"quick": true, "results": []}', [], "is of a quick run"),
+        ('{"quick": false, "results": []}', ["--quick"], "is of a full run"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_timed(
+    tmp_path: Path, content: str, options: list[str], expected: str
+) -> None:
+    """As a bench takes minutes."""
+    (tmp_path / "old.json").write_text(content)
+    arguments = ["bench", "layer", *options, "--compare", str(tmp_path / "old.json")]
+    failed = CliRunner().invoke(main, arguments)
+    assert failed.exit_code == 2
+    assert expected in failed.output
+
+
+def test_a_chart_needs_a_folder_that_is_there(tmp_path: Path) -> None:
+    """Which is told at once, too."""
+    failed = CliRunner().invoke(main, ["bench", "layer", "--chart", str(tmp_path / "no/x.png")])
+    assert failed.exit_code == 2
+    assert "make it first" in failed.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_other_cases_run(name: str) -> None:

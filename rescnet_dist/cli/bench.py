@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from typing import Any
 
 import click
 from rich.console import Console
@@ -38,6 +40,9 @@ def bench_command(
     for name in cases:
         if name not in known:
             raise RescnetError(f"there is no case {name!r}: {nearest_name(name, known)}")
+    before = _earlier(compare, quick) if compare else {}
+    if chart and not os.path.isdir(os.path.dirname(chart) or "."):
+        raise RescnetError(f"there is no folder for --chart {chart}: make it first")
     keep_memory()
     results = []
     for name in cases or known:
@@ -45,8 +50,7 @@ def bench_command(
             results += known[name].run(quick)
     Console().print(table(results))
     if compare:
-        with open(compare) as file:
-            lines = compared(results, json.load(file))
+        lines = compared(results, before)
         click.echo("\n".join(lines) or "no ratio has changed by more than 10 %")
     if output:
         with finished_file(output) as file:
@@ -54,3 +58,22 @@ def bench_command(
             json.dump(found | {"results": [result.to_dict() for result in results]}, file, indent=1)
     if chart:
         draw_chart(results, chart)
+
+
+def _earlier(path: str, quick: bool) -> dict[str, Any]:
+    """The results of another day, which must be comparable."""
+    try:
+        with open(path) as file:
+            found = json.load(file)
+        was_quick = bool(found["quick"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RescnetError(
+            f"--compare {path} is not a file that `rescnet bench -o` has written"
+        ) from None
+    if was_quick != quick:
+        kind = "a quick run" if was_quick else "a full run"
+        raise RescnetError(
+            f"--compare {path} is of {kind}, whose figures mean something else: "
+            + ("leave --quick out" if quick else "run with --quick, or compare with a full run")
+        )
+    return dict(found)
