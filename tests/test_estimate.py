@@ -21,8 +21,7 @@ GIB = 2**30
 def on(workers: int, threads: int, problem: Problem = CIFAR) -> float:
     """Seconds of a layer on workers that are as fast as `SPEED` says, the solve on all threads."""
     there = Workers(workers, workers * threads, threads, threads, 256 * GIB)
-    speed = SPEED.with_threads(1, threads)
-    return estimate(problem, SPEC, RunSpec(), there, speed).layer_seconds or 0
+    return estimate(problem, SPEC, RunSpec(), there, SPEED).layer_seconds or 0
 
 
 def test_time_grows_with_images_and_falls_with_cores() -> None:
@@ -74,6 +73,11 @@ def test_the_command_measures_here_and_counts_there() -> None:
         (["100x28x28x1", "--workers", "2", "--memory", "3"], "give it as 8GiB"),
         (["100x28x28x1", "--workers", "0"], "0 is not in the range x>=1"),
         (["100x28x28x1"], "Missing option '--workers'"),
+        (["00x28x28x1", "--workers", "2"], "such as 50000x32x32x3"),
+        (["100x4x4x1", "--workers", "2"], "4×4"),
+        (["100x28x28x1", "--workers", "2", "--first-filter-size", "29"], "first_filter_size=29"),
+        (["100x28x28x1", "--workers", "3", "--machines", "2"], "--machines 2"),
+        (["100x28x28x1", "--workers", "2", "--copies", "1", "--shift", "28"], "shift=28"),
         (["50000x32x32x3", "--workers", "2", "--memory", "300MiB"], "MiB of memory per worker"),
     ],
 )

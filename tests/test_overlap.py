@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from distributed import Client, LocalCluster, get_worker
 
+from rescnet_dist.errors import StoreError
 from rescnet_dist.train.overlap import read_ahead, write_behind
 
 
@@ -111,9 +112,37 @@ def test_a_failed_write_is_raised_by_the_next(client: Client) -> None:
     def work() -> None:
         with write_behind() as behind:
             behind.put(lambda: 1 / 0)
-            behind.wait()
+            behind.put(lambda: 2)
 
     with pytest.raises(ZeroDivisionError):
+        client.submit(work, pure=False).result()
+
+
+def test_a_write_that_says_what_is_wrong_wins_over_what_failed_after_it(client: Client) -> None:
+    """As a full store must end a pass at once, whatever comes of the next chunk meanwhile."""
+
+    def refuse() -> None:
+        raise StoreError("no room")
+
+    def work(write: Callable[[], object]) -> None:
+        with write_behind() as behind:
+            behind.put(write)
+            raise KeyError("later")
+
+    with pytest.raises(StoreError, match="no room"):
+        client.submit(work, refuse, pure=False).result()
+    with pytest.raises(KeyError, match="later"):
+        client.submit(work, lambda: 1 / 0, pure=False).result()
+
+
+def test_what_is_not_taken_is_not_lost_in_silence(client: Client) -> None:
+    """A loop that skips an item would get the next one for it."""
+
+    def work() -> None:
+        for _ in read_ahead(range(5), lambda item: item):
+            continue
+
+    with pytest.raises(RuntimeError, match="has not been taken"):
         client.submit(work, pure=False).result()
 
 
@@ -122,7 +151,6 @@ def test_the_threads_report_for_the_worker_of_their_task(client: Client) -> None
     from rescnet_dist.train.report import _worker
 
     def work() -> bool:
-        ((_, given),) = read_ahead([0], lambda _: _worker())
-        return given() is get_worker()
+        return all(given() is get_worker() for _, given in read_ahead([0], lambda _: _worker()))
 
     assert client.submit(work, pure=False).result()

@@ -114,10 +114,10 @@ def test_workers_take_what_the_plan_says(tmp_path: Path, case: str) -> None:
 
 @pytest.fixture
 def small_workers() -> Iterator[Client]:
-    """Two worker processes of 640 MiB each."""
+    """Two worker processes of 736 MiB each."""
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, memory_limit="640MiB",
+            n_workers=2, threads_per_worker=1, processes=True, memory_limit="736MiB",
             dashboard_address="127.0.0.1:0",
         ) as cluster,
         Client(cluster) as client,
@@ -128,7 +128,7 @@ def small_workers() -> Iterator[Client]:
 def test_less_memory_gives_smaller_chunks_then_tiles() -> None:
     """Every plan fits its workers, and none is cut up further than it must be."""
     chunks, tiles = [], []
-    for memory in (16_000, 2_000, 980, 848, 740, 660, 620):
+    for memory in (16_000, 2_000, 1_000, 880, 780, 720, 690):
         workers = replace(WORKERS, memory=memory * MIB)
         plan = make_plan(MANY, CIFAR, RunSpec(), workers)
         assert peak_memory(MANY, CIFAR, plan, workers) <= workers.budget
@@ -234,7 +234,7 @@ def test_train_refuses_what_the_plan_refuses(small_workers: Client, tmp_path: Pa
 def test_a_small_memory_limit_forces_tiles_with_the_same_result(
     small_workers: Client, tmp_path: Path
 ) -> None:
-    """A scatter matrix of over 100 MiB on workers of 640 MiB: tiled and within the limit, and the
+    """A scatter matrix of over 100 MiB on workers of 736 MiB: tiled and within the limit, and the
     scores are those of one matrix in one process without a limit."""
     X, y = (array[:160] for array in load_digits())
     spec = NetworkSpec(filters=23, block=7, stride=4, max_layers=1, filter_size=1, ridge=0.3)
@@ -244,7 +244,7 @@ def test_a_small_memory_limit_forces_tiles_with_the_same_result(
     features = tiled.network_.layers[0].classifier.weights.shape[2]
     assert 4 * features**2 > 100 * MIB
     assert features > 2 * plan["tile_features"]
-    assert max(small_workers.run(peak_resident).values()) < 640 * MIB
+    assert max(small_workers.run(peak_resident).values()) < 736 * MIB
     assert not (tmp_path / "tiled" / "work").exists()
     one_piece = RunSpec(
         chunk_images=plan["chunk_images"], accumulators=plan["accumulators"], solve_threads=1

@@ -10,6 +10,7 @@ from rich.table import Table
 from rescnet_dist.bench.timing import MISSING, Result
 from rescnet_dist.errors import RescnetError
 
+NO_CHART = 'a chart needs matplotlib: pip install "rescnet-dist[plot]", or leave --chart out'
 SLOWER = 1.1  # times as slow as before is worth a word
 
 
@@ -51,9 +52,7 @@ def draw_chart(results: Sequence[Result], path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RescnetError(
-            'a chart needs matplotlib: pip install "rescnet-dist[plot]", or leave --chart out'
-        ) from None
+        raise RescnetError(NO_CHART) from None
     rows = [
         (result.name, name, seconds / result.ours)
         for result in results
@@ -65,7 +64,8 @@ def draw_chart(results: Sequence[Result], path: str) -> None:
     colours = {"floor": "#9aa5b1", "ours": "#2166ac"}
     for place, (_, name, ratio) in enumerate(rows):
         axes.barh(place, ratio, 0.62, color=colours.get(name, "#d6604d"))
-        axes.text(ratio * 1.04, place, f"{name}  {ratio:.2g} ×", va="center", fontsize=8)
+        text = f"{name}  {ratio:.{0 if ratio >= 10 else 2}f} ×"
+        axes.text(max(ratio, 1) * 1.06, place, text, va="center", fontsize=8)
     axes.axvline(1, color=colours["ours"], linewidth=2)
     axes.set(
         xscale="log",

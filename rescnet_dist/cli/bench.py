@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -34,15 +35,26 @@ def bench_command(
       rescnet bench features layer -o today.json --chart today.png
       rescnet bench --compare yesterday.json
     """
-    from rescnet_dist.bench import CASES, compared, draw_chart, keep_memory, machine, table
+    from rescnet_dist.bench import (
+        CASES,
+        NO_CHART,
+        compared,
+        draw_chart,
+        keep_memory,
+        machine,
+        table,
+    )
 
     known = {case.name: case for case in CASES}
     for name in cases:
         if name not in known:
             raise RescnetError(f"there is no case {name!r}: {nearest_name(name, known)}")
     before = _earlier(compare, quick) if compare else {}
-    if chart and not os.path.isdir(os.path.dirname(chart) or "."):
-        raise RescnetError(f"there is no folder for --chart {chart}: make it first")
+    for flag, path in (("--chart", chart), ("--output", output)):
+        if path and not os.path.isdir(os.path.dirname(path) or "."):
+            raise RescnetError(f"there is no folder for {flag} {path}: make it first")
+    if chart and find_spec("matplotlib") is None:
+        raise RescnetError(NO_CHART)
     keep_memory()
     results = []
     for name in cases or known:
@@ -66,6 +78,7 @@ def _earlier(path: str, quick: bool) -> dict[str, Any]:
         with open(path) as file:
             found = json.load(file)
         was_quick = bool(found["quick"])
+        found["results"] = [result for result in found["results"] if "name" in result]
     except (OSError, ValueError, KeyError, TypeError):
         raise RescnetError(
             f"--compare {path} is not a file that `rescnet bench -o` has written"

@@ -24,6 +24,7 @@ SMALLEST = 64 * 2**20  # bytes of a worker's memory that anybody can mean
 @click.option("--classes", type=click.IntRange(2), default=10, show_default=True)
 @click.option("--workers", type=click.IntRange(1), required=True, help="workers of the cluster")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="of each")
+@click.option("--machines", type=click.IntRange(1), help="they share  [default: one each]")
 @click.option("--memory", default="8GiB", show_default=True, help="of each")
 @click.option("--preset", help="network to start from; see `rescnet presets`")
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
@@ -36,6 +37,7 @@ def estimate_command(
     classes: int,
     workers: int,
     threads: int,
+    machines: int | None,
     memory: str,
     preset: str | None,
     config: str | None,
@@ -55,14 +57,20 @@ def estimate_command(
     """
     spec, run_spec, augment = resolve_specs(preset, config, images, flags)
     number, *shape = _shape(images)
+    spec.check_images(shape[0], shape[1], shape[2])
+    augment.check_images(shape[0], shape[1], shape[2])
+    if workers % (machines or workers):
+        raise SpecError(
+            f"--machines {machines} cannot share {workers} workers evenly: give a number that "
+            f"divides {workers}"
+        )
     rows = round(number * (1 + augment.copies * (1 - run_spec.validation)))
     problem = Problem(rows, (shape[0], shape[1], shape[2]), classes, copies=augment.copies)
-    there = Workers(workers, workers * threads, threads, threads, _bytes(memory))
+    sharing = workers // (machines or workers)
+    there = Workers(workers, workers * threads, threads, sharing * threads, _bytes(memory))
     estimate(problem, spec, run_spec, there, None)  # before anything is measured: does it fit?
     with cluster({}) as client, working("measuring"):
-        here = Workers.of(client)
-        speed = calibrate(client, problem, spec, here, None)
-    speed = speed.with_threads(here.machine_threads, threads)
+        speed = calibrate(client, problem, spec, Workers.of(client), None)
     found = estimate(problem, spec, run_spec, there, speed)
     click.echo(json.dumps(found.to_dict()) if as_json else found)
 
@@ -70,7 +78,7 @@ def estimate_command(
 def _shape(images: str) -> list[int]:
     """The numbers of 50000x32x32x3."""
     found = re.fullmatch(r"(\d+)[x×](\d+)[x×](\d+)[x×](\d+)", images.replace(",", ""))
-    if not found or "0" in found.groups():
+    if not found or 0 in map(int, found.groups()):
         raise SpecError(
             f"{images!r} is not a number of images and their shape: give them as "
             "IMAGESxHEIGHTxWIDTHxCHANNELS, such as 50000x32x32x3"

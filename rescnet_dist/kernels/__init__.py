@@ -1,7 +1,6 @@
 """The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
 
 from rescnet_dist.kernels.augment import augmented
-from rescnet_dist.kernels.compiled import prepare
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -40,6 +39,7 @@ from rescnet_dist.kernels.layer import (
     slabs,
     updated_scores,
 )
+from rescnet_dist.kernels.loading import prepare
 from rescnet_dist.kernels.patches import PatchMoments, patch_scatter
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import (

@@ -49,6 +49,8 @@ def convolve(
     low = np.zeros(channels) if low is None else low
     scale = np.ones(channels) if scale is None else scale
     maps = np.empty((len(inputs), height, width, count), kind) if into is None else into
+    if not maps.flags.c_contiguous or maps.dtype != kind:
+        raise ValueError(f"maps are written to arrays of {kind} in C order")
     each = height * width * len(weights)
     step = max(1, PATCH_BYTES // (kind.itemsize * each))
     memory = np.empty(min(step, len(inputs)) * each, kind)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rescnet_dist.kernels import compiled
 from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.loading import kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class LayerInput:
         images = np.ascontiguousarray(images, np.float64 if images.dtype == "f8" else np.float32)
         if maps is None:
             maps = np.empty((*images.shape[:3], 0), images.dtype)
-        return cls(np.ascontiguousarray(maps), images, np.arange(len(images)))
+        return cls(np.ascontiguousarray(maps, images.dtype), images, np.arange(len(images)))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,12 +54,12 @@ class LayerInput:
         """Write the size×size patch about every pixel of (input − low)·scale, 0 outside, to into
         (m, H, W, size²·c); low and scale (c,)."""
         low, scale = low.astype(into.dtype), scale.astype(into.dtype)
-        compiled.lay_out_patches()(self.maps, self.images, self.rows, low, scale, size, into)
+        kernel("lay_out_patches")(self.maps, self.images, self.rows, low, scale, size, into)
 
     def strips(self, shift: Array, reach: int, into: Array) -> None:
         """Write every pixel less shift (c,), with its neighbours up to `reach` to the left and
         right, 0 outside, to into (H, m, W, 2·reach + 1, c)."""
-        compiled.lay_out_strips()(self.maps, self.images, self.rows, shift, reach, into)
+        kernel("lay_out_strips")(self.maps, self.images, self.rows, shift, reach, into)
 
     def sums(self) -> tuple[Array, Array, Array]:
         """The least and the largest value of each channel (c,), and the sum of all rows (H, W, c)
@@ -67,7 +67,7 @@ class LayerInput:
         kind, channels = self.images.dtype, self.shape[2]
         low, high = np.full(channels, np.inf, kind), np.full(channels, -np.inf, kind)
         sums = np.zeros(self.shape)
-        compiled.gather_sums()(self.maps, self.images, self.rows, low, high, sums)
+        kernel("gather_sums")(self.maps, self.images, self.rows, low, high, sums)
         return low.astype(np.float64), high.astype(np.float64), sums
 
     def windows(self, size: int, row: Array, y: Array, x: Array) -> Array:

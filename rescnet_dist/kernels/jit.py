@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import sigutils
+from numba.core.compiler_lock import global_compiler_lock
 
 COMPILE_SECONDS = 300  # at most
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,10 +40,14 @@ def prepared(function: Function, *signatures: str) -> Function:
     if not hasattr(kernel, "compile"):  # NUMBA_DISABLE_JIT
         return function
     kinds = [sigutils.normalize_signature(signature)[0] for signature in signatures]
-    if any(kernel._cache.load_overload(kind, kernel.targetctx) is None for kind in kinds):
-        _compile_elsewhere(function, signatures)
-    for kind in kinds:
-        kernel.compile(kind)
+    keeps = kernel._cache.cache_path is not None  # or else another process would do it in vain
+    with global_compiler_lock:  # as loading changes what all threads of this process share
+        if keeps and any(
+            kernel._cache.load_overload(kind, kernel.targetctx) is None for kind in kinds
+        ):
+            _compile_elsewhere(function, signatures)
+        for kind in kinds:
+            kernel.compile(kind)
     return function
 
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from rescnet_dist.kernels import compiled
 from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.loading import kernel
 
 
 def block_starts(length: int, block: int, stride: int) -> range:
@@ -120,7 +120,7 @@ def second_order_features(
     pooled = np.empty((n, live, pairs), maps.dtype)
     if not maps.flags.c_contiguous:
         maps = np.ascontiguousarray(maps)
-    compiled.pool_blocks()(
+    kernel("pool_blocks")(
         maps, block, stride, direct, parents, zscore == "channel", power, pool == "max", pooled
     )
     if pool == "mean":

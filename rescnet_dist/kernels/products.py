@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels import compiled
 from rescnet_dist.kernels.blas import Array, add_scatter
 from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.loading import kernel
 
 STRIP_BYTES = 16 * 2**20  # of pixels with their neighbours that are held at a time
 MOST_SUMMED = 4096  # pixels, in single precision: sums of more would lose digits
@@ -59,7 +59,7 @@ def products_of_pairs(inputs: LayerInput, size: int, shift: Array) -> Array:
         part.patches(1, shift, np.ones_like(shift), centred)
         pairs = np.zeros((pixels, pixels), np.float32, order="F")
         add_scatter(pairs, centred.reshape(-1, pixels))
-        compiled.slide()(pairs.T, height, width, channels, size, found)
+        kernel("slide")(pairs.T, height, width, channels, size, found)
         total += found
     return total
 
@@ -79,7 +79,7 @@ def products_of_displacements(inputs: LayerInput, size: int, shift: Array) -> Ar
     reach, across = size - 1, (2 * size - 1) * channels
     sums = [_Sums.zeros(size, down, channels) for down in range(size)]
     each = height * width * across
-    step = max(1, STRIP_BYTES // (kind.itemsize * each))
+    step = max(1, min(STRIP_BYTES // (kind.itemsize * each), MOST_SUMMED // width))
     memory = np.empty(min(step, len(inputs)) * each, kind)
     for part in inputs.parts(step):
         strips = memory[: len(part) * each].reshape(height, len(part), width, -1, channels)

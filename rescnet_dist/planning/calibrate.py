@@ -41,16 +41,20 @@ SLOTS = 16  # that are timed at the same time, at most
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Seconds per image of a layer's pass without the scatter, operations per second of a product
-    on one thread and of a factorisation on all, bytes per second to and from the store."""
+    on one thread and of a factorisation on `threads`, bytes per second to and from the store."""
 
     image: float
     product: float
     factorisation: float
     written: float
     read: float
+    threads: int = 1
 
-    def layer_seconds(self, problem: Problem, spec: NetworkSpec, plan: Plan, slots: int) -> float:
-        """About how long the pass of a layer takes on `slots` threads."""
+    def layer_seconds(
+        self, problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers
+    ) -> float:
+        """About how long the pass of a layer takes."""
+        slots = workers.slots
         height, width, channels = problem.image_shape
         features, busy = problem.features(spec), min(slots, plan.accumulators)
         maps = np.dtype(spec.store_dtype).itemsize * height * width * spec.filters
@@ -59,8 +63,10 @@ class Speed:
         each = max(self.image + features**2 / self.product, stored)  # at the same time
         scatter = features**2 * problem.images / self.product
         solve = features**3 / 3 / self.factorisation
-        levels = math.ceil(math.log(max(plan.accumulators, 1), plan.split_every))
-        solve += levels * accumulator_bytes(problem, spec, plan) / MERGED
+        merges = math.ceil(math.log(max(plan.accumulators, 1), plan.split_every))  # one by one
+        if workers.count > 1:
+            merges = max(merges, math.ceil((plan.accumulators - 1) / workers.count))
+        solve += merges * accumulator_bytes(problem, spec, plan) / MERGED
         if (
             plan.tile_features
         ):  # one thread per tile; a product of two blocks, not of one with itself
@@ -72,10 +78,11 @@ class Speed:
             )  # fmt: skip
         return PER_PASS + problem.images * each / busy + solve
 
-    def with_threads(self, measured: int, threads: int) -> Speed:
-        """The speed of a machine like this whose factorisations have other threads than those that
-        were measured."""
-        return replace(self, factorisation=self.factorisation * threads / measured)
+    def with_threads(self, threads: int) -> Speed:
+        """The speed of factorisations with other threads than those that were measured: as many
+        times as fast, which large matrices nearly are."""
+        rate = self.factorisation * threads / self.threads
+        return replace(self, factorisation=rate, threads=threads)
 
 
 def calibrate(
@@ -97,7 +104,7 @@ def calibrate(
     written, read = float("inf"), float("inf")
     if store is not None:
         written, read = client.submit(_store_rates, store, pure=False).result()
-    return Speed(image, product, factorisation, written, read)
+    return Speed(image, product, factorisation, written, read, workers.machine_threads)
 
 
 def _seconds_per_image(problem: Problem, spec: NetworkSpec, seed: int) -> float:

@@ -64,10 +64,11 @@ class Forecast:
             "tasks": f"{moved.tasks:,} per layer",
             "memory": f"{_size(self.peak_memory)} per worker at most{limit}",
             "driver": f"{_size(moved.driver)} per layer",
-            "traffic": f"{_size(moved.read)} read, {_size(moved.written)} written per layer; "
-            f"{_size(moved.network)} between workers",
+            "traffic": f"{_size(moved.read)} read, {_size(moved.written)} written per layer",
             "store": f"{_size(moved.store)} at most",
         }
+        if workers.count > 1:
+            lines["traffic"] += f"; {_size(moved.network)} between workers at most"
         if self.layer_seconds is not None and self.seconds is not None:
             lines["time"] = (
                 f"about {_time(self.layer_seconds)} per layer, {_time(self.seconds)} for all "
@@ -93,6 +94,7 @@ def forecast(
     """The plan of a run on the client's cluster, and what it takes; writes nothing but, while it
     measures, one object beside `store`."""
     problem, workers = Problem.of(data, run_spec), Workers.of(client)
+    make_plan(problem, spec, run_spec, workers)  # what does not fit is refused, not measured
     speed = calibrate(client, problem, spec, workers, store) if measure else None
     return estimate(problem, spec, run_spec, workers, speed)
 
@@ -102,7 +104,10 @@ def estimate(
 ) -> Forecast:
     """The plan for images and workers that need not be there, and what it takes: arithmetic."""
     plan = make_plan(problem, spec, run_spec, workers)
-    seconds = speed.layer_seconds(problem, spec, plan, workers.slots) if speed else None
+    seconds = None
+    if speed:
+        speed = speed.with_threads(plan.solve_threads)
+        seconds = speed.layer_seconds(problem, spec, plan, workers)
     return Forecast(
         problem=problem,
         plan=plan,

@@ -10,12 +10,14 @@ import numpy as np
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels import features_per_layer, targets_per_layer
+from rescnet_dist.kernels.convolution import PATCH_BYTES
 from rescnet_dist.kernels.layer import SLAB_BYTES
+from rescnet_dist.kernels.products import STRIP_BYTES
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
 # How often each thing is there at the same time at most; `tests/test_plan.py` measures the sum.
-SLABS = 7  # of images, input, normalised input, maps, patches, and what they are made of
+SLABS = 3  # of features and maps, and what they are made of
 FEATURES = 3  # as computed, those to train on, centred
 COPYING = 12 * 2**20  # bytes while copies are made, a slab at a time
 SAMPLES = 4  # of the patches for stacked-LDA: two to merge, merged, rescaled
@@ -87,8 +89,20 @@ def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     maps = 4 * 4 * height * width * spec.filters
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
     copying = COPYING if problem.copies else 0
-    each = images + maps + FEATURES * 4 * features + 64 * problem.classes
-    return n * each + SLABS * slab + copying
+    copies = FEATURES + bool(plan.tile_features)  # which are written while the next are made
+    each = images + maps + copies * 4 * features + 64 * problem.classes
+    most = max(laid_out(problem, spec, layer) for layer in (1, 2))
+    return n * each + SLABS * slab + most + copying
+
+
+def laid_out(problem: Problem, spec: NetworkSpec, layer: int) -> int:
+    """Bytes of the patches and strips of pixels that are laid out at a time: of one image at
+    least, whatever its size."""
+    height, width, channels = problem.image_shape
+    size, inputs = spec.size_of_layer(layer), channels + (spec.filters if layer > 1 else 0)
+    patches = 4 * height * width * size**2 * inputs
+    strips = 8 * height * width * (2 * size - 1) * inputs
+    return max(PATCH_BYTES, patches) + max(STRIP_BYTES, strips)
 
 
 def small_accumulator(problem: Problem, spec: NetworkSpec) -> int:

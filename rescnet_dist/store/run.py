@@ -33,7 +33,7 @@ from rescnet_dist.store.patience import patiently
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 OLDEST_RUN = 2  # that can be gone on with
 
 # entries that the records of a run must have, and their kinds

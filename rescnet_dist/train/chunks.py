@@ -184,8 +184,8 @@ class Reader:
             if checksum(values) != self._expected(array.path, self._number(start)):
                 raise DamagedError(
                     f"{lost}; what the stored layers give for them is not what was committed "
-                    "either, as with another version of NumPy or its BLAS, or another processor: "
-                    "resume where the run was trained"
+                    "either, as with another release of rescnet_dist, NumPy or its BLAS, or "
+                    "another processor: resume where the run was trained"
                 )
         for array, values in zip(places, stored, strict=True):
             write(array, start, values, run)

@@ -54,6 +54,7 @@ class _Watch:
     def __init__(self, what: Pass, task: Task, tell: Listener) -> None:
         self.phase, self.layer, self.tell = what.name, task.layer, tell
         self.done: set[int] = set()  # first images of the chunks done
+        self.begun: set[int] = set()  # and of those that were begun
         self.lock = threading.Lock()
 
     def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
@@ -65,16 +66,21 @@ class _Watch:
                 with self.lock:
                     self.done.add(done.start)
                 self.tell(done)
+        elif message["kind"] == "begun":
+            if (message["phase"], message["layer"]) == (self.phase, self.layer):
+                with self.lock:
+                    self.begun.add(message["start"])
         elif message["kind"] == "rebuilt":
             self.tell(_of(ChunkRebuilt, message))
 
     def suspect(self, group: int, plan: Plan) -> str:
-        """The chunk of a group that is worked on next, in words."""
+        """The chunk of a group that was worked on last, or comes next, in words."""
         with self.lock:
             left = [c for c in plan.groups()[group].chunks() if c[0] not in self.done]
+            begun = [c for c in left if c[0] in self.begun]
         if not left:
             return f"group {group}"
-        start, stop = left[0]
+        start, stop = begun[-1] if begun else left[0]
         return f"chunk {start // plan.chunk_images} (images {start} to {stop})"
 
     def retried(self, reason: str) -> None:

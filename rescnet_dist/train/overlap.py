@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from distributed import get_worker
 
+from rescnet_dist.errors import RescnetError
 from rescnet_dist.train.report import adopt
 
 Item = TypeVar("Item")
@@ -30,12 +31,20 @@ def read_ahead(
             coming.append((item, pool.submit(read, item)))
             if len(coming) == 2:
                 yield coming[0][0], partial(_result_of_first, coming)
+                _check_taken(coming, 1)
         if coming:
             yield coming[0][0], partial(_result_of_first, coming)
+            _check_taken(coming, 0)
 
 
 def _result_of_first(coming: list[tuple[Item, Future[Value]]]) -> Value:
     return coming.pop(0)[1].result()
+
+
+def _check_taken(coming: list[Any], left: int) -> None:
+    """Refuse to go on from an item that was not taken, as the next one would pass for it."""
+    if len(coming) != left:
+        raise RuntimeError("what was read ahead has not been taken")
 
 
 class WriteBehind:
@@ -57,12 +66,23 @@ class WriteBehind:
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
+    def problem(self) -> BaseException | None:
+        """Why what was put last could not be written, if so; waits for it."""
+        return None if self._pending is None else self._pending.exception()
+
 
 @contextmanager
 def write_behind() -> Iterator[WriteBehind]:
-    """A `WriteBehind` whose thread ends with the block."""
+    """A `WriteBehind` whose thread ends with the block. If that fails, and what is being written
+    has failed too, by an error that says what is wrong, that one is raised: it came first."""
     with _thread() as pool:
-        yield WriteBehind(pool)
+        behind = WriteBehind(pool)
+        try:
+            yield behind
+        except Exception:
+            if isinstance(problem := behind.problem(), RescnetError):
+                raise problem from None
+            raise
 
 
 def _thread() -> ThreadPoolExecutor:

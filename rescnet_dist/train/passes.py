@@ -47,7 +47,7 @@ from rescnet_dist.store import (
 )
 from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, naming, write
 from rescnet_dist.train.overlap import read_ahead, write_behind
-from rescnet_dist.train.report import report_chunk
+from rescnet_dist.train.report import report_begun, report_chunk
 from rescnet_dist.train.state import Array, RunState, Task
 
 # counting ---------------------------------------------------------------------------------------
@@ -90,9 +90,7 @@ def survey_group(task: Task, group: Group) -> Checked:
     checksums of the images that all later passes must find."""
     state = RunState.of(task.run)
     size = state.spec.size_of_layer(1)
-    draws = draws_of_layer(
-        state.spec, state.run_spec.seed, 1, task.class_counts, state.input_shape(1)
-    )
+    draws = draws_of_layer(state.spec, state.run_spec.seed, 1, task.counts, state.input_shape(1))
     images = task.run.images()
     statistics, checksums = BankStatistics.empty(state.image_shape[2], size), Checksums()
     reader = Reader(task, group, state, 0)  # nothing is committed yet
@@ -103,8 +101,9 @@ def survey_group(task: Task, group: Group) -> Checked:
                 check_finite(
                     raw, chunk.rows.image
                 )  # of images that were copied, this has been done
+                pixels = LayerInput.of(raw.astype(np.float32, copy=False))
                 more = BankStatistics.of(
-                    LayerInput.of(raw), chunk.labels, chunk.train, chunk.before, draws, size
+                    pixels, chunk.labels, chunk.train, chunk.before, draws, size
                 )
                 statistics = statistics.merge(more)
                 checksums = checksums.plus({"data/images": raw})
@@ -147,7 +146,6 @@ def grow_group(task: Task, group: Group) -> Checked:
 
     def write_all(chunk: Chunk, maps: Array, scores: Array, features: Array | None) -> Checksums:
         with naming(group, chunk):
-            maps = maps.astype(new_maps.dtype, copy=False)
             write(new_maps, chunk.start, maps, run)
             write(new_scores, chunk.start, scores, run)
             written = Checksums().plus({new_maps.path: maps, new_scores.path: scores})
@@ -158,13 +156,16 @@ def grow_group(task: Task, group: Group) -> Checked:
 
     with blas_threads(1), write_behind() as behind:
         for chunk, given in read_ahead(reader.chunks(), read):
+            report_begun(task, "grow", chunk.start)
             with naming(group, chunk):
                 grown = growing.step(*given(), chunk.labels, chunk.train, chunk.before)
                 statistics = statistics.fold(grown)
             features = grown.features if work else None
-            writing = partial(write_all, chunk, grown.maps, grown.scores, features)
+            maps = grown.maps.astype(new_maps.dtype, copy=False)
+            writing = partial(write_all, chunk, maps, grown.scores, features)
+            del grown, features, maps  # what is written is held until then, and no more
             checksums = checksums.merge(behind.put(writing) or Checksums())
-            del grown, features, writing  # before the next chunk is worked on
+            del writing
         checksums = checksums.merge(behind.wait() or Checksums())
     return Checked(statistics, checksums)
 
@@ -180,7 +181,7 @@ def _growing(task: Task, state: RunState) -> GrowingLayer:
         bank=read_bank(place, layer),
         previous=read_classifier(place, layer - 1) if layer > 1 else None,
         draws=draws_of_layer(
-            state.spec, state.run_spec.seed, layer + 1, task.class_counts,
+            state.spec, state.run_spec.seed, layer + 1, task.counts,
             state.input_shape(layer + 1),
         ),
     )  # fmt: skip

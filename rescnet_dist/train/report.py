@@ -28,6 +28,11 @@ def report(task: Task, kind: str, **facts: Any) -> None:
     _worker().log_event(progress_topic(task.run), {"kind": kind, **facts})
 
 
+def report_begun(task: Task, phase: str, start: int) -> None:
+    """Tell the driver that the chunk from image `start` on is worked on from now."""
+    report(task, "begun", phase=phase, layer=task.layer, start=start)
+
+
 def report_chunk(task: Task, phase: str, start: int, stop: int) -> None:
     """Tell the driver that the images start to stop are done."""
     memory = _worker().monitor.get_process_memory()

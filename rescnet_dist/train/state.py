@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,33 +17,24 @@ from rescnet_dist.store import RunStore, reading_attributes
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """What every task of a pass knows: the run, the layer it works on (0: the survey), and how
-    many training images of each class (C,) there are, and are ahead of those it works on."""
+    many training images of each class (C,) there are, and are before those it works on. One that
+    works on no group of images has no counts (0,), and 0 before it (1,)."""
 
     run: RunStore
     layer: int
-    counts: tuple[int, ...] = ()
-    ahead: tuple[int, ...] = ()
-
-    @property
-    def class_counts(self) -> Array:
-        """Training images of each class (C,)."""
-        return np.array(self.counts, np.int64)
-
-    @property
-    def before(self) -> Array:
-        """Training images of each class (C,) ahead of those this task works on; (1,) if it does not
-        know."""
-        return np.array(self.ahead or (0,), np.int64)
+    counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    before: Array = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def split(self, groups: Sequence[Group], counts: Array) -> list[tuple[Task, Group]]:
         """The task for each group; counts (G, C) are the training images of each class in each."""
-        ahead = np.cumsum(counts, axis=0) - counts
-        totals = tuple(counts.sum(axis=0).tolist())
+        if not counts.size:
+            return [(self, group) for group in groups]
+        before, total = np.cumsum(counts, axis=0) - counts, counts.sum(axis=0)
         return [
-            (replace(self, counts=totals, ahead=tuple(ahead[group.index].tolist())), group)
+            (replace(self, counts=total, before=before[group.index].copy()), group)
             for group in groups
         ]
 
