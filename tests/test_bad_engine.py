@@ -313,7 +313,7 @@ ATTRIBUTES: dict[str, Case] = {
         replaced("run/zarr.json", "[1]"), RESUME, ["Zarr group", "damaged", "zarr.json back"]
     ),
     "a version in words": (
-        attribute("format_version", "one"), RESUME, ["format version one", "versions up to 2"]
+        attribute("format_version", "one"), RESUME, ["format version one", "versions up to 3"]
     ),
     "no network": (attribute("network", None), RESUME, ["damaged (KeyError: 'network')", AGAIN]),
     "a network of the wrong kind": (

@@ -97,7 +97,7 @@ class Reaper:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.callers: set[Caller] = set()
+        self.callers: Counter[Caller] = Counter()
         self.usual: dict[str, float] = {}  # seconds that the last call of a phase took
         self.address = ""
         self.begin([], lambda moment, caller: None)
@@ -144,7 +144,7 @@ class Reaper:
         role, pid = line.rfile.readline().decode().split()
         caller = Caller(role, int(pid))
         with self.lock:
-            self.callers.add(caller)
+            self.callers[caller] += 1  # a process has a line for each of its threads
         held: Moment | None = None  # comes when the present call is left
         began = 0.0
         try:
@@ -173,7 +173,8 @@ class Reaper:
                     self.come(within, caller)
         finally:
             with self.lock:
-                self.callers.discard(caller)
+                self.callers[caller] -= 1
+                self.callers += Counter()  # without those that have no line any more
                 if held:
                     self.pending.append(held)
 
@@ -214,7 +215,7 @@ class Reaper:
     def kill(self, caller: Caller) -> str | None:
         """Kill a process that reports, and say so; None if it is dead already."""
         with self.lock:
-            self.callers.discard(caller)
+            self.callers.pop(caller, None)
         try:
             os.kill(caller.pid, signal.SIGKILL)
         except ProcessLookupError:
