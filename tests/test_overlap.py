@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+import dask
 import pytest
 from distributed import Client, LocalCluster, get_worker
 
@@ -14,8 +15,10 @@ from rescnet_dist.train.overlap import read_ahead, write_behind
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """A worker, as only tasks read ahead."""
+    """A worker, as only tasks read ahead; without Dask's profiler, which holds on to the frames
+    that it looks at, and so to what is in them."""
     with (
+        dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
         ) as cluster,
