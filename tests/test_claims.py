@@ -415,7 +415,7 @@ def test_a_driver_that_was_taken_over_within_a_pass_commits_nothing_of_it(
 # giving it back ---------------------------------------------------------------------------------
 
 
-class Broken(Exception):
+class Broken(BaseException):
     """What ends a run in these tests."""
 
 

@@ -459,9 +459,9 @@ def test_without_a_client_nothing_is_left_behind(tmp_path: Path) -> None:
     clf = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X, Y)
 
     def fail(event: Any) -> None:
-        raise RuntimeError("a listener failed")
+        raise KeyboardInterrupt
 
-    with pytest.raises(RuntimeError, match="a listener failed"):
+    with pytest.raises(KeyboardInterrupt):
         ResCNetClassifier(ONE_LAYER, store=tmp_path / "run", listeners=[fail]).fit(X, Y)
     again = ResCNetClassifier.resume(tmp_path / "run")
     assert {c for c in LocalCluster._instances if c.status.name == "running"} == open_before

@@ -249,7 +249,7 @@ def test_groups_are_all_chunks_once_and_in_order() -> None:
 # resuming ---------------------------------------------------------------------------------------
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """What stops a run in these tests."""
 
 

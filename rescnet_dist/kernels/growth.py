@@ -106,7 +106,7 @@ class GrowingLayer:
             entering, labels, first=self.number == 1,
             residual=self.spec.residual, target=self.spec.target,
         )  # fmt: skip
-        tally = Tally.of(entering, labels, train)
+        tally = Tally.of(entering, labels, train, self.spec.target)
         return GrownChunk(new_maps, entering, features, targets, train, inputs, tally)
 
 

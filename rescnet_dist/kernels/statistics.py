@@ -11,6 +11,7 @@ from rescnet_dist.kernels.discriminant import FeatureMoments
 from rescnet_dist.kernels.filters import Draws, PatchSample, sample_patches
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import PatchMoments, patch_statistics
+from rescnet_dist.kernels.residual import residual_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +73,42 @@ class BankStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Images seen and classified rightly, by role; `merge` adds. seen and right are (2,): training
-    images, validation images."""
+    """Images seen, classified rightly, and with a positive largest error, by role; `merge` adds.
+    All are (2,): training images, validation images."""
 
     seen: Array
     right: Array
+    positive: Array
 
     @classmethod
     def empty(cls) -> Tally:
         """Nothing seen."""
-        return cls(np.zeros(2, np.int64), np.zeros(2, np.int64))
+        return cls(*np.zeros((3, 2), np.int64))
 
     @classmethod
-    def of(cls, scores: Array, labels: Array, train: Array) -> Tally:
-        """Count the images whose largest score (n, C) is that of their label (n,)."""
+    def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
+        """Count the images whose largest score (n, C) is that of their label (n,), and those whose
+        largest error of λY − Ŷ, λ = target, is positive: too little for their own class."""
         right = scores.argmax(axis=1) == labels
-        roles = (train, ~train)
-        return cls(
-            np.array([role.sum() for role in roles]),
-            np.array([(right & role).sum() for role in roles]),
-        )
+        positive = residual_labels(scores, labels, target)[1] > 0
+        kinds = (np.ones_like(right), right, positive)
+        return cls(*(np.array([(kind & role).sum() for role in (train, ~train)]) for kind in kinds))
 
     def merge(self, other: Tally) -> Tally:
         """Both counts together."""
-        return Tally(self.seen + other.seen, self.right + other.right)
+        return Tally(
+            self.seen + other.seen, self.right + other.right, self.positive + other.positive
+        )
 
     def accuracy(self, role: int) -> float | None:
         """The share classified rightly of the training (0) or validation (1) images."""
         return float(self.right[role] / self.seen[role]) if self.seen[role] else None
+
+    @property
+    def residual(self) -> tuple[float, float]:
+        """The shares of the training images whose largest error is positive, and negative."""
+        share = float(self.positive[0] / self.seen[0]) if self.seen[0] else 0.0
+        return share, 1 - share
 
 
 @dataclass(frozen=True, slots=True)

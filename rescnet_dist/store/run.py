@@ -18,7 +18,7 @@ A Zarr v3 group, readable with plain xarray and zarr:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -255,13 +255,15 @@ class RunStore:
         target = self.place / f"commits/{step:04d}.json"
         patiently(lambda: target.write_json({"step": step, **record}), str(target))
 
-    def commits(self) -> list[dict[str, Any]]:
-        """The records of the steps 0, 1, … that count: up to the first one missing."""
-        return patiently(self._commits, f"reading the commits of {self}")
+    def commits(self, known: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+        """The records of the steps 0, 1, … that count: up to the first one missing. Those that are
+        known, as committed records never change, are not read again."""
+        return patiently(lambda: self._commits(known), f"reading the commits of {self}")
 
-    def _commits(self) -> list[dict[str, Any]]:
-        records: list[dict[str, Any]] = []
-        for name in (self.place / "commits").names():
+    def _commits(self, known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        names = (self.place / "commits").names()
+        records = list(known) if f"{len(known) - 1:04d}.json" in names else []
+        for name in names:
             if name != f"{len(records):04d}.json":
                 continue
             kinds = COMMIT if records else COMMIT | FIRST_COMMIT

@@ -3,6 +3,8 @@
 from rescnet_dist.train.decide import Accuracy, Done, History
 from rescnet_dist.train.describe import describe_run
 from rescnet_dist.train.events import (
+    EVENTS_VERSION,
+    Callback,
     ChunkDone,
     ChunkRebuilt,
     Event,
@@ -12,20 +14,27 @@ from rescnet_dist.train.events import (
     PassStarted,
     RunDone,
     RunStarted,
+    event_to_dict,
 )
 from rescnet_dist.train.loop import train
+from rescnet_dist.train.observed import PHASES, Observed
+from rescnet_dist.train.report import progress_topic
 from rescnet_dist.train.session import begin_run, resume_run
 from rescnet_dist.train.start import check_resume, check_run
 from rescnet_dist.train.verify import verify_run
 
 __all__ = [
+    "EVENTS_VERSION",
+    "PHASES",
     "Accuracy",
+    "Callback",
     "ChunkDone",
     "ChunkRebuilt",
     "Done",
     "Event",
     "History",
     "Listener",
+    "Observed",
     "PassDone",
     "PassRetried",
     "PassStarted",
@@ -35,6 +44,8 @@ __all__ = [
     "check_resume",
     "check_run",
     "describe_run",
+    "event_to_dict",
+    "progress_topic",
     "resume_run",
     "train",
     "verify_run",

@@ -29,6 +29,7 @@ from rescnet_dist.store import (
     write_block,
     write_region,
 )
+from rescnet_dist.train.observed import Meter
 from rescnet_dist.train.report import report
 from rescnet_dist.train.state import RunState, Task
 
@@ -59,13 +60,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads what was committed with the data and with one step, for the chunks of one group."""
+    """Reads what was committed with the data and with one step, for the chunks of one group; its
+    meter counts the bytes."""
 
     task: Task
     group: Group
     state: RunState
     step: int
     checksums: dict[str, list[int]] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
 
     @classmethod
     def of(cls, task: Task, group: Group, state: RunState, step: int) -> Reader:
@@ -148,6 +151,7 @@ class Reader:
     ) -> Array:
         """Rows of an array; refused if they are not what was committed as this chunk of `path`."""
         expected = self._expected(path, number)
+        self.meter.count_read(array, stop - start)
         what = f"reading {array.path} of {self.task.run}"
         for wait in LOOK_AGAIN:
             try:

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from rescnet_dist.store import RunStore
+from rescnet_dist.errors import StoreError, StoreUnreachable
+from rescnet_dist.store import RunStore, check_unclaimed
 from rescnet_dist.train.decide import History
 from rescnet_dist.train.state import RunState
+
+PARTS = ("data", "layers", "maps", "scores")  # of a run store, whose sizes are told
 
 
 def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
     """State, spec, layers with their accuracies and times, and sizes of the run at a URL, as plain
     values."""
     run = RunStore.open(url)
-    attributes, commits, result = run.attributes(), run.commits(), run.result()
-    state, history = RunState.of(run), History.of(commits, result)
+    sizes = {name: (run.place / name).size() for name in PARTS}
+    return describe_commits(run, run.commits()) | {"bytes": sizes}
+
+
+def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `describe_run` tells but for the sizes, which take long, given the commit records."""
+    attributes, result = run.attributes(), run.result()
+    state, history = RunState.of(run), History.of(list(commits), result)
     judged = {accuracy.layer: accuracy for accuracy in history.accuracies}
-    layers = []
-    for record in commits[1:]:
-        accuracy = judged.get(record["step"])
-        layers.append(
-            {
-                "layer": record["step"],
-                "train": accuracy.train if accuracy else None,
-                "validation": accuracy.validation if accuracy else None,
-                "seconds": record.get("seconds", 0.0),
-            }
-        )
     reason = result.get("reason") if result else None
     return {
         "url": str(run),
-        "state": "done" if reason else "unfinished",
+        "state": "done" if reason else "running" if _is_claimed(run) else "unfinished",
         "reason": reason,
         "depth": result["depth"] if result else None,
         "source": attributes.get("source"),
@@ -41,11 +40,35 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
         "image_shape": list(state.image_shape),
         "classes": state.classes,
         "features": state.features,
-        "layers": layers,
+        "layers": [_layer(record, judged.get(record["step"])) for record in commits[1:]],
         "network": attributes["network"],
         "augment": attributes["augment"],
         "run": attributes["run"],
         "plan": attributes["plan"],
-        "bytes": {name: (run.place / name).size() for name in ("data", "layers", "maps", "scores")},
+        "expected": attributes.get("expected"),
         "provenance": attributes.get("provenance", {}),
     }
+
+
+def _layer(record: dict[str, Any], accuracy: Any) -> dict[str, Any]:
+    """A layer, from the record of its commit and the accuracy after it, if that is known."""
+    return {
+        "layer": record["step"],
+        "train": accuracy.train if accuracy else None,
+        "validation": accuracy.validation if accuracy else None,
+        "seconds": record.get("seconds", 0.0),
+        "residual": record.get("residual"),
+        "observed": record.get("observed"),
+        "finished": record.get("finished"),
+    }
+
+
+def _is_claimed(run: RunStore) -> bool:
+    """Whether a driver that lives writes to the run."""
+    try:
+        check_unclaimed(run.place)
+    except StoreUnreachable:
+        raise
+    except StoreError:
+        return True
+    return False

@@ -16,6 +16,7 @@ from rescnet_dist.errors import ClusterLost, PassError, RescnetError, masked
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph
 from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, Listener, PassRetried
+from rescnet_dist.train.observed import Observed, Observer
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.report import progress_topic
 from rescnet_dist.train.state import Array, Task
@@ -26,9 +27,9 @@ LOOK_EVERY = 20.0  # seconds between two looks at whether there is any worker
 
 def run_pass(
     what: Pass, task: Task, counts: Array, plan: Plan, client: Client, tell: Listener
-) -> Any:
-    """The result of a pass, computed as one graph; counts (G, C) are the training images of each
-    class in each group.
+) -> tuple[Any, Observed]:
+    """The result of a pass, computed as one graph, and what it took; counts (G, C) are the
+    training images of each class in each group.
 
     Workers may die without limit while chunks get done. What fails on its own account is tried
     again, and ends the pass as a `PassError` that names chunk and cause when it has failed
@@ -41,7 +42,7 @@ def run_pass(
     with _watching(what, task, client, tell) as watch:
         future = client.compute(graph)
         try:
-            return _result(future, watch, plan, client)
+            return _result(future, watch, plan, client), watch.observer.observed()
         except BaseException:
             if client.status == "running":
                 future.cancel()  # on a cluster that outlives this run it would go on writing
@@ -55,6 +56,7 @@ class _Watch:
         self.phase, self.layer, self.tell = what.name, task.layer, tell
         self.done: set[int] = set()  # first images of the chunks done
         self.begun: set[int] = set()  # and of those that were begun
+        self.observer = Observer()
         self.lock = threading.Lock()
 
     def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
@@ -62,16 +64,25 @@ class _Watch:
         message = event[1]
         if message["kind"] == "chunk":
             done = _of(ChunkDone, message)
-            if (done.phase, done.layer) == (self.phase, self.layer):
+            if self._is_mine(message):
                 with self.lock:
+                    again = done.start in self.done
                     self.done.add(done.start)
+                self.observer.chunk_done(done.worker, done.memory, again=again)
                 self.tell(done)
-        elif message["kind"] == "begun":
-            if (message["phase"], message["layer"]) == (self.phase, self.layer):
-                with self.lock:
-                    self.begun.add(message["start"])
+        elif message["kind"] == "begun" and self._is_mine(message):
+            with self.lock:
+                self.begun.add(message["start"])
+        elif message["kind"] == "spent" and self._is_mine(message):
+            self.observer.task_done(message)
+        elif message["kind"] == "solving" and self._is_mine(message):
+            self.observer.solving()
         elif message["kind"] == "rebuilt":
             self.tell(_of(ChunkRebuilt, message))
+
+    def _is_mine(self, message: dict[str, Any]) -> bool:
+        """Whether a message is of this pass, not of one that was given up."""
+        return (message["phase"], message["layer"]) == (self.phase, self.layer)
 
     def suspect(self, group: int, plan: Plan) -> str:
         """The chunk of a group that was worked on last, or comes next, in words."""

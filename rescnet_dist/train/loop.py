@@ -27,7 +27,7 @@ from rescnet_dist.train.decide import (
 )
 from rescnet_dist.train.endure import run_pass
 from rescnet_dist.train.events import (
-    Event,
+    Announcer,
     Listener,
     PassDone,
     PassRetried,
@@ -35,8 +35,12 @@ from rescnet_dist.train.events import (
     RunDone,
     RunStarted,
 )
+from rescnet_dist.train.observed import Observed
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.state import RunState, Task
+
+# what a commit record says of its pass, for those who watch
+RECORDED = ("accuracy", "residual", "seconds", "observed", "finished")
 
 
 def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> Done:
@@ -67,7 +71,7 @@ class _Driver:
         self.claim = claim
         self.run = RunStore(claim.place)
         self.client = client
-        self.listeners = listeners
+        self.tell = Announcer(listeners)
         self.state = RunState.of(self.run)
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
         self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
@@ -75,11 +79,6 @@ class _Driver:
     def history(self) -> History:
         """What is committed: read once, as nobody else writes to the run."""
         return History.of(self.accuracies, self.run.result())
-
-    def tell(self, event: Event) -> None:
-        """Send an event to all listeners."""
-        for listener in self.listeners:
-            listener(event)
 
     def started(self) -> None:
         """Announce the run, and take it up where it was left."""
@@ -110,12 +109,11 @@ class _Driver:
         """Count and survey the data; commits step 0."""
         began = time.perf_counter()
         self.tell(PassStarted("survey", 0))
-        self.counts = self.compute(passes.COUNT, Task(self.run, 0))
-        surveyed = self.compute(passes.SURVEY, Task(self.run, 0))
+        self.counts, _ = self.compute(passes.COUNT, Task(self.run, 0))
+        surveyed, observed = self.compute(passes.SURVEY, Task(self.run, 0))
         checksums = surveyed.chunks | dict(self.state.rows.checksums)
-        seconds = time.perf_counter() - began
-        self.commit(0, {"counts": self.counts.tolist(), "seconds": seconds, "checksums": checksums})
-        self.tell(PassDone("survey", 0, seconds, None))
+        record = {"counts": self.counts.tolist(), "checksums": checksums}
+        self.commit(0, record, PassDone("survey", 0, _since(began), None, observed=observed))
 
     def grow(self, layer: int) -> None:
         """Add a layer; commits step `layer`."""
@@ -129,17 +127,10 @@ class _Driver:
             how = tiled.GROW_IN_TILES
             features = (plan.images, state.features)
             self.run.create_work(*features, plan.chunk_images, plan.tile_features)
-        tally, checksums = self.compute(how, Task(self.run, layer))
+        (tally, checksums), observed = self.compute(how, Task(self.run, layer))
         accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
-        seconds = time.perf_counter() - began
-        record = {
-            "accuracy": asdict(accuracy) if accuracy else None,
-            "seconds": seconds,
-            "checksums": checksums.chunks,
-        }
-        self.commit(layer, record)
-        self.tidy(layer)
-        self.tell(PassDone("grow", layer, seconds, accuracy))
+        done = PassDone("grow", layer, _since(began), accuracy, tally.residual, observed)
+        self.commit(layer, {"checksums": checksums.chunks}, done)
 
     def tidy(self, layer: int) -> None:
         """Remove what is not needed any more once a layer is committed."""
@@ -153,10 +144,10 @@ class _Driver:
         began = time.perf_counter()
         self.tell(PassStarted("score", layer))
         self.find_maps_of(layer)
-        tally = self.compute(passes.SCORE, Task(self.run, layer))
+        tally, observed = self.compute(passes.SCORE, Task(self.run, layer))
         accuracy = _accuracy(layer, tally)
         self.write_result((*self.history().accuracies, accuracy), reason=None)
-        self.tell(PassDone("score", layer, time.perf_counter() - began, accuracy))
+        self.tell(PassDone("score", layer, _since(began), accuracy, tally.residual, observed))
 
     def done(self, done: Done) -> None:
         """Note the chosen depth."""
@@ -175,8 +166,9 @@ class _Driver:
             }
         )
 
-    def compute(self, what: Pass, task: Task) -> Any:
-        """Run one pass, passing its progress on to the listeners."""
+    def compute(self, what: Pass, task: Task) -> tuple[Any, Observed]:
+        """Run one pass, passing its progress on to the listeners; what came of it, and what it
+        took."""
         self.claim.check()
         check_versions(self.client)
         try:
@@ -185,11 +177,17 @@ class _Driver:
             self.claim.check()  # what another driver has removed by now is not there
             raise
 
-    def commit(self, step: int, record: dict[str, Any]) -> None:
-        """Make a step count, unless somebody else writes to the run by now."""
+    def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:
+        """Make a step count, unless somebody else writes to the run by now, tidy up behind it, and
+        tell of it."""
+        facts = asdict(done) | {"finished": time.time()}
+        record |= {name: facts[name] for name in RECORDED}
         self.claim.check()
         self.run.commit(step, record)
-        self.accuracies.append({"accuracy": record.get("accuracy")})
+        self.accuracies.append({"accuracy": record["accuracy"]})
+        if step:
+            self.tidy(step)
+        self.tell(done)
 
     def make_room_for(self, layer: int) -> None:
         """Make the empty arrays of a layer's maps and scores, in place of any."""
@@ -206,6 +204,11 @@ class _Driver:
         if layer and not self.run.has_maps(layer):
             self.claim.check()
             self.make_room_for(layer)
+
+
+def _since(began: float) -> float:
+    """Seconds since then."""
+    return time.perf_counter() - began
 
 
 def _accuracy(layer: int, tally: Tally) -> Accuracy:

@@ -47,7 +47,7 @@ from rescnet_dist.store import (
 )
 from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, naming, write
 from rescnet_dist.train.overlap import read_ahead, write_behind
-from rescnet_dist.train.report import report_begun, report_chunk
+from rescnet_dist.train.report import report_begun, report_chunk, report_solving, report_spent
 from rescnet_dist.train.state import Array, RunState, Task
 
 # counting ---------------------------------------------------------------------------------------
@@ -97,17 +97,18 @@ def survey_group(task: Task, group: Group) -> Checked:
     with blas_threads(1):
         for chunk in reader.chunks():
             with naming(group, chunk):
-                raw = reader.images(images, chunk)
-                check_finite(
-                    raw, chunk.rows.image
-                )  # of images that were copied, this has been done
-                pixels = LayerInput.of(raw.astype(np.float32, copy=False))
-                more = BankStatistics.of(
-                    pixels, chunk.labels, chunk.train, chunk.before, draws, size
-                )
-                statistics = statistics.merge(more)
-                checksums = checksums.plus({"data/images": raw})
+                with reader.meter.timing("read"):
+                    raw = reader.images(images, chunk)
+                with reader.meter.timing("compute"):
+                    check_finite(raw, chunk.rows.image)  # of those copied, this has been done
+                    pixels = LayerInput.of(raw.astype(np.float32, copy=False))
+                    more = BankStatistics.of(
+                        pixels, chunk.labels, chunk.train, chunk.before, draws, size
+                    )
+                    statistics = statistics.merge(more)
+                    checksums = checksums.plus({"data/images": raw})
             report_chunk(task, "survey", chunk.start, chunk.stop)
+    report_spent(task, "survey", reader.meter)
     return Checked(statistics, checksums)
 
 
@@ -115,6 +116,7 @@ def finish_survey(task: Task, checked: Checked) -> Checksums:
     """Fit and store the normalisation of the images and the first layer's filters; returns the
     checksums to commit."""
     state, statistics = RunState.of(task.run), checked.statistics
+    report_solving(task, "survey")
     with blas_threads(state.plan.solve_threads):
         scale = fit_image_scale(statistics, state.spec)
         bank = fit_bank(statistics.rescale(scale.low, scale.scale), state.spec, 1)
@@ -137,6 +139,7 @@ def grow_group(task: Task, group: Group) -> Checked:
     images = run.images()
     new_maps, new_scores = run.maps(layer, write=True), run.scores(layer, write=True)
     work = FeatureWriter.of(run, state) if state.plan.tile_features else None
+    meter = reader.meter
     statistics = growing.empty(*state.image_shape, scatter=work is None)
     checksums = Checksums()
 
@@ -149,8 +152,10 @@ def grow_group(task: Task, group: Group) -> Checked:
             write(new_maps, chunk.start, maps, run)
             write(new_scores, chunk.start, scores, run)
             written = Checksums().plus({new_maps.path: maps, new_scores.path: scores})
+            meter.written += maps.nbytes + scores.nbytes
             if work and features is not None:
                 written = written.merge(work.write(chunk.start, features))
+                meter.written += features.nbytes
         report_chunk(task, "grow", chunk.start, chunk.stop)
         return written
 
@@ -158,15 +163,22 @@ def grow_group(task: Task, group: Group) -> Checked:
         for chunk, given in read_ahead(reader.chunks(), read):
             report_begun(task, "grow", chunk.start)
             with naming(group, chunk):
-                grown = growing.step(*given(), chunk.labels, chunk.train, chunk.before)
-                statistics = statistics.fold(grown)
+                with meter.timing("read"):
+                    inputs = given()
+                with meter.timing("compute"):
+                    grown = growing.step(*inputs, chunk.labels, chunk.train, chunk.before)
+                    del inputs
+                    statistics = statistics.fold(grown)
             features = grown.features if work else None
             maps = grown.maps.astype(new_maps.dtype, copy=False)
             writing = partial(write_all, chunk, maps, grown.scores, features)
             del grown, features, maps  # what is written is held until then, and no more
-            checksums = checksums.merge(behind.put(writing) or Checksums())
+            with meter.timing("write"):
+                checksums = checksums.merge(behind.put(writing) or Checksums())
             del writing
-        checksums = checksums.merge(behind.wait() or Checksums())
+        with meter.timing("write"):
+            checksums = checksums.merge(behind.wait() or Checksums())
+    report_spent(task, "grow", meter)
     return Checked(statistics, checksums)
 
 
@@ -192,6 +204,7 @@ def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
     layers before it do and the checksums to commit. The last layer's pass does so too, as the run
     may be resumed."""
     state, statistics = RunState.of(task.run), checked.statistics
+    report_solving(task, "grow")
     with blas_threads(state.plan.solve_threads):
         classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
         bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
@@ -219,9 +232,15 @@ def score_group(task: Task, group: Group) -> Tally:
     with blas_threads(1):
         for chunk, given in read_ahead(reader.chunks(), reader.maps_and_scores):
             with naming(group, chunk):
-                scores = chunk_scores(classifier, *given(), state.spec)
-                tally = tally.merge(Tally.of(scores, chunk.labels, chunk.train))
+                with reader.meter.timing("read"):
+                    maps, entered = given()
+                with reader.meter.timing("compute"):
+                    scores = chunk_scores(classifier, maps, entered, state.spec)
+                    more = Tally.of(scores, chunk.labels, chunk.train, state.spec.target)
+                    tally = tally.merge(more)
+                del maps, entered
             report_chunk(task, "score", chunk.start, chunk.stop)
+    report_spent(task, "score", reader.meter)
     return tally
 
 

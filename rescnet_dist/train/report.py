@@ -9,6 +9,7 @@ from dask.base import tokenize
 from distributed import Worker, get_worker
 
 from rescnet_dist.store import RunStore
+from rescnet_dist.train.observed import Meter
 from rescnet_dist.train.state import Task
 
 _adopted = threading.local()
@@ -45,6 +46,16 @@ def report_chunk(task: Task, phase: str, start: int, stop: int) -> None:
         images=stop - start,
         memory=memory,
     )
+
+
+def report_spent(task: Task, phase: str, meter: Meter) -> None:
+    """Tell the driver what a task that has done all its chunks took."""
+    report(task, "spent", phase=phase, layer=task.layer, **meter.facts())
+
+
+def report_solving(task: Task, phase: str) -> None:
+    """Tell the driver that all accumulators are merged, and the solve begins."""
+    report(task, "solving", phase=phase, layer=task.layer)
 
 
 def progress_topic(run: RunStore) -> str:

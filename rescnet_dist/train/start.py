@@ -20,6 +20,7 @@ from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import BLOCK_IMAGES, RowTable, TrainingSet, classes_to_json
 from rescnet_dist.errors import DataError, SpecError, StoreError, counted, masked
 from rescnet_dist.planning.choose import make_plan
+from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.needs import Problem
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
@@ -97,8 +98,9 @@ def prepare_run(
     )
     rows = _index_rows(run, run_spec, data, client)
     problem = replace(Problem.of(data, run_spec), images=rows.rows)
-    plan = make_plan(problem, spec, run_spec, workers)
-    run.update_attributes(rows=rows.to_dict(), plan=plan.to_dict())
+    expected = estimate(problem, spec, run_spec, workers, None)
+    plan = expected.plan
+    run.update_attributes(rows=rows.to_dict(), plan=plan.to_dict(), expected=expected.to_dict())
     if not stored:
         chunk = math.ceil(plan.chunk_images / (1 + data.augment.copies))
         run.create_images((data.count, *data.image_shape), data.dtype, chunk)

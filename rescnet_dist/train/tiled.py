@@ -28,7 +28,7 @@ from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, patiently, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.passes import Checked, Pass, grow_group, store_fit
-from rescnet_dist.train.report import report
+from rescnet_dist.train.report import report, report_solving
 from rescnet_dist.train.state import Array, RunState, Task
 
 
@@ -103,6 +103,7 @@ def standardise(
     task: Task, facts: tuple[int, Array, dict[str, Any]], diagonals: list[tuple[int, Array]]
 ) -> Standardised:
     """How the features are standardised, from the diagonal tiles."""
+    report_solving(task, "grow")
     squares = np.concatenate([diagonal for _, diagonal in diagonals])
     return Standardised.of(squares, facts[0], RunState.of(task.run).spec.ridge)
 

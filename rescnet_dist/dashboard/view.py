@@ -1,0 +1,185 @@
+"""What is shown of a run, however it is shown: from its store, and kept up to date by events."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rescnet_dist.store import RunStore
+from rescnet_dist.train.describe import describe_commits
+
+RECENT = 5  # layers whose times tell how long the next ones take
+
+
+@dataclass(slots=True)
+class LayerView:
+    """One layer that is committed: shares of images classified rightly after it, shares of training
+    images whose largest error was positive and negative when they entered it, its seconds, in all
+    and by phase, bytes moved, and bytes resident in each worker."""
+
+    layer: int
+    seconds: float
+    train: float | None = None
+    validation: float | None = None
+    residual: tuple[float, float] | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    read: int = 0
+    written: int = 0
+    memory: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> LayerView:
+        """From what `describe_run` or the event of its pass says of a layer."""
+        observed, residual = facts.get("observed") or {}, facts.get("residual")
+        return cls(
+            layer=facts["layer"],
+            seconds=facts["seconds"],
+            train=facts.get("train"),
+            validation=facts.get("validation"),
+            residual=tuple(residual) if residual else None,
+            phases=observed.get("seconds", {}),
+            read=observed.get("read", 0),
+            written=observed.get("written", 0),
+            memory=observed.get("memory", {}),
+        )
+
+
+@dataclass(slots=True)
+class PassView:
+    """The pass that goes on: images done by the first of their chunk, and since when (seconds since
+    1970)."""
+
+    phase: str
+    layer: int
+    began: float
+    done: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def images(self) -> int:
+        """Images done, each once."""
+        return sum(self.done.values())
+
+
+@dataclass(slots=True)
+class RunView:
+    """A run as it is shown. state is "running", "done" or "unfinished"; planned and allowed are
+    bytes of memory per worker, least_read and least_written those of the store that a layer must
+    move, all None for runs of earlier releases."""
+
+    url: str
+    state: str
+    images: int
+    max_layers: int
+    reason: str | None = None
+    depth: int | None = None
+    source: str | None = None
+    copies: int = 0
+    planned: int | None = None
+    allowed: int | None = None
+    least_read: int | None = None
+    least_written: int | None = None
+    layers: list[LayerView] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    current: PassView | None = None
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> RunView:
+        """From what `describe_run` gives."""
+        expected = found.get("expected") or {}
+        traffic, workers = expected.get("traffic", {}), expected.get("workers", {})
+        layers = [LayerView.of(layer) for layer in found["layers"]]
+        return cls(
+            url=found["url"],
+            state=found["state"],
+            images=found["rows"],
+            max_layers=found["network"]["max_layers"],
+            reason=found["reason"],
+            depth=found["depth"] or _best(layers),
+            source=found["source"],
+            copies=found["copies"],
+            planned=expected.get("peak_memory"),
+            allowed=workers.get("memory"),
+            least_read=traffic.get("read"),
+            least_written=traffic.get("written"),
+            layers=layers,
+            memory=dict(layers[-1].memory) if layers else {},
+        )
+
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return self.url.rstrip("/").rsplit("/", 1)[-1]
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take in an event, as `event_to_dict` gives it."""
+        match event["event"]:
+            case "pass_started":
+                self.state = "running"
+                self.current = PassView(event["phase"], event["layer"], event["time"])
+            case "chunk_done":
+                self.memory[event["worker"]] = event["memory"]
+                current = self.current
+                if current and (current.phase, current.layer) == (event["phase"], event["layer"]):
+                    current.done[event["start"]] = event["images"]
+            case "pass_done":
+                self._pass_done(event)
+            case "pass_retried":
+                self.notes.append(event["reason"])
+            case "chunk_rebuilt":
+                self.notes.append(f"layer {event['layer']}: lost maps were rebuilt")
+            case "run_done":
+                self.state, self.reason, self.depth = "done", event["reason"], event["depth"]
+                self.current = None
+
+    def _pass_done(self, event: dict[str, Any]) -> None:
+        self.current = None
+        if accuracy := event["accuracy"]:
+            for layer in self.layers:
+                if layer.layer == accuracy["layer"]:
+                    layer.train, layer.validation = accuracy["train"], accuracy["validation"]
+        if event["phase"] == "grow":
+            self.layers = [layer for layer in self.layers if layer.layer < event["layer"]]
+            self.layers.append(LayerView.of(event))
+        self.depth = _best(self.layers)
+
+    def layer_seconds(self) -> float | None:
+        """About how long a layer takes, by the last ones."""
+        recent = [layer.seconds for layer in self.layers[1:]][-RECENT:]
+        return statistics.median(recent) if recent else None
+
+    def seconds_left(self, now: float | None = None) -> float | None:
+        """About how long the run still goes on, if it grows all layers; None where nothing is known
+        of it, or it does not go on."""
+        each = self.layer_seconds()
+        if self.state != "running" or each is None:
+            return None
+        left = (self.max_layers - len(self.layers)) * each
+        if self.current and self.current.phase == "grow":
+            left -= min((now or time.time()) - self.current.began, each)
+        return max(left, 0.0)
+
+
+def _best(layers: list[LayerView]) -> int | None:
+    """The layer with the best validation accuracy so far, the first on ties; else the last."""
+    known = [layer for layer in layers if layer.train is not None]
+    if not known:
+        return None
+    if known[-1].validation is None:
+        return known[-1].layer
+    return max(known, key=lambda layer: (layer.validation or 0.0, -layer.layer)).layer
+
+
+class StoredRun:
+    """The run at a URL, looked at again and again; what is committed is read once."""
+
+    def __init__(self, url: str) -> None:
+        self._run = RunStore.open(url)
+        self._commits: list[dict[str, Any]] = []
+
+    def view(self) -> RunView:
+        """The run as it is now."""
+        self._commits = self._run.commits(self._commits)
+        return RunView.of(describe_commits(self._run, self._commits))
