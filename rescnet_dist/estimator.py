@@ -16,6 +16,7 @@ from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.cluster import current_client
+from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.data import Images, TrainingSet, encode, images_of, taken, training_set
 from rescnet_dist.errors import SpecError, masked
 from rescnet_dist.kernels import project_to_simplex
@@ -108,7 +109,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 url = os.path.join(folder, "run")
             check_run(url, spec, run_spec, data)
             client = stack.enter_context(current_client())
-            run = begin_run(url, spec, run_spec, data, client, self.listeners, temporary=temporary)
+            run = begin_run(
+                url, spec, run_spec, data, client, [SchedulerPage(client), *self.listeners],
+                temporary=temporary,
+            )  # fmt: skip
             self._load(run.url)
             if temporary:
                 self.run_url_ = None
@@ -150,7 +154,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """
         check_resume(RunStore.open(url), max_layers, take_over=take_over)
         with current_client() as client:
-            run = resume_run(url, client, listeners, max_layers=max_layers, take_over=take_over)
+            run = resume_run(
+                url, client, [SchedulerPage(client), *listeners], max_layers=max_layers,
+                take_over=take_over,
+            )  # fmt: skip
         attributes = run.attributes()
         spec = NetworkSpec.from_dict(attributes["network"])
         run_spec = RunSpec.from_dict(attributes["run"])

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 import dask.array as da
+from distributed import Client
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +34,7 @@ from rescnet_dist.cli.options import (
 )
 from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy, with_copies
 from rescnet_dist.cli.signals import Terminated, terminated_by_signal
+from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
@@ -55,6 +57,7 @@ from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     Accuracy,
+    Listener,
     begin_run,
     check_resume,
     check_run,
@@ -98,7 +101,7 @@ def train_command(
     if test_data:
         check_test_set(test_data, training)
     with cluster(where) as client:
-        with watched(url) as listeners:
+        with watched(url, client) as listeners:
             run = begin_run(url, spec, run_spec, training, client, listeners, source=data)
         report_outcome(run, data, test_data, as_json)
 
@@ -164,7 +167,7 @@ def resume_command(
     """
     check_resume(RunStore.open(run_url), max_layers, take_over=take_over)
     with cluster(take_cluster(flags)) as client:
-        with watched(run_url) as listeners:
+        with watched(run_url, client) as listeners:
             run = resume_run(run_url, client, listeners, max_layers=max_layers, take_over=take_over)
         report_outcome(run, run.attributes()["source"], test_data, as_json)
 
@@ -391,14 +394,15 @@ def test_of_run(run_url: str) -> str:
 
 
 @contextmanager
-def watched(url: str) -> Iterator[list[TerminalProgress]]:
+def watched(url: str, client: Client) -> Iterator[list[Listener]]:
     """Listeners that show a run's progress; an interruption says how to go on."""
+    page = SchedulerPage(client)
     try:
         with (
             terminated_by_signal(),
-            TerminalProgress(Console(stderr=True)) as progress,
+            TerminalProgress(Console(stderr=True), page) as progress,
         ):
-            yield [progress]
+            yield [page, progress]
     except Terminated:
         raise Terminated(how_to_go_on(url)) from None
     except KeyboardInterrupt:

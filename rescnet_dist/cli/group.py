@@ -18,6 +18,7 @@ RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed 
 COMMANDS = {
     "bench": "How fast this machine runs the passes, beside peers and beside...",
     "check": "Verify a run store against its commit records: chunks missing,...",
+    "dashboard": "Show one or more runs in a browser: accuracy, time, memory, store...",
     "data": "Data sets: import them, look at them, see what augmentation...",
     "estimate": "What a run would take on a cluster, of workers as fast as this...",
     "evaluate": "Accuracy of the network at RUN, a run or a saved network, on DATA.",
@@ -28,7 +29,7 @@ COMMANDS = {
     "resume": "Go on with a run after its last finished layer.",
     "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
 }
-MODULES = {"bench": "bench", "data": "data", "estimate": "estimate"}  # of the others: commands
+ELSEWHERE = {"bench", "dashboard", "data", "estimate"}  # than in `commands`: each in its own module
 
 
 class Commands(click.Group):
@@ -42,7 +43,8 @@ class Commands(click.Group):
         """A command by its name."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"rescnet_dist.cli.{MODULES.get(cmd_name, 'commands')}")
+        where = cmd_name if cmd_name in ELSEWHERE else "commands"
+        module = import_module(f"rescnet_dist.cli.{where}")
         found = getattr(module, f"{cmd_name}_command")
         assert isinstance(found, click.Command)
         return found

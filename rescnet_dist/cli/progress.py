@@ -9,6 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.train import (
     Accuracy,
     ChunkDone,
@@ -23,10 +24,11 @@ from rescnet_dist.train import (
 
 
 class TerminalProgress:
-    """A listener that shows layer, accuracies, images per second and all workers' memory."""
+    """A listener that shows layer, accuracies, images per second and all workers' memory, and
+    where the page of the run is."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, page: SchedulerPage | None = None) -> None:
+        self.console, self.page = console, page
         self.memory: dict[str, int] = {}
         self.live = console.is_terminal
         narrow = console.width < 100
@@ -64,6 +66,8 @@ class TerminalProgress:
             case RunStarted():
                 self.images, self.max_layers = event.images, event.max_layers
                 self.copies = event.copies
+                if self.page and self.page.link:
+                    self.console.print(f"watch it at {self.page.link}", soft_wrap=True)
                 if 0 < event.layers < event.max_layers:
                     self.console.print(f"going on after layer {event.layers}")
             case PassStarted():

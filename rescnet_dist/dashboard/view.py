@@ -176,10 +176,14 @@ class StoredRun:
     """The run at a URL, looked at again and again; what is committed is read once."""
 
     def __init__(self, url: str) -> None:
-        self._run = RunStore.open(url)
+        self.store = RunStore.open(url)
         self._commits: list[dict[str, Any]] = []
+
+    def description(self) -> dict[str, Any]:
+        """What there is to tell of the run now, but for sizes, as plain values."""
+        self._commits = self.store.commits(self._commits)
+        return describe_commits(self.store, self._commits)
 
     def view(self) -> RunView:
         """The run as it is now."""
-        self._commits = self._run.commits(self._commits)
-        return RunView.of(describe_commits(self._run, self._commits))
+        return RunView.of(self.description())

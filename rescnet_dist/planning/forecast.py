@@ -42,6 +42,7 @@ class Forecast:
         return asdict(self) | {"seconds": self.seconds}
 
     def __str__(self) -> str:
+        size, took = size_in_words, time_in_words
         plan, moved, workers = self.plan, self.traffic, self.workers
         height, width, channels = self.problem.image_shape
         tiles = "kept whole"
@@ -51,9 +52,7 @@ class Forecast:
         if self.problem.copies:
             copies = f", {self.problem.copies} copies of each to train on among them"
         if workers.budget is not None and workers.memory is not None:
-            limit = (
-                f", of {_size(workers.budget)} before Dask spills ({_size(workers.memory)} limit)"
-            )
+            limit = f", of {size(workers.budget)} before Dask spills ({size(workers.memory)} limit)"
         lines = {
             "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
             f"{counted(self.problem.classes, 'class')}",
@@ -62,16 +61,16 @@ class Forecast:
             "chunks": f"{plan.chunks:,} of {counted(plan.chunk_images, 'image')}, folded into "
             f"{counted(plan.accumulators, 'accumulator')}",
             "tasks": f"{moved.tasks:,} per layer",
-            "memory": f"{_size(self.peak_memory)} per worker at most{limit}",
-            "driver": f"{_size(moved.driver)} per layer",
-            "traffic": f"{_size(moved.read)} read, {_size(moved.written)} written per layer",
-            "store": f"{_size(moved.store)} at most",
+            "memory": f"{size(self.peak_memory)} per worker at most{limit}",
+            "driver": f"{size(moved.driver)} per layer",
+            "traffic": f"{size(moved.read)} read, {size(moved.written)} written per layer",
+            "store": f"{size(moved.store)} at most",
         }
         if workers.count > 1:
-            lines["traffic"] += f"; {_size(moved.network)} between workers at most"
+            lines["traffic"] += f"; {size(moved.network)} between workers at most"
         if self.layer_seconds is not None and self.seconds is not None:
             lines["time"] = (
-                f"about {_time(self.layer_seconds)} per layer, {_time(self.seconds)} for all "
+                f"about {took(self.layer_seconds)} per layer, {took(self.seconds)} for all "
                 f"{self.max_layers}"
             )
         if plan.chunk_images < min(GOOD_CHUNK, plan.images):
@@ -120,10 +119,10 @@ def estimate(
     )
 
 
-def _size(size: float) -> str:
+def size_in_words(size: float) -> str:
     """Bytes in words.
 
-    >>> _size(1536 * 2**20)
+    >>> size_in_words(1536 * 2**20)
     '1.5 GiB'
     """
     power = 0
@@ -132,10 +131,10 @@ def _size(size: float) -> str:
     return f"{size:,.{power // 3}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
-def _time(seconds: float) -> str:
+def time_in_words(seconds: float) -> str:
     """Seconds in words.
 
-    >>> _time(4000)
+    >>> time_in_words(4000)
     '1.1 h'
     """
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):

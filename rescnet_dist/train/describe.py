@@ -25,6 +25,11 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
 def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What `describe_run` tells but for the sizes, which take long, given the commit records."""
     attributes, result = run.attributes(), run.result()
+    if not attributes.get("data_complete"):
+        raise StoreError(
+            f"the run at {run} has not begun: its data are still being written, or never were "
+            "completely; look again later, or remove it and train again"
+        )
     state, history = RunState.of(run), History.of(list(commits), result)
     judged = {accuracy.layer: accuracy for accuracy in history.accuracies}
     reason = result.get("reason") if result else None

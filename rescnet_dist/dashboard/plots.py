@@ -1,0 +1,372 @@
+"""The plots of runs, in Bokeh: each has a `root` to show, and `update`s itself from run views."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any, ClassVar
+
+from bokeh.models import ColumnDataSource, Div, FactorRange, HoverTool, Model, Range1d, Span
+from bokeh.palettes import Category10
+from bokeh.plotting import figure
+
+from rescnet_dist.dashboard.view import RunView
+from rescnet_dist.planning import time_in_words
+from rescnet_dist.train import PHASES
+
+MIB = 2**20
+UNKNOWN = float("nan")  # one object, as a list that holds it equals another that does
+RUN_COLOURS = Category10[10]
+PHASE_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
+MOST_WORKERS = 24  # that are shown, those with the most memory
+MOST_NOTES = 3
+
+Views = Callable[[], Sequence[RunView]]
+Columns = dict[str, list[Any]]
+
+
+def set_data(source: ColumnDataSource, data: Columns) -> None:
+    """Give a source other data, and send them to browsers if they are other."""
+    if dict(source.data) != data:
+        source.data = data
+
+
+class RunPlot:
+    """A plot of one or several runs, which `views` gives.
+
+    What shows but one of them shows that of the URL `wanted`, else the last that goes on, else
+    the last.
+    """
+
+    name: ClassVar[str]
+    root: Model
+
+    def __init__(self, views: Views) -> None:
+        self.views = views
+        self.wanted: str | None = None
+
+    def focus(self) -> RunView | None:
+        """The run that is shown where it is but one."""
+        views = self.views()
+        asked = [view for view in views if view.url == self.wanted]
+        running = [view for view in views if view.state == "running"]
+        found = asked or running or views
+        return found[-1] if found else None
+
+    def entitle(self, title: str, view: RunView | None) -> None:
+        """Say in the title which run is shown, where there are several."""
+        plot: Any = self.root
+        text = f"{title} · {view.name}" if view and len(self.views()) > 1 else title
+        if plot.title.text != text:
+            plot.title.text = text
+
+    def update(self) -> None:
+        """Show the runs as they are now."""
+        raise NotImplementedError
+
+
+def _figure(title: str, x: str, y: str, **options: Any) -> Any:
+    plot = figure(
+        title=title, x_axis_label=x, y_axis_label=y, sizing_mode="stretch_both",
+        min_height=180, min_width=260, tools="pan,box_zoom,reset,save", **options,
+    )  # fmt: skip
+    plot.toolbar.autohide = True
+    plot.toolbar.logo = None
+    return plot
+
+
+def _style_legend(plot: Any, location: str | None) -> None:
+    """Make the legend small, and put it into the plot or, without a location, above it."""
+    legend = plot.legend[0]
+    legend.label_text_font_size = "8pt"
+    legend.spacing, legend.padding, legend.margin, legend.glyph_height = 0, 4, 4, 14
+    if location:
+        legend.location = location
+    else:
+        legend.orientation, legend.spacing = "horizontal", 8
+        plot.add_layout(legend, "above")
+
+
+class _Curves(RunPlot):
+    """Two curves per run, by layer, in per cent: the second one is dashed."""
+
+    title: ClassVar[str]
+    y_label: ClassVar[str]
+    kinds: ClassVar[tuple[str, str]]
+    legend: ClassVar[str]
+
+    def __init__(self, views: Views) -> None:
+        super().__init__(views)
+        self.lines = ColumnDataSource({"xs": [], "ys": [], "colour": [], "dash": [], "label": []})
+        self.points = ColumnDataSource(
+            {"layer": [], "value": [], "colour": [], "run": [], "kind": []},
+            name=f"{self.name}-points",
+        )
+        self.root = plot = _figure(self.title, "layer", self.y_label)
+        plot.xaxis.ticker.desired_num_ticks = 8
+        plot.xaxis.ticker.mantissas = [1, 2, 5]
+        plot.xaxis.ticker.min_interval = 1
+        plot.multi_line(
+            "xs", "ys", source=self.lines, line_color="colour", line_dash="dash", line_width=2,
+            legend_field="label",
+        )  # fmt: skip
+        dots = plot.scatter("layer", "value", source=self.points, color="colour", size=5, alpha=0.8)
+        tips = [("run", "@run"), ("layer", "@layer"), ("@kind", "@value{0.00} %")]
+        plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
+        _style_legend(plot, self.legend)
+
+    def values(self, view: RunView, kind: int) -> list[tuple[int, float]]:
+        """(layer, share) of one of the two curves."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Draw the curves of all runs."""
+        views = self.views()
+        lines: Columns = {name: [] for name in self.lines.data}
+        points: Columns = {name: [] for name in self.points.data}
+        for number, view in enumerate(views):
+            for kind, dash in enumerate(("solid", "dashed")):
+                found = self.values(view, kind)
+                if not found:
+                    continue
+                layers, shares = zip(*found, strict=True)
+                percents = [100 * share for share in shares]
+                # of one run the curves have colours of their own, else each run has
+                colour = RUN_COLOURS[(number if len(views) > 1 else kind) % len(RUN_COLOURS)]
+                label = f"{view.name} {self.kinds[kind]}" if len(views) > 1 else self.kinds[kind]
+                row = (list(layers), percents, colour, dash, label)
+                for name, value in zip(lines, row, strict=True):
+                    lines[name].append(value)
+                n = len(layers)
+                columns = (layers, percents, [colour] * n, [view.name] * n, [self.kinds[kind]] * n)
+                for name, values in zip(points, columns, strict=True):
+                    points[name].extend(values)
+        set_data(self.lines, lines)
+        set_data(self.points, points)
+
+
+class AccuracyPlot(_Curves):
+    """Accuracy after each layer, on training and validation images, and the chosen depth."""
+
+    name = "accuracy"
+    title = "Accuracy after each layer"
+    y_label = "classified rightly (%)"
+    kinds = ("validation", "training")
+    legend = "bottom_right"
+
+    def __init__(self, views: Views) -> None:
+        super().__init__(views)
+        self.chosen = ColumnDataSource({"layer": [], "value": []}, name="accuracy-chosen")
+        self.root.scatter(
+            "layer", "value", source=self.chosen, marker="circle", size=14, line_width=2,
+            fill_alpha=0, line_color="#d62728", legend_label="chosen depth",
+        )  # fmt: skip
+
+    def values(self, view: RunView, kind: int) -> list[tuple[int, float]]:
+        """Validation accuracies, and those on training images."""
+        found = [(layer.layer, (layer.validation, layer.train)[kind]) for layer in view.layers]
+        return [(layer, share) for layer, share in found if share is not None]
+
+    def update(self) -> None:
+        """Draw the curves of all runs, and ring the chosen depths."""
+        super().update()
+        chosen: Columns = {"layer": [], "value": []}
+        for view in self.views():
+            found = self.values(view, 0) or self.values(view, 1)
+            for layer, share in found:
+                if layer == view.depth:
+                    chosen["layer"].append(layer)
+                    chosen["value"].append(100 * share)
+        set_data(self.chosen, chosen)
+
+
+class ResidualPlot(_Curves):
+    """Shares of training images whose largest error is positive, and negative."""
+
+    name = "residual"
+    title = "Sign of the largest error, entering each layer"
+    y_label = "training images (%)"
+    kinds = ("positive", "negative")
+    legend = "center_right"
+
+    def values(self, view: RunView, kind: int) -> list[tuple[int, float]]:
+        """The shares that entered each layer."""
+        return [(layer.layer, layer.residual[kind]) for layer in view.layers if layer.residual]
+
+
+class TimePlot(RunPlot):
+    """Seconds of each layer of one run, by phase."""
+
+    name = "time"
+
+    def __init__(self, views: Views) -> None:
+        super().__init__(views)
+        self.source = ColumnDataSource(
+            {name: [] for name in ("layer", *PHASES, "total")}, name="time-bars"
+        )
+        self.root = plot = _figure("Time of each layer, by phase", "layer", "seconds")
+        plot.vbar_stack(
+            list(PHASES), x="layer", width=0.8, color=list(PHASE_COLOURS), source=self.source,
+            legend_label=list(PHASES), line_color=None,
+        )  # fmt: skip
+        plot.y_range.start = 0
+        plot.xaxis.ticker.min_interval = 1
+        tips = [("layer", "@layer"), *((name, f"@{name}{{0.0}} s") for name in PHASES)]
+        plot.add_tools(HoverTool(tooltips=[*tips, ("in all", "@total{0.0} s")]))
+        _style_legend(plot, None)
+
+    def update(self) -> None:
+        """Draw the bars of the run in focus."""
+        view = self.focus()
+        layers = view.layers if view else []
+        columns: Columns = {"layer": [layer.layer for layer in layers]}
+        for phase in PHASES:
+            columns[phase] = [layer.phases.get(phase, 0.0) for layer in layers]
+        columns["total"] = [layer.seconds for layer in layers]
+        set_data(self.source, columns)
+        self.entitle("Time of each layer, by phase", view)
+
+
+class MemoryPlot(RunPlot):
+    """Bytes resident in each worker, beside what was planned and what is allowed."""
+
+    name = "memory"
+
+    def __init__(self, views: Views) -> None:
+        super().__init__(views)
+        self.source = ColumnDataSource({"worker": [], "mib": [], "text": []}, name="memory-bars")
+        self.workers, self.reach = FactorRange(factors=[]), Range1d(0, 1)
+        self.root = plot = _figure(
+            "Memory of workers", "MiB resident", "", y_range=self.workers, x_range=self.reach
+        )
+        plot.hbar(y="worker", right="mib", height=0.7, source=self.source, color=PHASE_COLOURS[0])
+        plot.add_tools(HoverTool(tooltips=[("worker", "@worker"), ("memory", "@text")]))
+        self.lines = {
+            "planned": Span(dimension="height", line_color=PHASE_COLOURS[1], line_width=2),
+            "limit": Span(dimension="height", line_color=PHASE_COLOURS[4], line_width=2),
+        }
+        for name, line in self.lines.items():
+            line.line_dash = "dashed"
+            plot.add_layout(line)  # which has no place in a legend: a line that is not seen has
+            plot.line(
+                [-2, -1], [-1, -1], line_color=line.line_color, line_dash="dashed", line_width=2,
+                legend_label=name,
+            )  # fmt: skip
+        _style_legend(plot, None)
+
+    def update(self) -> None:
+        """Draw the workers of the run in focus, those with the most memory."""
+        view = self.focus()
+        found = sorted(view.memory.items(), key=lambda item: -item[1]) if view else []
+        found = sorted(found[:MOST_WORKERS])
+        workers = [worker.rsplit("/", 1)[-1] for worker, _ in found]
+        if self.workers.factors != workers:
+            self.workers.factors = workers
+        mib = [memory / MIB for _, memory in found]
+        text = [f"{value:,.0f} MiB" for value in mib]
+        set_data(self.source, {"worker": workers, "mib": mib, "text": text})
+        planned, limit = (view.planned, view.allowed) if view else (None, None)
+        ends = [value / MIB for value in (planned, limit) if value] + mib
+        # a limit far away would squeeze everything else
+        near = [end for end in ends if end <= 3 * max([*mib, (planned or 0) / MIB])]
+        self.reach.end = 1.08 * max(near, default=1)
+        for line, value in zip(self.lines.values(), (planned, limit), strict=True):
+            line.location = value / MIB if value else -1
+        self.entitle("Memory of workers", view)
+
+
+class StorePlot(RunPlot):
+    """Bytes that each layer read from and wrote to the store, beside the least there could be."""
+
+    name = "store"
+    columns = ("layer", "read", "written", "least_read", "least_written")
+
+    def __init__(self, views: Views) -> None:
+        super().__init__(views)
+        self.source = ColumnDataSource({name: [] for name in self.columns}, name="store-lines")
+        self.root = plot = _figure("Store traffic of each layer", "layer", "MiB")
+        plot.y_range.start = 0
+        plot.xaxis.ticker.min_interval = 1
+        for kind, colour in (("read", PHASE_COLOURS[0]), ("written", PHASE_COLOURS[2])):
+            style = {"source": self.source, "line_color": colour}
+            plot.line("layer", kind, legend_label=kind, line_width=2, **style)
+            plot.scatter("layer", kind, source=self.source, color=colour, size=5)
+            plot.line(
+                "layer", f"least_{kind}", line_dash="dashed", line_width=4, alpha=0.5,
+                legend_label=f"least {kind}", **style,
+            )  # fmt: skip
+        tips = [(name.replace("_", " "), f"@{name}{{0,0.0}} MiB") for name in self.columns[1:]]
+        plot.add_tools(HoverTool(tooltips=[("layer", "@layer"), *tips], mode="vline"))
+        _style_legend(plot, None)
+
+    def update(self) -> None:
+        """Draw the traffic of the run in focus."""
+        view = self.focus()
+        layers = view.layers if view else []
+        found: Columns = {
+            "layer": [layer.layer for layer in layers],
+            "read": [layer.read / MIB for layer in layers],
+            "written": [layer.written / MIB for layer in layers],
+        }
+        for name in ("least_read", "least_written"):
+            least = getattr(view, name) if view else None
+            found[name] = [UNKNOWN if least is None else least / MIB] * len(layers)
+        found["least_read"][:1] = [UNKNOWN] * bool(layers)  # the first layer reads no maps
+        set_data(self.source, found)
+        self.entitle("Store traffic of each layer", view)
+
+
+class ProgressPanel(RunPlot):
+    """How far each run is, how well it does, and what went wrong, in words."""
+
+    name = "progress"
+
+    def __init__(self, views: Views) -> None:
+        super().__init__(views)
+        self.root = Div(
+            sizing_mode="stretch_both", min_height=180, min_width=260, name="progress-text",
+            styles={"overflow": "auto", "font-size": "13px"},
+        )  # fmt: skip
+
+    def update(self) -> None:
+        """Say how all runs are, the last one first."""
+        runs = [describe(view) for view in reversed(self.views())]
+        text = "".join(runs) or "<p>No run has begun on this cluster yet.</p>"
+        if self.root.text != text:
+            self.root.text = text
+
+
+def describe(view: RunView) -> str:
+    """A run in a few lines of HTML."""
+    state = {"running": "is going on", "done": "is done", "unfinished": "has stopped"}[view.state]
+    why = f": {escape(view.reason)}" if view.reason else ""
+    lines = [f"<b>{escape(view.name)}</b> {state}{why}"]
+    share = len(view.layers) / max(view.max_layers, 1)
+    doing = f"layer {len(view.layers)} of {view.max_layers} done"
+    if view.current and view.images:
+        within = min(view.current.images / view.images, 1.0)
+        share += within / max(view.max_layers, 1) if view.current.phase == "grow" else 0
+        elapsed = max(time.time() - view.current.began, 1e-3)
+        what = {"survey": "surveying", "score": "scoring"}
+        now = what.get(view.current.phase, f"growing layer {view.current.layer}")
+        doing += f"; {now}, {100 * within:.0f} %, {view.current.images / elapsed:,.0f} images/s"
+    bar = f"<progress value='{min(share, 1):.4f}' max='1' style='width:100%'></progress>"
+    lines += [bar, doing]
+    best = next((layer for layer in view.layers if layer.layer == view.depth), None)
+    if best:
+        shares = {"validation": best.validation, "training": best.train}
+        known = ", ".join(f"{k} {100 * v:.2f} %" for k, v in shares.items() if v is not None)
+        lines.append(f"best after layer {best.layer}: {known}")
+    each, left = view.layer_seconds(), view.seconds_left()
+    if each is not None:
+        more = f"; at most {time_in_words(left)} left" if left is not None else ""
+        lines.append(f"{time_in_words(each)} per layer{more}")
+    lines += [f"<span style='color:#c77400'>{escape(n)}</span>" for n in view.notes[-MOST_NOTES:]]
+    return f"<p style='margin:4px 8px'>{'<br>'.join(lines)}</p>"
+
+
+PLOTS: tuple[type[RunPlot], ...] = (
+    *(AccuracyPlot, ResidualPlot, TimePlot),
+    *(ProgressPanel, MemoryPlot, StorePlot),
+)
