@@ -18,7 +18,7 @@ RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed 
 COMMANDS = {
     "bench": "How fast this machine runs the passes, beside peers and beside...",
     "check": "Verify a run store against its commit records: chunks missing,...",
-    "dashboard": "Show one or more runs in a browser: accuracy, time, memory, store...",
+    "dashboard": "Show one or more runs in a browser: accuracy, time, memory,...",
     "data": "Data sets: import them, look at them, see what augmentation...",
     "estimate": "What a run would take on a cluster, of workers as fast as this...",
     "evaluate": "Accuracy of the network at RUN, a run or a saved network, on DATA.",
