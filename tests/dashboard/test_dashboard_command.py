@@ -1,0 +1,147 @@
+"""`rescnet dashboard`: serves on loopback, ends when told to, and refuses what is not a run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import zarr
+from click.testing import CliRunner
+
+from rescnet_dist.cli import main
+from rescnet_dist.dashboard import StoredRun
+from rescnet_dist.dashboard import server as dashboard_server
+from rescnet_dist.dashboard.server import StoredRuns
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_it_is_told_to_end(
+    run: Path, started: Any, end: signal.Signals
+) -> None:
+    """With code 0, a page in between, and no port open but on loopback."""
+    process = started.start(sys.executable, "-m", "rescnet_dist", "dashboard", run, "--port", "0")
+    started.wait_until(lambda: "Ctrl-C" in started.said(), process)
+    (url,) = re.findall(r"watch\s+(http://127.0.0.1:\d+/)\n", started.said())
+    assert b"rescnet: three" in urllib.request.urlopen(url).read()
+    sockets = psutil.Process(process.pid).net_connections()
+    assert {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    process.send_signal(end)
+    assert process.wait(20) == 0
+    assert "Traceback" not in started.said()
+
+
+def not_there(folder: Path, _run: Path) -> str:
+    """A URL with nothing at it."""
+    return str(folder / "nothing")
+
+
+def empty(folder: Path, _run: Path) -> str:
+    """An empty folder."""
+    return str(folder)
+
+
+def something_else(folder: Path, _run: Path) -> str:
+    """A Zarr group that is no run."""
+    zarr.open_group(folder / "other", mode="w")
+    return str(folder / "other")
+
+
+def of_another_version(folder: Path, run: Path) -> str:
+    """A run of a release to come."""
+    shutil.copytree(run, folder / "newer")
+    zarr.open_group(folder / "newer", mode="a").attrs["format_version"] = 99
+    return str(folder / "newer")
+
+
+def half_written(folder: Path, run: Path) -> str:
+    """A run whose data are not there yet."""
+    shutil.copytree(run, folder / "half")
+    del zarr.open_group(folder / "half", mode="a").attrs["data_complete"]
+    return str(folder / "half")
+
+
+def damaged(folder: Path, run: Path) -> str:
+    """A run with a commit record cut short."""
+    shutil.copytree(run, folder / "damaged")
+    (folder / "damaged/commits/0001.json").write_text('{"step"')
+    return str(folder / "damaged")
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (not_there, "there is no Zarr group at"),
+        (empty, "there is no Zarr group at"),
+        (something_else, "is not a rescnet-run store"),
+        (of_another_version, "has format version 99"),
+        (half_written, "has not begun: its data are still being written"),
+        (damaged, "0001.json"),
+    ],
+)
+def test_what_is_not_a_run_is_refused(
+    run: Path, tmp_path: Path, case: Callable[[Path, Path], str], expected: str
+) -> None:
+    """By a message, not a traceback; beside a run, too."""
+    url = case(tmp_path, run)
+    for urls in ([url], [str(run), url]):
+        failed = CliRunner().invoke(main, ["dashboard", *urls, "--port", "0"])
+        assert failed.exit_code == 2
+        assert failed.output.startswith("error: ")
+        assert expected in failed.output
+        assert len(failed.output.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_without_rights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the secret."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret")
+    failed = CliRunner().invoke(main, ["dashboard", "s3://runs/one", "--port", "0"])
+    assert failed.exit_code in (2, 75)
+    assert failed.output.startswith("error: ")
+    assert "s3://runs/one" in failed.output
+    assert "a-wrong-secret" not in failed.output
+
+
+def test_a_store_that_is_lost_while_it_is_shown_is_told_of(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was known of the run stays; once it is back, it is looked at again."""
+    monkeypatch.setattr(dashboard_server, "LOOK_EVERY", 0.0)
+    shutil.copytree(run, tmp_path / "run")
+    runs = StoredRuns([str(tmp_path / "run")])
+    try:
+        (tmp_path / "run").rename(tmp_path / "away")
+        deadline = time.monotonic() + 30
+        while not runs.views()[0].notes:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert "there is no Zarr group" in runs.views()[0].notes[0]
+        assert len(runs.views()[0].layers) == 3
+        (tmp_path / "away").rename(tmp_path / "run")
+        while runs.views()[0].notes:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        runs.close()
+
+
+def test_committed_records_are_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run of hundreds of layers in a bucket is looked at every two seconds."""
+    stored = StoredRun(str(run))
+    assert len(stored.view().layers) == 3
+    record = run / "commits/0002.json"
+    text = record.read_text()
+    try:
+        record.write_text("not read again")
+        assert len(stored.view().layers) == 3
+    finally:
+        record.write_text(text)
