@@ -1,0 +1,119 @@
+"""Views of runs: the same from events as from the store, and a board that keeps the last ones."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from rescnet_dist.dashboard import RunView, StoredRun
+from rescnet_dist.dashboard import scheduler as dashboard_scheduler
+from rescnet_dist.dashboard.scheduler import MOST_RUNS, Board, RunsPlugin, SchedulerPage
+from rescnet_dist.train import Event, RunStarted, event_to_dict
+from tests.dashboard.conftest import LAYERS, train
+
+
+def test_events_make_the_view_that_the_store_gives(client: Client, tmp_path: Path) -> None:
+    """After each pass, but for accuracies to come; and at the end in all."""
+    views: list[RunView] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            views.append(StoredRun(event.url).view())
+        views[0].hear(event_to_dict(event))
+
+    train(tmp_path / "run", listeners=[listen])
+    stored = StoredRun(str(tmp_path / "run")).view()
+    assert views[0].layers == stored.layers
+    assert (views[0].state, views[0].depth, views[0].reason) == (
+        "done",
+        stored.depth,
+        stored.reason,
+    )
+    assert stored.state == "done"
+    assert len(stored.layers) == LAYERS
+    assert stored.planned
+    assert views[0].current is None
+
+
+def test_time_left_is_that_of_the_layers_to_come(run: Path) -> None:
+    """By the median of the last ones, less what the one that grows has taken."""
+    view = StoredRun(str(run)).view()
+    view.state, view.max_layers = "running", 10
+    for layer, seconds in zip(view.layers, (9.0, 4.0, 6.0), strict=True):
+        layer.seconds = seconds
+    assert view.layer_seconds() == 5.0  # the first layer is another kind of pass
+    assert view.seconds_left() == 7 * 5.0
+    view.hear({"event": "pass_started", "phase": "grow", "layer": 4, "time": 1000.0})
+    assert view.seconds_left(1002.0) == 7 * 5.0 - 2
+    assert view.seconds_left(1099.0) == 6 * 5.0
+    view.state = "unfinished"
+    assert view.seconds_left() is None
+
+
+def test_a_chunk_that_is_redone_counts_once(run: Path) -> None:
+    """And one of a pass that was given up counts nothing."""
+    view = StoredRun(str(run)).view()
+    view.hear({"event": "pass_started", "phase": "grow", "layer": 4, "time": 0.0})
+    chunk = {"event": "chunk_done", "phase": "grow", "start": 0, "images": 60}
+    for layer in (4, 4, 3):
+        view.hear(chunk | {"layer": layer, "worker": "w", "memory": 5})
+    assert view.current
+    assert view.current.images == 60
+    assert view.memory["w"] == 5
+
+
+def test_a_board_keeps_the_last_runs_and_knows_when_a_driver_is_gone(run: Path) -> None:
+    """Messages of runs that it has not heard of, or of another kind, are passed over."""
+    board, found = Board(), StoredRun(str(run)).description()
+    board.hear("rescnet-x", {"kind": "chunk"})
+    assert board.views() == []
+    for number in range(MOST_RUNS + 2):
+        message = {"kind": "run", "driver": f"d{number}", "run": found | {"state": "running"}}
+        board.hear(f"rescnet-{number}", message)
+        board.hear(f"rescnet-{number}", {"kind": "tile", "row": 1})
+    assert len(board.views()) == MOST_RUNS
+    board.driver_left(f"d{MOST_RUNS}")
+    assert [view.state for view in board.views()][-2:] == ["unfinished", "running"]
+
+
+def test_a_scheduler_without_a_dashboard_shows_nothing_and_trains(
+    started: Any, tmp_path: Path
+) -> None:
+    """The board is kept; there is no page to link to."""
+    _, file = started.scheduler()
+    started.worker(file)
+    with Client(scheduler_file=str(file)) as client:
+        page = SchedulerPage(client)
+        clf = train(tmp_path / "run", listeners=[page])
+        assert page.link is None
+        kept = client.run_on_scheduler(
+            lambda dask_scheduler: [
+                (view.state, len(view.layers))
+                for view in dask_scheduler.plugins[RunsPlugin.name].board.views()
+            ]
+        )
+    assert kept == [("done", LAYERS)]
+    assert clf.depth_
+
+
+def test_a_scheduler_that_cannot_show_the_page_is_told_of_once(
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where it has not got this package; the run is trained all the same."""
+
+    def missing(dask_scheduler: Any) -> bool:
+        raise ModuleNotFoundError("No module named 'rescnet_dist'")
+
+    monkeypatch.setattr(dashboard_scheduler, "install", missing)
+    with caplog.at_level(logging.WARNING, "rescnet_dist"):
+        clf = train(tmp_path / "run")
+    (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("rescnet_dist")]
+    assert said == "the run is not shown in Dask's dashboard: No module named 'rescnet_dist'"
+    assert clf.depth_
