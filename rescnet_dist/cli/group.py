@@ -25,10 +25,12 @@ COMMANDS = {
     "plan": "What `rescnet train` with the same options would take: memory,...",
     "predict": "Predict the labels of DATA with the network at RUN, a run or a...",
     "presets": "List the named networks, or print one as TOML to start a...",
+    "report": "Write all that is known of a run, finished or not, into one page...",
     "resume": "Go on with a run after its last finished layer.",
     "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
 }
-MODULES = {"bench": "bench", "data": "data", "estimate": "estimate"}  # of the others: commands
+# of those that are not in the module commands
+MODULES = {"bench": "bench", "data": "data", "estimate": "estimate", "report": "report"}
 
 
 class Commands(click.Group):

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rescnet_dist.dashboard.judged import Judged, confused_pairs, sample_of_data, sample_of_run
+from rescnet_dist.dashboard.judged import (
+    MATRIX_CLASSES,
+    Judged,
+    confused_pairs,
+    sample_of_data,
+    sample_of_run,
+)
 from rescnet_dist.dashboard.pictures import (
     chosen_filters,
     shown_filters,
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NO_FIGURES = "figures need matplotlib: pip install 'rescnet-dist[plot]'"
-MATRIX_CLASSES = 30  # above, a confusion matrix cannot be read, and the worst pairs are shown
 PAIRS = 25
 MOST_LAYERS, MAPS_PER_LAYER = 5, 6  # whose maps are shown by default
 FILTERS_PER_ROW = 10

@@ -18,6 +18,7 @@ MOST_IMAGES = 2000  # that a network is judged on by default
 MOST_BYTES = 256 * 2**20  # of images that are held for it
 MOST_CHUNKS = 64  # of stored images that are read for it
 MASK_ROWS = 2**20  # of a run's mask of training images that are read at a time
+MATRIX_CLASSES = 30  # above, a confusion matrix cannot be read, and the worst pairs are shown
 BINS = 10  # of predicted probabilities
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,9 +39,9 @@ def sample_of_run(run: RunStore, limit: int = MOST_IMAGES) -> Sample:
     """Images that a run held out, or where it held none out, images that it was trained on: at
     most `limit`, taken evenly."""
     mask = run.data_array("train")
-    which, rows = "held-out images", _rows_where(mask, False)
+    which, rows = "held-out images", rows_where(mask, False)
     if not len(rows):
-        which, rows = "training images", _rows_where(mask, True)
+        which, rows = "training images", rows_where(mask, True)
     total = len(rows)
     array, first = run.images()
     rows = _few(rows, (rows + first) // array.chunks[0], limit, array)
@@ -66,7 +67,7 @@ def sample_of_data(X: Any, y: Any, network: Network, limit: int | None = None) -
     return Sample(np.asarray(images), codes, rows, which, count)
 
 
-def _rows_where(mask: Any, value: bool) -> Array:
+def rows_where(mask: Any, value: bool) -> Array:
     """The rows of a stored mask (N,) with a value."""
     found = []
     for start in range(0, mask.shape[0], MASK_ROWS):

@@ -14,7 +14,8 @@ from distributed import Client
 from sklearn.exceptions import NotFittedError
 
 from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
-from rescnet_dist.dashboard.figures import MATRIX_CLASSES, Plots
+from rescnet_dist.dashboard.figures import Plots
+from rescnet_dist.dashboard.judged import MATRIX_CLASSES
 from rescnet_dist.store import RunStore
 
 
