@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.cluster import current_client
-from rescnet_dist.dashboard.figures import Plots
+from rescnet_dist.dashboard import Plots
 from rescnet_dist.data import Images, TrainingSet, encode, images_of, taken, training_set
 from rescnet_dist.errors import SpecError, masked
 from rescnet_dist.kernels import project_to_simplex

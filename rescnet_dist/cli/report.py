@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import urlsplit
 
 import click
 
@@ -48,7 +49,8 @@ def report_command(
     """
     form = form or _form_of(output)
     if output is None:
-        name = os.path.basename(run_url.rstrip("/")) or "run"
+        path = urlsplit(run_url).path if "://" in run_url else run_url  # not a URL's secrets
+        name = os.path.basename(path.rstrip("/")) or "run"
         output = f"{name}-report.html" if form == "html" else "-"
     folder = os.path.dirname(output)
     if folder and not os.path.isdir(folder):  # before the work, not behind it

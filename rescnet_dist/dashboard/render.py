@@ -127,12 +127,15 @@ def _memory_chart(report: Report, x: list[int]) -> tuple[str, list[tuple[str, st
         known = [[size for size in column if size is not None] for column in columns]
         lines = {f"fullest of {len(lines)} workers": [max(c, default=None) for c in known]}
     values = [size for line in lines.values() for size in line] + [planned]
-    chart = Chart(_span(x), reach(values, least=0), ("layer", "resident"), size_text)
+    most = max(size for size in values if size is not None)
+    unit, name_of_unit = (2**30, "GiB") if most >= 4 * 2**30 else (2**20, "MiB")  # round ticks
+    high = reach([most / unit], least=0)
+    chart = Chart(_span(x), high, ("layer", f"{name_of_unit} resident"), "{:,.4g}".format)
     legend = []
     if planned is not None:
-        chart.level(planned, "plan")
+        chart.level(planned / unit, "plan")
     for number, (name, line) in enumerate(lines.items(), start=1):
-        chart.line(name, x, line, f"c{number}")
+        chart.line(name, x, [size and size / unit for size in line], f"c{number}")
         legend.append((f"c{number}", name))
     if planned is not None:
         legend.append(("plan", f"planned at most, {size_text(planned)}"))
@@ -317,7 +320,7 @@ def _judged_markdown(report: Report, judged: dict[str, Any]) -> list[str]:
         for b in judged["calibration"] if b["images"]
     ]  # fmt: skip
     head = ("largest probability", "images", "mean", "right")
-    error = f"Expected calibration error: {judged['calibration_error']:.4f}."
+    error = f"Expected calibration error: {judged['calibration_error']:.3f}."
     return [*parts, "### Calibration", error, _table(head, bins)]
 
 

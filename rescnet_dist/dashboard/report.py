@@ -109,6 +109,7 @@ def report_of(
             "report yet: wait until it trains, or remove it and train again"
         )
     found = describe_run(url)
+    found["source"] = masked(found["source"]) if found["source"] else None
     view = RunView.of(found)
     classes = [plain_text(label) for label in classes_from_json(attributes["classes"]).tolist()]
     held_out = len(rows_where(run.data_array("train"), False))
@@ -175,7 +176,7 @@ def _outcome(view: RunView, found: dict[str, Any], judged: dict[str, Any] | None
 
 def _data(found: dict[str, Any], held_out: int, classes: list[str]) -> dict[str, Any]:
     return {
-        "source": masked(found["source"]) if found["source"] else None,
+        "source": found["source"],
         "images": found["images"],
         "train": found["images"] - held_out,
         "held_out": held_out,
