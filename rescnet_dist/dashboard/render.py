@@ -193,11 +193,9 @@ def _amount(value: float | None, kind: str) -> str:
 
 
 def planned_rows(report: Report) -> list[tuple[str, str, str, str]]:
-    """What was planned and observed, and their ratio, in words; what nothing is known of is left
-    out, if anything is known."""
-    known = [row for row in report.planned if (row["planned"], row["observed"]) != (None, None)]
+    """What was planned and observed, and their ratio, in words."""
     rows = []
-    for row in known:
+    for row in report.planned:
         planned, observed, ratio = row["planned"], row["observed"], ""
         if planned and observed is not None:
             ratio = f"{observed / planned:.2f} ×"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 560, 260
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 74, 14, 12, 40
 DOTS, GAPS = 40, 60  # points up to which each has a dot, and bars up to which they stand apart
 Series = Sequence[float | None]
 Format = Callable[[float], str]
