@@ -255,7 +255,7 @@ def judged_on(report: Report) -> str:
     """Which images the network is judged on, and how well it does, in a sentence."""
     judged = report.judged
     if judged is None:
-        return "There is no finished layer yet, so that there is no network to judge."
+        return f"The network is not judged: {report.not_judged}."
     count = f"{judged['images']:,} {judged['which']}"
     if judged["images"] < judged["of"]:
         count += f", taken evenly from {judged['of']:,}"

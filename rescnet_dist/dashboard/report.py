@@ -32,7 +32,7 @@ from rescnet_dist.dashboard.pictures import (
 from rescnet_dist.dashboard.reproduce import reproduce
 from rescnet_dist.dashboard.view import RunView
 from rescnet_dist.data import classes_from_json
-from rescnet_dist.errors import StoreError, counted, masked
+from rescnet_dist.errors import StoreError, StoreUnreachable, counted, masked
 from rescnet_dist.network import Network
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -61,7 +61,7 @@ class Report:
 
     spec: tables of (option, value, whether it is not the default). planned: rows of what was
     planned and what was observed, None where it was not recorded. judged: how the network does, at
-    `depth`; None where there is no layer yet.
+    `depth`; None where that is not known, and not_judged says why.
     """
 
     title: str
@@ -76,6 +76,7 @@ class Report:
     memory: dict[str, Any]
     layers: list[dict[str, Any]]
     judged: dict[str, Any] | None
+    not_judged: str | None
     environment: dict[str, Any]
     command: str | None
     notes: list[str]
@@ -121,13 +122,12 @@ def report_of(
     plan = Plan.from_dict(found["plan"])
     command, notes = reproduce(found["source"], *specs, plan, held_out=held_out > 0)
     depth = view.depth or len(view.layers) or None
-    judged, shown = None, Pictures()
+    judged, shown, problem = None, Pictures(), "there is no finished layer yet"
     if depth:
         # not at the depth of the moment: a run that goes on may have more layers by now
         network = replace(Network.load(url), layers=StoredLayers(run.place, depth))
-        sample = sample_of_data(test, None, network, images) if test else sample_of_run(run, images)
-        seen = Judged.of(network, sample)
-        judged = _judgement(seen, classes, is_test=test is not None)
+        seen, problem = _judged(run, network, images, test)
+        judged = _judgement(seen, classes, is_test=test is not None) if seen else None
         shown = _pictures(network, seen, classes) if pictures else shown
     return Report(
         title=f"Run {view.name}",
@@ -142,11 +142,27 @@ def report_of(
         memory=_memory(view, found),
         layers=found["layers"],
         judged=judged,
+        not_judged=None if judged else problem,
         environment=_environment(found),
         command=command,
         notes=notes,
         pictures=shown,
     )
+
+
+def _judged(
+    run: RunStore, network: Network, images: int, test: str | None
+) -> tuple[Judged | None, str]:
+    """The network on a sample; or, where the images of its run are not there any more, as those
+    that it refers to may be gone, why not."""
+    if test:
+        return Judged.of(network, sample_of_data(test, None, network, images)), ""
+    try:
+        return Judged.of(network, sample_of_run(run, images)), ""
+    except StoreUnreachable:
+        raise
+    except StoreError as error:
+        return None, f"the images of the run cannot be read ({error})"
 
 
 def _outcome(view: RunView, found: dict[str, Any], judged: dict[str, Any] | None) -> str:
@@ -279,13 +295,15 @@ def _judgement(judged: Judged, classes: list[str], *, is_test: bool) -> dict[str
     }
 
 
-def _pictures(network: Network, judged: Judged, classes: list[str]) -> Pictures:
-    """Filter banks, samples with their maps, and errors."""
-    sample = judged.sample
+def _pictures(network: Network, judged: Judged | None, classes: list[str]) -> Pictures:
+    """Filter banks and, where it is judged, samples with their maps, and errors."""
     banks = [
         (layer, [(name, data_uri(pixels)) for name, pixels in shown_filters(network, layer)])
         for layer in spread(1, network.depth, BANKS)
     ]
+    if judged is None:
+        return Pictures(banks)
+    sample = judged.sample
     errors = [data_uri(shown_image(sample.images[place])) for place, _ in judged.worst(ERRORS)]
     return Pictures(banks, _samples(network, sample, classes), errors)
 

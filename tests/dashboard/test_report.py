@@ -209,6 +209,19 @@ def test_a_run_without_a_layer_has_a_report_without_network(copied: Path) -> Non
     assert not References(rendered(found, "html")).found
 
 
+def test_images_that_are_gone_are_told_and_the_rest_is_there(copied: Path) -> None:
+    """As a run may refer to images elsewhere; filters need none."""
+    shutil.rmtree(copied / "data" / "images")
+    found = report_of(copied)
+    assert found.judged is None
+    assert found.pictures.banks
+    for form in FORMATS:
+        assert "the images of the run cannot be read" in rendered(found, form)
+    page = References(rendered(found, "html"))
+    assert page.opened["svg"] == 4
+    assert not page.found
+
+
 def test_runs_of_earlier_releases_say_what_was_not_recorded(copied: Path) -> None:
     """Neither plan, nor residuals, nor what passes took."""
     attributes = json.loads((copied / "zarr.json").read_text())
