@@ -176,7 +176,7 @@ def _outcome(view: RunView, found: dict[str, Any], judged: dict[str, Any] | None
         text += f" of {grown} grown ({view.reason})." if view.reason else "."
     else:
         state = "goes on" if view.state == "running" else "is unfinished"
-        text = f"The run {state}: {layers} of at most {view.max_layers} are finished."
+        text = f"The run {state}, with {layers} of at most {view.max_layers} finished."
     known = next((layer for layer in view.layers if layer.layer == view.depth), None)
     if known and known.train is not None:
         copies = ", copies included," if found["copies"] else ""

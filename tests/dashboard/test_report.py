@@ -29,7 +29,7 @@ from rescnet_dist.dashboard.reproduce import PLANNED, reproduce
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import describe_run
+from rescnet_dist.train import Callback, PassDone, describe_run
 
 REFERENCES = ("src", "href", "srcset", "action", "data", "poster", "background", "xlink:href")
 
@@ -188,12 +188,31 @@ def test_an_unfinished_run_is_told_as_far_as_it_got(copied: Path) -> None:
     assert found.state == "unfinished"
     assert len(found.layers) == 3
     assert found.layers[-1]["train"] is None
-    assert "3 layers of at most 3 are finished" in found.outcome
+    assert "3 layers of at most 3 finished" in found.outcome
     (copied / "commits" / "0002.json").unlink()
     found = report_of(copied)
     assert (len(found.layers), found.depth) == (1, 1)
     assert found.judged
     assert "1 layer of at most 3" in found.outcome
+
+
+def test_a_run_that_goes_on_is_told_as_far_as_it_is(client: Client, tmp_path: Path) -> None:
+    """After each layer, while its driver lives."""
+    X, y = (array[:60] for array in load_digits())
+    spec = NetworkSpec(filters=4, block=7, stride=7, max_layers=2, stop_at_zero_error=False)
+    found: list[Report] = []
+
+    class Reporter(Callback):
+        def on_layer_end(self, event: PassDone) -> None:
+            found.append(report_of(tmp_path / "run"))
+
+    ResCNetClassifier(spec, store=tmp_path / "run", listeners=[Reporter()]).fit(X[:, ::2, ::2], y)
+    assert [(report.state, len(report.layers)) for report in found] == [
+        ("running", 1),
+        ("running", 2),
+    ]
+    assert "goes on, with 1 layer of at most 2" in found[0].outcome
+    assert all(report.judged for report in found)
 
 
 def test_a_run_without_a_layer_has_a_report_without_network(copied: Path) -> None:
