@@ -16,6 +16,7 @@ from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.cluster import current_client
+from rescnet_dist.dashboard import Plots
 from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.data import Images, TrainingSet, encode, images_of, taken, training_set
 from rescnet_dist.errors import SpecError, masked
@@ -233,6 +234,13 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         codes = encode(part.labels, self.classes_, unknown=-1)
         right = self.network_.staged_right(part.images, codes, self._averaging(augment))
         return right / part.images.shape[0]
+
+    @property
+    def plot(self) -> Plots:
+        """Figures of the fitted network, by matplotlib: `clf.plot.accuracy()`, `.filters(layer)`,
+        `.maps(image)` and `.confusion(X, y)`."""
+        check_is_fitted(self)
+        return Plots(self.network_, self.accuracies_, self.run_url_)
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         return masked(super().__repr__(N_CHAR_MAX))  # the store's URL may have a secret

@@ -31,10 +31,12 @@ from rescnet_dist.store import (
     write_image_scale,
     write_layer,
 )
+from rescnet_dist.tables import html_table, plain_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PREDICT_SEED = 0  # of the copies that are averaged
+SHOWN_CLASSES = 12  # of a network in a notebook
 OTHER_SCALE = 50  # times as large or small a range of values as in training
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
 
@@ -55,6 +57,19 @@ class Network:
 
     def __dask_tokenize__(self) -> str:
         return self.token  # a URL may hold another network later, and hashing weights costs
+
+    def _repr_html_(self) -> str:
+        height, width, channels = self.image_shape
+        names = [plain_text(label) for label in self.classes.tolist()[:SHOWN_CLASSES]]
+        more = ", …" if len(self.classes) > SHOWN_CLASSES else ""
+        facts = [
+            ("layers", self.depth),
+            ("images", f"{height}×{width}×{channels}"),
+            ("classes", f"{len(self.classes):,}: {', '.join(names)}{more}"),
+            ("copies", self.augment.copies),
+        ]
+        rows = [(name, value, False) for name, value in facts] + self.spec.rows()
+        return html_table("Network, bold where its spec is not the default", rows)
 
     @property
     def depth(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from rescnet_dist.errors import SpecError, nearest_name
+from rescnet_dist.tables import html_table
 
 CHOICES = {
     "minmax": ("global", "channel"),
@@ -114,6 +115,15 @@ class Spec:
                     f"{cls.__name__} has no option {name!r}: {nearest_name(name, known)}"
                 )
         return cls(**values)
+
+    def rows(self) -> list[tuple[str, Any, bool]]:
+        """Name and value of each field, and whether it differs from the default."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = [(field, getattr(self, field.name)) for field in fields]
+        return [(field.name, value, value != field.default) for field, value in values]
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{type(self).__name__}, bold where not the default", self.rows())
 
     def to_toml(self) -> str:
         """One TOML table with every field that has a value."""

@@ -26,10 +26,12 @@ COMMANDS = {
     "plan": "What `rescnet train` with the same options would take: memory,...",
     "predict": "Predict the labels of DATA with the network at RUN, a run or a...",
     "presets": "List the named networks, or print one as TOML to start a...",
+    "report": "Write all that is known of a run, finished or not, into one...",
     "resume": "Go on with a run after its last finished layer.",
     "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
 }
-ELSEWHERE = {"bench", "dashboard", "data", "estimate"}  # than in `commands`: each in its own module
+# than in the module commands: each in its own
+ELSEWHERE = {"bench", "dashboard", "data", "estimate", "report"}
 
 
 class Commands(click.Group):

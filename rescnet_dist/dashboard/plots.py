@@ -12,7 +12,7 @@ from bokeh.palettes import Category10
 from bokeh.plotting import figure
 
 from rescnet_dist.dashboard.view import RunView
-from rescnet_dist.planning import time_in_words
+from rescnet_dist.tables import time_text
 from rescnet_dist.train import PHASES
 
 MIB = 2**20
@@ -360,8 +360,8 @@ def describe(view: RunView) -> str:
         lines.append(f"best after layer {best.layer}: {known}")
     each, left = view.layer_seconds(), view.seconds_left()
     if each is not None:
-        more = f"; at most {time_in_words(left)} left" if left is not None else ""
-        lines.append(f"{time_in_words(each)} per layer{more}")
+        more = f"; at most {time_text(left)} left" if left is not None else ""
+        lines.append(f"{time_text(each)} per layer{more}")
     lines += [f"<span style='color:#c77400'>{escape(n)}</span>" for n in view.notes[-MOST_NOTES:]]
     return f"<p style='margin:4px 8px'>{'<br>'.join(lines)}</p>"
 

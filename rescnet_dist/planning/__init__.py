@@ -2,13 +2,7 @@
 
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import make_plan
-from rescnet_dist.planning.forecast import (
-    Forecast,
-    estimate,
-    forecast,
-    size_in_words,
-    time_in_words,
-)
+from rescnet_dist.planning.forecast import Forecast, estimate, forecast
 from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.plan import Group, Plan
 
@@ -24,7 +18,5 @@ __all__ = [
     "forecast",
     "make_plan",
     "peak_memory",
-    "size_in_words",
-    "time_in_words",
     "traffic",
 ]

@@ -15,6 +15,7 @@ from rescnet_dist.planning.choose import GOOD_CHUNK, make_plan
 from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.tables import html_table, size_text, time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,13 @@ class Forecast:
         return asdict(self) | {"seconds": self.seconds}
 
     def __str__(self) -> str:
-        size, took = size_in_words, time_in_words
+        return "\n".join(f"{name:<9} {text}" for name, text in self._lines().items())
+
+    def _repr_html_(self) -> str:
+        return html_table("Forecast", [(name, text, False) for name, text in self._lines().items()])
+
+    def _lines(self) -> dict[str, str]:
+        """What is told, by what it is about."""
         plan, moved, workers = self.plan, self.traffic, self.workers
         height, width, channels = self.problem.image_shape
         tiles = "kept whole"
@@ -52,7 +59,10 @@ class Forecast:
         if self.problem.copies:
             copies = f", {self.problem.copies} copies of each to train on among them"
         if workers.budget is not None and workers.memory is not None:
-            limit = f", of {size(workers.budget)} before Dask spills ({size(workers.memory)} limit)"
+            limit = (
+                f", of {size_text(workers.budget)} before Dask spills "
+                f"({size_text(workers.memory)} limit)"
+            )
         lines = {
             "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
             f"{counted(self.problem.classes, 'class')}",
@@ -61,24 +71,25 @@ class Forecast:
             "chunks": f"{plan.chunks:,} of {counted(plan.chunk_images, 'image')}, folded into "
             f"{counted(plan.accumulators, 'accumulator')}",
             "tasks": f"{moved.tasks:,} per layer",
-            "memory": f"{size(self.peak_memory)} per worker at most{limit}",
-            "driver": f"{size(moved.driver)} per layer",
-            "traffic": f"{size(moved.read)} read, {size(moved.written)} written per layer",
-            "store": f"{size(moved.store)} at most",
+            "memory": f"{size_text(self.peak_memory)} per worker at most{limit}",
+            "driver": f"{size_text(moved.driver)} per layer",
+            "traffic": f"{size_text(moved.read)} read, {size_text(moved.written)} written "
+            "per layer",
+            "store": f"{size_text(moved.store)} at most",
         }
         if workers.count > 1:
-            lines["traffic"] += f"; {size(moved.network)} between workers at most"
+            lines["traffic"] += f"; {size_text(moved.network)} between workers at most"
         if self.layer_seconds is not None and self.seconds is not None:
             lines["time"] = (
-                f"about {took(self.layer_seconds)} per layer, {took(self.seconds)} for all "
-                f"{self.max_layers}"
+                f"about {time_text(self.layer_seconds)} per layer, "
+                f"{time_text(self.seconds)} for all {self.max_layers}"
             )
         if plan.chunk_images < min(GOOD_CHUNK, plan.images):
             lines["slow"] = (
                 f"chunks of less than {GOOD_CHUNK} images are, and more do not fit: give workers "
                 "more memory, or choose fewer filters"
             )
-        return "\n".join(f"{name:<9} {text}" for name, text in lines.items())
+        return lines
 
 
 def forecast(
@@ -117,27 +128,3 @@ def estimate(
         max_layers=spec.max_layers,
         layer_seconds=seconds,
     )
-
-
-def size_in_words(size: float) -> str:
-    """Bytes in words.
-
-    >>> size_in_words(1536 * 2**20)
-    '1.5 GiB'
-    """
-    power = 0
-    while size >= 1024 and power < 4:
-        size, power = size / 1024, power + 1
-    return f"{size:,.{power // 3}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
-def time_in_words(seconds: float) -> str:
-    """Seconds in words.
-
-    >>> time_in_words(4000)
-    '1.1 h'
-    """
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from rescnet_dist.tables import html_table
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -58,6 +60,10 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        rows = (self.to_dict() | {"chunks": self.chunks}).items()
+        return html_table("Plan", [(name, value, False) for name, value in rows])
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:

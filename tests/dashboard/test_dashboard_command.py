@@ -31,7 +31,7 @@ def test_the_command_serves_until_it_is_told_to_end(
     process = started.start(sys.executable, "-m", "rescnet_dist", "dashboard", run, "--port", "0")
     started.wait_until(lambda: "Ctrl-C" in started.said(), process)
     (url,) = re.findall(r"watch\s+(http://127.0.0.1:\d+/)\n", started.said())
-    assert b"rescnet: three" in urllib.request.urlopen(url).read()
+    assert b"rescnet: small" in urllib.request.urlopen(url).read()
     sockets = psutil.Process(process.pid).net_connections()
     assert {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
     process.send_signal(end)

@@ -166,7 +166,7 @@ def test_a_run_is_shown_from_its_store_alone(
     wait_for_points(page, 2 * LAYERS)
     assert_shows(page, run)
     assert page.url.endswith("theme=dark")
-    assert "three</b> is done" in page.evaluate(SAID)
+    assert "small</b> is done" in page.evaluate(SAID)
 
 
 def test_a_run_that_goes_on_is_followed_in_its_store(
@@ -189,12 +189,12 @@ def test_a_run_that_goes_on_is_followed_in_its_store(
         page = opened(dashboard(run, tmp_path / "live").url)
         wait_for_points(page, 2 * LAYERS + 2)
         assert "live</b> is going on" in page.evaluate(SAID)
-        page.select_option("select", label="three")
+        page.select_option("select", label="small")
         page.wait_for_function(f"{DATA.format('time-bars')}.layer.length == {LAYERS}")
         seen.set()
         wait_for_points(page, 4 * LAYERS)
         runs.join()
-    assert set(data(page, "accuracy-points")["run"]) == {"three", "live"}
+    assert set(data(page, "accuracy-points")["run"]) == {"small", "live"}
 
 
 def test_a_token_is_wanted_beyond_loopback(

@@ -1,0 +1,154 @@
+"""Figures: they show what is stored, keep nothing behind, and refuse what cannot be drawn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from distributed import Client
+from sklearn.exceptions import NotFittedError
+
+from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
+from rescnet_dist.dashboard.figures import Plots
+from rescnet_dist.dashboard.judged import MATRIX_CLASSES
+from rescnet_dist.store import RunStore
+
+
+@pytest.fixture(scope="module")
+def clf(digits_run: str) -> ResCNetClassifier:
+    """The classifier of the small run."""
+    return load(digits_run)
+
+
+def texts(figure: Any) -> list[str]:
+    """All texts within the axes of a figure."""
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def test_accuracy_is_that_of_the_run(clf: ResCNetClassifier) -> None:
+    """A line for each kind of images, and one at the chosen depth."""
+    (axes,) = clf.plot.accuracy().axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    for key in ("train", "validation"):
+        np.testing.assert_allclose(
+            lines[key].get_ydata(), [100 * entry[key] for entry in clf.accuracies_]
+        )
+    assert list(lines[f"chosen depth, {clf.depth_}"].get_xdata()) == [clf.depth_] * 2
+
+
+def test_filters_tell_their_layer_and_kinds(clf: ResCNetClassifier) -> None:
+    """All of them, PCA above stacked-LDA."""
+    figure = clf.plot.filters(1)
+    assert figure.get_suptitle() == "Layer 1: 2 PCA and 2 stacked-LDA filters of 3×3"
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["PCA 1", "PCA 2", "LDA 1", "LDA 2"]
+    weights = clf.network_.layers[0].bank.filters[:, :, 0, 2]
+    shown = figure.axes[2].images[0].get_array()
+    assert np.unravel_index(np.argmax(np.abs(weights)), (3, 3)) in {
+        tuple(place) for place in np.argwhere(np.ptp(shown.astype(int), axis=2) > 100)
+    }
+
+
+def test_maps_are_shown_by_layer(clf: ResCNetClassifier) -> None:
+    """Of all layers, or of those named; an image with or without its channel."""
+    image = load_digits()[0][0, ::2, ::2]
+    figure = clf.plot.maps(image[:, :, 0])
+    labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+    assert labels == [f"layer {layer}" for layer in range(1, clf.depth_ + 1)]
+    assert len([axes for axes in clf.plot.maps(image, layers=[1]).axes if axes.images]) == 5
+
+
+def test_confusion_is_that_of_plain_counting(clf: ResCNetClassifier, digits_run: str) -> None:
+    """Of images that were given, and by default of those that the run held out."""
+    run = RunStore.open(digits_run)
+    held_out = ~run.data_array("train")[:]
+    X, y = (run.data_array(name)[:][held_out] for name in ("images", "labels"))
+    expected = np.zeros((10, 10), int)
+    for true, predicted in zip(y, clf.predict(X), strict=True):
+        expected[true, predicted] += 1
+    shown = [str(number) for number in expected.reshape(-1) if number]
+    assert texts(clf.plot.confusion()) == shown == texts(clf.plot.confusion(X, y))
+    title = clf.plot.confusion().axes[0].get_title()
+    assert f"{len(y)} images" in title
+    assert "held-out" in title
+
+
+def test_confusion_of_many_classes_shows_the_worst_pairs(client: Client) -> None:
+    """As a matrix of 40 classes could not be read."""
+    rng = np.random.default_rng(0)
+    y = np.arange(160) % 40
+    X = rng.normal(size=(160, 8, 8)) + y[:, None, None] % 7
+    spec = NetworkSpec(filters=4, block=4, stride=4, max_layers=1)
+    clf = ResCNetClassifier(spec, run=RunSpec(solve_threads=1)).fit(X, y)
+    assert len(clf.classes_) > MATRIX_CLASSES
+    (axes,) = clf.plot.confusion(rng.normal(size=X.shape), y).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert all(" taken for " in label for label in labels)
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == sorted(widths, reverse=True)
+    with pytest.raises(DataError, match="not from a stored run: give images X"):
+        clf.plot.confusion()
+
+
+def test_nothing_is_left_in_pyplot(clf: ResCNetClassifier) -> None:
+    """So that notebooks show a figure once, and nothing is kept."""
+    before = plt.get_fignums()
+    clf.plot.accuracy(), clf.plot.filters(1), clf.plot.confusion()
+    assert plt.get_fignums() == before
+
+
+def test_colour_filters_are_in_colour(client: Client) -> None:
+    """Those of the first layer; of later ones the strongest channel is named."""
+    rng = np.random.default_rng(1)
+    y = np.arange(60) % 3
+    X = rng.integers(0, 255, (60, 8, 8, 3), dtype=np.uint8)
+    spec = NetworkSpec(filters=4, block=4, stride=4, max_layers=2, stop_at_zero_error=False)
+    clf = ResCNetClassifier(spec, run=RunSpec(solve_threads=1)).fit(X, y)
+    first, second = clf.plot.filters(1), clf.plot.filters(2)
+    assert [axes.get_title() for axes in first.axes] == ["PCA 1", "PCA 2", "LDA 1", "LDA 2"]
+    assert all("\nin " in axes.get_title() for axes in second.axes)
+    clf.plot.maps(X[0]).canvas.draw()
+
+
+@pytest.mark.parametrize("layer", [0, 4, -1, 1.5, True])
+def test_layers_that_there_are_not_are_refused(clf: ResCNetClassifier, layer: Any) -> None:
+    """With those that there are."""
+    words = rf"layer={layer}.*layers 1 to {clf.depth_}"
+    with pytest.raises(DataError, match=words):
+        clf.plot.filters(layer)
+    with pytest.raises(DataError, match=words):
+        clf.plot.maps(np.zeros((14, 14)), [layer])
+
+
+def test_other_bad_input_is_refused(clf: ResCNetClassifier, tmp_path: Path) -> None:
+    """Each with what to do."""
+    with pytest.raises(DataError, match=r"shape \(28, 28\).*\(14, 14, 1\)"):
+        clf.plot.maps(np.zeros((28, 28)))
+    with pytest.raises(DataError, match="give X, too"):
+        clf.plot.confusion(y=[1])
+    with pytest.raises(NotFittedError):
+        _ = ResCNetClassifier().plot
+    clf.save(tmp_path / "saved")
+    saved = Plots.load(tmp_path / "saved")
+    with pytest.raises(DataError, match="load the run"):
+        saved.accuracy()
+    with pytest.raises(DataError, match="not a rescnet-run store"):
+        saved.confusion()
+
+
+def test_without_matplotlib_it_says_what_to_install(digits_run: str) -> None:
+    """And the package loads without it."""
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import rescnet_dist as rd\n"
+        f"clf = rd.load({digits_run!r})\n"
+        "try: clf.plot.accuracy()\n"
+        "except rd.RescnetError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'rescnet-dist[plot]'" in done.stdout, done.stderr

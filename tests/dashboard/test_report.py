@@ -1,0 +1,427 @@
+"""Reports: they tell what the store holds, need nothing outside, and give a command that works."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner, Result
+from distributed import Client
+
+from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
+from rescnet_dist.cli import main
+from rescnet_dist.cli.options import resolve_specs
+from rescnet_dist.cli.report import report_command
+from rescnet_dist.dashboard.judged import sample_of_run
+from rescnet_dist.dashboard.render import FORMATS, NOT_RECORDED, rendered
+from rescnet_dist.dashboard.report import Report, report_of
+from rescnet_dist.dashboard.reproduce import PLANNED, reproduce
+from rescnet_dist.kernels import project_to_simplex
+from rescnet_dist.planning.plan import Plan
+from rescnet_dist.store import RunStore
+from rescnet_dist.train import Callback, PassDone, describe_run
+
+REFERENCES = ("src", "href", "srcset", "action", "data", "poster", "background", "xlink:href")
+
+
+class References(HTMLParser):
+    """What a page would load or link to, and the text that it shows."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.texts: list[str] = []
+        self.opened: Counter[str] = Counter()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.opened[tag] += 1
+        if tag in ("script", "link", "iframe", "object", "embed", "base"):
+            self.found.append(f"<{tag}>")
+        for name, value in attrs:
+            inner = name in REFERENCES and (value or "").startswith("data:image/png;base64,")
+            if (name in REFERENCES and not inner) or "url(" in (value or ""):
+                self.found.append(f"{name}={value}")
+
+    def handle_data(self, data: str) -> None:
+        if "@import" in data or "url(" in data:
+            self.found.append(data)
+        self.texts.append(data)
+
+
+def run(*arguments: Any) -> Result:
+    """Run `rescnet` in this process."""
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def report(digits_run: str) -> Report:
+    """The report on the small run."""
+    return report_of(digits_run)
+
+
+@pytest.fixture
+def copied(digits_run: str, tmp_path: Path) -> Path:
+    """A copy of the small run, to be changed."""
+    return Path(shutil.copytree(digits_run, tmp_path / "copy"))
+
+
+def test_it_tells_what_the_store_holds(report: Report, digits_run: str) -> None:
+    """Layers, data and what was observed."""
+    found = describe_run(digits_run)
+    expected = RunStore.open(digits_run).attributes()["expected"]
+    assert report.layers == found["layers"]
+    assert report.depth == found["depth"]
+    train = RunStore.open(digits_run).data_array("train")[:]
+    assert report.data["train"] == train.sum()
+    assert report.data["held_out"] == (~train).sum() > 0
+    rows = {row["what"]: row for row in report.planned}
+    observed = [layer["observed"] for layer in found["layers"]]
+    memory = rows["peak memory of a worker"]
+    assert memory["planned"] == expected["peak_memory"]
+    assert memory["observed"] == max(m for o in observed for m in o["memory"].values())
+    read = rows["read per layer, at most"]
+    assert read["observed"] == max(o["read"] for o in observed)
+    assert {name for name, _, changed in report.spec["network"] if changed} >= {"filters", "block"}
+
+
+def test_confusion_errors_and_calibration_are_those_of_plain_counting(
+    report: Report, digits_run: str
+) -> None:
+    """On the images that the run held out."""
+    store, clf, judged = RunStore.open(digits_run), load(digits_run), report.judged
+    assert judged is not None
+    held_out = np.flatnonzero(~store.data_array("train")[:])
+    X, y = (store.data_array(name)[:][held_out] for name in ("images", "labels"))
+    scores, predicted = clf.decision_function(X), clf.predict(X)
+    confusion = np.zeros((10, 10), int)
+    for pair in zip(y, predicted, strict=True):
+        confusion[pair] += 1
+    assert judged["which"] == "held-out images"
+    assert judged["images"] == judged["of"] == len(y)
+    assert judged["confusion"] == confusion.tolist()
+    assert judged["accuracy"] == (y == predicted).mean()
+    wrong = [
+        (int(n), str(a), str(b), float(s[b] - s[a]))
+        for n, a, b, s in zip(held_out, y, predicted, scores, strict=True)
+        if a != b
+    ]
+    told = [tuple(error.values()) for error in judged["errors"]]
+    assert told == sorted(wrong, key=lambda error: -error[3])
+    confidence = project_to_simplex(scores).max(axis=1)
+    error = 0.0
+    for low in np.arange(10) / 10:
+        inside = (confidence >= low) & ((confidence < low + 0.1) | (low == 0.9))
+        if inside.any():
+            error += abs((y == predicted)[inside].sum() - confidence[inside].sum()) / len(y)
+    assert judged["calibration_error"] == pytest.approx(error)
+    assert sum(entry["images"] for entry in judged["calibration"]) == len(y)
+
+
+def test_the_page_needs_nothing_outside_it(report: Report) -> None:
+    """No scripts, no addresses, no references but pictures within it."""
+    page = rendered(report, "html")
+    found = References(page)
+    assert not found.found
+    assert not re.search(r"https?:|//", re.sub(r"base64,[\w+/=]+", "", page))
+    assert found.opened["img"] > 20
+    assert found.opened["svg"] == 5
+    assert References('<img src="http://host/a.png"><link href="b">').found  # or it checks nothing
+
+
+def test_all_formats_have_one_source(report: Report) -> None:
+    """Accuracies in each; JSON is all of it."""
+    found = json.loads(rendered(report, "json"))
+    assert found == json.loads(json.dumps(report.to_dict()))
+    assert "pictures" not in found
+    for form in ("html", "markdown"):
+        text = rendered(report, form)
+        for layer in report.layers:
+            assert f"{100 * layer['validation']:.2f}" in text
+        assert f"{found['judged']['calibration_error']:.3f}" in text
+    lines = rendered(report, "markdown").splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+    assert "data:image" not in "\n".join(lines)
+
+
+def test_names_of_classes_are_escaped(copied: Path) -> None:
+    """In the page and in tables."""
+    attributes = json.loads((copied / "zarr.json").read_text())
+    name = '<script>alert("1")</script>|`_'
+    attributes["attributes"]["classes"] = {
+        "dtype": "|O",
+        "values": [f"{name}{n}" for n in range(10)],
+    }
+    attributes["attributes"]["source"] = "s3://me:secret@host/<b>"
+    (copied / "zarr.json").write_text(json.dumps(attributes))
+    found = report_of(copied)
+    page = References(rendered(found, "html"))
+    assert not page.found
+    assert not page.opened["script"]
+    assert any(name in text for text in page.texts)
+    text = rendered(found, "markdown")
+    assert "<script>" not in text.replace("\\<", "")
+    assert all("secret" not in rendered(found, form) for form in FORMATS)
+    assert found.command
+    assert "put them where *** is" in " ".join(found.notes)
+
+
+# runs of all kinds ------------------------------------------------------------------------------
+
+
+def test_an_unfinished_run_is_told_as_far_as_it_got(copied: Path) -> None:
+    """The layers that are committed; the best of those that are judged is looked at."""
+    (copied / "result.json").unlink()
+    shutil.rmtree(copied / "claims")
+    found = report_of(copied)
+    assert found.state == "unfinished"
+    assert len(found.layers) == 3
+    assert found.layers[-1]["train"] is None
+    assert "3 layers of at most 3 finished" in found.outcome
+    (copied / "commits" / "0002.json").unlink()
+    found = report_of(copied)
+    assert (len(found.layers), found.depth) == (1, 1)
+    assert found.judged
+    assert "1 layer of at most 3" in found.outcome
+
+
+def test_a_run_that_goes_on_is_told_as_far_as_it_is(client: Client, tmp_path: Path) -> None:
+    """After each layer, while its driver lives."""
+    X, y = (array[:60] for array in load_digits())
+    spec = NetworkSpec(filters=4, block=7, stride=7, max_layers=2, stop_at_zero_error=False)
+    found: list[Report] = []
+
+    class Reporter(Callback):
+        def on_layer_end(self, event: PassDone) -> None:
+            found.append(report_of(tmp_path / "run"))
+
+    ResCNetClassifier(spec, store=tmp_path / "run", listeners=[Reporter()]).fit(X[:, ::2, ::2], y)
+    assert [(report.state, len(report.layers)) for report in found] == [
+        ("running", 1),
+        ("running", 2),
+    ]
+    assert "goes on, with 1 layer of at most 2" in found[0].outcome
+    assert all(report.judged for report in found)
+
+
+def test_a_run_without_a_layer_has_a_report_without_network(copied: Path) -> None:
+    """In all formats."""
+    (copied / "result.json").unlink()
+    for name in os.listdir(copied / "commits"):
+        (copied / "commits" / name).unlink()
+    found = report_of(copied)
+    assert found.judged is None
+    assert "no finished layer yet" in found.outcome
+    for form in FORMATS:
+        assert "no finished layer yet" in rendered(found, form)
+    assert not References(rendered(found, "html")).found
+
+
+def test_images_that_are_gone_are_told_and_the_rest_is_there(copied: Path) -> None:
+    """As a run may refer to images elsewhere; filters need none."""
+    shutil.rmtree(copied / "data" / "images")
+    found = report_of(copied)
+    assert found.judged is None
+    assert found.pictures.banks
+    for form in FORMATS:
+        assert "the images of the run cannot be read" in rendered(found, form)
+    page = References(rendered(found, "html"))
+    assert page.opened["svg"] == 4
+    assert not page.found
+
+
+def test_runs_of_earlier_releases_say_what_was_not_recorded(copied: Path) -> None:
+    """Neither plan, nor residuals, nor what passes took."""
+    attributes = json.loads((copied / "zarr.json").read_text())
+    del attributes["attributes"]["expected"]
+    (copied / "zarr.json").write_text(json.dumps(attributes))
+    for file in (copied / "commits").iterdir():
+        record = json.loads(file.read_text())
+        file.write_text(json.dumps({k: v for k, v in record.items() if k not in
+                                    ("observed", "residual")}))  # fmt: skip
+    found = report_of(copied)
+    page = References(rendered(found, "html"))
+    assert page.opened["svg"] == 3  # accuracy, time, calibration
+    assert NOT_RECORDED in page.texts
+    assert found.memory["workers"] == {}
+
+
+def test_many_classes_many_layers_and_no_images_held_out(client: Client, tmp_path: Path) -> None:
+    """Pairs instead of a matrix of 40 classes; colour images; training images, and says so."""
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 40
+    X = rng.integers(0, 255, (120, 8, 8, 3), dtype=np.uint8)
+    spec = NetworkSpec(
+        filters=4, block=4, stride=4, max_layers=7, learning_rate=0.1, stop_at_zero_error=False
+    )
+    augment = AugmentSpec(copies=1, flip=True)
+    ResCNetClassifier(
+        spec, store=tmp_path / "run", augment=augment, run=RunSpec(solve_threads=1)
+    ).fit(X, y)
+    found = report_of(tmp_path / "run", images=50)
+    assert found.judged is not None
+    assert found.judged["which"] == "training images"
+    assert (found.judged["images"], found.judged["of"]) == (50, 120)
+    assert found.judged["confusion"] is None
+    page = rendered(found, "html")
+    assert "Nothing was held out" in page
+    assert "50 training images, taken evenly from 120" in page
+    assert "1 of each image to train on, 240 rows in all" in page
+    assert [layer for layer, _ in found.pictures.banks] == [1, 4, 7]
+    assert not References(page).found
+    assert "flip" in rendered(found, "markdown")
+
+
+def test_samples_are_taken_evenly_and_read_right(digits_run: str) -> None:
+    """Images and labels of the rows that are named."""
+    store = RunStore.open(digits_run)
+    sample = sample_of_run(store, 7)
+    rows = np.flatnonzero(~store.data_array("train")[:])
+    np.testing.assert_array_equal(sample.numbers, rows[np.arange(7) * len(rows) // 7])
+    np.testing.assert_array_equal(sample.images, store.data_array("images")[:][sample.numbers])
+    np.testing.assert_array_equal(sample.codes, store.data_array("labels")[:][sample.numbers])
+
+
+# the command that trains it again ---------------------------------------------------------------
+
+
+def test_the_command_gives_the_same_bits(client: Client, tmp_path: Path) -> None:
+    """Run as it is told, but for the store, on images that the run refers to."""
+    images, labels = load_digits()
+    group = zarr.open_group(tmp_path / "data.zarr", mode="w")
+    group.create_array("images", data=images[:200, ::2, ::2], chunks=(100, 14, 14, 1))
+    group.create_array("labels", data=labels[:200], chunks=(100,))
+    flags = shlex.split(
+        "--preset digits --filters 4 --max-layers 2 --levels 2,1 --seed 5 --validation 0.2 "
+        "--copies 1 --shift 1 --chunk-images 60 --patience 3 --power"
+    )
+    first = run("train", tmp_path / "data.zarr", "--store", tmp_path / "one", *flags)
+    assert first.exit_code == 0, first.output
+    command = report_of(tmp_path / "one", pictures=False).command
+    assert command
+    words = shlex.split(command)
+    assert words[0] == "rescnet"
+    again = run(*words[1:], "--store", tmp_path / "two")
+    assert again.exit_code == 0, again.output
+    one, two = (RunStore.open(tmp_path / name) for name in ("one", "two"))
+    assert [c["checksums"] for c in one.commits()] == [c["checksums"] for c in two.commits()]
+    for layer in ("0001", "0002"):
+        for name in ("filters", "bias", "weights", "intercept"):
+            path = f"layers/{layer}/{name}"
+            a, b = (np.asarray(s.place.open_array(path)[...]) for s in (one, two))
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("source", ["digits", "folder/some data.zarr"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        NetworkSpec.preset("digits"),
+        NetworkSpec.preset("mnist").replace(power=True, patience=2, levels=(3,)),
+        NetworkSpec(sigma=0.1 + 0.2, stop_at_zero_error=False),
+    ],
+)
+def test_the_command_resolves_to_the_same_specs(source: str, network: NetworkSpec) -> None:
+    """Through the options of `rescnet train` itself."""
+    plan = Plan(6000, 600, 2, 3, 2, 512)
+    run_spec = RunSpec(seed=7, validation=0.0, keep_maps="all", codec="zstd")
+    augment = AugmentSpec(copies=2, flip=True, rotate=12.5, padding="edge")
+    command, _ = reproduce(source, network, run_spec, augment, plan, held_out=False)
+    words = shlex.split(command or "")[2:]
+    train = main.get_command(None, "train")  # type: ignore[arg-type]
+    assert train is not None
+    flags = dict(train.make_context("train", list(words)).params)
+    specs = resolve_specs(flags.pop("preset"), flags.pop("config"), flags.pop("data"), flags)
+    planned = {name: getattr(plan, name) for name in PLANNED}
+    assert specs == (network, run_spec.replace(**planned), augment)
+
+
+def test_a_validation_split_of_the_data_is_left_to_the_command() -> None:
+    """As --validation would hold other images out; arrays have no command."""
+    plan, specs = Plan(60, 30, 2, 2, 1), (NetworkSpec(), RunSpec(), AugmentSpec())
+    command, _ = reproduce("/data/a.zarr", *specs, plan, held_out=True)
+    assert "--validation" not in str(command)
+    command, notes = reproduce(None, *specs, plan, held_out=True)
+    assert command is None
+    assert "arrays" in notes[0]
+
+
+# the command line -------------------------------------------------------------------------------
+
+
+def test_the_format_follows_the_ending(digits_run: str, tmp_path: Path) -> None:
+    """Or is given; what is not HTML goes to standard output by default."""
+    for name, start in (("a.html", "<!DOCTYPE html>"), ("a.md", "# Run"), ("a.json", "{")):
+        result = run("report", digits_run, "-o", tmp_path / name, "--images", 9)
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+    found = json.loads(run("report", digits_run, "--format", "json", "--images", 9).stdout)
+    assert found["judged"]["images"] == 9
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_test_images_are_read_only_where_they_are_named(digits_run: str, tmp_path: Path) -> None:
+    """And the report says so."""
+    images, labels = load_digits("test")
+    np.savez(tmp_path / "test.npz", images=images[:50, ::2, ::2], labels=labels[:50])
+    arguments = ("report", digits_run, "--format", "json", "--test", tmp_path / "test.npz")
+    found = json.loads(run(*arguments).stdout)
+    expected = load(digits_run).score(images[:50, ::2, ::2], labels[:50])
+    assert found["judged"]["accuracy"] == expected
+    assert found["judged"]["test"]
+    assert "test.npz" in found["outcome"]
+
+
+def test_bad_input_ends_with_one_line(digits_run: str, copied: Path, tmp_path: Path) -> None:
+    """Exit code 2 and no traceback, before anything is written."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("no run")
+    load(digits_run).save(tmp_path / "network")
+    half = json.loads((copied / "zarr.json").read_text())
+    half["attributes"].pop("data_complete")
+    half["attributes"].pop("rows")
+    newer = json.loads((copied / "zarr.json").read_text())
+    newer["attributes"]["format_version"] = 99
+    for name, content in (("half", half), ("newer", newer)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "zarr.json").write_text(json.dumps(content))
+    cases = {
+        ("empty",): "",
+        ("file",): "",
+        ("missing",): "",
+        ("network",): "not a rescnet-run store",
+        ("half",): "not completely written",
+        ("newer",): "version 99",
+        ("copy", "-o", "nowhere/a.html"): "nowhere",
+        ("copy", "-o", "a.pdf"): "no format is known by",
+        ("copy", "-o", "empty", "--format", "html"): "cannot be written",
+        ("copy", "--images", "0"): "--images",
+        ("copy", "--test", "digits"): "(14, 14, 1)",
+    }
+    for (name, *more), words in cases.items():
+        options = [str(tmp_path / o) if "/" in o or "." in o or o == "empty" else o for o in more]
+        result = run("report", tmp_path / name, *(options or ["-o", tmp_path / "out.html"]))
+        assert result.exit_code == 2, (name, more, result.output)
+        assert words in result.stderr
+        assert "Traceback" not in result.output
+        assert not (tmp_path / "out.html").exists()
+        if "Usage" not in result.stderr:
+            assert result.stderr.count("\n") == 1, result.stderr
+
+
+def test_help_names_every_option() -> None:
+    """And says what judges the network."""
+    text = CliRunner().invoke(report_command, ["--help"]).output
+    for words in ("--output", "--format", "--images", "--test", "held out"):
+        assert words in text
