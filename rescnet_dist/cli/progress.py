@@ -23,12 +23,13 @@ from rescnet_dist.train import (
 
 
 class TerminalProgress:
-    """A listener that shows layer, accuracies, images per second and all workers' memory."""
+    """A listener that shows layer, accuracies, images per second and all workers' memory; a quiet
+    one shows what went wrong alone."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
         self.memory: dict[str, int] = {}
-        self.live = console.is_terminal
+        self.live = console.is_terminal and not quiet
         narrow = console.width < 100
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -64,7 +65,7 @@ class TerminalProgress:
             case RunStarted():
                 self.images, self.max_layers = event.images, event.max_layers
                 self.copies = event.copies
-                if 0 < event.layers < event.max_layers:
+                if 0 < event.layers < event.max_layers and not self.quiet:
                     self.console.print(f"going on after layer {event.layers}")
             case PassStarted():
                 self.began, self.done, self.chunks = time.perf_counter(), 0, {}
@@ -91,7 +92,8 @@ class TerminalProgress:
                     self.bar.update(
                         self.task, accuracy=describe_accuracy(event.accuracy, short=True)
                     )
-                self._line(event)
+                if not self.quiet:
+                    self._line(event)
             case RunDone():
                 self.bar.update(self.task, visible=False)
 
