@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rescnet_dist.estimator import ResCNetClassifier, load, plan
     from rescnet_dist.network import Network
     from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+    from rescnet_dist.train import find_runs
 
 __all__ = [
     "AugmentSpec",
@@ -21,6 +22,7 @@ __all__ = [
     "RunSpec",
     "SpecError",
     "StoreError",
+    "find_runs",
     "import_dataset",
     "load",
     "load_digits",
@@ -36,6 +38,7 @@ _MODULES = {  # where each name is, which is looked up when it is first asked fo
     **dict.fromkeys(("ResCNetClassifier", "load", "plan"), "estimator"),
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
     "Network": "network",
+    "find_runs": "train",
 }
 
 

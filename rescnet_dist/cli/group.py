@@ -26,9 +26,12 @@ COMMANDS = {
     "predict": "Predict the labels of DATA with the network at RUN, a run or a...",
     "presets": "List the named networks, or print one as TOML to start a...",
     "resume": "Go on with a run after its last finished layer.",
+    "runs": "The runs in a folder or bucket: state, layers, accuracy, age...",
     "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
 }
-MODULES = {"bench": "bench", "data": "data", "estimate": "estimate"}  # of the others: commands
+MODULES = {  # of the others: commands
+    **{"bench": "bench", "data": "data", "estimate": "estimate", "runs": "runs"}
+}
 
 
 class Commands(click.Group):
