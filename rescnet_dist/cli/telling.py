@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 import time
@@ -18,6 +19,7 @@ from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy
 from rescnet_dist.cli.signals import Terminated, terminated_by_signal
+from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter
 from rescnet_dist.data import has_test_split
 from rescnet_dist.errors import RescnetError, SpecError, StoreUnreachable, counted, masked
 from rescnet_dist.estimator import ResCNetClassifier
@@ -34,6 +36,8 @@ class Telling:
     quiet: bool = False
     as_json: bool = False
     json_lines: bool = False
+    tensorboard: str | None = None
+    mlflow: str | None = None
 
     @property
     def silent(self) -> bool:
@@ -43,6 +47,10 @@ class Telling:
 
 def telling_options(command: Any) -> Any:
     """A decorator that adds the options that `take_telling` reads."""
+    tracker = "write the layers for MLflow at this URI too, such as sqlite:///mlflow.db"
+    command = click.option("--mlflow", metavar="URI", help=tracker)(command)
+    board = "write the layers for TensorBoard too, to FOLDER/NAME-OF-THE-RUN"
+    command = click.option("--tensorboard", metavar="FOLDER", help=board)(command)
     lines = "print each event, then the outcome, as a line of JSON, and no progress"
     command = click.option("--json-lines", is_flag=True, help=lines)(command)
     command = click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")(
@@ -60,6 +68,10 @@ def take_telling(flags: dict[str, Any]) -> Telling:
             "--json prints one record, --json-lines a line for each event and the outcome: give "
             "one of them"
         )
+    if how.tensorboard == "":
+        raise SpecError("--tensorboard is empty: give the folder to write to")
+    if how.mlflow == "":
+        raise SpecError("--mlflow is empty: give the URI to write to, such as sqlite:///mlflow.db")
     return how
 
 
@@ -88,6 +100,14 @@ def telling(how: Telling) -> Iterator[Teller]:
         if how.json_lines:
             teller.lines = stack.enter_context(JsonLines(sys.stdout))
             teller.listeners.append(teller.lines)
+        if how.tensorboard is not None:
+            board = stack.enter_context(TensorBoardWriter(how.tensorboard))
+            teller.listeners.append(board)
+        if how.mlflow is not None:
+            logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # not of tables it makes
+            with working("opening MLflow", quiet=how.silent):
+                tracker = stack.enter_context(MLflowWriter(tracking_uri=how.mlflow))
+            teller.listeners.append(tracker)
         yield teller
 
 
