@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zarr
 from click.testing import CliRunner
 from distributed import Client
 from mlflow.tracking import MlflowClient
@@ -237,9 +238,14 @@ def test_the_command_line_writes_both(
 ) -> None:
     """`train` and `resume`, quietly; MLflow says nothing of its own."""
     monkeypatch.chdir(tmp_path)
+    images, labels = rd.load_digits()
+    group = zarr.open_group("small.zarr", mode="w")
+    group.create_array("images", data=images[:100])
+    group.create_array("labels", data=labels[:100])
     trackers = ("--tensorboard", "board", "--mlflow", uri, "--quiet")
     small = ("--filters", "4", "--max-layers", "1", "--block", "14", "--stride", "14")
-    commands = [("train", "--store", "run", *small), ("resume", "run", "--max-layers", "2")]
+    what = ("train", "small.zarr", "--preset", "digits", "--store", "run")
+    commands = [(*what, *small), ("resume", "run", "--max-layers", "2")]
     for command in commands:
         result = CliRunner().invoke(main, [*command, *trackers])
         assert result.exit_code == 0, result.output
