@@ -4,16 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter
     from rescnet_dist.data import import_dataset, load_digits, open_dataset
     from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
     from rescnet_dist.estimator import ResCNetClassifier, load, plan
     from rescnet_dist.network import Network
     from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+    from rescnet_dist.train import find_runs
 
 __all__ = [
     "AugmentSpec",
     "ClusterError",
     "DataError",
+    "MLflowWriter",
     "Network",
     "NetworkSpec",
     "ResCNetClassifier",
@@ -21,6 +24,8 @@ __all__ = [
     "RunSpec",
     "SpecError",
     "StoreError",
+    "TensorBoardWriter",
+    "find_runs",
     "import_dataset",
     "load",
     "load_digits",
@@ -29,6 +34,7 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is, which is looked up when it is first asked for: imports take time
+    **dict.fromkeys(("MLflowWriter", "TensorBoardWriter"), "dashboard"),
     **dict.fromkeys(("import_dataset", "load_digits", "open_dataset"), "data"),
     **dict.fromkeys(
         ("ClusterError", "DataError", "RescnetError", "SpecError", "StoreError"), "errors"
@@ -36,6 +42,7 @@ _MODULES = {  # where each name is, which is looked up when it is first asked fo
     **dict.fromkeys(("ResCNetClassifier", "load", "plan"), "estimator"),
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
     "Network": "network",
+    "find_runs": "train",
 }
 
 

@@ -58,6 +58,10 @@ class StoreUnreachable(StoreError):
     """A store does not answer, which may pass."""
 
 
+class StoreClosed(StoreError):
+    """A store, or a part of one, is there, and not for this user to read."""
+
+
 class ClusterError(RescnetError):
     """The Dask cluster cannot be used."""
 

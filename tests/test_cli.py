@@ -181,7 +181,7 @@ def test_the_list_of_commands_says_what_they_say_and_loads_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "plan", "resume", "evaluate", "predict", "info", "check", "presets"]
+    "name", ["train", "plan", "resume", "evaluate", "predict", "info", "check", "presets", "runs"]
 )
 def test_help_shows_an_example(name: str):
     """Every command's --help has an example to copy."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
@@ -16,7 +13,6 @@ from urllib.parse import urlsplit
 
 import click
 import dask.array as da
-from distributed import Client
 from rich.console import Console
 from rich.table import Table
 
@@ -32,9 +28,14 @@ from rescnet_dist.cli.options import (
     spec_options,
     take_cluster,
 )
-from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy, with_copies
-from rescnet_dist.cli.signals import Terminated, terminated_by_signal
-from rescnet_dist.dashboard.scheduler import SchedulerPage
+from rescnet_dist.cli.progress import with_copies
+from rescnet_dist.cli.telling import (
+    report_outcome,
+    take_telling,
+    telling,
+    telling_options,
+    watched,
+)
 from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
@@ -47,7 +48,6 @@ from rescnet_dist.data import (
 )
 from rescnet_dist.errors import (
     RescnetError,
-    StoreUnreachable,
     counted,
     masked,
 )
@@ -56,8 +56,6 @@ from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
-    Accuracy,
-    Listener,
     begin_run,
     check_resume,
     check_run,
@@ -74,7 +72,7 @@ from rescnet_dist.train import (
 @click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
-@click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
+@telling_options
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
@@ -84,7 +82,6 @@ def train_command(
     config: str | None,
     store: str | None,
     test_data: str | None,
-    as_json: bool,
     **flags: Any,
 ) -> None:
     """Train a network on DATA: "digits", or whatever `rescnet data import` takes or has made.
@@ -94,16 +91,16 @@ def train_command(
       rescnet train --max-layers 3
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
-    where = take_cluster(flags)
-    training, spec, run_spec = what_to_train(data, preset, config, flags)
+    where, how = take_cluster(flags), take_telling(flags)
+    training, spec, run_spec = what_to_train(data, preset, config, flags, quiet=how.silent)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
     if test_data:
         check_test_set(test_data, training)
-    with cluster(where) as client:
-        with watched(url, client) as listeners:
+    with telling(how) as teller, cluster(where, quiet=how.silent) as client:
+        with watched(url, teller, client) as listeners:
             run = begin_run(url, spec, run_spec, training, client, listeners, source=data)
-        report_outcome(run, data, test_data, as_json)
+        report_outcome(run, data, test_data, teller)
 
 
 @click.command("plan", **SHOW)
@@ -150,13 +147,12 @@ def plan_command(
 @click.option("--take-over", is_flag=True, help="even if another driver, which is dead, claims it")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
-@click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
+@telling_options
 def resume_command(
     run_url: str,
     max_layers: int | None,
     take_over: bool,
     test_data: str | None,
-    as_json: bool,
     **flags: Any,
 ) -> None:
     """Go on with a run after its last finished layer.
@@ -165,11 +161,12 @@ def resume_command(
     Example:
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
+    where, how = take_cluster(flags), take_telling(flags)
     check_resume(RunStore.open(run_url), max_layers, take_over=take_over)
-    with cluster(take_cluster(flags)) as client:
-        with watched(run_url, client) as listeners:
+    with telling(how) as teller, cluster(where, quiet=how.silent) as client:
+        with watched(run_url, teller, client) as listeners:
             run = resume_run(run_url, client, listeners, max_layers=max_layers, take_over=take_over)
-        report_outcome(run, run.attributes()["source"], test_data, as_json)
+        report_outcome(run, run.attributes()["source"], test_data, teller)
 
 
 @click.command("evaluate", **SHOW)
@@ -359,16 +356,16 @@ def presets_command(name: str | None, as_json: bool) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def program() -> str:
-    """How to call this program again: by name where that is found, else as it was called."""
-    return "rescnet" if shutil.which("rescnet") else sys.argv[0]
-
-
 def what_to_train(
-    data: str, preset: str | None, config: str | None, flags: dict[str, Any]
+    data: str,
+    preset: str | None,
+    config: str | None,
+    flags: dict[str, Any],
+    *,
+    quiet: bool = False,
 ) -> tuple[TrainingSet, NetworkSpec, RunSpec]:
     """The data and the specs of a run, from the options of `train` or `plan`."""
-    with working(f"looking at {masked(data)}"):
+    with working(f"looking at {masked(data)}", quiet=quiet):
         own = flags["validation"] is None
         training = training_set(data, None, own_validation=own)
         spec, run_spec, augment = resolve_specs(preset, config, data, flags)
@@ -391,55 +388,3 @@ def test_of_run(run_url: str) -> str:
             "known here: name the DATA to evaluate on"
         )
     return source
-
-
-@contextmanager
-def watched(url: str, client: Client) -> Iterator[list[Listener]]:
-    """Listeners that show a run's progress; an interruption says how to go on."""
-    page = SchedulerPage(client)
-    try:
-        with (
-            terminated_by_signal(),
-            TerminalProgress(Console(stderr=True), page) as progress,
-        ):
-            yield [page, progress]
-    except Terminated:
-        raise Terminated(how_to_go_on(url)) from None
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(how_to_go_on(url)) from None
-
-
-def how_to_go_on(url: str) -> str:
-    """What to type after an interruption."""
-    try:
-        check_resume(RunStore.open(url), take_over=True)
-    except StoreUnreachable:
-        pass
-    except RescnetError:
-        return "nothing was kept: run the same command again"
-    return f"go on with: {program()} resume {masked(url)}"
-
-
-def report_outcome(run: RunStore, source: str | None, test: str | None, as_json: bool) -> None:
-    """Print how a run ended, its test accuracy where there is a test set, and what to type next."""
-    found = describe_run(run.url)
-    data = test or (source if has_test_split(source) else None)
-    accuracy = None
-    if data:
-        with working("test accuracy"):
-            accuracy = ResCNetClassifier.load(run.url).score(data)
-    if as_json:
-        keys = ("url", "state", "reason", "depth", "copies", "layers")
-        click.echo(json.dumps({key: found[key] for key in keys} | {"test": accuracy}))
-        return
-    chosen = found["layers"][found["depth"] - 1]
-    layers = counted(len(found["layers"]), "layer")
-    click.echo(f"depth     {found['depth']} of {layers} ({found['reason']})")
-    judged = Accuracy(found["depth"], chosen["train"], chosen["validation"])
-    line = describe_accuracy(judged, copies=found["copies"])
-    click.echo(f"accuracy  {line}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %"))
-    click.echo(f"run       {found['url']}")
-    click.echo(f"next      {program()} info {found['url']}")
-    if found["depth"] == len(found["layers"]):  # more layers may still help
-        more = found["depth"] + 4
-        click.echo(f"          {program()} resume {found['url']} --max-layers {more}")

@@ -28,10 +28,11 @@ COMMANDS = {
     "presets": "List the named networks, or print one as TOML to start a...",
     "report": "Write all that is known of a run, finished or not, into one...",
     "resume": "Go on with a run after its last finished layer.",
+    "runs": "The runs in a folder or bucket: state, layers, accuracy, age...",
     "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
 }
 # than in the module commands: each in its own
-ELSEWHERE = {"bench", "dashboard", "data", "estimate", "report"}
+ELSEWHERE = {"bench", "dashboard", "data", "estimate", "report", "runs"}
 
 
 class Commands(click.Group):

@@ -24,13 +24,15 @@ from rescnet_dist.train import (
 
 
 class TerminalProgress:
-    """A listener that shows layer, accuracies, images per second and all workers' memory, and
-    where the page of the run is."""
+    """A listener that shows layer, accuracies, images per second and all workers' memory, and where
+    the page of the run is; a quiet one shows what went wrong alone."""
 
-    def __init__(self, console: Console, page: SchedulerPage | None = None) -> None:
-        self.console, self.page = console, page
+    def __init__(
+        self, console: Console, page: SchedulerPage | None = None, *, quiet: bool = False
+    ) -> None:
+        self.console, self.page, self.quiet = console, page, quiet
         self.memory: dict[str, int] = {}
-        self.live = console.is_terminal
+        self.live = console.is_terminal and not quiet
         narrow = console.width < 100
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -66,9 +68,9 @@ class TerminalProgress:
             case RunStarted():
                 self.images, self.max_layers = event.images, event.max_layers
                 self.copies = event.copies
-                if self.page and self.page.link:
+                if self.page and self.page.link and not self.quiet:
                     self.console.print(f"watch it at {self.page.link}", soft_wrap=True)
-                if 0 < event.layers < event.max_layers:
+                if 0 < event.layers < event.max_layers and not self.quiet:
                     self.console.print(f"going on after layer {event.layers}")
             case PassStarted():
                 self.began, self.done, self.chunks = time.perf_counter(), 0, {}
@@ -95,7 +97,8 @@ class TerminalProgress:
                     self.bar.update(
                         self.task, accuracy=describe_accuracy(event.accuracy, short=True)
                     )
-                self._line(event)
+                if not self.quiet:
+                    self._line(event)
             case RunDone():
                 self.bar.update(self.task, visible=False)
 

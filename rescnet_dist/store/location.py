@@ -27,7 +27,7 @@ from zarr.errors import (
 )
 from zarr.storage import FsspecStore, LocalStore
 
-from rescnet_dist.errors import DamagedError, StoreError, StoreUnreachable, masked
+from rescnet_dist.errors import DamagedError, StoreClosed, StoreError, StoreUnreachable, masked
 from rescnet_dist.store.checksums import checksum, read_checked, read_region
 from rescnet_dist.store.patience import may_pass, no_room, patiently
 
@@ -120,7 +120,8 @@ class Location:
     def _unreachable(self, error: Exception) -> StoreError:
         """What to raise where a place does not answer; never the error itself, which may belong to
         a library that the driver does not have, or that does not pickle."""
-        kind = StoreUnreachable if may_pass(error) else StoreError
+        closed = StoreClosed if isinstance(error, PermissionError) else StoreError
+        kind = StoreUnreachable if may_pass(error) else closed
         reason = str(error) or type(error).__name__
         return kind(
             f"{self.url} cannot be reached: {reason}; check the URL, the network and your rights"
@@ -142,6 +143,25 @@ class Location:
             problem = self._unreachable(error)
         else:
             return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+        raise problem
+
+    def listing(self) -> dict[str, bool] | None:
+        """The names stored directly under this place, and which of them are folders; None where
+        nothing is, and a file is not a place that holds names."""
+        fs, path = self._current()
+        try:
+            entries = fs.ls(path, detail=True)
+        except ABSENT:
+            return None
+        except Exception as error:
+            problem = self._unreachable(error)
+        else:
+            here = path.rstrip("/")
+            if any(e["name"].rstrip("/") == here and e["type"] == "file" for e in entries):
+                entries = [e for e in entries if e["name"].rstrip("/") != here]
+                if not entries:  # not the marker of a folder, as S3 has them, but a file
+                    return None
+            return {e["name"].rstrip("/").rsplit("/", 1)[-1]: e["type"] != "file" for e in entries}
         raise problem
 
     def remove(self) -> None:

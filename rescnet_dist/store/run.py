@@ -270,6 +270,15 @@ class RunStore:
             records.append(_checked(self.place / "commits" / name, kinds) or {})
         return records
 
+    def last_commit(self) -> dict[str, Any] | None:
+        """The record of the last step that counts, without those before it."""
+        names = patiently((self.place / "commits").names, f"reading the commits of {self}")
+        step = 0
+        while f"{step:04d}.json" in names:
+            step += 1
+        source = self.place / f"commits/{step - 1:04d}.json"
+        return patiently(lambda: _checked(source, COMMIT), f"reading {source}") if step else None
+
     def commits_from(self, step: int) -> list[str]:
         """The names of the records of this step and later ones."""
         names = patiently((self.place / "commits").names, f"reading the commits of {self}")

@@ -16,6 +16,7 @@ from rescnet_dist.train.events import (
     RunStarted,
     event_to_dict,
 )
+from rescnet_dist.train.listing import find_runs, look_for_runs
 from rescnet_dist.train.loop import train
 from rescnet_dist.train.observed import PHASES, Observed
 from rescnet_dist.train.report import progress_topic
@@ -45,6 +46,8 @@ __all__ = [
     "check_run",
     "describe_run",
     "event_to_dict",
+    "find_runs",
+    "look_for_runs",
     "progress_topic",
     "resume_run",
     "train",

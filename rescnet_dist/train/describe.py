@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rescnet_dist.errors import StoreError, StoreUnreachable
+from rescnet_dist.errors import StoreClosed, StoreError, StoreUnreachable
 from rescnet_dist.store import RunStore, check_unclaimed
 from rescnet_dist.train.decide import History
 from rescnet_dist.train.state import RunState
@@ -35,7 +35,7 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
     reason = result.get("reason") if result else None
     return {
         "url": str(run),
-        "state": "done" if reason else "running" if _is_claimed(run) else "unfinished",
+        "state": "done" if reason else "running" if is_claimed(run) else "unfinished",
         "reason": reason,
         "depth": result["depth"] if result else None,
         "source": attributes.get("source"),
@@ -68,11 +68,11 @@ def _layer(record: dict[str, Any], accuracy: Any) -> dict[str, Any]:
     }
 
 
-def _is_claimed(run: RunStore) -> bool:
+def is_claimed(run: RunStore) -> bool:
     """Whether a driver that lives writes to the run."""
     try:
         check_unclaimed(run.place)
-    except StoreUnreachable:
+    except (StoreClosed, StoreUnreachable):
         raise
     except StoreError:
         return True

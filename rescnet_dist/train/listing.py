@@ -1,0 +1,178 @@
+"""The runs in a folder or a bucket, and how far each has got."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from rescnet_dist.errors import RescnetError, StoreClosed, StoreError, StoreUnreachable
+from rescnet_dist.store import RUN_FORMAT, Location, RunStore, patiently, reading_attributes
+from rescnet_dist.train.decide import Accuracy, History, chosen_depth
+from rescnet_dist.train.describe import is_claimed
+
+DEEPEST = 3  # parts of a run's name below the URL: it may be in a folder in a folder
+AT_ONCE = 8  # places that are read at the same time, as stores far away take theirs
+OF_A_RUN = {"claims", "commits"}  # folders that nothing else has
+OF_ZARR = {"zarr.json", ".zgroup", ".zarray"}
+
+
+@dataclass(slots=True)
+class ListedRun:
+    """A run in a list; see `find_runs`."""
+
+    name: str
+    url: str
+    state: str = "unreadable"
+    problem: str | None = None
+    layers: int | None = None
+    max_layers: int | None = None
+    depth: int | None = None
+    train: float | None = None
+    validation: float | None = None
+    updated: float | None = None
+    bytes: int | None = None
+
+
+def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
+    """The runs at or under a folder or bucket, up to three levels deep, by name.
+
+    Each as plain values: name below the URL; url; state ("running", "done", "unfinished",
+    "damaged", or "unreadable" for what this release, or this user, cannot read) and problem; layers
+    grown, and max_layers; depth, the best so far where none is chosen yet; the accuracies train and
+    validation at that depth; updated, in seconds since 1970, when it was last committed to, else
+    when it was made; bytes. None stands for what is not known. What is not a run is passed over.
+    """
+    return look_for_runs(url)[0]
+
+
+def look_for_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
+    """What `find_runs` gives, and how many other things, files and stores, were passed over."""
+    top = Location.of(url)
+    if patiently(top.listing, f"reading {top}", patience=10) is None:
+        raise StoreError(
+            f"there is no folder or bucket at {top}: check the URL, or make a run there with "
+            "`rescnet train`"
+        )
+    runs: list[ListedRun] = []
+    others, level = 0, [top]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for depth in range(DEEPEST + 1):
+            seen = list(pool.map(lambda place: _look_at(place, top), level))
+            runs += [run for run, _, _ in seen if run]
+            others += sum(passed for _, _, passed in seen)
+            level = [place for _, folders, _ in seen for place in folders]
+            if depth == DEEPEST:
+                others += len(level)
+    return [asdict(run) for run in sorted(runs, key=lambda run: run.name)], others
+
+
+def _look_at(place: Location, top: Location) -> tuple[ListedRun | None, list[Location], int]:
+    """What is at a place: a run; or the folders to look into, and a number of other things."""
+    listed = ListedRun(place.url[len(top.url) :].strip("/") or _last(top), str(place))
+    try:
+        names = patiently(place.listing, f"reading {place}") or {}
+        if _is_run(place, names):
+            _describe(listed, place)
+            return listed, [], 0
+    except StoreUnreachable:
+        raise
+    except RescnetError as error:  # such as for lack of rights to one folder of many
+        listed.problem = str(error)
+        return listed, [], 0
+    if OF_ZARR & names.keys():
+        return None, [], 1
+    visible = [name for name in names if not name.startswith(".")]
+    folders = [place / name for name in visible if names[name]]
+    return None, folders, len(visible) - len(folders)
+
+
+def _last(place: Location) -> str:
+    """The last part of a URL."""
+    return str(place).rsplit("/", 1)[-1]
+
+
+def _is_run(place: Location, names: dict[str, bool]) -> bool:
+    """Whether there is a run, sound or not, at a place that holds these names."""
+    if any(names.get(name) for name in OF_A_RUN):
+        return True
+    if "zarr.json" not in names:
+        return False
+    try:
+        record = patiently((place / "zarr.json").read_json, f"reading {place}")
+    except StoreUnreachable:
+        raise
+    except StoreError:  # damaged, and nothing says that it was a run
+        return False
+    attributes = record.get("attributes") if isinstance(record, dict) else None
+    return isinstance(attributes, dict) and attributes.get("format") == RUN_FORMAT
+
+
+def _describe(listed: ListedRun, place: Location) -> None:
+    """Fill in what a run's store says; what is wrong with it is noted, not raised."""
+    run = RunStore(place)
+    try:
+        listed.state = "running" if (claimed := is_claimed(run)) else "unfinished"
+        if claimed and not (place / "zarr.json").exists():
+            listed.layers = 0  # its driver has just begun
+            return
+        listed.bytes = _size(place)
+        _read_attributes(listed, run, claimed)
+        _read_progress(listed, run, claimed)
+    except StoreUnreachable:
+        raise
+    except (_OfAnotherVersion, StoreClosed) as error:
+        listed.state, listed.problem = "unreadable", str(error)
+    except RescnetError as error:
+        listed.state, listed.problem = "damaged", str(error)
+
+
+class _OfAnotherVersion(StoreError):
+    """A run of another version of the format."""
+
+
+def _read_attributes(listed: ListedRun, run: RunStore, claimed: bool) -> None:
+    """Read what was to be done, and when it was begun."""
+    run.place.attributes()  # refuses what is damaged
+    try:
+        attributes = run.attributes()
+    except StoreError as error:
+        raise _OfAnotherVersion(str(error)) from None
+    with reading_attributes(run.place):
+        listed.max_layers = int(attributes["network"]["max_layers"])
+        created = attributes.get("provenance", {}).get("created")
+        listed.updated = datetime.fromisoformat(created).timestamp() if created else None
+    if not (claimed or attributes.get("data_complete")):
+        raise StoreError("its data were never completely written: remove it, and train again")
+
+
+def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
+    """Read the records of commits and the result; of a run that is done only the last ones, as
+    there may be hundreds."""
+    result = run.result()
+    done = bool(result and result["reason"]) and not claimed
+    if done and result:
+        last, known = run.last_commit(), tuple(Accuracy(**a) for a in result["accuracies"])
+        listed.layers, depth = last["step"] if last else 0, result["depth"]
+    else:
+        commits = run.commits()
+        history = History.of(commits, result)
+        last, known = commits[-1] if commits else None, history.accuracies
+        listed.layers, depth = history.layers, chosen_depth(known)
+    if last and last.get("finished"):
+        listed.updated = float(last["finished"])
+    chosen = next((accuracy for accuracy in known if accuracy.layer == depth), None)
+    if chosen:
+        listed.depth, listed.train, listed.validation = depth, chosen.train, chosen.validation
+    listed.state = "running" if claimed else "done" if done else "unfinished"
+
+
+def _size(place: Location) -> int | None:
+    """Bytes of a run; None if files come and go all the time."""
+    for _ in range(3):
+        with suppress(OSError):
+            return place.size()
+    return None
