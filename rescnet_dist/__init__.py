@@ -4,16 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter
+    from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter, open_run
     from rescnet_dist.data import import_dataset, load_digits, open_dataset
     from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
     from rescnet_dist.estimator import ResCNetClassifier, load, plan
     from rescnet_dist.network import Network
     from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
-    from rescnet_dist.train import find_runs
+    from rescnet_dist.train import Callback, find_runs
 
 __all__ = [
     "AugmentSpec",
+    "Callback",
     "ClusterError",
     "DataError",
     "MLflowWriter",
@@ -30,11 +31,12 @@ __all__ = [
     "load",
     "load_digits",
     "open_dataset",
+    "open_run",
     "plan",
 ]
 
 _MODULES = {  # where each name is, which is looked up when it is first asked for: imports take time
-    **dict.fromkeys(("MLflowWriter", "TensorBoardWriter"), "dashboard"),
+    **dict.fromkeys(("MLflowWriter", "TensorBoardWriter", "open_run"), "dashboard"),
     **dict.fromkeys(("import_dataset", "load_digits", "open_dataset"), "data"),
     **dict.fromkeys(
         ("ClusterError", "DataError", "RescnetError", "SpecError", "StoreError"), "errors"
@@ -42,7 +44,7 @@ _MODULES = {  # where each name is, which is looked up when it is first asked fo
     **dict.fromkeys(("ResCNetClassifier", "load", "plan"), "estimator"),
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
     "Network": "network",
-    "find_runs": "train",
+    **dict.fromkeys(("Callback", "find_runs"), "train"),
 }
 
 

@@ -118,7 +118,7 @@ def watched(url: str, teller: Teller, client: Client) -> Iterator[list[Listener]
     try:
         with terminated_by_signal(), ExitStack() as stack:
             page = SchedulerPage(client)
-            listeners = [page, *teller.listeners]
+            listeners: list[Listener] = [page, *teller.listeners]
             if not teller.lines:
                 progress = TerminalProgress(Console(stderr=True), page, quiet=teller.how.quiet)
                 listeners.append(stack.enter_context(progress))

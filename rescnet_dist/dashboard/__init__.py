@@ -2,6 +2,7 @@
 
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.dashboard.mlflow_writer import MLflowWriter
+from rescnet_dist.dashboard.notebook import Run, Watch, open_run
 from rescnet_dist.dashboard.render import rendered
 from rescnet_dist.dashboard.report import Report, report_of
 from rescnet_dist.dashboard.scheduler import SchedulerPage
@@ -13,10 +14,13 @@ __all__ = [
     "MLflowWriter",
     "Plots",
     "Report",
+    "Run",
     "RunView",
     "SchedulerPage",
     "StoredRun",
     "TensorBoardWriter",
+    "Watch",
+    "open_run",
     "rendered",
     "report_of",
 ]
