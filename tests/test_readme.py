@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
+INTERRUPT = "timeout --preserve-status --signal INT 15"
 
 
 def blocks(language: str) -> list[str]:
@@ -34,6 +35,8 @@ def test_command_blocks_run(tmp_path: Path) -> None:
     """All `rescnet` commands, in order, in one shell; the two that install are CI's own."""
     commands = [block for block in blocks("bash") if block.startswith("rescnet")]
     assert commands
+    # which serves until it is interrupted
+    commands = [c.replace("rescnet dashboard", f"{INTERRUPT} rescnet dashboard") for c in commands]
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],

@@ -1,0 +1,76 @@
+"""What the page costs a run: the time spent on it, beside the time of the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
+from rescnet_dist.dashboard import page as dashboard_page
+from rescnet_dist.dashboard.scheduler import RunsPlugin, SchedulerPage
+
+MOST_SHARE = 0.01
+
+
+@contextmanager
+def timed(monkeypatch: pytest.MonkeyPatch, *methods: tuple[Any, str]) -> Iterator[list[float]]:
+    """The seconds that calls of these methods take, and how often that was."""
+    spent = [0.0, 0]
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **more: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **more)
+            finally:
+                spent[0] += time.perf_counter() - began
+                spent[1] += 1
+
+        return timed
+
+    with monkeypatch.context() as patch:
+        for owner, name in methods:
+            patch.setattr(owner, name, wrap(getattr(owner, name)))
+        yield spent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("looked_at", [False, True], ids=["nobody looks", "somebody looks"])
+def test_the_page_costs_less_than_a_hundredth_of_a_run(
+    looked_at: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On driver and scheduler, which are this process, and in drawing for a browser that is open.
+    All calls are counted in the wall time of this machine, so that other load counts against it."""
+    images, labels = load_digits()
+    spec = NetworkSpec.preset("digits").replace(max_layers=3)
+    looking = [(kind, "update") for kind in dashboard_page.PLOTS]
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster),
+        timed(monkeypatch, (SchedulerPage, "__call__")) as driver,
+        timed(monkeypatch, (RunsPlugin, "log_event"), *looking) as scheduler,
+    ):
+        if looked_at:
+            ResCNetClassifier(spec.replace(max_layers=1, filters=4)).fit(images[:200], labels[:200])
+            base = cluster.dashboard_link.rsplit("/", 1)[0]
+            request.getfixturevalue("opened")(f"{base}/rescnet")
+            driver[:], scheduler[:] = [0.0, 0], [0.0, 0]
+        began = time.perf_counter()
+        ResCNetClassifier(spec, store=tmp_path / "run").fit(images, labels, validation=0.1)
+        seconds = time.perf_counter() - began
+    share = (driver[0] + scheduler[0]) / seconds
+    print(
+        f"\n{'looked at' if looked_at else 'not looked at'}: {seconds:.1f} s, of which "
+        f"{driver[0]:.3f} s in {driver[1]} events on the driver and {scheduler[0]:.3f} s in "
+        f"{scheduler[1]} calls on the scheduler: {100 * share:.2f} %"
+    )
+    assert min(driver[1], scheduler[1]) > 0
+    assert share < MOST_SHARE
