@@ -42,6 +42,13 @@ def _line(first: Array, second: Array, low: Array, scale: Array, line: Array) ->
 
 
 @compiled
+def _copy(source: Array, into: Array) -> None:
+    """Write source (n,) to into (n,)."""
+    for a in range(len(into)):
+        into[a] = source[a]
+
+
+@compiled
 def lay_out_patches(
     first: Array,
     second: Array,
@@ -67,9 +74,7 @@ def lay_out_patches(
                 patch = patches[i, y, x]
                 for down in range(size):
                     source = padded[y + down, x * channels : x * channels + row]
-                    into = patch[down * row : (down + 1) * row]
-                    for a in range(row):
-                        into[a] = source[a]
+                    _copy(source, patch[down * row : (down + 1) * row])
 
 
 @compiled
@@ -90,9 +95,7 @@ def lay_out_strips(
             flat = strips[y, i].reshape(width * across)
             for x in range(width):
                 source = line[x * channels : x * channels + across]
-                into = flat[x * across : (x + 1) * across]
-                for a in range(across):
-                    into[a] = source[a]
+                _copy(source, flat[x * across : (x + 1) * across])
 
 
 @compiled
