@@ -28,6 +28,19 @@ STYLE = """
 
 SWITCH = '<a class="theme" href="?theme={other}">{other}</a>'
 
+# a page that is asked for without a theme takes that of the JupyterLab it is a frame of
+FOLLOW = """
+<script>
+  const asked = new URLSearchParams(location.search);
+  let light;
+  try {{ light = parent.document.body.dataset.jpThemeLight; }} catch {{ /* of another site */ }}
+  if (!asked.has("theme") && (light ? light === "false" : {otherwise})) {{
+    asked.set("theme", "dark");
+    location.replace("?" + asked);
+  }}
+</script>
+"""
+
 
 def wants_dark(doc: Document) -> bool:
     """Whether the browser asked for the dark page, by ?theme=dark."""
@@ -45,6 +58,13 @@ def style(dark: bool, *, above: str = "1.5rem") -> str:
 def switch(dark: bool) -> str:
     """A link to the same page in the other theme."""
     return SWITCH.format(other="light" if dark else "dark")
+
+
+def follow(*, browser: bool) -> str:
+    """What makes the page dark inside a dark JupyterLab, as HTML for its head; elsewhere it takes
+    the theme that the browser prefers, or is light."""
+    preferred = "matchMedia('(prefers-color-scheme: dark)').matches"
+    return FOLLOW.format(otherwise=preferred if browser else "false")
 
 
 def theme(dark: bool) -> Theme:

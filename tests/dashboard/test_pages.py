@@ -215,6 +215,6 @@ def test_a_token_is_wanted_beyond_loopback(
 
 def test_a_port_in_use_is_named(run: Path, dashboard: Callable[..., Dashboard]) -> None:
     """With what to do."""
-    port = dashboard(run)._server.port
+    port = dashboard(run).port
     with pytest.raises(RescnetError, match=f"port {port} of 127.0.0.1 cannot be listened at"):
         Dashboard([str(run)], port=port)
