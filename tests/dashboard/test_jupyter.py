@@ -29,7 +29,7 @@ from distributed import Client, LocalCluster
 from rescnet_dist.train import Event, PassStarted
 from tests.conftest import Processes, free_port
 from tests.dashboard.conftest import LAYERS, train
-from tests.dashboard.test_pages import DATA, SAID, assert_shows, data, wait_for_points
+from tests.dashboard.test_pages import SAID, assert_shows, data, wait_for_points
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +140,7 @@ def shoot(page: Any, name: str) -> None:
         page.screenshot(path=Path(folder) / f"hub-{name}.png")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
     """A cluster on loopback, beside the user's server."""
     with LocalCluster(
@@ -211,3 +211,120 @@ def test_strangers_are_sent_to_log_in(
     page = opened(hub.proxied(cluster.scheduler.http_server.port, "rescnet"))
     page.wait_for_selector("#login_submit")
     assert page.url.startswith(f"{hub.url}/hub/login")
+
+
+# on its own, from a terminal of the user --------------------------------------------------------
+
+TYPE = """async ([base, line]) => {
+  const xsrf = document.cookie.match(/_xsrf=([^;]*)/)[1];
+  const how = {method: "POST", headers: {"X-XSRFToken": xsrf}};
+  const {name} = await (await fetch(`${base}/api/terminals`, how)).json();
+  const socket = new WebSocket(`${base}/terminals/websocket/${name}`);
+  await new Promise(done => { socket.onopen = done; });
+  socket.send(JSON.stringify(["stdin", line + "\\r"]));
+}"""
+
+
+@pytest.fixture
+def typed(hub: Hub, browser: Any) -> Iterator[Callable[[str], None]]:
+    """Types a line into a new terminal of the user's server, as long as the test goes on."""
+    page = browser.new_page(storage_state=hub.state)
+    page.goto(f"{hub.server}/lab")
+    yield lambda line: page.evaluate(TYPE, [hub.server, line])
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("knows", "options"),
+    [(True, ""), (False, "--allow-origin {site}"), (False, "--token a-secret")],
+    ids=["the hub tells its URL", "an origin is given", "a token is given"],
+)
+def test_the_dashboard_alone_is_opened_through_the_hub(
+    hub: Hub, cluster: LocalCluster, typed: Callable[[str], None], opened: Callable[..., Any],
+    started: Processes, tmp_path: Path, knows: bool, options: str,
+) -> None:  # fmt: skip
+    """While a run goes on; a hub that tells its public URL needs no option."""
+    said = tmp_path / "said"
+    line = "" if knows else "env -u JUPYTERHUB_PUBLIC_URL "
+    line += f"{sys.executable} -m rescnet_dist dashboard {tmp_path / 'run'} --port 0 "
+    line += options.format(site=hub.url.removeprefix("http://"))
+    with Client(cluster), Held(tmp_path / "run") as run:
+        typed(f"exec {line} 2> {said}")
+        started.wait_until(lambda: said.exists() and "Ctrl-C" in said.read_text())
+        url = said.read_text().split("in JupyterHub: ")[1].split()[0]
+        assert url.startswith(f"{hub.server}/proxy/" if knows else f"/user/{USER}/proxy/")
+        assert url.endswith("/?token=a-secret" if "token" in options else "/")
+        page = opened(url if knows else hub.url + url, storage_state=hub.state)
+        wait_for_points(page, 2)
+        assert "is going on" in page.evaluate(SAID)
+        run.let_go()
+        wait_for_points(page, 2 * LAYERS)
+    assert_shows(page, tmp_path / "run")
+    shoot(page, "alone")
+
+
+# in JupyterLab ----------------------------------------------------------------------------------
+
+
+def test_jupyterlabs_dask_panel_shows_the_plots(
+    hub: Hub, cluster: LocalCluster, browser: Any, tmp_path: Path
+) -> None:
+    """By name, each in a tab, in the colours of the Lab.
+
+    What the Lab says on the console for itself is none of ours; of what is said by pages behind
+    the proxy, which are Dask's and ours, there must be nothing.
+    """
+    port = cluster.scheduler.http_server.port
+    with Client(cluster):
+        train(tmp_path / "run")
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, storage_state=hub.state)
+    page.set_default_timeout(60_000)
+    said: list[str] = []
+    page.on("pageerror", lambda e: said.append(e.stack) if f"/proxy/{port}/" in e.stack else 0)
+    page.on("console", lambda m: said.append(m.text) if is_ours(m, port) else 0)
+    page.goto(f"{hub.server}/lab")
+    page.click("[data-id='dask-dashboard-launcher']")
+    page.fill("[placeholder='DASK DASHBOARD URL']", hub.proxied(port))
+    page.keyboard.press("Enter")
+    for name in PLOTS:
+        page.wait_for_selector(f".dask-DashboardListing-item >> text='Rescnet {name}'")
+    page.click("text='Rescnet Accuracy'")
+    plot = frame_of(page, f"/proxy/{port}/individual-rescnet-accuracy")
+    wait_for_points(plot, 2 * LAYERS)
+    assert len(data(plot, "accuracy-points")["layer"]) == 2 * LAYERS
+    assert background(plot) == "rgb(255, 255, 255)"
+    shoot(page, "lab-light")
+    page.click("text='Settings'")
+    page.hover(".lm-Menu-item >> text='Theme'")
+    page.click(".lm-Menu-item >> text='JupyterLab Dark'")
+    page.wait_for_function("document.body.dataset.jpThemeLight == 'false'")
+    plot.wait_for_url("**?auto=dark")
+    wait_for_points(plot, 2 * LAYERS)
+    assert background(plot) == "rgb(22, 27, 34)"
+    shoot(page, "lab-dark")
+    page.click("text='Rescnet Progress'")
+    wait_for_text(frame_of(page, f"/proxy/{port}/individual-rescnet-progress"), "is done")
+    page.context.close()
+    assert said == []
+
+
+def is_ours(message: Any, port: int) -> bool:
+    """Whether a complaint comes from a page or a script behind the proxy."""
+    complains = message.type in ("error", "warning")
+    return complains and f"/proxy/{port}/" in message.location["url"]
+
+
+def frame_of(page: Any, path: str) -> Any:
+    """The frame that shows a path, once there is one."""
+    return page.wait_for_selector(f"iframe[src*='{path}']").content_frame()
+
+
+def background(frame: Any) -> Any:
+    """The colour behind the plots."""
+    return frame.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def wait_for_text(frame: Any, text: str) -> None:
+    """Wait until the panel of words says something."""
+    ready = "typeof Bokeh !== 'undefined' && Bokeh.documents.length > 0"
+    frame.wait_for_function(f"{ready} && {SAID}.includes('{text}')")
