@@ -91,7 +91,7 @@ class TokenProvider(AuthProvider):
             return None
         if not handler.get_cookie(COOKIE):
             # for this page alone, as others may be behind the same proxy
-            handler.set_cookie(COOKIE, self._token, path=None, httponly=True, samesite="Strict")
+            handler.set_cookie(COOKIE, self._token, path="", httponly=True, samesite="Strict")
         return "viewer"
 
     @property
