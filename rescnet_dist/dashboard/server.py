@@ -20,9 +20,10 @@ from bokeh.resources import Resources
 from bokeh.server.auth_provider import AuthProvider
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
-from bokeh.server.util import create_hosts_allowlist
+from bokeh.server.util import check_allowlist, create_hosts_allowlist
 from jinja2 import Template
 from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPServerRequest
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 from tornado.web import RequestHandler
@@ -147,12 +148,34 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class WrongSite(RequestHandler):
+    """The answer to a browser that comes by a name this server does not go by.
+
+    It may be that of a proxy, or one that another site has pointed at this machine to read from it:
+    as Tornado takes a page and a server of the same name for one site, the name itself is checked.
+    """
+
+    def prepare(self) -> None:
+        """Say what to do."""
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        host = self.request.host
+        self.finish(f"To open this dashboard through {host}, start it with --allow-origin {host}\n")
+
+
 class Pages(BokehTornado):
-    """Pages that look for their scripts beside them, whatever prefix a proxy puts before both."""
+    """Pages that look for their scripts beside them, whatever prefix a proxy puts before both, and
+    that are shown only to who comes by the name of an allowed site."""
 
     def resources(self, absolute_url: str | bool | None = None) -> Resources:
         """Where the scripts are."""
         return super().resources("")
+
+    def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
+        """What answers a request."""
+        if not check_allowlist(request.host.lower(), list(self.websocket_origins)):
+            return self.get_handler_delegate(request, WrongSite)
+        return super().find_handler(request, **more)
 
 
 class Dashboard:

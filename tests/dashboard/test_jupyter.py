@@ -272,6 +272,24 @@ def test_the_dashboard_alone_is_opened_through_the_hub(
         assert f"{hub.url}{kept['rescnet-token']}/" == page.url.split("?")[0]
 
 
+def test_a_hub_that_tells_nothing_must_be_named(
+    hub: Hub, cluster: LocalCluster, typed: Callable[[str], None], browser: Any,
+    started: Processes, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The page says how."""
+    with Client(cluster):
+        train(tmp_path / "run")
+    said = tmp_path / "said"
+    line = f"{sys.executable} -m rescnet_dist dashboard {tmp_path / 'run'} --port 0"
+    typed(f"exec env -u JUPYTERHUB_PUBLIC_URL {line} 2> {said}")
+    started.wait_until(lambda: said.exists() and "Ctrl-C" in said.read_text())
+    page = browser.new_page(storage_state=hub.state)
+    found = page.goto(hub.url + said.read_text().split("in JupyterHub: ")[1].split()[0])
+    assert found.status == 403
+    assert f"--allow-origin {hub.url.removeprefix('http://')}" in found.text()
+    page.context.close()
+
+
 # in JupyterLab ----------------------------------------------------------------------------------
 
 # the browser warns so of any frame that dask-labextension makes, in the name of what is shown in it

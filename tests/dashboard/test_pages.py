@@ -215,14 +215,14 @@ def test_a_token_is_wanted_beyond_loopback(
     wait_for_points(page, 2 * LAYERS)
 
 
-def handshake(port: int, origin: str) -> int:
+def handshake(port: int, origin: str, **more: str) -> int:
     """The answer to a page of some site that wants to talk to a server."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     headers = {
         "Origin": origin, "Connection": "Upgrade", "Upgrade": "websocket",
         "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": base64.b64encode(bytes(16)).decode(),
     }  # fmt: skip
-    connection.request("GET", "/ws", headers=headers)
+    connection.request("GET", "/ws", headers=headers | more)
     status = connection.getresponse().status
     connection.close()
     return status
@@ -241,6 +241,12 @@ def test_pages_of_other_sites_are_refused(
     strangers = ("evil.org", f"evil.org:{served.port}", "localhost.evil.org", "other.example.org")
     for origin in (*(f"http://{site}" for site in strangers), "null"):
         assert handshake(served.port, origin) == 403, origin
+    # nor is one that has pointed its own name at this machine
+    rebound = {"Host": f"evil.org:{served.port}", "Sec-Fetch-Site": "same-origin"}
+    assert handshake(served.port, f"http://evil.org:{served.port}", **rebound) == 403
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(served.url, headers={"Host": "evil.org"}))
+    assert refused.value.read().decode().endswith("start it with --allow-origin evil.org\n")
     with pytest.raises(RescnetError, match="'a:b' is no site"):
         Dashboard([str(run)], port=0, origins=["a:b"])
 
