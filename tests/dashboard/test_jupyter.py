@@ -29,7 +29,7 @@ from distributed import Client, LocalCluster
 from rescnet_dist.train import Event, PassStarted
 from tests.conftest import Processes, free_port
 from tests.dashboard.conftest import LAYERS, train
-from tests.dashboard.test_pages import SAID, assert_shows, data, wait_for_points
+from tests.dashboard.test_pages import DATA, SAID, assert_shows, data, wait_for_points
 
 pytestmark = pytest.mark.slow
 
@@ -186,6 +186,13 @@ class Held:
         self._thread.join()
 
 
+def wait_for_end(page: Any) -> None:
+    """Wait until all plots show a run that is done; they are updated one after another."""
+    wait_for_points(page, 2 * LAYERS)
+    page.wait_for_function(f"{SAID}.includes('is done')")
+    page.wait_for_function(f"{DATA.format('store-lines')}.layer.length == {LAYERS}")
+
+
 def test_a_run_is_followed_through_the_hub(
     hub: Hub, cluster: LocalCluster, opened: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -198,8 +205,7 @@ def test_a_run_is_followed_through_the_hub(
         assert len(data(page, "accuracy-points")["layer"]) < 2 * LAYERS
         assert "is going on" in page.evaluate(SAID)
         run.let_go()
-        wait_for_points(page, 2 * LAYERS)
-        page.wait_for_function(f"{SAID}.includes('is done')")
+        wait_for_end(page)
     assert len(data(page, "accuracy-points")["layer"]) == 2 * LAYERS
     assert_shows(page, tmp_path / "run")
     shoot(page, "proxied")
@@ -264,7 +270,7 @@ def test_the_dashboard_alone_is_opened_through_the_hub(
         wait_for_points(page, 2)
         assert "is going on" in page.evaluate(SAID)
         run.let_go()
-        wait_for_points(page, 2 * LAYERS)
+        wait_for_end(page)
     assert_shows(page, tmp_path / "run")
     shoot(page, "alone")
     kept = {cookie["name"]: cookie["path"] for cookie in page.context.cookies(page.url)}
