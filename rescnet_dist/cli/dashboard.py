@@ -22,7 +22,7 @@ from rescnet_dist.errors import RescnetError
 @click.option("--token", help="what browsers must bring  [default: one is made beyond loopback]")
 @click.option(
     "--allow-origin", "origins", multiple=True, metavar="HOST[:PORT]",
-    help="a site through which the page may be opened, as that of a proxy",
+    help="a site beyond loopback through which the page may be opened, as that of a proxy",
 )  # fmt: skip
 def dashboard_command(
     run_urls: tuple[str, ...], host: str, port: int, token: str | None, origins: tuple[str, ...]
@@ -44,6 +44,8 @@ def dashboard_command(
     with working("reading the runs"):
         served = Dashboard(run_urls, host=host, port=port, token=token, origins=origins)
     click.echo(f"watch     {served.url}", err=True)
+    if served.proxied:
+        click.echo(f"          in JupyterHub: {served.proxied}", err=True)
     click.echo("          Ctrl-C ends it", err=True)
     try:
         with terminated_by_signal():

@@ -28,12 +28,36 @@ STYLE = """
 
 SWITCH = '<a class="theme" href="?theme={other}">{other}</a>'
 
+# a page asked for without a theme takes, and keeps to, that of the JupyterLab it is a frame of
+FOLLOW = """
+<script>
+  (() => {{
+    const asked = new URLSearchParams(location.search);
+    const browser = matchMedia("(prefers-color-scheme: dark)");
+    let lab = null;
+    try {{ lab = parent !== window && parent.document.body; }} catch {{ /* another site's */ }}
+    const dark = () => lab?.dataset?.jpThemeLight
+      ? lab.dataset.jpThemeLight === "false" : {otherwise};
+    const follow = () => {{
+      const wanted = dark() ? "dark" : "light";
+      if (asked.has("theme") || wanted === (asked.get("auto") ?? "light")) return;
+      asked.set("auto", wanted);
+      location.replace("?" + asked);
+    }};
+    follow();
+    browser.addEventListener("change", follow);
+    const watched = {{attributeFilter: ["data-jp-theme-light"]}};
+    if (lab) new MutationObserver(follow).observe(lab, watched);
+  }})();
+</script>
+"""
+
 
 def wants_dark(doc: Document) -> bool:
-    """Whether the browser asked for the dark page, by ?theme=dark."""
+    """Whether the browser asked for the dark page, by ?theme=dark, or ?auto=dark of `follow`."""
     context = doc.session_context
     arguments = context.request.arguments if context and context.request else {}
-    return arguments.get("theme", [b""])[-1] == b"dark"
+    return (arguments.get("theme") or arguments.get("auto") or [b""])[-1] == b"dark"
 
 
 def style(dark: bool, *, above: str = "1.5rem") -> str:
@@ -45,6 +69,12 @@ def style(dark: bool, *, above: str = "1.5rem") -> str:
 def switch(dark: bool) -> str:
     """A link to the same page in the other theme."""
     return SWITCH.format(other="light" if dark else "dark")
+
+
+def follow(*, browser: bool) -> str:
+    """What makes the page dark inside a dark JupyterLab, as HTML for its head; elsewhere it takes
+    the theme that the browser prefers, or is light."""
+    return FOLLOW.format(otherwise="browser.matches" if browser else "false")
 
 
 def theme(dark: bool) -> Theme:

@@ -168,11 +168,18 @@ def _document(board: Board, kinds: Any, _scheduler: Any, extra: dict[str, Any], 
     """Fill a document of the dashboard."""
     from distributed.dashboard.components.scheduler import env
 
-    from rescnet_dist.dashboard.page import show_plots, style, switch, wants_dark
+    from rescnet_dist.dashboard.page import follow, show_plots, style, switch, wants_dark
 
     show_plots(doc, board.views, kinds)
     dark = wants_dark(doc)
-    if len(kinds) > 1:  # single plots are shown without Dask's own frame, as its are
+    if len(kinds) == 1:  # without Dask's own frame, as its single plots are
+        doc.template = env.from_string(
+            "{% extends base %}{% block preamble %}"
+            + style(dark)
+            + follow(browser=False)  # Dask's own are always light
+            + "{% endblock %}"
+        )
+    else:
         doc.template = env.from_string(
             '{% extends "base.html" %}{% block extra_resources %}'
             + style(dark, above="4.2rem")  # Dask's own bar

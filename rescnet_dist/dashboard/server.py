@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
+from bokeh.resources import Resources
 from bokeh.server.auth_provider import AuthProvider
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from bokeh.server.util import check_allowlist, create_hosts_allowlist
 from jinja2 import Template
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPServerRequest
+from tornado.ioloop import IOLoop
+from tornado.netutil import bind_sockets
 from tornado.web import RequestHandler
 
-from rescnet_dist.dashboard.page import show_plots, style, switch, wants_dark
+from rescnet_dist.dashboard.page import follow, show_plots, style, switch, wants_dark
 from rescnet_dist.dashboard.view import RunView, StoredRun
 from rescnet_dist.errors import RescnetError, masked
 
@@ -28,17 +36,8 @@ PORT = 5007
 LOOK_EVERY = 2.0  # seconds between two looks at the stores
 COOKIE = "rescnet-token"
 
-# a page that is asked for without a theme takes the browser's
 TEMPLATE = """{% extends base %}
-{% block preamble %}STYLE
-<script>
-  const asked = new URLSearchParams(location.search);
-  if (!asked.has("theme") && matchMedia("(prefers-color-scheme: dark)").matches) {
-    asked.set("theme", "dark");
-    location.replace("?" + asked);
-  }
-</script>
-{% endblock %}
+{% block preamble %}STYLE{% endblock %}
 {% block contents %}<div class="content">{{ super() }}</div>SWITCH{% endblock %}
 """
 
@@ -92,7 +91,8 @@ class TokenProvider(AuthProvider):
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             return None
         if not handler.get_cookie(COOKIE):
-            handler.set_cookie(COOKIE, self._token, httponly=True, samesite="Strict")
+            # for this page alone, as others may be behind the same proxy
+            handler.set_cookie(COOKIE, self._token, path="", httponly=True, samesite="Strict")
         return "viewer"
 
     @property
@@ -148,9 +148,45 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class WrongSite(RequestHandler):
+    """The answer to a browser that comes by a name this server does not go by.
+
+    It may be that of a proxy, or one that another site has pointed at this machine to read from it:
+    as Tornado takes a page and a server of the same name for one site, the name itself is checked.
+    """
+
+    def prepare(self) -> None:
+        """Say what to do."""
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        host = self.request.host
+        self.finish(f"To open this dashboard through {host}, start it with --allow-origin {host}\n")
+
+
+class Pages(BokehTornado):
+    """Pages that look for their scripts beside them, whatever prefix a proxy puts before both, and
+    that are shown only to who comes by the name of an allowed site."""
+
+    def resources(self, absolute_url: str | bool | None = None) -> Resources:
+        """Where the scripts are."""
+        return super().resources("")
+
+    def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
+        """What answers a request."""
+        if not check_allowlist(request.host.lower(), list(self.websocket_origins)):
+            return self.get_handler_delegate(request, WrongSite)
+        return super().find_handler(request, **more)
+
+
 class Dashboard:
     """A server of the page of some runs. Beyond loopback it wants a token, which is made where none
-    is given; `url` is where to open it."""
+    is given; `url` is where to open it, `proxied` where it is inside the user's JupyterHub server,
+    if it was started there.
+
+    Without a token, the page may be opened through any port of this machine's loopback, as by an
+    SSH tunnel or a JupyterLab there, through the public URL of the user's JupyterHub server where
+    the hub tells it, and through `origins` (HOST[:PORT] or URLs).
+    """
 
     def __init__(
         self,
@@ -161,26 +197,29 @@ class Dashboard:
         token: str | None = None,
         origins: Sequence[str] = (),
     ) -> None:
-        if token is None and not is_loopback(host):
+        if not token and not is_loopback(host):
             token = secrets.token_urlsafe(24)
+        allowed = ["*"] if token else _origins(host, origins)
         self._runs = StoredRuns(urls)
-        port = port or _free_port(host)
         page = Application(FunctionHandler(partial(_document, self._runs)))
         options: dict[str, Any] = {"auth_provider": TokenProvider(token)} if token else {}
         try:
-            self._server = Server(
-                {"/": page}, address=host, port=port, use_xheaders=True,
-                allow_websocket_origin=[*_own_origins(host, port, bool(token)), *origins],
-                **options,
-            )  # fmt: skip
+            sockets = bind_sockets(port, host)
         except OSError as error:
             self._runs.close()
             raise RescnetError(
                 f"port {port} of {host} cannot be listened at ({error.strerror or error}): give "
                 "another port, or 0 for any that is free"
             ) from None
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.port}/" + (f"?token={token}" if token else "")
+        pages = Pages({"/": page}, extra_websocket_origins=allowed, **options)
+        http = HTTPServer(pages, xheaders=True)
+        http.add_sockets(sockets)
+        self._server = BaseServer(IOLoop.current(), pages, http)
+        self.port = int(sockets[0].getsockname()[1])
+        shown, query = f"[{host}]" if ":" in host else host, f"?token={token}" if token else ""
+        self.url = f"http://{shown}:{self.port}/{query}"
+        hub = os.environ.get("JUPYTERHUB_PUBLIC_URL") or os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
+        self.proxied = f"{hub.rstrip('/')}/proxy/{self.port}/{query}" if hub else None
 
     def serve(self) -> None:
         """Serve until interrupted."""
@@ -196,24 +235,36 @@ class Dashboard:
         self._runs.close()
 
 
-def _own_origins(host: str, port: int, guarded: bool) -> list[str]:
-    """Pages that may talk to the server: its own, by whatever name where a token guards it."""
-    if guarded:
-        return ["*"]
-    return [f"{name}:{port}" for name in sorted({host, "localhost", "127.0.0.1"})]
+def _origins(host: str, more: Sequence[str]) -> list[str]:
+    """Sites whose pages may talk to a server that only this machine reaches, as Bokeh matches them.
+
+    Those of any port of loopback may: whoever can serve them can read from the server as well.
+    """
+    hub = os.environ.get("JUPYTERHUB_PUBLIC_URL")
+    local = {f"[{host}]" if ":" in host else host, "localhost", "127.0.0.1", "[::1]"}
+    given = [*more, hub] if hub else more
+    return [*(f"{name}:*" for name in sorted(local)), *map(origin, given)]
 
 
-def _free_port(host: str) -> int:
-    """A port that nobody listens at."""
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
+def origin(site: str) -> str:
+    """HOST:PORT of a site that is given so or by a URL; 80 stands for what browsers leave out.
+
+    >>> origin("https://Hub.example.org/user/ada/"), origin("hub:443"), origin("hub:8000")
+    ('hub.example.org:80', 'hub:80', 'hub:8000')
+    """
+    try:
+        host = urlsplit(site if "//" in site else f"//{site}").netloc.lower()
+        return create_hosts_allowlist([host.removesuffix(":443")], None)[0]
+    except ValueError:
+        raise RescnetError(f"{site!r} is no site: give HOST or HOST:PORT") from None
 
 
 def _document(runs: StoredRuns, doc: Document) -> None:
     """Fill a document for one browser."""
     show_plots(doc, runs.views)
     dark = wants_dark(doc)
-    source = TEMPLATE.replace("STYLE", style(dark)).replace("SWITCH", switch(dark))
+    head = style(dark) + follow(browser=True)
+    source = TEMPLATE.replace("STYLE", head).replace("SWITCH", switch(dark))
     doc.template = Template(source)
     names = ", ".join(masked(view.name) for view in runs.views())
     doc.title = f"rescnet: {names}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import threading
 import urllib.error
@@ -165,7 +167,7 @@ def test_a_run_is_shown_from_its_store_alone(
     page = opened(served.url, color_scheme="dark")
     wait_for_points(page, 2 * LAYERS)
     assert_shows(page, run)
-    assert page.url.endswith("theme=dark")
+    assert page.url.endswith("?auto=dark")
     assert "small</b> is done" in page.evaluate(SAID)
 
 
@@ -213,8 +215,44 @@ def test_a_token_is_wanted_beyond_loopback(
     wait_for_points(page, 2 * LAYERS)
 
 
+def handshake(port: int, origin: str, **more: str) -> int:
+    """The answer to a page of some site that wants to talk to a server."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    headers = {
+        "Origin": origin, "Connection": "Upgrade", "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": base64.b64encode(bytes(16)).decode(),
+    }  # fmt: skip
+    connection.request("GET", "/ws", headers=headers | more)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_pages_of_other_sites_are_refused(
+    run: Path, dashboard: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those of loopback, of the user's hub, and what is given."""
+    monkeypatch.setenv("JUPYTERHUB_PUBLIC_URL", "https://hub.example.org/user/ada/")
+    served = dashboard(run, origins=["other.example.org:8000"])
+    assert served.proxied == f"https://hub.example.org/user/ada/proxy/{served.port}/"
+    welcome = ("127.0.0.1:1", "localhost:8888", "[::1]:1", "other.example.org:8000")
+    for origin in (*(f"http://{site}" for site in welcome), "https://hub.example.org"):
+        assert handshake(served.port, origin) == 101, origin
+    strangers = ("evil.org", f"evil.org:{served.port}", "localhost.evil.org", "other.example.org")
+    for origin in (*(f"http://{site}" for site in strangers), "null"):
+        assert handshake(served.port, origin) == 403, origin
+    # nor is one that has pointed its own name at this machine
+    rebound = {"Host": f"evil.org:{served.port}", "Sec-Fetch-Site": "same-origin"}
+    assert handshake(served.port, f"http://evil.org:{served.port}", **rebound) == 403
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(served.url, headers={"Host": "evil.org"}))
+    assert refused.value.read().decode().endswith("start it with --allow-origin evil.org\n")
+    with pytest.raises(RescnetError, match="'a:b' is no site"):
+        Dashboard([str(run)], port=0, origins=["a:b"])
+
+
 def test_a_port_in_use_is_named(run: Path, dashboard: Callable[..., Dashboard]) -> None:
     """With what to do."""
-    port = dashboard(run)._server.port
+    port = dashboard(run).port
     with pytest.raises(RescnetError, match=f"port {port} of 127.0.0.1 cannot be listened at"):
         Dashboard([str(run)], port=port)
