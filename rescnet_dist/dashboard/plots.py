@@ -73,16 +73,13 @@ def _figure(title: str, x: str, y: str, **options: Any) -> Any:
     return plot
 
 
-def _style_legend(plot: Any, location: str | None) -> None:
-    """Make the legend small, and put it into the plot or, without a location, above it."""
+def _style_legend(plot: Any) -> None:
+    """Make the legend small, and put it above the plot, where it hides nothing."""
     legend = plot.legend[0]
-    legend.label_text_font_size = "8pt"
-    legend.spacing, legend.padding, legend.margin, legend.glyph_height = 0, 4, 4, 14
-    if location:
-        legend.location = location
-    else:
-        legend.orientation, legend.spacing = "horizontal", 8
-        plot.add_layout(legend, "above")
+    legend.label_text_font_size, legend.orientation = "8pt", "horizontal"
+    legend.spacing, legend.padding, legend.margin, legend.glyph_height = 8, 4, 4, 14
+    legend.ncols = 5  # of several runs there are many entries
+    plot.add_layout(legend, "above")
 
 
 class _Curves(RunPlot):
@@ -91,7 +88,6 @@ class _Curves(RunPlot):
     title: ClassVar[str]
     y_label: ClassVar[str]
     kinds: ClassVar[tuple[str, str]]
-    legend: ClassVar[str]
 
     def __init__(self, views: Views) -> None:
         super().__init__(views)
@@ -111,7 +107,7 @@ class _Curves(RunPlot):
         dots = plot.scatter("layer", "value", source=self.points, color="colour", size=5, alpha=0.8)
         tips = [("run", "@run"), ("layer", "@layer"), ("@kind", "@value{0.00} %")]
         plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
-        _style_legend(plot, self.legend)
+        _style_legend(plot)
 
     def values(self, view: RunView, kind: int) -> list[tuple[int, float]]:
         """(layer, share) of one of the two curves."""
@@ -150,7 +146,6 @@ class AccuracyPlot(_Curves):
     title = "Accuracy after each layer"
     y_label = "classified rightly (%)"
     kinds = ("validation", "training")
-    legend = "bottom_right"
 
     def __init__(self, views: Views) -> None:
         super().__init__(views)
@@ -185,7 +180,6 @@ class ResidualPlot(_Curves):
     title = "Sign of the largest error, entering each layer"
     y_label = "training images (%)"
     kinds = ("positive", "negative")
-    legend = "center_right"
 
     def values(self, view: RunView, kind: int) -> list[tuple[int, float]]:
         """The shares that entered each layer."""
@@ -211,7 +205,7 @@ class TimePlot(RunPlot):
         plot.xaxis.ticker.min_interval = 1
         tips = [("layer", "@layer"), *((name, f"@{name}{{0.0}} s") for name in PHASES)]
         plot.add_tools(HoverTool(tooltips=[*tips, ("in all", "@total{0.0} s")]))
-        _style_legend(plot, None)
+        _style_legend(plot)
 
     def update(self) -> None:
         """Draw the bars of the run in focus."""
@@ -250,7 +244,7 @@ class MemoryPlot(RunPlot):
                 [-2, -1], [-1, -1], line_color=line.line_color, line_dash="dashed", line_width=2,
                 legend_label=name,
             )  # fmt: skip
-        _style_legend(plot, None)
+        _style_legend(plot)
 
     def update(self) -> None:
         """Draw the workers of the run in focus, those with the most memory."""
@@ -295,7 +289,7 @@ class StorePlot(RunPlot):
             )  # fmt: skip
         tips = [(name.replace("_", " "), f"@{name}{{0,0.0}} MiB") for name in self.columns[1:]]
         plot.add_tools(HoverTool(tooltips=[("layer", "@layer"), *tips], mode="vline"))
-        _style_legend(plot, None)
+        _style_legend(plot)
 
     def update(self) -> None:
         """Draw the traffic of the run in focus."""
