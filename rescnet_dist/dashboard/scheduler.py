@@ -108,13 +108,14 @@ class SchedulerPage:
 
     def _begin(self, url: str) -> None:
         try:
-            path = self._client.run_on_scheduler(install)
-        except Exception as error:  # as where the scheduler has not got this package
+            run = StoredRun(url)
+            served = self._client.run_on_scheduler(install)
+        except Exception as error:  # as where the scheduler has not got this package, or for a URL
+            # whose secrets events do not tell
             logger.warning("the run is not shown in Dask's dashboard: %s", error)
             return
         link = self._client.dashboard_link
-        self.link = link.rsplit("/", 1)[0] + f"/{PAGE}" if path and link else None
-        run = StoredRun(url)
+        self.link = link.rsplit("/", 1)[0] + f"/{PAGE}" if served and link else None
         self._topic = progress_topic(run.store)
         self._tell({"kind": "run", "run": run.description(), "driver": self._client.id})
 
