@@ -25,8 +25,11 @@ def execute(notebook, folder, timeout=600):
     for cell in notebook.cells:
         cell.metadata = {}
         for output in cell.get("outputs", ()):
-            if "image/png" in output.get("data", {}):
-                output["data"].pop("image/jpeg", None)  # Pillow gives both
+            shown = output.get("data", {})
+            if "image/png" in shown:
+                shown.pop("image/jpeg", None)  # Pillow gives both
+            if "text/plain" in shown:  # a run tells its absolute URL
+                shown["text/plain"] = shown["text/plain"].replace(f"{Path(folder).resolve()}/", "")
     return notebook
 
 
