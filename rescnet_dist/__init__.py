@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter, open_run
     from rescnet_dist.data import import_dataset, load_digits, open_dataset
+    from rescnet_dist.data.sheet import sheet
     from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
     from rescnet_dist.estimator import ResCNetClassifier, load, plan
     from rescnet_dist.network import Network
@@ -33,11 +34,13 @@ __all__ = [
     "open_dataset",
     "open_run",
     "plan",
+    "sheet",
 ]
 
 _MODULES = {  # where each name is, which is looked up when it is first asked for: imports take time
     **dict.fromkeys(("MLflowWriter", "TensorBoardWriter", "open_run"), "dashboard"),
     **dict.fromkeys(("import_dataset", "load_digits", "open_dataset"), "data"),
+    "sheet": "data.sheet",
     **dict.fromkeys(
         ("ClusterError", "DataError", "RescnetError", "SpecError", "StoreError"), "errors"
     ),

@@ -235,6 +235,19 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         right = self.network_.staged_right(part.images, codes, self._averaging(augment))
         return right / part.images.shape[0]
 
+    def staged_predict(self, X: Any, *, augment: Averaging = None) -> Any:
+        """Labels (L, N) after each layer: which layer mends, or spoils, which image; a dask array
+        for a dask array."""
+        check_is_fitted(self)
+        scores = self.network_.staged_scores(images_of(X), self._averaging(augment))
+        codes = scores.argmax(axis=2).T
+        if isinstance(codes, da.Array):
+            return codes.map_blocks(
+                _labels_at, self.classes_, dtype=self.classes_.dtype,
+                meta=np.empty((0, 0), self.classes_.dtype),
+            )  # fmt: skip
+        return _labels_at(codes, self.classes_)
+
     @property
     def plot(self) -> Plots:
         """Figures of the fitted network, by matplotlib: `clf.plot.accuracy()`, `.filters(layer)`,
@@ -338,6 +351,11 @@ def plan(
 def _labels_of(scores: Array, classes: Array) -> Array:
     """The label (n,) of the largest score in each row (n, C)."""
     return np.asarray(classes[scores.argmax(axis=1)])
+
+
+def _labels_at(codes: Array, classes: Array) -> Array:
+    """The label of each code."""
+    return np.asarray(classes[codes])
 
 
 load = ResCNetClassifier.load

@@ -114,6 +114,18 @@ class Network:
         )  # fmt: skip
         return scores if images.is_lazy else scores.compute()
 
+    def staged_scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
+        """Running scores (N, L, C) after each layer; lazy for lazy images; augment as for
+        `scores`."""
+        self.check_images(images)
+        array, classes = self._chunked(images), len(self.classes)
+        scores = array.map_blocks(
+            _all_scores, self._shared(), self._averaging(augment),
+            drop_axis=3, chunks=(array.chunks[0], (self.depth,), (classes,)), dtype=np.float32,
+            meta=np.empty((0, 0, 0), np.float32),
+        )  # fmt: skip
+        return scores if images.is_lazy else scores.compute()
+
     def _averaging(self, augment: AugmentSpec | None) -> AugmentSpec:
         augment = augment or AugmentSpec()
         augment.check_images(*self.image_shape)
@@ -253,6 +265,17 @@ def _final_scores(
     with blas_threads(1):
         for rows, _, scores in _stages(images, _first_index(block_info), network, augment):
             out[rows] = scores
+    return out
+
+
+def _all_scores(
+    images: Array, network: Network, augment: AugmentSpec, block_info: Any = None
+) -> Array:
+    """Scores (n, L, C) of images (n, H, W, d) after each layer."""
+    out = np.zeros((len(images), network.depth, len(network.classes)), np.float32)
+    with blas_threads(1):
+        for rows, stage, scores in _stages(images, _first_index(block_info), network, augment):
+            out[rows, stage] = scores
     return out
 
 

@@ -561,7 +561,16 @@ def test_bad_input_is_refused_with_value_limit_and_remedy(
 
 
 @pytest.mark.parametrize(
-    "method", ["predict", "predict_proba", "decision_function", "score", "staged_score", "save"]
+    "method",
+    [
+        "predict",
+        "predict_proba",
+        "decision_function",
+        "score",
+        "staged_score",
+        "staged_predict",
+        "save",
+    ],
 )
 def test_a_classifier_that_is_not_fitted_says_so(method: str, tmp_path: Path) -> None:
     """With scikit-learn's own error, whatever is asked of it."""

@@ -287,6 +287,23 @@ def test_scores_are_shares_of_right_predictions(fitted: ResCNetClassifier) -> No
     assert fitted.staged_score(X_TEST, ["unknown"] * 50).tolist() == [0, 0]
 
 
+def test_labels_after_each_layer(fitted: ResCNetClassifier) -> None:
+    """The last are the predictions; their shares right are the staged scores; lazy of lazy."""
+    staged = fitted.staged_predict(X_TEST)
+    assert staged.shape == (2, 50)
+    np.testing.assert_array_equal(staged[-1], fitted.predict(X_TEST))
+    np.testing.assert_array_equal(
+        (staged == Y_TEST).mean(axis=1), fitted.staged_score(X_TEST, Y_TEST)
+    )
+    assert (staged[0] != staged[1]).any()
+    with dask.config.set(scheduler=refuse):
+        lazy = fitted.staged_predict(da.from_array(X_TEST, chunks=(20, 14, 14, 1)))
+    assert lazy.chunks == ((2,), (20, 20, 10))
+    np.testing.assert_array_equal(lazy.compute(), staged)
+    flipped = fitted.staged_predict(X_TEST, augment=FLIPS)
+    np.testing.assert_array_equal(flipped[-1], fitted.predict(X_TEST, augment=FLIPS))
+
+
 def test_flips_average_over_an_image_and_its_mirror_image(fitted: ResCNetClassifier) -> None:
     """Left and right are exchanged, not top and bottom."""
     straight = fitted.decision_function(X_TEST)

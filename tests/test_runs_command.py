@@ -62,7 +62,9 @@ def folder(made: Path, tmp_path: Path) -> Path:
     (folder / "note.txt").write_text("not a run")
     (folder / "a/b/c/d/e").mkdir(parents=True)
     (folder / ".hidden").mkdir()
-    zarr.open_group(folder / "data.zarr", mode="w").create_array("images", data=X[:2])
+    data = zarr.open_group(folder / "data.zarr", mode="w", attributes={"class_names": ["0", "5"]})
+    data.create_array("images", data=X[:2])
+    (folder / "data.zarr" / "claims").mkdir()  # as some S3 servers list it after an import
     return folder
 
 

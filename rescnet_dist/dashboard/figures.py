@@ -6,10 +6,12 @@ first is drawn.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,7 +195,16 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError:
         raise RescnetError(NO_FIGURES) from None
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure: Any = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure._repr_png_ = partial(_png_of, figure)  # else notebooks show it once pyplot is imported
+    return figure
+
+
+def _png_of(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
 
 
 def _bare(axes: Axes) -> None:

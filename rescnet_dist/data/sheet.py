@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import xarray as xr
 from PIL import Image, ImageDraw, ImageFont
 
 from rescnet_dist.data.dataset import open_dataset
@@ -42,7 +43,24 @@ def contact_sheet(rows: Sequence[Array], names: Sequence[str]) -> Any:
     return sheet
 
 
-def class_sheet(source: str | os.PathLike[str], per_class: int = 10) -> Any:
+def sheet(
+    source: str | os.PathLike[str] | xr.Dataset,
+    augment: AugmentSpec | None = None,
+    *,
+    images: int = 10,
+    seed: int = 0,
+) -> Any:
+    """A picture of a data set, as `open_dataset` takes one, which notebooks show: so many images of
+    each class; or with `augment` so many images in all, each beside its copies, exactly as a run
+    with that seed makes them."""
+    if images < 1:
+        raise DataError(f"images={images} shows nothing: give at least 1")
+    if augment is None:
+        return class_sheet(source, images)
+    return augmentation_sheet(source, augment, seed, images)
+
+
+def class_sheet(source: str | os.PathLike[str] | xr.Dataset, per_class: int = 10) -> Any:
     """A contact sheet of the first images of each class of a data set, of its train split."""
     dataset = open_dataset(source)
     labels, names = dataset["labels"].to_numpy(), dataset.attrs.get("class_names")
@@ -57,7 +75,10 @@ def class_sheet(source: str | os.PathLike[str], per_class: int = 10) -> Any:
 
 
 def augmentation_sheet(
-    source: str | os.PathLike[str], augment: AugmentSpec, seed: int = 0, images: int = 10
+    source: str | os.PathLike[str] | xr.Dataset,
+    augment: AugmentSpec,
+    seed: int = 0,
+    images: int = 10,
 ) -> Any:
     """A contact sheet of a data set's first images of its classes in turn, each beside copies."""
     if not augment.copies:

@@ -16,7 +16,6 @@ from rescnet_dist.train.describe import is_claimed
 
 DEEPEST = 3  # parts of a run's name below the URL: it may be in a folder in a folder
 AT_ONCE = 8  # places that are read at the same time, as stores far away take theirs
-OF_A_RUN = {"claims", "commits"}  # folders that nothing else has
 OF_ZARR = {"zarr.json", ".zgroup", ".zarray"}
 
 
@@ -97,18 +96,21 @@ def _last(place: Location) -> str:
 
 def _is_run(place: Location, names: dict[str, bool]) -> bool:
     """Whether there is a run, sound or not, at a place that holds these names."""
-    if any(names.get(name) for name in OF_A_RUN):
+    if names.get("commits"):  # a folder that nothing else has
         return True
+    claimed = bool(names.get("claims"))  # some S3 servers list those of a finished import, too
     if "zarr.json" not in names:
-        return False
+        return claimed
     try:
         record = patiently((place / "zarr.json").read_json, f"reading {place}")
     except StoreUnreachable:
         raise
     except StoreError:  # damaged, and nothing says that it was a run
-        return False
+        return claimed
     attributes = record.get("attributes") if isinstance(record, dict) else None
-    return isinstance(attributes, dict) and attributes.get("format") == RUN_FORMAT
+    if not isinstance(attributes, dict) or not attributes:
+        return claimed
+    return attributes.get("format") == RUN_FORMAT
 
 
 def _describe(listed: ListedRun, place: Location) -> None:

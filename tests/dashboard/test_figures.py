@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from distributed import Client
+from PIL import Image
 from sklearn.exceptions import NotFittedError
 
 from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
@@ -100,6 +103,13 @@ def test_nothing_is_left_in_pyplot(clf: ResCNetClassifier) -> None:
     before = plt.get_fignums()
     clf.plot.accuracy(), clf.plot.filters(1), clf.plot.confusion()
     assert plt.get_fignums() == before
+
+
+def test_figures_show_themselves_in_notebooks(clf: ResCNetClassifier) -> None:
+    """As pictures, also where pyplot was never imported; and they can still be pickled."""
+    figure: Any = pickle.loads(pickle.dumps(clf.plot.accuracy()))
+    with Image.open(io.BytesIO(figure._repr_png_())) as picture:
+        assert picture.size == (640, 380)
 
 
 def test_colour_filters_are_in_colour(client: Client) -> None:

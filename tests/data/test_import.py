@@ -688,6 +688,21 @@ def test_info_of_images_without_classes_or_splits(tmp_path: Path, rng: Any) -> N
     assert found.splits == {"all": 6}
 
 
+def test_sheets_in_python_are_those_of_the_commands() -> None:
+    """Ten images of each class, or images beside their copies; of a Dataset, too."""
+    data = rd.open_dataset("digits").isel(image=slice(0, 300))
+    side = 2 * 28 + 4
+    assert rd.sheet(data, images=3).size == (120 + 3 * side + 4, 10 * side + 4)
+    augment = rd.AugmentSpec(copies=2, shift=1)
+    copies = rd.sheet(data, augment, images=4, seed=1)
+    assert copies.size == (120 + 3 * side + 4, 4 * side + 4)
+    assert copies != rd.sheet(data, augment, images=4)
+    with pytest.raises(DataError, match="nothing to show: give copies"):
+        rd.sheet(data, rd.AugmentSpec())
+    with pytest.raises(DataError, match="images=0 shows nothing"):
+        rd.sheet("digits", images=0)
+
+
 def test_sheets_show_samples_and_copies(client: Client, photos: Path, tmp_path: Path) -> None:
     """PNG files: a row for each class with ten samples, and a row for each image with its copies;
     the first of them is the original."""
