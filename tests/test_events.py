@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from distributed import Client
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist.errors import RescnetError
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     EVENTS_VERSION,
@@ -22,6 +25,7 @@ from rescnet_dist.train import (
     PassRetried,
     RunDone,
     RunStarted,
+    RunStopped,
     event_to_dict,
 )
 from rescnet_dist.train.events import FAILURES
@@ -85,6 +89,63 @@ def test_a_listener_that_fails_is_logged_and_breaks_nothing(
     assert f"left out after {FAILURES} failures" in caplog.records[-1].getMessage()
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_no_listener_hangs_a_run_from_the_thread_that_tells_of_chunks(
+    client: Client, tmp_path: Path, error: type[BaseException]
+) -> None:
+    """What is to stop the run stops it; what is to end the program is a failure as any other."""
+    stopped: list[Event] = []
+
+    class Stop(Callback):
+        def on_chunk_done(self, event: ChunkDone) -> None:
+            raise error
+
+        def on_run_stopped(self, event: RunStopped) -> None:
+            stopped.append(event)
+
+    if error is SystemExit:
+        assert fit(tmp_path / "run", [Stop()]).depth_
+        assert not stopped
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "run", [Stop()])
+        assert stopped == [RunStopped(str(tmp_path / "run"), "interrupted")]
+    assert client.submit(int, pure=False).result(timeout=10) == 0  # Dask's loop is alive
+
+
+def test_a_slow_listener_does_not_hold_up_dask(client: Client, tmp_path: Path) -> None:
+    """It hears of all chunks in their order, before their pass is told of as done."""
+    heard: list[Event] = []
+
+    def slow(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, ChunkDone) and event.phase == "survey":
+            began = time.perf_counter()
+            assert client.run_on_scheduler(lambda: 1, wait=True) == 1  # which the loop answers
+            assert time.perf_counter() - began < 5
+            time.sleep(0.2)
+
+    fit(tmp_path / "run", [slow])
+    survey = [e for e in heard if getattr(e, "phase", "") == "survey"]
+    assert isinstance(survey[-1], PassDone)
+    assert len(survey) == 6
+
+
+def test_a_failed_run_tells_that_it_stopped(client: Client, tmp_path: Path) -> None:
+    """With the reason, to all listeners."""
+    heard: list[Event] = []
+
+    def break_it(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, PassDone) and event.layer == 1:
+            shutil.rmtree(tmp_path / "run/layers")
+
+    with pytest.raises(RescnetError) as raised:
+        fit(tmp_path / "run", [break_it])
+    assert isinstance(heard[-1], RunStopped)
+    assert heard[-1].reason == str(raised.value)
+
+
 def test_a_pass_tells_what_it_took(client: Client, tmp_path: Path) -> None:
     """Phases add up to the pass, bytes are those of the arrays; commits hold the same."""
     events: list[Event] = []
@@ -125,7 +186,11 @@ def test_tiled_passes_tell_it_too(client: Client, tmp_path: Path) -> None:
     fit(tmp_path / "run", [events.append], tile_features=20)
     done = next(e for e in events if isinstance(e, PassDone) and e.phase == "grow")
     features = RunStore.open(tmp_path / "run").attributes()["expected"]["features"]
-    assert done.observed.written == N * (14 * 14 * 4 * 4 + 10 * 4 + 4 * features)
+    found = RunStore.open(tmp_path / "run").attributes()["expected"]["traffic"]
+    assert done.observed.written > N * (14 * 14 * 4 * 4 + 10 * 4 + 4 * features)  # and tiles
+    assert 0.9 * found["written"] <= done.observed.written <= found["written"]
+    done = next(e for e in events if isinstance(e, PassDone) and e.layer == 2)
+    assert 0.8 * found["read"] <= done.observed.read <= 1.05 * found["read"]
     assert done.observed.seconds["solve"] > 0
 
 

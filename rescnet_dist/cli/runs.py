@@ -15,6 +15,7 @@ from rich.text import Text
 from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.options import SHOW
 from rescnet_dist.errors import counted, masked
+from rescnet_dist.tables import size_text
 from rescnet_dist.train import look_for_runs
 
 WIDE = 1000  # columns where there is no terminal, so that nothing is cut off
@@ -94,7 +95,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
             "" if run["depth"] is None else str(run["depth"]),
             "" if accuracy is None else f"{100 * accuracy:.2f}{held_out}",
             "" if run["updated"] is None else age(now - run["updated"]),
-            "" if run["bytes"] is None else size(run["bytes"]),
+            "" if run["bytes"] is None else size_text(run["bytes"]),
         )
     return table
 
@@ -109,16 +110,3 @@ def age(seconds: float) -> str:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def size(number: int) -> str:
-    """Bytes in a unit that leaves few digits.
-
-    >>> size(900), size(5_000_000), size(3 * 2**40)
-    ('900 B', '4.8 MiB', '3.0 TiB')
-    """
-    value, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"

@@ -19,6 +19,7 @@ from rescnet_dist.store import Location
 from rescnet_dist.train import describe_run
 
 WATCH_SECONDS = 2.0
+STOP_SECONDS = 5.0  # that `stop` waits for a store that does not answer
 
 # colours that are seen on light and on dark; nothing of the notebook's own is touched
 STYLE = """<style>
@@ -43,8 +44,7 @@ class Run:
         self.url: str = self._stored.store.url
 
     def __repr__(self) -> str:
-        view = self.view()
-        return f"<Run {Location(self.url)}: {view.state}, {len(view.layers)} layers>"
+        return f"<Run {Location(self.url)}>"  # a store may not answer
 
     def view(self) -> RunView:
         """The run as it is now: its state, layers, accuracies, times and memory."""
@@ -94,7 +94,7 @@ class Watch:
         self._run, self._every, self._html = run, every, HTML
         view = run.view()
         self._display = display(HTML(show(view)), display_id=True)
-        self._ended = threading.Event()
+        self._ended, self._done = threading.Event(), False
         self._thread = threading.Thread(target=self._go_on, args=[view], daemon=True)
         if self._display is None:  # outside a notebook it has been printed, and that is all
             self._ended.set()
@@ -106,11 +106,12 @@ class Watch:
             try:
                 view = self._run.view()
                 text = show(view)
-            except RescnetError as error:  # it may come back
+            except Exception as error:  # the store may come back
                 text = show(view) + f"<p>{type(error).__name__}: {escape(str(error))}</p>"
             if text != shown:
                 self._display.update(self._html(text))
                 shown = text
+        self._done = view.state == "done"
         self._ended.set()
 
     @property
@@ -119,14 +120,14 @@ class Watch:
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is done, or so many seconds; whether it is."""
+        """Wait until watching ends, as the run is done, or so many seconds; whether it is."""
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self._done
 
     def stop(self) -> None:
         """Stop watching."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(STOP_SECONDS)
 
 
 def show(view: RunView) -> str:

@@ -10,7 +10,7 @@ from bokeh.layouts import column, row
 from bokeh.models import LayoutDOM, Select
 from bokeh.themes import Theme
 
-from rescnet_dist.dashboard.plots import PLOTS, RunPlot, Views
+from rescnet_dist.dashboard.plots import PLOTS, RunPlot, Views, names_of
 from rescnet_dist.dashboard.view import RunView
 
 EVERY = 1000  # milliseconds between two looks at the runs
@@ -133,7 +133,8 @@ def show_plots(
 
 def _offer(chooser: Select, views: Sequence[RunView]) -> None:
     """Let the user choose among several runs."""
-    options = [("", "the latest run"), *((view.url, view.name) for view in views)]
+    named = zip([view.url for view in views], names_of(views), strict=True)
+    options = [("", "the latest run"), *named]
     if len(views) > 1 and chooser.options != options:
         chooser.options, chooser.visible = options, True
 

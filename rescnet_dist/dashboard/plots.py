@@ -17,6 +17,7 @@ MIB = 2**20
 UNKNOWN = float("nan")  # one object, as a list that holds it equals another that does
 RUN_COLOURS = Category10[10]
 PHASE_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
+OTHER_COLOUR = "#9aa5b1"
 MOST_WORKERS = 24  # that are shown, those with the most memory
 
 Views = Callable[[], Sequence[RunView]]
@@ -27,6 +28,17 @@ def set_data(source: ColumnDataSource, data: Columns) -> None:
     """Give a source other data, and send them to browsers if they are other."""
     if dict(source.data) != data:
         source.data = data
+
+
+def names_of(views: Sequence[RunView]) -> list[str]:
+    """Names by which runs are told apart: the last parts of their URLs, as few as will do."""
+    parts = [view.url.rstrip("/").split("/") for view in views]
+    deepest = max(map(len, parts), default=1)
+    for count in range(1, deepest + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return ["/".join(part) for part in parts]
 
 
 class RunPlot:
@@ -54,7 +66,10 @@ class RunPlot:
     def entitle(self, title: str, view: RunView | None) -> None:
         """Say in the title which run is shown, where there are several."""
         plot: Any = self.root
-        text = f"{title} · {view.name}" if view and len(self.views()) > 1 else title
+        views = self.views()
+        text = title
+        if view and len(views) > 1:
+            text += f" · {names_of(views)[[v.url for v in views].index(view.url)]}"
         if plot.title.text != text:
             plot.title.text = text
 
@@ -78,7 +93,7 @@ def _style_legend(plot: Any) -> None:
     legend = plot.legend[0]
     legend.label_text_font_size, legend.orientation = "8pt", "horizontal"
     legend.spacing, legend.padding, legend.margin, legend.glyph_height = 8, 4, 4, 14
-    legend.ncols = 5  # of several runs there are many entries
+    legend.ncols = 6  # of several runs there are many entries
     plot.add_layout(legend, "above")
 
 
@@ -116,6 +131,7 @@ class _Curves(RunPlot):
     def update(self) -> None:
         """Draw the curves of all runs."""
         views = self.views()
+        names, several = names_of(views), len(views) > 1
         lines: Columns = {name: [] for name in self.lines.data}
         points: Columns = {name: [] for name in self.points.data}
         for number, view in enumerate(views):
@@ -126,13 +142,14 @@ class _Curves(RunPlot):
                 layers, shares = zip(*found, strict=True)
                 percents = [100 * share for share in shares]
                 # of one run the curves have colours of their own, else each run has
-                colour = RUN_COLOURS[(number if len(views) > 1 else kind) % len(RUN_COLOURS)]
-                label = f"{view.name} {self.kinds[kind]}" if len(views) > 1 else self.kinds[kind]
+                colour = RUN_COLOURS[(number if several else kind) % len(RUN_COLOURS)]
+                label = f"{names[number]} {self.kinds[kind]}" if several else self.kinds[kind]
                 row = (list(layers), percents, colour, dash, label)
                 for name, value in zip(lines, row, strict=True):
                     lines[name].append(value)
                 n = len(layers)
-                columns = (layers, percents, [colour] * n, [view.name] * n, [self.kinds[kind]] * n)
+                same = ([text] * n for text in (colour, names[number], self.kinds[kind]))
+                columns = (layers, percents, *same)
                 for name, values in zip(points, columns, strict=True):
                     points[name].extend(values)
         set_data(self.lines, lines)
@@ -194,16 +211,17 @@ class TimePlot(RunPlot):
     def __init__(self, views: Views) -> None:
         super().__init__(views)
         self.source = ColumnDataSource(
-            {name: [] for name in ("layer", *PHASES, "total")}, name="time-bars"
+            {name: [] for name in ("layer", *PHASES, "other", "total")}, name="time-bars"
         )
         self.root = plot = _figure("Time of each layer, by phase", "layer", "seconds")
         plot.vbar_stack(
-            list(PHASES), x="layer", width=0.8, color=list(PHASE_COLOURS), source=self.source,
-            legend_label=list(PHASES), line_color=None,
+            [*PHASES, "other"], x="layer", width=0.8, color=[*PHASE_COLOURS, OTHER_COLOUR],
+            source=self.source, legend_label=[*PHASES, "other"], line_color=None,
         )  # fmt: skip
         plot.y_range.start = 0
         plot.xaxis.ticker.min_interval = 1
-        tips = [("layer", "@layer"), *((name, f"@{name}{{0.0}} s") for name in PHASES)]
+        phases = [(name, f"@{name}{{0.0}} s") for name in (*PHASES, "other")]
+        tips = [("layer", "@layer"), *phases]
         plot.add_tools(HoverTool(tooltips=[*tips, ("in all", "@total{0.0} s")]))
         _style_legend(plot)
 
@@ -214,7 +232,9 @@ class TimePlot(RunPlot):
         columns: Columns = {"layer": [layer.layer for layer in layers]}
         for phase in PHASES:
             columns[phase] = [layer.phases.get(phase, 0.0) for layer in layers]
-        columns["total"] = [layer.seconds for layer in layers]
+        known = [sum(layer.phases.values()) for layer in layers]  # the rest is the driver's
+        rest = [max(0.0, a.seconds - k) for a, k in zip(layers, known, strict=True)]
+        columns |= {"other": rest, "total": [layer.seconds for layer in layers]}
         set_data(self.source, columns)
         self.entitle("Time of each layer, by phase", view)
 
@@ -268,10 +288,11 @@ class MemoryPlot(RunPlot):
 
 
 class StorePlot(RunPlot):
-    """Bytes that each layer read from and wrote to the store, beside the least there could be."""
+    """Bytes that each layer read from and wrote to the store, beside what was planned, which is
+    each thing once."""
 
     name = "store"
-    columns = ("layer", "read", "written", "least_read", "least_written")
+    columns = ("layer", "read", "written", "planned_read", "planned_written")
 
     def __init__(self, views: Views) -> None:
         super().__init__(views)
@@ -284,8 +305,8 @@ class StorePlot(RunPlot):
             plot.line("layer", kind, legend_label=kind, line_width=2, **style)
             plot.scatter("layer", kind, source=self.source, color=colour, size=5)
             plot.line(
-                "layer", f"least_{kind}", line_dash="dashed", line_width=4, alpha=0.5,
-                legend_label=f"least {kind}", **style,
+                "layer", f"planned_{kind}", line_dash="dashed", line_width=4, alpha=0.5,
+                legend_label=f"planned, {kind}", **style,
             )  # fmt: skip
         tips = [(name.replace("_", " "), f"@{name}{{0,0.0}} MiB") for name in self.columns[1:]]
         plot.add_tools(HoverTool(tooltips=[("layer", "@layer"), *tips], mode="vline"))
@@ -300,10 +321,10 @@ class StorePlot(RunPlot):
             "read": [layer.read / MIB for layer in layers],
             "written": [layer.written / MIB for layer in layers],
         }
-        for name in ("least_read", "least_written"):
-            least = getattr(view, name) if view else None
-            found[name] = [UNKNOWN if least is None else least / MIB] * len(layers)
-        found["least_read"][:1] = [UNKNOWN] * bool(layers)  # the first layer reads no maps
+        for name in ("planned_read", "planned_written"):
+            planned = getattr(view, name) if view else None
+            found[name] = [UNKNOWN if planned is None else planned / MIB] * len(layers)
+        found["planned_read"][:1] = [UNKNOWN] * bool(layers)  # the first layer reads no maps
         set_data(self.source, found)
         self.entitle("Store traffic of each layer", view)
 

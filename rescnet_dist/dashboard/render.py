@@ -329,6 +329,6 @@ def _table(head: tuple[str, ...], rows: Any) -> str:
 
 def _cell(text: str) -> str:
     """Text that stays what it is in Markdown and within a cell."""
-    for sign in ("\\", "|", "<", "*", "_", "`"):
+    for sign in ("\\", "|", "<", "*", "_", "`", "[", "]", "!", "#", "&"):
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())

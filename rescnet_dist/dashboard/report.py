@@ -216,16 +216,13 @@ def _planned(view: RunView, found: dict[str, Any]) -> list[dict[str, Any]]:
     memory = [size for entry in observed for size in entry["memory"].values()]
     seconds = [layer.seconds for layer in view.layers]
     rows = (
-        ("peak memory of a worker", "bytes", view.planned, max(memory, default=None)),
+        ("memory of a worker, at most", "bytes", view.planned, max(memory, default=None)),
         ("read per layer, at most", "bytes", traffic.get("read"), most("read")),
         ("written per layer, at most", "bytes", traffic.get("written"), most("written")),
         ("size of the store", "bytes", traffic.get("store"), sum(found["bytes"].values())),
-        ("between workers per layer, at most", "bytes", traffic.get("network"), None),
-        ("to and from the driver per layer", "bytes", traffic.get("driver"), None),
-        ("tasks per layer", "count", traffic.get("tasks"), None),
         ("chunks done more than once", "count", 0 if observed else None,
          sum(entry["redone"] for entry in observed) if observed else None),
-        ("time of a layer, median", "seconds", expected.get("layer_seconds"),
+        ("time of a layer, median", "seconds", None,
          statistics.median(seconds) if seconds else None),
     )  # fmt: skip
     keys = ("what", "kind", "planned", "observed")

@@ -56,6 +56,8 @@ class Board:
             return
         if kind == "event":
             view.hear(message)
+            for layer in view.layers[:-1]:
+                layer.memory = {}
         elif kind == "chunk":
             view.hear({"event": "chunk_done", **message})
         elif kind == "rebuilt":
@@ -76,6 +78,7 @@ class RunsPlugin(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.board = Board()
+        self.served = False  # whether there are pages of it
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Put what is told of a run on the board."""
@@ -109,6 +112,7 @@ class SchedulerPage:
     def _begin(self, url: str) -> None:
         try:
             run = StoredRun(url)
+            found = run.description()
             served = self._client.run_on_scheduler(install)
         except Exception as error:  # as where the scheduler has not got this package, or for a URL
             # whose secrets events do not tell
@@ -117,7 +121,9 @@ class SchedulerPage:
         link = self._client.dashboard_link
         self.link = link.rsplit("/", 1)[0] + f"/{PAGE}" if served and link else None
         self._topic = progress_topic(run.store)
-        self._tell({"kind": "run", "run": run.description(), "driver": self._client.id})
+        for layer in found["layers"][:-1]:  # of which nobody asks, and which may be much
+            (layer["observed"] or {}).pop("memory", None)
+        self._tell({"kind": "run", "run": found, "driver": self._client.id})
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._client.log_event(self._topic, message)
@@ -129,8 +135,8 @@ def install(dask_scheduler: Any) -> bool:
     plugin = dask_scheduler.plugins.get(RunsPlugin.name)
     if plugin is None:
         plugin = RunsPlugin()
-        dask_scheduler.add_plugin(plugin)
         plugin.served = _serve(dask_scheduler, plugin.board)
+        dask_scheduler.add_plugin(plugin)
     return bool(plugin.served)
 
 

@@ -6,9 +6,9 @@ import hmac
 import ipaddress
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,7 +33,8 @@ from rescnet_dist.dashboard.view import RunView, StoredRun
 from rescnet_dist.errors import RescnetError, masked
 
 PORT = 5007
-LOOK_EVERY = 2.0  # seconds between two looks at the stores
+LOOK_EVERY = 2.0  # seconds between two looks at the store of a run
+LOOK_AGAIN_EVERY = 20.0  # and of one that is done, and may be taken further
 COOKIE = "rescnet-token"
 
 TEMPLATE = """{% extends base %}
@@ -48,35 +49,28 @@ class StoredRuns:
     def __init__(self, urls: Sequence[str]) -> None:
         self._runs = [StoredRun(url) for url in urls]
         self._views = [run.view() for run in self._runs]  # what cannot be shown is refused here
-        self._pool = ThreadPoolExecutor(1, "rescnet-look")
-        self._looking: Future[list[RunView]] | None = None
-        self._looked = time.monotonic()
+        self._looking = [False] * len(self._runs)
+        self._looked = [time.monotonic()] * len(self._runs)
 
     def views(self) -> list[RunView]:
         """The runs as they were when looked at last; looks again, in the background."""
-        if self._looking and self._looking.done():
-            self._views, self._looking = self._looking.result(), None
-            self._looked = time.monotonic()
-        if not self._looking and time.monotonic() - self._looked > LOOK_EVERY:
-            self._looking = self._pool.submit(self._look)
-        return self._views
+        now = time.monotonic()
+        for number, view in enumerate(self._views):
+            wait = LOOK_EVERY if view.state != "done" else LOOK_AGAIN_EVERY
+            if not self._looking[number] and now - self._looked[number] > wait:
+                self._looking[number] = True
+                # a thread of its own, which nothing waits for: a store may not answer for long
+                threading.Thread(target=self._look, args=[number], daemon=True).start()
+        return list(self._views)
 
-    def _look(self) -> list[RunView]:
-        return [_looked_at(run, old) for run, old in zip(self._runs, self._views, strict=True)]
-
-    def close(self) -> None:
-        """Look no more."""
-        self._pool.shutdown(cancel_futures=True)
-
-
-def _looked_at(run: StoredRun, old: RunView) -> RunView:
-    """The run as it is now, or, where it cannot be read, as it was, with the reason."""
-    try:
-        return run.view()
-    except RescnetError as error:
-        if str(error) not in old.notes:
-            old.notes.append(str(error))
-        return old
+    def _look(self, number: int) -> None:
+        """See how a run is now; where it cannot be read, it stays as it was, with the reason."""
+        try:
+            self._views[number] = self._runs[number].view()
+        except Exception as error:  # a page that is served for days must not end by one look
+            self._views[number].note(masked(str(error) or type(error).__name__))
+        finally:
+            self._looked[number], self._looking[number] = time.monotonic(), False
 
 
 class TokenProvider(AuthProvider):
@@ -90,7 +84,7 @@ class TokenProvider(AuthProvider):
         given = handler.get_argument("token", None) or handler.get_cookie(COOKIE) or ""
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             return None
-        if not handler.get_cookie(COOKIE):
+        if handler.get_cookie(COOKIE) != self._token:  # or that of another dashboard
             # for this page alone, as others may be behind the same proxy
             handler.set_cookie(COOKIE, self._token, path="", httponly=True, samesite="Strict")
         return "viewer"
@@ -205,11 +199,11 @@ class Dashboard:
         options: dict[str, Any] = {"auth_provider": TokenProvider(token)} if token else {}
         try:
             sockets = bind_sockets(port, host)
-        except OSError as error:
-            self._runs.close()
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise RescnetError(
-                f"port {port} of {host} cannot be listened at ({error.strerror or error}): give "
-                "another port, or 0 for any that is free"
+                f"port {port} of {host} cannot be listened at ({reason}): give another port, or 0 "
+                "for any that is free, and an address of this machine"
             ) from None
         pages = Pages({"/": page}, extra_websocket_origins=allowed, **options)
         http = HTTPServer(pages, xheaders=True)
@@ -232,7 +226,6 @@ class Dashboard:
     def close(self) -> None:
         """Stop serving."""
         self._server.stop()
-        self._runs.close()
 
 
 def _origins(host: str, more: Sequence[str]) -> list[str]:

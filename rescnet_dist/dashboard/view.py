@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from rescnet_dist.errors import DamagedError
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.describe import describe_commits
 
 RECENT = 5  # layers whose times tell how long the next ones take
+MOST_NOTES = 10
 
 
 @dataclass(slots=True)
@@ -65,8 +67,8 @@ class PassView:
 @dataclass(slots=True)
 class RunView:
     """A run as it is shown. state is "running", "done" or "unfinished"; planned and allowed are
-    bytes of memory per worker, least_read and least_written those of the store that a layer must
-    move, all None for runs of earlier releases."""
+    bytes of memory per worker, planned_read and planned_written those that a layer moves from and
+    to the store if it moves each thing once, all None for runs of earlier releases."""
 
     url: str
     state: str
@@ -78,8 +80,8 @@ class RunView:
     copies: int = 0
     planned: int | None = None
     allowed: int | None = None
-    least_read: int | None = None
-    least_written: int | None = None
+    planned_read: int | None = None
+    planned_written: int | None = None
     layers: list[LayerView] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -97,13 +99,13 @@ class RunView:
             images=found["rows"],
             max_layers=found["network"]["max_layers"],
             reason=found["reason"],
-            depth=found["depth"] or _best(layers),
+            depth=(found["depth"] if found["state"] == "done" else None) or _best(layers),
             source=found["source"],
             copies=found["copies"],
             planned=expected.get("peak_memory"),
             allowed=workers.get("memory"),
-            least_read=traffic.get("read"),
-            least_written=traffic.get("written"),
+            planned_read=traffic.get("read"),
+            planned_written=traffic.get("written"),
             layers=layers,
             memory=dict(layers[-1].memory) if layers else {},
         )
@@ -117,25 +119,33 @@ class RunView:
         """Take in an event, as `event_to_dict` gives it."""
         match event["event"]:
             case "pass_started":
-                self.state = "running"
+                self.state, self.reason = "running", None
                 self.current = PassView(event["phase"], event["layer"], event["time"])
             case "chunk_done":
-                self.memory[event["worker"]] = event["memory"]
+                before = self.memory.get(event["worker"], 0)
+                self.memory[event["worker"]] = max(event["memory"], before)
                 current = self.current
                 if current and (current.phase, current.layer) == (event["phase"], event["layer"]):
                     current.done[event["start"]] = event["images"]
             case "pass_done":
                 self._pass_done(event)
             case "pass_retried":
-                self.notes.append(event["reason"])
+                self.note(event["reason"])
             case "chunk_rebuilt":
-                self.notes.append(f"layer {event['layer']}: lost maps were rebuilt")
+                self.note(f"layer {event['layer']}: lost maps were rebuilt")
+            case "run_stopped":
+                self.state, self.reason, self.current = "unfinished", event["reason"], None
             case "run_done":
                 self.state, self.reason, self.depth = "done", event["reason"], event["depth"]
                 self.current = None
 
+    def note(self, text: str) -> None:
+        """Keep in mind that something went wrong, once and not for ever."""
+        self.notes = [*(note for note in self.notes if note != text), text][-MOST_NOTES:]
+
     def _pass_done(self, event: dict[str, Any]) -> None:
         self.current = None
+        self.memory = dict(event["observed"]["memory"])  # not of workers that are gone
         if accuracy := event["accuracy"]:
             for layer in self.layers:
                 if layer.layer == accuracy["layer"]:
@@ -186,4 +196,11 @@ class StoredRun:
 
     def view(self) -> RunView:
         """The run as it is now."""
-        return RunView.of(self.description())
+        found = self.description()
+        try:
+            return RunView.of(found)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DamagedError(
+                f"what the run at {self.store} tells of its layers is damaged "
+                f"({type(error).__name__}: {error}): `rescnet check` says where"
+            ) from None

@@ -8,7 +8,7 @@ from html import escape
 from rescnet_dist.dashboard.view import RunView
 from rescnet_dist.tables import time_text
 
-MOST_NOTES = 3
+SHOWN_NOTES = 3
 
 
 def describe_html(view: RunView) -> str:
@@ -36,5 +36,5 @@ def describe_html(view: RunView) -> str:
     if each is not None:
         more = f"; at most {time_text(left)} left" if left is not None else ""
         lines.append(f"{time_text(each)} per layer{more}")
-    lines += [f"<span style='color:#c77400'>{escape(n)}</span>" for n in view.notes[-MOST_NOTES:]]
+    lines += [f"<span style='color:#c77400'>{escape(n)}</span>" for n in view.notes[-SHOWN_NOTES:]]
     return f"<p style='margin:4px 8px'>{'<br>'.join(lines)}</p>"

@@ -257,17 +257,20 @@ class RunStore:
 
     def commits(self, known: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
         """The records of the steps 0, 1, … that count: up to the first one missing. Those that are
-        known, as committed records never change, are not read again."""
+        known are not read again, as long as the last of them is what it was."""
         return patiently(lambda: self._commits(known), f"reading the commits of {self}")
 
     def _commits(self, known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         names = (self.place / "commits").names()
-        records = list(known) if f"{len(known) - 1:04d}.json" in names else []
+        # the last one is read again, as another run may have been begun at this place since
+        records = list(known[:-1]) if f"{len(known) - 1:04d}.json" in names else []
         for name in names:
             if name != f"{len(records):04d}.json":
                 continue
             kinds = COMMIT if records else COMMIT | FIRST_COMMIT
             records.append(_checked(self.place / "commits" / name, kinds) or {})
+            if len(records) == len(known) and records[-1] != known[-1]:
+                return self._commits(())
         return records
 
     def last_commit(self) -> dict[str, Any] | None:

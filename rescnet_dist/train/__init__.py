@@ -14,6 +14,7 @@ from rescnet_dist.train.events import (
     PassStarted,
     RunDone,
     RunStarted,
+    RunStopped,
     event_to_dict,
 )
 from rescnet_dist.train.listing import find_runs, look_for_runs
@@ -41,6 +42,7 @@ __all__ = [
     "PassStarted",
     "RunDone",
     "RunStarted",
+    "RunStopped",
     "begin_run",
     "check_resume",
     "check_run",

@@ -32,11 +32,11 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         )
     state, history = RunState.of(run), History.of(list(commits), result)
     judged = {accuracy.layer: accuracy for accuracy in history.accuracies}
-    reason = result.get("reason") if result else None
+    claimed, reason = is_claimed(run), result.get("reason") if result else None
     return {
         "url": str(run),
-        "state": "done" if reason else "running" if is_claimed(run) else "unfinished",
-        "reason": reason,
+        "state": "running" if claimed else "done" if reason else "unfinished",
+        "reason": None if claimed else reason,  # one that was done may be taken further
         "depth": result["depth"] if result else None,
         "source": attributes.get("source"),
         "images": state.rows.images,

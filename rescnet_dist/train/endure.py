@@ -15,7 +15,7 @@ from rescnet_dist.cluster.connect import CANCELLED
 from rescnet_dist.errors import ClusterLost, PassError, RescnetError, masked
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph
-from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, Listener, PassRetried
+from rescnet_dist.train.events import Announcer, ChunkDone, ChunkRebuilt, PassRetried
 from rescnet_dist.train.observed import Observed, Observer
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.report import progress_topic
@@ -23,10 +23,11 @@ from rescnet_dist.train.state import Array, Task
 
 TRIES = 3  # failures in a row, without a chunk done between them, that end a pass
 LOOK_EVERY = 20.0  # seconds between two looks at whether there is any worker
+LISTEN_EVERY = 0.5  # and at whether a listener has stopped the run
 
 
 def run_pass(
-    what: Pass, task: Task, counts: Array, plan: Plan, client: Client, tell: Listener
+    what: Pass, task: Task, counts: Array, plan: Plan, client: Client, tell: Announcer
 ) -> tuple[Any, Observed]:
     """The result of a pass, computed as one graph, and what it took; counts (G, C) are the
     training images of each class in each group.
@@ -52,7 +53,7 @@ def run_pass(
 class _Watch:
     """What tasks have reported of one pass."""
 
-    def __init__(self, what: Pass, task: Task, tell: Listener) -> None:
+    def __init__(self, what: Pass, task: Task, tell: Announcer) -> None:
         self.phase, self.layer, self.tell = what.name, task.layer, tell
         self.done: set[int] = set()  # first images of the chunks done
         self.begun: set[int] = set()  # and of those that were begun
@@ -69,16 +70,18 @@ class _Watch:
                     again = done.start in self.done
                     self.done.add(done.start)
                 self.observer.chunk_done(done.worker, done.memory, again=again)
-                self.tell(done)
+                self.tell.later(done)
         elif message["kind"] == "begun" and self._is_mine(message):
             with self.lock:
                 self.begun.add(message["start"])
         elif message["kind"] == "spent" and self._is_mine(message):
             self.observer.task_done(message)
+        elif message["kind"] == "moved" and self._is_mine(message):
+            self.observer.moved(message["read"], message["written"])
         elif message["kind"] == "solving" and self._is_mine(message):
-            self.observer.solving()
+            self.observer.solving(message["worker"], message["memory"])
         elif message["kind"] == "rebuilt":
-            self.tell(_of(ChunkRebuilt, message))
+            self.tell.later(_of(ChunkRebuilt, message))
 
     def _is_mine(self, message: dict[str, Any]) -> bool:
         """Whether a message is of this pass, not of one that was given up."""
@@ -105,7 +108,7 @@ def _of(kind: Any, message: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def _watching(what: Pass, task: Task, client: Client, tell: Listener) -> Iterator[_Watch]:
+def _watching(what: Pass, task: Task, client: Client, tell: Announcer) -> Iterator[_Watch]:
     watch, topic = _Watch(what, task, tell), progress_topic(task.run)
     client.subscribe_topic(topic, watch)
     try:
@@ -155,17 +158,21 @@ def _retry(future: Future, client: Client) -> None:
 
 def _wait_for(future: Future, watch: _Watch, client: Client) -> Any:
     """Wait for the result, and tell the listeners when there has been no worker for a while."""
-    told = False
+    told, looked = False, time.monotonic()
     while True:
+        watch.tell.check()
         try:
-            return future.result(timeout=LOOK_EVERY)
+            return future.result(timeout=LISTEN_EVERY)
         except TimeoutError:
             if future.status != "pending":
                 raise
         except CANCELLED:
             time.sleep(0.5)  # the client learns of a lost connection and of this in any order
             raise
-        if client.status == "running" and not client.nthreads() and not told:
+        if told or time.monotonic() - looked < LOOK_EVERY:
+            continue
+        looked = time.monotonic()
+        if client.status == "running" and not client.nthreads():
             watch.retried("there is no worker: waiting for one to join")
             told = True
 

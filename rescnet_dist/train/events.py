@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Self
 
 from rescnet_dist.errors import masked
 from rescnet_dist.train.decide import Accuracy
@@ -15,6 +18,7 @@ from rescnet_dist.train.observed import Observed
 
 EVENTS_VERSION = 1  # changes when a field is renamed, removed, or means something else
 FAILURES = 10  # of a listener, after which it is told nothing more
+PATIENCE = 60.0  # seconds that a run waits for its listeners
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ class ChunkDone:
     """A worker, which holds `memory` bytes, has finished `images` images of the pass, from image
     `start`.
 
-    Listeners get this one from another thread than the rest, and late or again if a task is redone.
+    It comes late, or again if a task is redone.
     """
 
     phase: str
@@ -98,7 +102,24 @@ class RunDone:
     reason: str
 
 
-Event = RunStarted | PassStarted | ChunkDone | ChunkRebuilt | PassRetried | PassDone | RunDone
+@dataclass(frozen=True, slots=True)
+class RunStopped:
+    """Training has been cut short, by an error or by its user; it may be resumed."""
+
+    url: str
+    reason: str
+
+
+Event = (
+    RunStarted
+    | PassStarted
+    | ChunkDone
+    | ChunkRebuilt
+    | PassRetried
+    | PassDone
+    | RunDone
+    | RunStopped
+)
 Listener = Callable[[Event], None]
 
 
@@ -120,9 +141,8 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 class Callback:
     """Something that is told of a run, as one of its `listeners`: override what you care about.
 
-    Each method gets the event. An exception in one is logged, and the run goes on;
-    KeyboardInterrupt stops the run as Ctrl-C does. `on_chunk_done` is called from another thread
-    than the rest.
+    Each method gets the event, in the order in which they came, from a thread of the run's own. An
+    exception in one is logged, and the run goes on; KeyboardInterrupt stops it as Ctrl-C does.
     """
 
     def on_run_start(self, event: RunStarted) -> None:
@@ -149,6 +169,9 @@ class Callback:
     def on_run_end(self, event: RunDone) -> None:
         """Training has ended."""
 
+    def on_run_stopped(self, event: RunStopped) -> None:
+        """Training has been cut short."""
+
     def __call__(self, event: Event) -> None:
         """Call the method that an event is for."""
         match event:
@@ -168,25 +191,70 @@ class Callback:
                     self.on_layer_end(event)
             case RunDone():
                 self.on_run_end(event)
+            case RunStopped():
+                self.on_run_stopped(event)
 
 
 class Announcer:
-    """Tells listeners of events. One that fails is logged, and after `FAILURES` times left out."""
+    """Tells listeners of events, one after another, in a thread of its own: Dask's client must not
+    wait for them. Used as a context.
+
+    A listener that fails is logged, and after `FAILURES` times left out. Only what is meant to stop
+    a run, such as KeyboardInterrupt, does: it is raised where the driver tells or looks next.
+    """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._failures = [(listener, [0]) for listener in listeners]
+        self._events: SimpleQueue[tuple[Event, threading.Event] | None] = SimpleQueue()
+        self._interrupts: SimpleQueue[BaseException] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="rescnet-events", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._events.put(None)
+        self._thread.join(PATIENCE)
 
     def __call__(self, event: Event) -> None:
-        """Send an event to all listeners."""
-        for listener, failures in self._failures:
-            if failures[0] == FAILURES:
-                continue
-            try:
-                listener(event)
-            except Exception:
-                failures[0] += 1
-                left_out = f"; it is left out after {FAILURES} failures"
-                logger.exception(
-                    "listener %r failed on %s, and the run goes on%s", listener,
-                    type(event).__name__, left_out if failures[0] == FAILURES else "",
-                )  # fmt: skip
+        """Tell of an event, and wait until all listeners know; raises what stops the run."""
+        told = self.later(event)
+        if not told.wait(PATIENCE):
+            logger.warning(
+                "listeners have not taken %s in after %s s, and the run goes on",
+                type(event).__name__, PATIENCE,
+            )  # fmt: skip
+        self.check()
+
+    def later(self, event: Event) -> threading.Event:
+        """Tell of an event behind all those before it, without waiting."""
+        told = threading.Event()
+        self._events.put((event, told))
+        return told
+
+    def check(self) -> None:
+        """Raise what a listener has stopped the run with, if one has."""
+        with suppress(Empty):
+            raise self._interrupts.get_nowait()
+
+    def _work(self) -> None:
+        while (entry := self._events.get()) is not None:
+            event, told = entry
+            for listener, failures in self._failures:
+                if failures[0] < FAILURES:
+                    self._tell(listener, failures, event)
+            told.set()
+
+    def _tell(self, listener: Listener, failures: list[int], event: Event) -> None:
+        try:
+            listener(event)
+        except (Exception, SystemExit):
+            failures[0] += 1
+            left_out = f"; it is left out after {FAILURES} failures"
+            logger.exception(
+                "listener %r failed on %s, and the run goes on%s", listener, type(event).__name__,
+                left_out if failures[0] == FAILURES else "",
+            )  # fmt: skip
+        except BaseException as interrupt:
+            self._interrupts.put(interrupt)

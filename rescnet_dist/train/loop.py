@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from distributed import Client
 
 from rescnet_dist.cluster.connect import check_versions
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import StoreError, masked
 from rescnet_dist.kernels import Tally
 from rescnet_dist.store import Claim, RunStore
 from rescnet_dist.train import passes, tiled
@@ -34,6 +35,7 @@ from rescnet_dist.train.events import (
     PassStarted,
     RunDone,
     RunStarted,
+    RunStopped,
 )
 from rescnet_dist.train.observed import Observed
 from rescnet_dist.train.passes import Pass
@@ -49,29 +51,42 @@ def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> D
     Everything needed is in the run store, so this starts a run, resumes one, and leaves a
     finished one as it is.
     """
-    driver = _Driver(claim, client, listeners)
-    driver.started()
-    while True:
-        match next_action(driver.history(), driver.state.spec):
-            case Survey():
-                driver.survey()
-            case Grow(layer):
-                driver.grow(layer)
-            case Score(layer):
-                driver.score(layer)
-            case Done() as done:
-                driver.done(done)
-                return done
+    with Announcer(listeners) as tell, _telling_of_a_stop(tell, str(claim.place)):
+        driver = _Driver(claim, client, tell)
+        driver.started()
+        while True:
+            match next_action(driver.history(), driver.state.spec):
+                case Survey():
+                    driver.survey()
+                case Grow(layer):
+                    driver.grow(layer)
+                case Score(layer):
+                    driver.score(layer)
+                case Done() as done:
+                    driver.done(done)
+                    return done
+
+
+@contextmanager
+def _telling_of_a_stop(tell: Announcer, url: str) -> Iterator[None]:
+    """Tell those who watch where a run is cut short, and why."""
+    try:
+        yield
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        reason = "interrupted" if interrupted else masked(str(error) or type(error).__name__)
+        tell.later(RunStopped(url, reason))
+        raise
 
 
 class _Driver:
     """Runs the passes of one run on a cluster and commits them; holds nothing of size N."""
 
-    def __init__(self, claim: Claim, client: Client, listeners: Sequence[Listener]) -> None:
+    def __init__(self, claim: Claim, client: Client, tell: Announcer) -> None:
         self.claim = claim
         self.run = RunStore(claim.place)
         self.client = client
-        self.tell = Announcer(listeners)
+        self.tell = tell
         self.state = RunState.of(self.run)
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
         self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed

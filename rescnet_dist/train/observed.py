@@ -47,10 +47,11 @@ class Meter:
 class Observed:
     """What a pass took.
 
-    seconds by phase add up to those of the pass: while chunks are worked on, tasks wait to read,
-    compute, and wait to write; then accumulators are merged ("reduce"), and the layer is solved
-    for. Bytes read from and written to the store; the most bytes resident in each worker when it
-    finished a chunk; chunks that were done more than once.
+    seconds by phase: while chunks are worked on, tasks wait to read, compute, and wait to write;
+    then accumulators are merged ("reduce"), and the layer is solved for. They add up to those of
+    the pass but for what the driver does before and behind. Bytes read from and written to the
+    store, not compressed, by tasks that ended; the most bytes resident in each worker when it had
+    finished a chunk, or merged all; chunks that were done more than once.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -83,12 +84,17 @@ class Observer:
         """A task has finished its chunks; facts are its meter's."""
         for phase, seconds in facts["seconds"].items():
             self._seconds[phase] += seconds
-        self._read += facts["read"]
-        self._written += facts["written"]
+        self.moved(facts["read"], facts["written"])
 
-    def solving(self) -> None:
-        """All is merged."""
+    def moved(self, read: int, written: int) -> None:
+        """So many bytes were read from and written to the store."""
+        self._read += read
+        self._written += written
+
+    def solving(self, worker: str, memory: int) -> None:
+        """All is merged, on a worker that holds so many bytes."""
         self._solve = time.perf_counter()
+        self._memory[worker] = max(memory, self._memory.get(worker, 0))
 
     def observed(self) -> Observed:
         """What has been observed up to now, the end of the pass."""

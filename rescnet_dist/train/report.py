@@ -55,7 +55,14 @@ def report_spent(task: Task, phase: str, meter: Meter) -> None:
 
 def report_solving(task: Task, phase: str) -> None:
     """Tell the driver that all accumulators are merged, and the solve begins."""
-    report(task, "solving", phase=phase, layer=task.layer)
+    memory = _worker().monitor.get_process_memory()
+    report(task, "solving", phase=phase, layer=task.layer, memory=memory)
+
+
+def report_moved(task: Task, phase: str, meter: Meter) -> None:
+    """Tell the driver how many bytes a task that works on no chunks has moved."""
+    moved = {"read": meter.read, "written": meter.written}
+    report(task, "moved", phase=phase, layer=task.layer, **moved)
 
 
 def progress_topic(run: RunStore) -> str:

@@ -27,8 +27,9 @@ from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, patiently, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
+from rescnet_dist.train.observed import Meter
 from rescnet_dist.train.passes import Checked, Pass, grow_group, store_fit
-from rescnet_dist.train.report import report, report_solving
+from rescnet_dist.train.report import report, report_moved, report_solving
 from rescnet_dist.train.state import Array, RunState, Task
 
 
@@ -81,6 +82,7 @@ def scatter_tile(
     everything = Group(0, 0, state.plan.images, state.plan.chunk_images)
     reader = Reader.of(task, everything, state, 0)
     tile = TileScatter.empty(means[rows], means[columns])
+    meter = reader.meter
     with blas_threads(1):
         for number, chunk in enumerate(reader.chunks()):
             left, right = (
@@ -89,12 +91,15 @@ def scatter_tile(
                     (slice(chunk.start, chunk.stop), blocks[block]),
                     checksums[feature_path(block)][number],
                     run,
+                    meter,
                 )[chunk.train]
                 for block in (i, j)
             )
             tile.add(left, right)
     values = tile.value()
     patiently(lambda: write_block(target, (rows.start, columns.start), values), f"tiles of {run}")
+    meter.written += values.nbytes
+    report_moved(task, "grow", meter)
     report(task, "tile", name="scatter", row=i, column=j)
     return checksum(values), np.diagonal(values).copy() if i == j else np.zeros(0)
 
@@ -121,12 +126,12 @@ def factorise_tile(
     run, state = task.run, RunState.of(task.run)
     blocks = _blocks(state)
     covariance, target = run.work("scatter"), run.work("factor", write=True)
-    read = partial(_factor, target, blocks, needed, run)
+    meter = Meter()
+    read = partial(_factor, target, blocks, needed, run, meter)
     with blas_threads(1):
+        tile = _read(covariance, (blocks[i], blocks[j]), scatter[0], run, meter)
         values = factor_tile(
-            standardised.tile(
-                _read(covariance, (blocks[i], blocks[j]), scatter[0], run), blocks[i], blocks[j]
-            ),
+            standardised.tile(tile, blocks[i], blocks[j]),
             ((read(i, k), read(j, k)) for k in range(j)),
             read(j, j) if i > j else None,
             standardised,
@@ -134,6 +139,8 @@ def factorise_tile(
     values = np.ascontiguousarray(values)
     at = blocks[i].start, blocks[j].start
     patiently(lambda: write_block(target, at, values), f"tiles of {run}")
+    meter.written += values.nbytes
+    report_moved(task, "grow", meter)
     report(task, "tile", name="factor", row=i, column=j)
     return checksum(values)
 
@@ -147,7 +154,8 @@ def finish_tiled_layer(
     """As `passes.finish_layer`, with the factor in tiles."""
     run, state, statistics = task.run, RunState.of(task.run), checked.statistics
     blocks = _blocks(state)
-    read = partial(_factor, run.work("factor"), blocks, checksums, run)
+    meter = Meter()
+    read = partial(_factor, run.work("factor"), blocks, checksums, run, meter)
     white = tiled_whitening(statistics.features, standardised, blocks, read)
     with blas_threads(state.plan.solve_threads):
         classifier = fit_classifier(
@@ -155,6 +163,7 @@ def finish_tiled_layer(
         )
         bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
     store_fit(task, classifier, bank)
+    report_moved(task, "grow", meter)
     kept = {path: v for path, v in checked.checksums.chunks.items() if not path.startswith("work/")}
     return statistics.tally, Checksums(kept)
 
@@ -163,15 +172,24 @@ def _blocks(state: RunState) -> list[slice]:
     return feature_blocks(state.features, state.plan.tile_features or state.features)
 
 
-def _read(array: Any, block: tuple[slice, slice], expected: int, run: Any) -> Array:
-    return patiently(lambda: read_block(array, block, expected), f"reading {array.path} of {run}")
+def _read(array: Any, block: tuple[slice, slice], expected: int, run: Any, meter: Meter) -> Array:
+    what = f"reading {array.path} of {run}"
+    values = patiently(lambda: read_block(array, block, expected), what)
+    meter.read += values.nbytes
+    return values
 
 
 def _factor(
-    array: Any, blocks: list[slice], checksums: dict[tuple[int, int], int], run: Any, i: int, j: int
+    array: Any,
+    blocks: list[slice],
+    checksums: dict[tuple[int, int], int],
+    run: Any,
+    meter: Meter,
+    i: int,
+    j: int,
 ) -> Array:
     """Tile (i, j) of the factor."""
-    return _read(array, (blocks[i], blocks[j]), checksums[i, j], run)
+    return _read(array, (blocks[i], blocks[j]), checksums[i, j], run, meter)
 
 
 GROW_IN_TILES = Pass("grow", grow_group, Checked.merge, finish_in_tiles, spread=True)

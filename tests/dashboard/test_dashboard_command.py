@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.dashboard import StoredRun
 from rescnet_dist.dashboard import server as dashboard_server
 from rescnet_dist.dashboard.server import StoredRuns
+from rescnet_dist.errors import DamagedError
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
@@ -115,23 +117,48 @@ def test_a_store_that_is_lost_while_it_is_shown_is_told_of(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was known of the run stays; once it is back, it is looked at again."""
-    monkeypatch.setattr(dashboard_server, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(dashboard_server, "LOOK_AGAIN_EVERY", 0.0)
     shutil.copytree(run, tmp_path / "run")
     runs = StoredRuns([str(tmp_path / "run")])
-    try:
-        (tmp_path / "run").rename(tmp_path / "away")
-        deadline = time.monotonic() + 30
-        while not runs.views()[0].notes:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert "there is no Zarr group" in runs.views()[0].notes[0]
-        assert len(runs.views()[0].layers) == 3
-        (tmp_path / "away").rename(tmp_path / "run")
-        while runs.views()[0].notes:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        runs.close()
+    (tmp_path / "run").rename(tmp_path / "away")
+    deadline = time.monotonic() + 30
+    while not runs.views()[0].notes:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "there is no Zarr group" in runs.views()[0].notes[0]
+    assert len(runs.views()[0].layers) == 3
+    (tmp_path / "away").rename(tmp_path / "run")
+    while runs.views()[0].notes:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("observed", "x"), ("residual", 5), ("seconds", None), ("observed", [1])]
+)
+def test_a_record_that_says_odd_things_is_named(
+    run: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    """Not raised as what Python makes of it; nor does it end a page that is served."""
+    shutil.copytree(run, tmp_path / "run")
+    runs = StoredRuns([str(tmp_path / "run")])
+    place = tmp_path / "run/commits/0002.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {name: value}))
+    if name != "seconds":
+        with pytest.raises(DamagedError, match="tells of its layers is damaged"):
+            StoredRun(str(tmp_path / "run")).view()
+    assert len(runs.views()[0].layers) == 3
+
+
+def test_another_run_at_the_same_place_is_seen_as_such(run: Path, tmp_path: Path) -> None:
+    """Though it has as many layers: none of the old one's is shown."""
+    shutil.copytree(run, tmp_path / "run")
+    stored = StoredRun(str(tmp_path / "run"))
+    stored.view()
+    for record in (tmp_path / "run/commits").glob("*.json"):
+        text = json.loads(record.read_text())
+        record.write_text(json.dumps(text | {"seconds": 100.0, "finished": 1.0}))
+    assert [layer.seconds for layer in stored.view().layers] == [100.0] * 3
 
 
 def test_committed_records_are_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

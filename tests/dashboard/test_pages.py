@@ -58,7 +58,7 @@ def assert_shows(page: Any, url: Path) -> None:
     lines = data(page, "store-lines")
     written = [layer["observed"]["written"] / 2**20 for layer in stored]
     assert lines["written"] == pytest.approx(written)
-    assert lines["least_written"] == pytest.approx(written)  # and no more than had to be
+    assert lines["planned_written"] == pytest.approx(written)  # and no more than had to be
     models = "[...Bokeh.documents[0]._all_models.values()]"
     labels = page.evaluate(f"{models}.filter(m => 'axis_label' in m).map(m => m.axis_label)")
     assert {"layer", "classified rightly (%)", "seconds", "MiB resident", "MiB"} <= set(labels)

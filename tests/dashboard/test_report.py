@@ -87,7 +87,7 @@ def test_it_tells_what_the_store_holds(report: Report, digits_run: str) -> None:
     assert report.data["held_out"] == (~train).sum() > 0
     rows = {row["what"]: row for row in report.planned}
     observed = [layer["observed"] for layer in found["layers"]]
-    memory = rows["peak memory of a worker"]
+    memory = rows["memory of a worker, at most"]
     assert memory["planned"] == expected["peak_memory"]
     assert memory["observed"] == max(m for o in observed for m in o["memory"].values())
     read = rows["read per layer, at most"]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from distributed import Client
 
+from rescnet_dist import ResCNetClassifier
 from rescnet_dist.dashboard import RunView, StoredRun
 from rescnet_dist.dashboard import scheduler as dashboard_scheduler
+from rescnet_dist.dashboard.plots import names_of
 from rescnet_dist.dashboard.scheduler import MOST_RUNS, Board, RunsPlugin, SchedulerPage
-from rescnet_dist.train import Event, RunStarted, event_to_dict
+from rescnet_dist.train import Event, PassStarted, RunStarted, event_to_dict
 from tests.dashboard.conftest import LAYERS, train
 
 
@@ -37,6 +39,45 @@ def test_events_make_the_view_that_the_store_gives(client: Client, tmp_path: Pat
     assert len(stored.layers) == LAYERS
     assert stored.planned
     assert views[0].current is None
+
+
+def test_a_run_that_is_taken_further_goes_on(client: Client, tmp_path: Path) -> None:
+    """It was done, and is not while it grows; its reason is gone, and its depth the best so far."""
+    train(tmp_path / "run")
+    states = []
+
+    def look(event: Event) -> None:
+        if event == PassStarted("grow", LAYERS + 1):
+            view = StoredRun(str(tmp_path / "run")).view()
+            states.append((view.state, view.reason))
+            heard = StoredRun(str(tmp_path / "run")).view()
+            heard.state, heard.reason = "done", "before"
+            heard.hear(event_to_dict(event))
+            states.append((heard.state, heard.reason))
+
+    ResCNetClassifier.resume(tmp_path / "run", max_layers=LAYERS + 1, listeners=[look])
+    assert states == [("running", None)] * 2
+    assert StoredRun(str(tmp_path / "run")).view().state == "done"
+
+
+def test_runs_of_the_same_name_are_told_apart(run: Path) -> None:
+    """By as much of their URLs as it takes."""
+    one, other, third = (StoredRun(str(run)).view() for _ in range(3))
+    one.url, other.url, third.url = "/a/x/run", "/b/x/run", "/b/x/walk"
+    assert names_of([one]) == ["run"]
+    assert names_of([one, third]) == ["run", "walk"]
+    assert names_of([one, other]) == ["a/x/run", "b/x/run"]
+    assert names_of([one, one]) == ["/a/x/run"] * 2
+
+
+def test_notes_and_memory_do_not_grow_without_end(run: Path) -> None:
+    """As thousands of workers come and go, and thousands of chunks are rebuilt."""
+    view = StoredRun(str(run)).view()
+    view.hear({"event": "pass_retried", "reason": "why"})
+    for _ in range(1000):
+        view.hear({"event": "chunk_rebuilt", "layer": 2})
+    assert len(view.notes) == 2
+    assert view.notes[0] == "why"
 
 
 def test_time_left_is_that_of_the_layers_to_come(run: Path) -> None:
