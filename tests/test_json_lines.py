@@ -178,6 +178,7 @@ def test_a_reader_that_left_is_not_an_error(capsys: pytest.CaptureFixture[str]) 
         assert capsys.readouterr().err.count("no more events are written") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="needs pipes as Unix has them")
 def test_a_run_goes_on_when_its_reader_leaves(data_url: str, tmp_path: Path) -> None:
     """`rescnet train --json-lines | head -1`, as a process with its own cluster."""

@@ -113,14 +113,17 @@ def test_a_run_shows_itself_in_dasks_dashboard(
     assert dark.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 27, 34)"
 
 
-@pytest.mark.parametrize("name", PLOTS)
-def test_each_plot_has_a_page_of_its_own(
-    served: LocalCluster, opened: Callable[..., Any], tmp_path: Path, name: str
-) -> None:
-    """As JupyterLab's extension shows them."""
+@pytest.fixture(scope="module")
+def base(served: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the dashboard of a cluster is that has trained a run."""
     with Client(served):
-        train(tmp_path / "run")
-    base = base_of(served)
+        train(tmp_path_factory.mktemp("shown") / "run")
+    return base_of(served)
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_each_plot_has_a_page_of_its_own(base: str, opened: Callable[..., Any], name: str) -> None:
+    """As JupyterLab's extension shows them."""
     page = opened(f"{base}/individual-rescnet-{name}")
     page.wait_for_function("typeof Bokeh !== 'undefined' && Bokeh.documents.length > 0")
     page.wait_for_function("Bokeh.documents[0].roots().length == 1")

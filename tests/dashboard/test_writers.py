@@ -225,8 +225,8 @@ def test_secrets_in_urls_reach_no_tracker(
 ) -> None:
     """A run whose store cannot be opened by what events call it is told of without its specs."""
     writers = [rd.TensorBoardWriter(tmp_path), rd.MLflowWriter("secret", tracking_uri=uri)]
-    with caplog.at_level(logging.WARNING, "rescnet_dist"):
-        Announcer(writers)(RunStarted("memory://***@host/run", 1, 1, 0, ()))
+    with caplog.at_level(logging.WARNING, "rescnet_dist"), Announcer(writers) as tell:
+        tell(RunStarted("memory://***@host/run", 1, 1, 0, ()))
     assert caplog.text.count("specs and earlier layers are not told") == 2
     assert "Traceback" not in caplog.text
     for writer in writers:
