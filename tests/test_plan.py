@@ -78,7 +78,7 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
 }
 
 
-IN_EVERY_RUN = ("small", "tiles")
+IN_EVERY_RUN = ("small",)
 
 
 @pytest.mark.parametrize(

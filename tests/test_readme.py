@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-INTERRUPT = "timeout --preserve-status --signal INT 15"
+INTERRUPT = "timeout --preserve-status --signal INT 10"
 
 
 def blocks(language: str) -> list[str]:

@@ -153,6 +153,7 @@ def test_what_the_driver_moves_at_the_papers_size(tmp_path: Path) -> None:
     assert max(sent + received for sent, received in counts.values()) <= 16e6
 
 
+@pytest.mark.slow
 def test_a_layer_reads_and_writes_little_more_than_it_must(
     endpoint: str, s3: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
