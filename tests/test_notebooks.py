@@ -129,6 +129,7 @@ runs = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Resourc
 
 
 @runs
+@pytest.mark.slow
 def test_a_first_run(tmp_path: Path) -> None:
     """It learns, and its run is done; all four layers pay."""
     text = executed(FIRST, tmp_path)

@@ -231,6 +231,7 @@ def test_train_refuses_what_the_plan_refuses(small_workers: Client, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_small_memory_limit_forces_tiles_with_the_same_result(
     small_workers: Client, tmp_path: Path
 ) -> None:

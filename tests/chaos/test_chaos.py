@@ -237,7 +237,8 @@ SLOW = pytest.mark.slow
 FORMS = ("short", pytest.param("long", marks=SLOW))
 
 
-@pytest.mark.parametrize("form", [*FORMS, pytest.param("long in tiles", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["short", "long", "long in tiles"])
 def test_killed_workers_change_no_bit(
     form: str,
     ground: Ground,

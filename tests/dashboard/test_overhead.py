@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,3 +76,42 @@ def test_the_page_costs_less_than_a_hundredth_of_a_run(
     )
     assert min(driver[1], scheduler[1]) > 0
     assert share < MOST_SHARE
+
+
+@pytest.mark.slow
+def test_a_run_takes_as_long_with_the_page_as_without(
+    opened: Callable[..., Any], started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same run in turns without the page, and with it open in a browser, on a scheduler of its
+    own process; medians of three."""
+    images, labels = load_digits()
+    spec = NetworkSpec.preset("digits").replace(max_layers=3)
+    file = tmp_path / "scheduler.json"
+    scheduler = ("dask", "scheduler", "--host", "127.0.0.1", "--port", "0")
+    started.start(
+        sys.executable, "-m", *scheduler, "--scheduler-file", file,
+        "--dashboard-address", "127.0.0.1:0",
+    )  # fmt: skip
+    started.wait_until(file.exists)
+    for _ in range(2):
+        started.worker(file)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    with Client(scheduler_file=str(file)) as client:
+        client.wait_for_workers(2)
+        page = SchedulerPage(client)
+        ResCNetClassifier(
+            spec.replace(max_layers=1, filters=4), store=tmp_path / "first", listeners=[page]
+        ).fit(images[:200], labels[:200])
+        assert page.link
+        opened(page.link)
+        for number in range(6):
+            shown = number % 2 == 1
+            with monkeypatch.context() as patch:
+                if not shown:
+                    patch.setattr(SchedulerPage, "__call__", lambda page, event: None)
+                began = time.perf_counter()
+                ResCNetClassifier(spec, store=tmp_path / f"run{number}").fit(images, labels)
+                seconds[shown].append(time.perf_counter() - began)
+    without, with_it = (statistics.median(seconds[shown]) for shown in (False, True))
+    print(f"\nwithout the page {without:.2f} s, with it open {with_it:.2f} s: {seconds}")
+    assert with_it < 1.05 * without  # a hundredth cannot be told from the machine's own noise
