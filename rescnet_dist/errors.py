@@ -38,6 +38,10 @@ class SpecError(RescnetError):
     """A field of a spec is out of range, unknown, or does not fit the images."""
 
 
+class BackendError(RescnetError):
+    """A library or a device that arrays are to be worked on with is not there."""
+
+
 class DataError(RescnetError):
     """Images or labels cannot be trained on or predicted from."""
 

@@ -20,12 +20,19 @@ from rescnet_dist.dashboard import Plots
 from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.data import Images, TrainingSet, encode, images_of, taken, training_set
 from rescnet_dist.errors import SpecError, masked
-from rescnet_dist.kernels import project_to_simplex
+from rescnet_dist.kernels import Backend, project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import Listener, begin_run, check_resume, check_run, resume_run
+from rescnet_dist.train import (
+    Listener,
+    begin_run,
+    check_listeners,
+    check_resume,
+    check_run,
+    resume_run,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Averaging = AugmentSpec | int | None
@@ -101,6 +108,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         images to hold out, else the val split if there is one; it chooses the depth. groups:
         (N,) labels; images of one group are held out together or not at all.
         """
+        check_listeners(self.listeners)
         spec, run_spec, held_out = self._settings(validation)
         data = self._training_set(X, y, validation, held_out, groups)
         with contextlib.ExitStack() as stack:
@@ -109,12 +117,12 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rescnet-"))
                 url = os.path.join(folder, "run")
             check_run(url, spec, run_spec, data)
-            client = stack.enter_context(current_client())
+            client = stack.enter_context(current_client(gpus=Backend.of(run_spec).on_gpu))
             run = begin_run(
                 url, spec, run_spec, data, client, [SchedulerPage(client), *self.listeners],
                 temporary=temporary,
             )  # fmt: skip
-            self._load(run.url)
+            self._load(run.url, run_spec.array_backend)
             if temporary:
                 self.run_url_ = None
                 self.network_ = replace(self.network_.in_memory(), classes=data.classes)
@@ -137,7 +145,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         store = None if self.store is None else os.fspath(self.store)
         if store is not None:
             check_run(store, spec, run_spec, data)
-        with current_client() as client:
+        with current_client(gpus=Backend.of(run_spec).on_gpu) as client:
             return forecast(data, spec, run_spec, client, store=store, measure=measure)
 
     @classmethod
@@ -153,8 +161,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
 
         A run that another driver writes to is refused unless take_over says that it is dead.
         """
+        check_listeners(listeners)
         check_resume(RunStore.open(url), max_layers, take_over=take_over)
-        with current_client() as client:
+        kept = RunSpec.from_dict(RunStore.open(url).attributes()["run"])
+        with current_client(gpus=Backend.of(kept).on_gpu) as client:
             run = resume_run(
                 url, client, [SchedulerPage(client), *listeners], max_layers=max_layers,
                 take_over=take_over,
@@ -167,14 +177,15 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
             spec, store=url, random_state=run_spec.seed, run=run_spec,
             augment=augment if augment.copies else None, listeners=listeners,
         )  # fmt: skip
-        clf._load(run.url)
+        clf._load(run.url, run_spec.array_backend)
         return clf
 
     @classmethod
-    def load(cls, url: str | os.PathLike[str]) -> Self:
-        """The classifier stored at a URL by `save`, or by a run."""
+    def load(cls, url: str | os.PathLike[str], *, array_backend: str = "numpy") -> Self:
+        """The classifier stored at a URL by `save`, or by a run; with array_backend="cupy" it
+        predicts on a GPU."""
         clf = cls()
-        clf._load(os.fspath(url))
+        clf._load(os.fspath(url), array_backend)
         return clf.set_params(spec=clf.network_.spec)
 
     def save(self, url: str | os.PathLike[str]) -> None:
@@ -322,9 +333,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
             )
         return trained.replace(copies=augment) if augment else None
 
-    def _load(self, url: str) -> None:
+    def _load(self, url: str, array_backend: str = "numpy") -> None:
         """Take over the network and the accuracies stored at a URL."""
-        self.network_ = Network.load(url)
+        self.network_ = Network.load(url).on(array_backend)
         self.classes_ = self.network_.classes
         self.depth_ = self.network_.depth
         self.accuracies_ = stored_accuracies(url)

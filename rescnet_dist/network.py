@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +17,9 @@ from dask.delayed import delayed
 
 from rescnet_dist.data import Images, classes_from_json, classes_to_json
 from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.kernels import ImageScale, Layer, augmented, forward
+from rescnet_dist.kernels import Backend, ImageScale, Layer, augmented, forward
 from rescnet_dist.reduce import blas_threads
-from rescnet_dist.spec import AugmentSpec, NetworkSpec
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
     FORMAT_VERSION,
     NETWORK_FORMAT,
@@ -39,6 +41,8 @@ PREDICT_SEED = 0  # of the copies that are averaged
 SHOWN_CLASSES = 12  # of a network in a notebook
 OTHER_SCALE = 50  # times as large or small a range of values as in training
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
+GPU_BATCH_BYTES = 1024 * 2**20
+GPU_TURN = threading.Lock()  # threads take turns on a GPU, whose memory is not for all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Network:
     image_scale: ImageScale
     layers: Sequence[Layer]
     augment: AugmentSpec = field(default_factory=AugmentSpec)  # of the copies it was trained on
+
+    backend: Backend = field(default_factory=Backend)  # that images are run forward with
 
     token: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
 
@@ -79,6 +85,11 @@ class Network:
     def in_memory(self) -> Network:
         """The same network with all its layers read."""
         return replace(self, layers=tuple(self.layers))
+
+    def on(self, array_backend: str, products: str = "split") -> Network:
+        """The same network, which runs images forward with "numpy" or, on a GPU, with "cupy"."""
+        backend = Backend.of(RunSpec().replace(array_backend=array_backend, products=products))
+        return replace(self, backend=backend, token=uuid.uuid4().hex)
 
     def check_images(self, images: Images) -> None:
         """Refuse images of another shape than the network was trained on, and warn of those in
@@ -159,7 +170,8 @@ class Network:
     def batch_images(self) -> int:
         """Images that are run forward at a time."""
         height, width, channels = self.image_shape
-        return max(1, BATCH_BYTES // (4 * height * width * (channels + self.spec.filters)))
+        size = GPU_BATCH_BYTES if self.backend.on_gpu else BATCH_BYTES
+        return max(1, size // (4 * height * width * (channels + self.spec.filters)))
 
     def _chunked(self, images: Images) -> da.Array:
         """The images as a dask array in chunks of whole images."""
@@ -245,11 +257,15 @@ def _stages(
             index, number = np.broadcast_arrays(first + np.arange(start, rows.stop), copy)
             some = np.concatenate([some] * (1 + copies))
             some = augmented(some, index.reshape(-1), number.reshape(-1), augment, PREDICT_SEED)
+        backend = network.backend
         stages = forward(
-            some, network.layers, network.image_scale, network.spec, len(network.classes)
-        )
-        for stage, (_, scores) in enumerate(stages):
-            yield rows, stage, scores.reshape(1 + copies, n, -1).mean(axis=0)
+            backend.put(some), network.layers, network.image_scale, network.spec,
+            len(network.classes),
+        )  # fmt: skip
+        with GPU_TURN if backend.on_gpu else nullcontext(), backend.working():
+            for stage, (_, scores) in enumerate(stages):
+                mean = scores.reshape(1 + copies, n, -1).mean(axis=0)
+                yield rows, stage, backend.get(mean)
 
 
 def _first_index(block_info: Any) -> int:

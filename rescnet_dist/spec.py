@@ -24,6 +24,9 @@ CHOICES = {
     "keep_maps": ("last", "all"),
     "store_dtype": ("float32", "float16"),
     "codec": ("none", "zstd"),
+    "maps": ("auto", "store", "memory"),
+    "array_backend": ("numpy", "cupy"),
+    "products": ("float32", "split", "half"),
     "padding": ("zero", "edge", "reflect"),
 }
 
@@ -348,6 +351,11 @@ class RunSpec(Spec):
     that the features' scatter matrix is cut into (None: from the plan, which does so only where a
     worker cannot hold it whole). keep_maps: maps and scores kept in the store, of the last layer or
     of all. codec: that maps are compressed with.
+    maps: where those of a layer wait for the next, in the store, in the workers' memory, or (auto)
+    in memory where the plan finds room. checkpoint_every: layers after which those in memory are
+    stored as well, as they are at the end; what lies between is computed again on resume.
+    array_backend: "numpy", or "cupy" for workers with a GPU. products: of matrices on a GPU, in
+    single precision, as three products of halves, or in half precision.
     """
 
     table: ClassVar[str] = "run"
@@ -361,14 +369,32 @@ class RunSpec(Spec):
     tile_features: int | None = None
     keep_maps: Literal["last", "all"] = "last"
     codec: Literal["none", "zstd"] = "none"
+    maps: Literal["auto", "store", "memory"] = "auto"
+    checkpoint_every: int = 10
+    array_backend: Literal["numpy", "cupy"] = "numpy"
+    products: Literal["float32", "split", "half"] = "split"
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_range("seed", 0, 2**63 - 1)
         self._check_range("validation", 0, 0.9)
-        for name in ("chunk_images", "accumulators", "solve_threads", "tile_features"):
+        for name in (
+            *("chunk_images", "accumulators", "solve_threads", "tile_features"),
+            "checkpoint_every",
+        ):
             self._check_range(name, 1)
         self._check_range("split_every", 2)
+        if self.maps == "memory" and self.keep_maps == "all":
+            raise SpecError(
+                'keep_maps="all" stores the maps of every layer, and maps="memory" does not: leave '
+                "one of them out"
+            )
+        if self.tile_features and (self.maps == "memory" or self.array_backend == "cupy"):
+            other = 'maps="memory"' if self.maps == "memory" else 'array_backend="cupy"'
+            raise SpecError(
+                f"tile_features={self.tile_features} is for scatter matrices that no worker can "
+                f"hold, and {other} needs workers that can: leave one of them out"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,15 @@ def plain_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def name_of(url: str) -> str:
+    """The last part of a run's URL.
+
+    >>> name_of("s3://bucket/runs/first/")
+    'first'
+    """
+    return url.rstrip("/").rsplit("/", 1)[-1]
+
+
 def size_text(size: float) -> str:
     """Bytes in words.
 

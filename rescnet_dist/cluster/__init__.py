@@ -7,12 +7,13 @@ from rescnet_dist.cluster.connect import (
     current_client,
     naming_its_loss,
 )
-from rescnet_dist.cluster.workers import WORKER_TIMEOUT, Workers
+from rescnet_dist.cluster.workers import WORKER_TIMEOUT, Workers, await_worker
 
 __all__ = [
     "WORKER_TIMEOUT",
     "Workers",
     "available_cores",
+    "await_worker",
     "check_versions",
     "connected",
     "current_client",

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
@@ -24,15 +25,18 @@ COMPARED = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cl
 SCHEDULER_NEEDS = ("dask", "distributed", "python", "cloudpickle")
 CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)  # a future is, of either
 CLOSED: list[Any] = []  # dask-gateway's objects, whose `__del__` fails before the process ends
+NAMED = 3  # parts of a cluster that an error names, at most
 CONNECT_SECONDS = 10  # for a scheduler to answer
+AGAIN = 2.0  # seconds between two tries to reach a cluster that is waited for
 
 
 @contextmanager
-def current_client(*, processes: bool = False) -> Iterator[Client]:
+def current_client(*, processes: bool = False, gpus: bool = False) -> Iterator[Client]:
     """The current `dask.distributed.Client`, or one of an embedded cluster that ends afterwards.
 
     The embedded cluster listens on loopback only. With `processes` it has one single-threaded
-    worker process per core; else one worker in this process with as many threads.
+    worker process per core; else one worker in this process with as many threads. With `gpus` it
+    has one for each GPU, by Dask-CUDA; without that, one.
     """
     if _inside_a_task():
         with worker_client() as client:  # gives this task's thread back while it waits
@@ -42,21 +46,40 @@ def current_client(*, processes: bool = False) -> Iterator[Client]:
     if client is not None:
         yield client
         return
-    cores = available_cores()
     with ExitStack() as stack:
         with _interrupts_later():
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=cores if processes else 1,
-                    threads_per_worker=1 if processes else cores,
-                    processes=processes,
-                    host="127.0.0.1" if processes else None,
-                    dashboard_address="127.0.0.1:0",
-                    worker_dashboard_address="127.0.0.1:0",  # else that of a thread is open to all
-                    silence_logs=logging.CRITICAL,  # what fails is raised here, not logged too
-                )
-            )
+            cluster = stack.enter_context(_gpu_cluster() if gpus else _cpu_cluster(processes))
         yield stack.enter_context(Client(cluster, set_as_default=False))
+
+
+# what is local is open to nobody else, and what fails is raised here, not logged too
+LOCAL = {
+    "dashboard_address": "127.0.0.1:0",
+    "worker_dashboard_address": "127.0.0.1:0",  # else that of a thread is open to all
+    "silence_logs": logging.CRITICAL,
+}
+
+
+def _cpu_cluster(processes: bool) -> LocalCluster:
+    cores = available_cores()
+    return LocalCluster(
+        n_workers=cores if processes else 1,
+        threads_per_worker=1 if processes else cores,
+        processes=processes,
+        host="127.0.0.1" if processes else None,
+        **LOCAL,
+    )
+
+
+def _gpu_cluster() -> LocalCluster:
+    """One worker process for each GPU of this machine; for the first, without Dask-CUDA."""
+    try:
+        from dask_cuda import LocalCUDACluster  # an optional dependency
+    except ImportError:
+        return LocalCluster(
+            n_workers=1, threads_per_worker=1, host="127.0.0.1", memory_limit=0.9, **LOCAL
+        )
+    return LocalCUDACluster(host="127.0.0.1", **LOCAL)
 
 
 @contextmanager
@@ -65,22 +88,36 @@ def connected(
     scheduler_file: str | None = None,
     gateway: str | None = None,
     gateway_cluster: str | None = None,
+    wait: float = 0,
 ) -> Iterator[Client]:
     """A client of a cluster that runs: by the address of its scheduler, by a scheduler file, or by
     the address of a Dask gateway and the cluster's name there (the only one, if None). TLS and
-    authentication are as Dask's configuration has them."""
+    authentication are as Dask's configuration has them. A scheduler that does not answer is tried
+    again for `wait` seconds."""
     if gateway is not None:
         with _gateway_client(gateway, gateway_cluster) as client:
             yield client
         return
-    with _connect(scheduler, scheduler_file) as client, client.as_current():
+    with _reached(scheduler, scheduler_file, wait) as client, client.as_current():
         yield client
+
+
+def _reached(scheduler: str | None, scheduler_file: str | None, wait: float) -> Client:
+    """A client of a scheduler, which may take so many seconds to answer."""
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return _connect(scheduler, scheduler_file)
+        except ClusterError:
+            if time.monotonic() + AGAIN > deadline:
+                raise
+            time.sleep(AGAIN)
 
 
 def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
     address = scheduler or _address_in(str(scheduler_file))
     try:
-        _knock(address)
+        knock(address)
         # not the default: one that fails to connect would stay that
         return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -90,7 +127,7 @@ def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
         ) from None
 
 
-def _knock(address: str) -> None:
+def knock(address: str) -> None:
     """Fail where nothing listens; a Client that fails would complain once more when it is freed."""
     scheme, place = parse_address(address)
     if scheme in ("tcp", "tls"):
@@ -206,18 +243,31 @@ def check_versions(client: Client) -> None:
     """Refuse a cluster whose workers or scheduler do not have the same software as this process."""
     found = client.get_versions(packages=[*COMPARED])
     here = _relevant(found["client"])
-    lines = []
+    odd: dict[str, list[str]] = {}  # who has it, by what differs
     for where, there in {"scheduler": found["scheduler"], **found["workers"]}.items():
         names = SCHEDULER_NEEDS if where == "scheduler" else here
         for name in names:
             if (version := _relevant(there).get(name)) != here[name]:
-                lines.append(f"{where} has {name} {version or '(not installed)'}")
-    if lines:
+                odd.setdefault(f"{name} {version or '(not installed)'}", []).append(where)
+    if odd:
+        names_of = {
+            address: str(worker["name"])
+            for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()
+        }
+        lines = [f"{_parties(who, names_of)} {what}" for what, who in odd.items()]
         wanted = ", ".join(f"{name} {version}" for name, version in here.items())
         raise ClusterError(
             f"the cluster's versions differ from this process's ({wanted}): {'; '.join(lines)}; "
             "install the same everywhere, best by one image"
         )
+
+
+def _parties(addresses: list[str], names: dict[str, str]) -> str:
+    """Some parts of a cluster, by name and address, and that they have what follows."""
+    known = [f"{names[a]} ({a})" if names.get(a, a) != a else a for a in addresses[:NAMED]]
+    if more := len(addresses) - len(known):
+        known.append(f"{more} more")
+    return f"{', '.join(known)} {'has' if len(addresses) == 1 else 'have'}"
 
 
 def _relevant(versions: dict[str, Any]) -> dict[str, str]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import dask
 import psutil
 from distributed import Client, get_worker
 
 from rescnet_dist.cluster.connect import available_cores, check_versions
-from rescnet_dist.errors import ClusterError
-from rescnet_dist.kernels import prepare
+from rescnet_dist.errors import ClusterError, ClusterLost
+from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 PROFILES = 60  # of a second each, that a worker keeps
+GPU_SHARE = 0.85  # of a GPU's memory that may be used
+HOST = Backend()
 AT_REST = 300 * 2**20  # bytes of a worker process that has loaded everything, and done nothing
 
 
@@ -24,7 +28,8 @@ class Workers:
     """Workers of a cluster: their number, threads of all together (slots), of the one with the
     most, and of all that share a machine, where these are fewest; memory limit in bytes of the one
     with the least (None: no limit), the share of it that may be used before Dask spills, and the
-    bytes that are resident in the fullest of them before the run."""
+    bytes that are resident in the fullest of them before the run; bytes of a GPU that each of them
+    has, at least (None: they use none)."""
 
     count: int
     slots: int
@@ -33,27 +38,46 @@ class Workers:
     memory: int | None
     share: float = 0.6
     resident: int = AT_REST
+    gpu_memory: int | None = None
 
     @property
     def budget(self) -> int | None:
         """Bytes that a worker may use."""
         return None if self.memory is None else int(self.share * self.memory)
 
+    @property
+    def gpu_budget(self) -> int | None:
+        """Bytes of its GPU that a worker may use."""
+        return None if self.gpu_memory is None else int(GPU_SHARE * self.gpu_memory)
+
     @classmethod
-    def of(cls, client: Client) -> Workers:
+    def of(cls, client: Client, backend: Backend = HOST) -> Workers:
         """The workers that a client's cluster has now; waits for a first one, and refuses those
-        with other software."""
-        if not client.nthreads():  # an adaptive cluster at rest starts workers for a task only
-            try:
-                client.submit(int, pure=False).result(timeout=WORKER_TIMEOUT)
-            except TimeoutError:
-                raise ClusterError(
-                    f"the cluster at {client.scheduler.address} has had no worker for "
-                    f"{WORKER_TIMEOUT} s: start workers, then run this again"
-                ) from None
+        with other software, or without the GPU that the backend needs."""
+        await_worker(client)
         check_versions(client)
-        resident, cores = _prepared(client)
+        resident, cores, gpu_memory = _prepared(client, backend)
+        found = cls.present(client)
+        if backend.on_gpu and found is not None and found.threads > 1:
+            raise ClusterError(
+                f'array_backend="cupy" has one task at a time on a GPU, and there are workers of '
+                f"{found.threads} threads: start them with --nthreads 1, as `dask cuda worker` does"
+            )
+        if found is None:  # since a moment ago
+            raise ClusterLost(f"the cluster at {client.scheduler.address} has lost all its workers")
+        return replace(
+            found,
+            machine_threads=min(found.machine_threads, cores),
+            resident=max(resident, AT_REST),
+            gpu_memory=gpu_memory,
+        )
+
+    @classmethod
+    def present(cls, client: Client) -> Workers | None:
+        """The workers that are there just now, as they would be at rest; None without any."""
         found = client.scheduler_info(n_workers=-1)["workers"].values()
+        if not found:
+            return None
         threads = [worker["nthreads"] for worker in found]
         machines: Counter[str] = Counter()
         for worker in found:
@@ -63,29 +87,53 @@ class Workers:
             count=len(threads),
             slots=sum(threads),
             threads=max(threads),
-            machine_threads=min(*machines.values(), cores),
+            machine_threads=min(machines.values()),
             memory=min(limit or psutil.virtual_memory().total for limit in limits),
             share=spill_share(),
-            resident=max(resident, AT_REST),
         )
 
 
-def _prepared(client: Client) -> tuple[int, int]:
+def await_worker(client: Client, seconds: float = WORKER_TIMEOUT) -> None:
+    """Wait for a first worker of the client's cluster; refused if none comes in so many seconds."""
+    if client.nthreads():
+        return
+    try:  # an adaptive cluster at rest starts workers for a task only
+        client.submit(int, pure=False).result(timeout=seconds)
+    except TimeoutError:
+        raise ClusterError(
+            f"the cluster at {client.scheduler.address} has had no worker for {seconds:.0f} s: "
+            "start workers (the log of one that does not come says why), then run this again, or "
+            "wait longer (--wait)"
+        ) from None
+
+
+def _prepared(client: Client, backend: Backend) -> tuple[int, int, int | None]:
     """Have all workers load the compiled kernels, so that the first pass need not; returns the
-    bytes that are resident in the fullest of them then, and the fewest cores that one may use."""
+    bytes that are resident in the fullest of them then, the fewest cores that one may use, and the
+    fewest bytes of a GPU that one has, where several share it."""
+    addresses = list(client.nthreads())
     tasks = [
-        client.submit(_ready, workers=[address], allow_other_workers=True, pure=False)
-        for address in client.nthreads()
+        client.submit(_ready, backend, workers=[address], allow_other_workers=True, pure=False)
+        for address in addresses
     ]
-    resident, cores = zip(*client.gather(tasks), strict=True)
-    return max(resident), min(cores)
+    resident, cores, gpus = zip(*client.gather(tasks), strict=True)
+    return max(resident), min(cores), _least_of_a_gpu(gpus)
 
 
-def _ready() -> tuple[int, int]:
-    """Load the kernels; returns the bytes that are resident in this process, a worker's, and the
-    cores that it may use."""
-    prepare()
-    return int(psutil.Process().memory_info().rss), available_cores()
+def _least_of_a_gpu(found: Sequence[tuple[str, str, int] | None]) -> int | None:
+    """The bytes of a GPU that each worker may count on: machine, name and bytes of that of each."""
+    gpus = [gpu for gpu in found if gpu]
+    sharing = Counter(gpu[:2] for gpu in gpus)
+    return min((gpu[2] // sharing[gpu[:2]] for gpu in gpus), default=None)
+
+
+def _ready(backend: Backend) -> tuple[int, int, tuple[str, str, int] | None]:
+    """Load the kernels; returns the bytes that are resident in this process, a worker's, the cores
+    that it may use, and machine, name and bytes of its GPU."""
+    backend.prepare()
+    memory = backend.memory()
+    gpu = (socket.gethostname(), *memory) if memory else None
+    return int(psutil.Process().memory_info().rss), available_cores(), gpu
 
 
 def forget_old_profiles() -> None:

@@ -1,6 +1,8 @@
 """The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
 
+from rescnet_dist.kernels.arrays import to_host
 from rescnet_dist.kernels.augment import augmented
+from rescnet_dist.kernels.backend import Backend
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -59,6 +61,7 @@ from rescnet_dist.kernels.tiles import (
 )
 
 __all__ = [
+    "Backend",
     "Bank",
     "BankStatistics",
     "Classifier",
@@ -110,6 +113,7 @@ __all__ = [
     "stacked_lda_filters",
     "targets_per_layer",
     "tiled_whitening",
+    "to_host",
     "uniforms",
     "updated_scores",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cython_blas, cython_lapack
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from rescnet_dist.kernels.arrays import Array
 
 SCALARS = {"f": ctypes.c_float, "d": ctypes.c_double}
 

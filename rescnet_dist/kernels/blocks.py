@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.jit import compiled
 
 NO_VARIANCE = 1e-8  # of the mean square: below it a channel counts as constant in its block

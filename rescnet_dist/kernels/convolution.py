@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, gpu, like, module_of, on_gpu
 from rescnet_dist.kernels.inputs import LayerInput
 
 PATCH_BYTES = 4 * 2**20  # of patches that are laid out at a time
@@ -24,8 +24,9 @@ def min_max_scale(low: Array, high: Array, mode: str) -> tuple[Array, Array]:
 
 def normalise(images: Array, low: Array, scale: Array) -> Array:
     """(images − low)·scale in float32; images (n, H, W, c), low and scale (c,)."""
-    shifted = np.asarray(images, dtype=np.float32) - low.astype(np.float32)
-    shifted *= scale.astype(np.float32)
+    shifted = module_of(images).asarray(images, dtype=np.float32)
+    shifted = shifted - like(low, images).astype(np.float32)
+    shifted *= like(scale, images).astype(np.float32)
     return shifted
 
 
@@ -43,11 +44,13 @@ def convolve(
     low, scale (c,). Written to `into` where it is given.
     """
     height, width, channels = inputs.shape
+    low = np.zeros(channels) if low is None else low
+    scale = np.ones(channels) if scale is None else scale
+    if on_gpu(inputs.images):
+        return gpu().convolve(inputs.chosen(), filters, bias, low, scale, into)
     size, count = filters.shape[0], filters.shape[3]
     kind = inputs.images.dtype
     weights = np.ascontiguousarray(filters.reshape(-1, count), dtype=kind)
-    low = np.zeros(channels) if low is None else low
-    scale = np.ones(channels) if scale is None else scale
     maps = np.empty((len(inputs), height, width, count), kind) if into is None else into
     if not maps.flags.c_contiguous or maps.dtype != kind:
         raise ValueError(f"maps are written to arrays of {kind} in C order")

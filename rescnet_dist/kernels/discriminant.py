@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.linalg import blas, cho_factor, cho_solve, lapack
 
 from rescnet_dist.errors import SingularError
-from rescnet_dist.kernels.blas import Array, add_scatter, cholesky
+from rescnet_dist.kernels.arrays import Array, gpu, module_of, on_gpu
+from rescnet_dist.kernels.blas import add_scatter, cholesky
 
 NEGLIGIBLE = 1e-9  # of the scatter: what it may be wrong by
 SINGLE_FROM = 2048  # features: fewer are factorised in double precision in no time
@@ -37,16 +39,19 @@ class FeatureMoments:
 
     @classmethod
     def empty(
-        cls, features: int, targets: int, dtype: type = np.float32, *, scatter: bool = True
+        cls,
+        features: int,
+        targets: int,
+        dtype: type = np.float32,
+        *,
+        scatter: bool = True,
+        xp: Any = np,
     ) -> FeatureMoments:
-        """The moments of no sample."""
-        return cls(
-            0,
-            np.zeros(features),
-            np.zeros((features, features), dtype, order="F") if scatter else None,
-            np.zeros((targets, features)),
-            np.zeros(targets),
-        )
+        """The moments of no sample, in arrays of NumPy or CuPy."""
+        square = None
+        if scatter:
+            square = _new_square(features, np.dtype(dtype), xp)
+        return cls(0, xp.zeros(features), square, xp.zeros((targets, features)), xp.zeros(targets))
 
     def fold(self, features: Array, targets: Array) -> FeatureMoments:
         """These moments with more samples, features (n, D) and targets (n, K).
@@ -74,14 +79,14 @@ class FeatureMoments:
         """
         n, scatter = len(features), self.scatter
         assert scatter is not None
-        rows = np.empty((n + bool(self.count), len(mean)), scatter.dtype)
+        rows = _new_rows(n + bool(self.count), scatter)
         rounded = mean.astype(scatter.dtype)
         np.subtract(features, rounded, out=rows[:n])
         offset = rows[:n].mean(axis=0, dtype=np.float64)  # what rounding the mean left behind
         mean = rounded + offset
         if self.count:
             rows[n] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
-        add_scatter(scatter, rows)
+        (gpu().add_scatter if on_gpu(scatter) else add_scatter)(scatter, rows)
         if (n * offset**2 > NEGLIGIBLE * np.diagonal(scatter)).any():
             _rank_one(scatter, offset, -float(n))
         return mean
@@ -109,10 +114,26 @@ class FeatureMoments:
         )
 
 
+def _new_square(side: int, dtype: np.dtype[Any], xp: Any) -> Array:
+    """Zeros (side, side) in Fortran's order."""
+    if xp is np:
+        return np.zeros((side, side), dtype, order="F")
+    square: Array = gpu().new_square(side, dtype)
+    return square
+
+
+def _new_rows(n: int, scatter: Array) -> Array:
+    """Rows (n, D) to be written to and then added to a scatter (D, D)."""
+    if on_gpu(scatter):
+        rows: Array = gpu().new_rows(n, scatter)
+        return rows
+    return np.empty((n, len(scatter)), scatter.dtype)
+
+
 def _sum_of_lower(one: Array, other: Array) -> Array:
     """The sum of two matrices (D, D) in Fortran's order in the lower triangle; the memory of most
     of the other half is never touched."""
-    total = np.zeros(one.shape, one.dtype, order="F")
+    total = _new_square(len(one), one.dtype, module_of(one))
     for start in range(0, len(one), COLUMNS):
         part = slice(start, None), slice(start, start + COLUMNS)
         np.add(one[part], other[part], out=total[part])
@@ -121,6 +142,9 @@ def _sum_of_lower(one: Array, other: Array) -> Array:
 
 def _rank_one(scatter: Array, vector: Array, factor: float) -> Array:
     """scatter + factor·v vᵀ in the lower triangle, in place."""
+    if on_gpu(scatter):
+        gpu().add_outer(scatter, vector, factor)
+        return scatter
     kind = scatter.dtype.char
     return SYR[kind](factor, vector.astype(scatter.dtype), a=scatter, overwrite_a=1, lower=1)
 
@@ -142,6 +166,8 @@ class Whitening:
         """Factorise the covariance once for any number of right-hand sides."""
         if moments.scatter is None:
             raise ValueError("these moments have no scatter to factorise")
+        if on_gpu(moments.scatter):
+            return cls(*gpu().whitened(moments, ridge))
         if len(moments.mean) >= SINGLE_FROM and moments.scatter.dtype == np.float32:
             try:
                 return cls._single(moments, ridge)
@@ -223,32 +249,40 @@ def symmetric_product(lower: Array, x: Array) -> Array:
 
 
 def conjugate_gradients(
-    product: Callable[[Array], Array], precondition: Callable[[Array], Array], columns: Array
+    product: Callable[[Array], Array],
+    precondition: Callable[[Array], Array],
+    columns: Array,
+    refined: float = REFINED,
 ) -> Array:
     """Solve S x = columns (D, K) for a symmetric positive S by its products, with what solves it
-    nearly; a few steps then suffice."""
-    x, residual = np.zeros_like(columns, dtype=np.float64), np.array(columns, dtype=np.float64)
-    wanted = REFINED * np.linalg.norm(residual, axis=0)
-    towards = step = np.asarray(precondition(residual), dtype=np.float64)
+    nearly; a few steps then suffice for a residual of `refined` of the columns."""
+    x, residual = np.zeros_like(columns, dtype=np.float64), columns.astype(np.float64)
+    wanted = refined * np.linalg.norm(residual, axis=0)
+    towards = step = precondition(residual).astype(np.float64)
     square = (residual * towards).sum(axis=0)
     for _ in range(STEPS):
         if (np.linalg.norm(residual, axis=0) <= wanted).all():
             return x
         image = product(step)
-        length = np.divide(square, (step * image).sum(axis=0), where=square > 0, out=0 * square)
+        length = _quotient(square, (step * image).sum(axis=0), square > 0)
         x += length * step
         residual -= length * image
-        towards = np.asarray(precondition(residual), dtype=np.float64)
+        towards = precondition(residual).astype(np.float64)
         previous, square = square, (residual * towards).sum(axis=0)
-        step = towards + np.divide(square, previous, where=previous > 0, out=0 * square) * step
+        step = towards + _quotient(square, previous, previous > 0) * step
     raise np.linalg.LinAlgError("conjugate gradients did not converge")
+
+
+def _quotient(one: Array, other: Array, where: Array) -> Array:
+    """one / other where that is wanted, 0 elsewhere."""
+    return np.where(where, one / np.where(where, other, 1), 0)
 
 
 def inverse_deviations(variance: Array) -> Array:
     """1/deviation of features of variance (D,), 0 for those without any."""
     deviation = np.sqrt(np.maximum(variance, 0))
-    live = deviation > 1e-7 * (deviation.max(initial=0) or 1)
-    return np.divide(1, deviation, out=np.zeros_like(deviation), where=live)
+    live = deviation > 1e-7 * (float(deviation.max()) or 1)
+    return _quotient(np.ones_like(deviation), deviation, live)
 
 
 def singular(features: int, samples: int, ridge: float) -> SingularError:
@@ -261,7 +295,7 @@ def singular(features: int, samples: int, ridge: float) -> SingularError:
 
 def check_pivots(pivots: Array, rounding: float, features: int, samples: int, ridge: float) -> None:
     """Refuse a Cholesky factor whose diagonal (m,) says that the covariance has no inverse."""
-    if not (pivots**2).min(initial=1) >= SINGULAR * rounding:
+    if not float((pivots**2).min()) >= SINGULAR * rounding:
         raise singular(features, samples, ridge)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, to_host
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import PatchMoments
 
@@ -140,7 +140,7 @@ def sample_patches(
     order = np.argsort(slot)
     slot, source = slot[order], source[order]
     patches = inputs.windows(size, source, draws.row.flat[slot], draws.column.flat[slot])
-    return PatchSample(slot, np.asarray(patches, dtype=np.float32))
+    return PatchSample(slot, np.asarray(to_host(patches), dtype=np.float32))
 
 
 def stacked_lda_filters(

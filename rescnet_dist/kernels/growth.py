@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, like, module_of, to_host
 from rescnet_dist.kernels.convolution import min_max_scale
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -57,13 +58,17 @@ class GrowingLayer:
     previous: Classifier | None
     draws: Draws
 
-    def empty(self, height: int, width: int, channels: int, *, scatter: bool) -> LayerStatistics:
-        """The statistics of no image; without `scatter` that of the features is left out."""
+    def empty(
+        self, height: int, width: int, channels: int, *, scatter: bool, xp: Any = np
+    ) -> LayerStatistics:
+        """The statistics of no image, in arrays of NumPy or CuPy; without `scatter` that of the
+        features is left out."""
         return LayerStatistics(
             FeatureMoments.empty(
                 features_per_layer(height, width, self.spec),
                 targets_per_layer(self.classes, self.spec),
                 scatter=scatter,
+                xp=xp,
             ),
             BankStatistics.empty(channels + self.spec.filters, self.spec.filter_size),
             Tally.empty(),
@@ -77,25 +82,26 @@ class GrowingLayer:
         labels: Array,
         train: Array,
         before: Array,
+        old_features: Array | None = None,
     ) -> GrownChunk:
         """One chunk of the layer's pass.
 
         images (n, H, W, d) as stored; maps (n, H, W, f) of the layer before and scores (n, C) that
         entered it (None for the first layer); labels (n,); train (n,) bool; before (C,) training
-        images of each class ahead of this chunk. Works on one slab of images after another, so
-        that little more than what comes in and goes out is held.
+        images of each class ahead of this chunk; features (n, D) of the layer before, if they are
+        at hand. Works on one slab of images after another, so that little more than what comes in
+        and goes out is held.
         """
-        n, height, width, channels = images.shape
-        new_maps = np.empty((n, height, width, self.spec.filters), np.float32)
-        features = np.empty((n, features_per_layer(height, width, self.spec)), np.float32)
-        entering = np.empty((n, self.classes), np.float32)
+        xp, (n, height, width, _) = module_of(images), images.shape
+        new_maps = xp.empty((n, height, width, self.spec.filters), np.float32)
+        features = xp.empty((n, features_per_layer(height, width, self.spec)), np.float32)
+        entering = xp.zeros((n, self.classes), np.float32)
         pixels = self.image_scale(images)
-        for rows in slabs(n, (height, width, channels), self.spec):
+        for rows in slabs(images, self.spec):
             old = None if maps is None else maps[rows]
-            entering[rows] = updated_scores(
-                self.previous, old, None if scores is None else scores[rows], self.spec,
-                len(pixels[rows]), self.classes,
-            )  # fmt: skip
+            if self.previous is not None and old is not None and scores is not None:
+                known = None if old_features is None else old_features[rows]
+                entering[rows] = updated_scores(self.previous, old, scores[rows], self.spec, known)
             layer_maps(self.bank, LayerInput.of(pixels[rows], old), self.spec, new_maps[rows])
             features[rows] = features_of(new_maps[rows], self.spec)
         inputs = BankStatistics.of(
@@ -103,7 +109,7 @@ class GrowingLayer:
             self.spec.filter_size,
         )  # fmt: skip
         targets = layer_targets(
-            entering, labels, first=self.number == 1,
+            entering, like(labels, entering), first=self.number == 1,
             residual=self.spec.residual, target=self.spec.target,
         )  # fmt: skip
         tally = Tally.of(entering, labels, train, self.spec.target)
@@ -163,10 +169,12 @@ def fit_classifier(
     else:
         weights, intercept, present = one_vs_rest_lda(moments, spec.ridge, whitening)
         share = moments.target_sums.reshape(2, classes).sum(axis=1) / moments.count
-    return Classifier(
-        weights.reshape(-1, classes, weights.shape[1]).astype(np.float32),
-        intercept.reshape(-1, classes),
-        present.reshape(-1, classes),
-        share,
-        rate,
+    return to_host(
+        Classifier(
+            weights.reshape(-1, classes, weights.shape[1]).astype(np.float32),
+            intercept.reshape(-1, classes),
+            present.reshape(-1, classes),
+            share,
+            rate,
+        )
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, gpu, like, module_of, on_gpu
 from rescnet_dist.kernels.loading import kernel
 
 
@@ -27,10 +27,11 @@ class LayerInput:
     @classmethod
     def of(cls, images: Array, maps: Array | None = None) -> LayerInput:
         """All images (n, H, W, d), as float32 if they are not float64, behind maps if any."""
-        images = np.ascontiguousarray(images, np.float64 if images.dtype == "f8" else np.float32)
+        xp = module_of(images)
+        images = xp.ascontiguousarray(images, np.float64 if images.dtype == "f8" else np.float32)
         if maps is None:
-            maps = np.empty((*images.shape[:3], 0), images.dtype)
-        return cls(np.ascontiguousarray(maps, images.dtype), images, np.arange(len(images)))
+            maps = xp.empty((*images.shape[:3], 0), images.dtype)
+        return cls(xp.ascontiguousarray(maps, images.dtype), images, np.arange(len(images)))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,6 +45,13 @@ class LayerInput:
     def only(self, which: Array | slice) -> LayerInput:
         """Some of the rows."""
         return replace(self, rows=self.rows[which])
+
+    def chosen(self) -> tuple[Array, Array]:
+        """Maps (m, H, W, f) and images (m, H, W, d) of the rows that are meant."""
+        if np.array_equal(self.rows, np.arange(len(self.images))):
+            return self.maps, self.images
+        rows = like(self.rows, self.images)
+        return self.maps[rows], self.images[rows]
 
     def parts(self, step: int) -> Iterator[LayerInput]:
         """All of it, so many rows at a time."""
@@ -64,6 +72,8 @@ class LayerInput:
     def sums(self) -> tuple[Array, Array, Array]:
         """The least and the largest value of each channel (c,), and the sum of all rows (H, W, c)
         in float64."""
+        if on_gpu(self.images):
+            return gpu().gather_sums(*self.chosen())
         kind, channels = self.images.dtype, self.shape[2]
         low, high = np.full(channels, np.inf, kind), np.full(channels, -np.inf, kind)
         sums = np.zeros(self.shape)
@@ -73,6 +83,7 @@ class LayerInput:
     def windows(self, size: int, row: Array, y: Array, x: Array) -> Array:
         """The size×size patches (p, size²·c) whose first pixels are (y, x) (p,) of rows (p,)."""
         down, right = np.arange(size)[:, None], np.arange(size)
-        place = (self.rows[row][:, None, None], y[:, None, None] + down, x[:, None, None] + right)
+        where = (self.rows[row][:, None, None], y[:, None, None] + down, x[:, None, None] + right)
+        place = tuple(like(part, self.images) for part in where)
         found = np.concatenate([self.maps[place], self.images[place]], axis=3)
         return found.reshape(len(row), size * size * self.shape[2])

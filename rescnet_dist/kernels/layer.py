@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, alone, like, module_of, on_gpu
 from rescnet_dist.kernels.convolution import convolve, normalise
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import probabilities
 from rescnet_dist.spec import NetworkSpec
 
-SLAB_BYTES = 4 * 2**20  # of maps and images in float32 that are worked on at a time
+SLAB_BYTES = 4 * 2**20  # of maps and images in float32 that are worked on at a time: a cache's
+GPU_SLAB_BYTES = 2048 * 2**20  # more than keeps all of a GPU busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,13 @@ class Classifier:
     def correction(self, features: Array, spec: NetworkSpec) -> Array:
         """What the layer adds to the scores, (n, C), from its features (n, D)."""
         weights = self.weights.reshape(-1, self.weights.shape[2]).astype(features.dtype)
-        outputs = (features @ weights.T).reshape(len(features), *self.intercept.shape)
-        outputs = outputs + self.intercept
+        outputs = features @ like(weights, features).T
+        outputs = outputs.reshape(len(features), *self.intercept.shape)
+        outputs = outputs + like(self.intercept, features)
         if spec.residual == "regress":
             return self.rate * outputs[:, 0]
         positive, negative = (
-            share * probabilities(
+            float(share) * probabilities(
                 outputs[:, sign], self.present[sign],
                 probability=spec.probability, sigma=spec.sigma, beta=spec.beta,
             )
@@ -107,39 +109,53 @@ def features_per_layer(height: int, width: int, spec: NetworkSpec) -> int:
     )  # fmt: skip
 
 
-def slabs(n: int, image_shape: tuple[int, int, int], spec: NetworkSpec) -> Iterator[slice]:
-    """The rows of n images (H, W, d) that are worked on at a time. Their number can change the
+def slabs(images: Array, spec: NetworkSpec) -> Iterator[slice]:
+    """The rows of images (n, H, W, d) that are worked on at a time. Their number can change the
     rounding of a matrix product, so a chunk is always cut in this way."""
-    height, width, channels = image_shape
-    step = max(1, SLAB_BYTES // (4 * height * width * (channels + spec.filters)))
+    n, height, width, channels = images.shape
+    size = GPU_SLAB_BYTES if on_gpu(images) else SLAB_BYTES
+    step = max(1, size // (4 * height * width * (channels + spec.filters)))
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
 
 
 def updated_scores(
-    classifier: Classifier | None,
-    maps: Array | None,
-    scores: Array | None,
+    classifier: Classifier,
+    maps: Array,
+    scores: Array,
     spec: NetworkSpec,
-    n: int,
-    classes: int,
+    features: Array | None = None,
 ) -> Array:
-    """Scores (n, C) after a layer, from its maps (n, H, W, f) and the scores that entered it."""
-    if classifier is None or maps is None or scores is None:
-        return np.zeros((n, classes), np.float32)
-    correction = classifier.correction(features_of(maps, spec), spec)
-    return (scores + correction).astype(np.float32)
+    """Scores (n, C) after a layer, from its maps (n, H, W, f) and the scores that entered it; from
+    its features (n, D) where they are at hand."""
+    features = features_of(maps, spec) if features is None else alone(features)
+    return (scores + classifier.correction(features, spec)).astype(np.float32)
 
 
-def chunk_scores(classifier: Classifier, maps: Array, scores: Array, spec: NetworkSpec) -> Array:
-    """`updated_scores` (n, C) of a whole chunk, a slab at a time."""
-    n, height, width, filters = maps.shape
-    updated = np.empty_like(scores)
-    for rows in slabs(n, (height, width, filters), spec):
-        updated[rows] = updated_scores(
-            classifier, maps[rows], scores[rows], spec, len(updated[rows]), scores.shape[1]
-        )
+def chunk_scores(
+    classifier: Classifier,
+    maps: Array,
+    scores: Array,
+    spec: NetworkSpec,
+    cut: Iterable[slice],
+    features: Array | None = None,
+) -> Array:
+    """`updated_scores` (n, C) of a whole chunk, cut into these slabs."""
+    updated = module_of(scores).empty_like(scores)
+    for rows in cut:
+        given = None if features is None else features[rows]
+        updated[rows] = updated_scores(classifier, maps[rows], scores[rows], spec, given)
     return updated
+
+
+def chunk_maps(bank: Bank, pixels: Array, maps: Array | None, spec: NetworkSpec) -> Array:
+    """`layer_maps` (n, H, W, f) of a whole chunk, a slab at a time; pixels (n, H, W, d) are
+    normalised, maps (n, H, W, f) those of the layer before, if there is one."""
+    made = module_of(pixels).empty((*pixels.shape[:3], spec.filters), np.float32)
+    for rows in slabs(pixels, spec):
+        old = None if maps is None else maps[rows]
+        layer_maps(bank, LayerInput.of(pixels[rows], old), spec, made[rows])
+    return made
 
 
 def forward(
@@ -148,26 +164,33 @@ def forward(
     """Maps (n, H, W, f) and running scores (n, C) of images (n, H, W, d) after each layer."""
     images = image_scale(images)
     maps: Array | None = None
-    scores = np.zeros((len(images), classes), np.float32)
+    scores = module_of(images).zeros((len(images), classes), np.float32)
     for layer in layers:
         maps = layer_maps(layer.bank, LayerInput.of(images, maps), spec)
-        scores = updated_scores(layer.classifier, maps, scores, spec, len(images), classes)
+        scores = updated_scores(layer.classifier, maps, scores, spec)
         yield maps, scores
 
 
 def replayed(
-    images: Array, layers: Sequence[Layer], image_scale: ImageScale, spec: NetworkSpec, classes: int
+    images: Array,
+    layers: Iterable[Layer],
+    image_scale: ImageScale,
+    spec: NetworkSpec,
+    classes: int,
+    begun: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """Maps (n, H, W, f) of the last of some layers, and the scores (n, C) that entered it, to the
-    bit as the pass of that layer made them of a chunk of images (n, H, W, d)."""
-    n, height, width, channels = images.shape
-    maps = np.empty((n, height, width, spec.filters), np.float32)
-    entering = np.zeros((n, classes), np.float32)
-    for rows in slabs(n, (height, width, channels), spec):
-        stages = forward(images[rows], layers[:-1], image_scale, spec, classes)
-        before: Array | None = None
-        for before, scores in stages:  # noqa: B007 (the last ones are wanted)
-            entering[rows] = scores
-        inputs = LayerInput.of(image_scale(images[rows]), before)
-        layer_maps(layers[-1].bank, inputs, spec, maps[rows])
-    return maps, entering
+    bit as the pass of that layer made them of a chunk of images (n, H, W, d).
+
+    begun: those of the first of the layers, which need not be the network's first then.
+    """
+    pixels, rest = image_scale(images), iter(layers)
+    layer = next(rest)
+    maps, scores = begun or (
+        chunk_maps(layer.bank, pixels, None, spec),
+        module_of(images).zeros((len(images), classes), np.float32),
+    )
+    for following in rest:
+        scores = chunk_scores(layer.classifier, maps, scores, spec, slabs(pixels, spec))
+        maps, layer = chunk_maps(following.bank, pixels, maps, spec), following
+    return maps, scores

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.products import patch_products
 
@@ -62,7 +62,7 @@ def patch_statistics(inputs: LayerInput, size: int) -> tuple[Array, Array, Patch
     if not count:
         return low, high, PatchMoments.empty(size * size * channels)
     shift = (sums.sum(axis=(0, 1)) / (len(inputs) * height * width)).astype(np.float32)
-    products = patch_products(inputs, size, shift)
+    products = patch_products(inputs, size, shift, np.maximum(high - shift, shift - low))
     offset = np.tile(shift.astype(np.float64), size * size)
     mean = _offset_sums(sums, size) / count - offset
     moments = PatchMoments(count, mean + offset, products - np.outer(mean, mean) * count)

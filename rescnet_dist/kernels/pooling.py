@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, gpu, like, on_gpu
 from rescnet_dist.kernels.loading import kernel
 
 
@@ -117,12 +117,17 @@ def second_order_features(
     grid = height, width, block, stride, tuple(levels), cells
     (live, targets), (direct, parents) = pyramid(*grid), nested(*grid)
     pairs = filters * (filters - 1) // 2 if zscore == "channel" else filters * (filters + 1) // 2
+    how = (block, stride, direct, parents, zscore == "channel", power, pool == "max")
+    if on_gpu(maps):
+        pooled = gpu().pool_blocks(maps, *how, live, pairs)
+        if pool == "mean":
+            shares = 1 / np.bincount(targets.reshape(-1), minlength=live)
+            pooled *= like(np.repeat(shares, pairs).astype(np.float32), maps)
+        return pooled
     pooled = np.empty((n, live, pairs), maps.dtype)
     if not maps.flags.c_contiguous:
         maps = np.ascontiguousarray(maps)
-    kernel("pool_blocks")(
-        maps, block, stride, direct, parents, zscore == "channel", power, pool == "max", pooled
-    )
+    kernel("pool_blocks")(maps, *how, pooled)
     if pool == "mean":
         pooled /= np.bincount(targets.reshape(-1), minlength=live).astype(maps.dtype)[:, None]
     return pooled.reshape(n, live * pairs)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array, add_scatter
+from rescnet_dist.kernels.arrays import Array, gpu, on_gpu
+from rescnet_dist.kernels.blas import add_scatter
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.loading import kernel
 
@@ -21,11 +22,14 @@ FEW_CHANNELS = 8  # which BLAS sums one by one: in double precision, as they cos
 MOST_PIXELS = 4096  # in all channels, of which all pairs are held
 
 
-def patch_products(inputs: LayerInput, size: int, shift: Array) -> Array:
-    """Σ p pᵀ over all valid size×size patches p of inputs less shift (c,): (k²c, k²c).
+def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -> Array:
+    """Σ p pᵀ over all valid size×size patches p of inputs less shift (c,), which they are at
+    most extent (c,) from: (k²c, k²c).
 
     A patch is flattened in the order row, column, channel.
     """
+    if on_gpu(inputs.images):
+        return gpu().patch_products(*inputs.chosen(), size, shift, extent)
     height, width, channels = inputs.shape
     if pair_cost(height, width, channels) <= displacement_cost(height, width, channels, size):
         return products_of_pairs(inputs, size, shift)

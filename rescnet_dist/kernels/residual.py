@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, like, module_of
 
 
 def one_hot(labels: Array, classes: int) -> Array:
     """Y (n, C) of labels (n,), float32."""
-    return np.asarray(labels[:, None] == np.arange(classes), dtype=np.float32)
+    return (labels[:, None] == module_of(labels).arange(classes)).astype(np.float32)
 
 
 def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array, Array]:
@@ -31,11 +31,11 @@ def layer_targets(
     "classify": membership of the 2C residual classes, K = 2C: (s=+1, T=0), …, (s=−1, T=C−1).
     "regress": the residual Y − Ŷ itself, K = C.
     """
-    n, classes = scores.shape
+    classes = scores.shape[1]
     if residual == "regress":
         return one_hot(labels, classes) - scores
     if first:
-        largest, sign = labels, np.ones(n, np.int64)
+        largest, sign = labels, np.ones_like(labels, dtype=np.int64)
     else:
         largest, sign = residual_labels(scores, labels, target)
     return one_hot(largest + classes * (sign < 0), 2 * classes)
@@ -50,6 +50,7 @@ def probabilities(
     """
     if not present.any():
         return np.zeros_like(scores)
+    present = like(present, scores)
     if probability == "sigmoid":
         half = scores / (2 * sigma)
         return np.where(present, 0.5 * (1 + np.tanh(half)), 0)  # does not overflow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.jit import compiled
 
 SIGNATURE = "void(float32[:,::1], int64, int64, int64, int64, float64[:,::1])"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array, like, to_host
 from rescnet_dist.kernels.discriminant import FeatureMoments
 from rescnet_dist.kernels.filters import Draws, PatchSample, sample_patches
 from rescnet_dist.kernels.inputs import LayerInput
@@ -89,10 +89,12 @@ class Tally:
     def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
         """Count the images whose largest score (n, C) is that of their label (n,), and those whose
         largest error of λY − Ŷ, λ = target, is positive: too little for their own class."""
+        labels, train = like(labels, scores), like(train, scores)
         right = scores.argmax(axis=1) == labels
         positive = residual_labels(scores, labels, target)[1] > 0
         kinds = (np.ones_like(right), right, positive)
-        return cls(*(np.array([(kind & role).sum() for role in (train, ~train)]) for kind in kinds))
+        roles = np.stack([train, ~train])
+        return cls(*to_host(np.stack([(kind & roles).sum(axis=1) for kind in kinds])))
 
     def merge(self, other: Tally) -> Tally:
         """Both counts together."""
@@ -136,7 +138,7 @@ class LayerStatistics:
 
     def fold(self, chunk: GrownChunk) -> LayerStatistics:
         """These statistics with one more chunk; takes over the memory of `self.features`."""
-        train = slice(None) if chunk.train.all() else chunk.train
+        train = slice(None) if chunk.train.all() else like(chunk.train, chunk.features)
         return LayerStatistics(
             self.features.fold(chunk.features[train], chunk.targets[train]),
             self.inputs.merge(chunk.inputs),

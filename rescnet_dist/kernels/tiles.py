@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import blas, solve_triangular
 
-from rescnet_dist.kernels.blas import Array
+from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,

@@ -1,10 +1,11 @@
 """Planning a run: what it needs, how it is cut up to fit, and what to expect of it."""
 
 from rescnet_dist.planning.calibrate import Speed, calibrate
-from rescnet_dist.planning.choose import make_plan
+from rescnet_dist.planning.choose import check_fits, make_plan
 from rescnet_dist.planning.forecast import Forecast, estimate, forecast
 from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.plan import Group, Plan
+from rescnet_dist.planning.tier import Tier, choose_tier, group_bytes
 
 __all__ = [
     "Forecast",
@@ -12,10 +13,14 @@ __all__ = [
     "Plan",
     "Problem",
     "Speed",
+    "Tier",
     "Traffic",
     "calibrate",
+    "check_fits",
+    "choose_tier",
     "estimate",
     "forecast",
+    "group_bytes",
     "make_plan",
     "peak_memory",
     "traffic",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 
 from rescnet_dist.cluster.workers import Workers
-from rescnet_dist.errors import SpecError
-from rescnet_dist.planning.needs import Problem, peak_memory
+from rescnet_dist.errors import ClusterError, SpecError
+from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
 CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
+GPU_CHUNK_BYTES = 2048 * 2**20  # of the same on a GPU: enough to keep all of it busy
+SMALLER = 4  # times, that such chunks may be, if maps then fit the GPU's memory
 GOOD_CHUNK = 16  # images: with fewer, the product of features with themselves is slow
 GROUPS_PER_SLOT = 4  # so that a worker that dies costs a quarter of what it would have done
 FEW_CHUNKS = 16  # per slot: below, one more for some of them would be felt
@@ -28,13 +32,43 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     What the run spec sets is taken from there. Else chunks are as large, accumulators as many and
     the scatter matrix as whole as fit. What does not fit is refused, with a value that would.
     """
-    for plan in _candidates(problem, spec, run_spec, workers):
-        if _fits(plan, problem, spec, workers):
+    candidates = _candidates(problem, spec, run_spec, workers)
+    fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
+    best = next(fitting, None)
+    if best is None:
+        raise SpecError(_refusal(problem, spec, run_spec, workers))
+    if workers.gpu_memory is None:
+        return best
+    # chunks of half or a quarter the size cost less than maps that go through the store
+    nearly = takewhile(lambda plan: SMALLER * plan.chunk_images >= best.chunk_images, fitting)
+    for plan in (best, *nearly):
+        if choose_tier(problem, spec, run_spec, plan, workers).in_memory:
             return plan
-    raise SpecError(_refusal(problem, spec, run_spec, workers))
+    return best
+
+
+def check_fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> None:
+    """Refuse workers that are too small for the plan that a run has begun with, and keeps."""
+    if _fits(plan, problem, spec, workers):
+        return
+    if shortage := _gpu_shortage(problem, spec, plan, workers):
+        raise ClusterError(
+            f"the run goes on with the plan that it began with: {shortage}: give fewer workers to "
+            "each GPU, or use larger GPUs, then resume the run"
+        )
+    need = peak_memory(problem, spec, plan, workers)
+    fewer = ", or of fewer threads" if workers.threads > 1 else ""
+    raise ClusterError(
+        "the run goes on with the plan that it began with, and these workers are too small for "
+        f"it: {_shortage(need, workers)}: use workers of at least {_advised(need, workers)} MiB"
+        f"{fewer}, then resume the run"
+    )
 
 
 def _fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> bool:
+    gpu = workers.gpu_budget
+    if gpu is not None and device_memory(problem, spec, plan) > gpu:
+        return False
     return workers.budget is None or peak_memory(problem, spec, plan, workers) <= workers.budget
 
 
@@ -43,6 +77,9 @@ def _candidates(
 ) -> Iterator[Plan]:
     """Plans from the best to the least demanding one: ever smaller chunks, then ever smaller tiles
     of the scatter matrix; chunks of less than `GOOD_CHUNK` images only as the last resort."""
+    if workers.gpu_memory is not None:
+        yield from _gpu_candidates(problem, spec, run_spec, workers)
+        return
     most = min(
         max(1, CHUNK_BYTES // problem.map_bytes(spec)),
         math.ceil(problem.images / (2 * workers.slots)),
@@ -78,13 +115,39 @@ def _candidates(
             )
 
 
+def _gpu_candidates(
+    problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
+) -> Iterator[Plan]:
+    """Plans for workers with a GPU each: chunks as large as are worked on at a time, or ever
+    smaller ones, and an accumulator for each worker, as there is no other thread to wait for."""
+    each = math.ceil(problem.images / workers.count)
+    parts = math.ceil(each / max(1, GPU_CHUNK_BYTES // problem.map_bytes(spec)))
+    sizes = [run_spec.chunk_images or math.ceil(each / parts)]
+    while not run_spec.chunk_images and sizes[-1] > GOOD_CHUNK:
+        sizes.append(math.ceil(sizes[-1] / 2))
+    for size in sizes:
+        chunks = math.ceil(problem.images / size)
+        yield Plan(
+            images=problem.images,
+            chunk_images=size,
+            accumulators=min(run_spec.accumulators or workers.count, chunks),
+            split_every=run_spec.split_every,
+            solve_threads=run_spec.solve_threads or workers.machine_threads,
+        )
+
+
 def _refusal(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> str:
     """What does not fit, why, and a value that would."""
     smallest = min(
         _candidates(problem, spec, run_spec, workers),
         key=lambda plan: peak_memory(problem, spec, plan, workers),
     )
-    need, budget = peak_memory(problem, spec, smallest, workers), workers.budget or 0
+    if shortage := _gpu_shortage(problem, spec, smallest, workers):
+        return (
+            f"{shortage}: choose fewer filters than {spec.filters} or a larger stride, give fewer "
+            "workers to each GPU, use larger GPUs, or leave array_backend out"
+        )
+    need = peak_memory(problem, spec, smallest, workers)
     memory, remedies = workers.memory or 0, []
     cautious = replace(workers, memory=int(memory / MARGIN))  # what is advised fits for certain
     for name in ("chunk_images", "accumulators", "tile_features"):
@@ -106,13 +169,31 @@ def _refusal(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Wo
 
         if fitting := _largest(spec.filters, network_fits):
             remedies.append(f"replace filters={spec.filters} by filters of at most {fitting}")
-    wanted = math.ceil(MARGIN * need / workers.share / STEP) * STEP
-    remedies.append(f"use workers of at least {_mib(wanted)} MiB")
-    text = (
-        f"the run needs {_mib(need)} MiB of memory per worker, and {_mib(budget)} MiB of each "
-        f"worker's {_mib(memory)} MiB may be used before Dask spills: "
+    remedies.append(f"use workers of at least {_advised(need, workers)} MiB")
+    return f"{_shortage(need, workers)}: {', or '.join(remedies)}"
+
+
+def _gpu_shortage(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> str:
+    """What does not fit on the GPUs; nothing where it does."""
+    need = device_memory(problem, spec, plan)
+    if workers.gpu_budget is None or need <= workers.gpu_budget:
+        return ""
+    return (
+        f"the run needs {_mib(need)} MiB of a GPU, and {_mib(workers.gpu_budget)} MiB may be used "
+        "of that of each worker"
     )
-    return text + ", or ".join(remedies)
+
+
+def _shortage(need: int, workers: Workers) -> str:
+    return (
+        f"the run needs {_mib(need)} MiB of memory per worker, and {_mib(workers.budget or 0)} MiB "
+        f"of each worker's {_mib(workers.memory or 0)} MiB may be used before Dask spills"
+    )
+
+
+def _advised(need: int, workers: Workers) -> str:
+    """MiB of a worker that is large enough."""
+    return _mib(math.ceil(MARGIN * need / workers.share / STEP) * STEP)
 
 
 def _any_fits(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:

@@ -10,10 +10,12 @@ from distributed import Client
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import counted
+from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import GOOD_CHUNK, make_plan
-from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
+from rescnet_dist.planning.needs import Problem, Traffic, device_memory, peak_memory, traffic
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.tier import Tier, check_tier, choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.tables import html_table, size_text, time_text
 
@@ -25,12 +27,15 @@ class Forecast:
     nothing was measured)."""
 
     problem: Problem
+    spec: NetworkSpec
     plan: Plan
     workers: Workers
     features: int
     peak_memory: int
     traffic: Traffic
     max_layers: int
+    tier: Tier
+    checkpoint_every: int
     layer_seconds: float | None = None
 
     @property
@@ -40,13 +45,22 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return asdict(self) | {"seconds": self.seconds}
+        values = asdict(self) | {"seconds": self.seconds}
+        del values["spec"]
+        return values
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<9} {text}" for name, text in self._lines().items())
 
     def _repr_html_(self) -> str:
         return html_table("Forecast", [(name, text, False) for name, text in self._lines().items()])
+
+    def _maps(self) -> str:
+        """Where they wait for the next layer, and why."""
+        if not self.tier.in_memory:
+            return self.tier.why
+        every = self.checkpoint_every
+        return f"{self.tier.why}; stored every {counted(every, 'layer')} and at the end"
 
     def _lines(self) -> dict[str, str]:
         """What is told, by what it is about."""
@@ -72,11 +86,17 @@ class Forecast:
             f"{counted(plan.accumulators, 'accumulator')}",
             "tasks": f"{moved.tasks:,} per layer",
             "memory": f"{size_text(self.peak_memory)} per worker at most{limit}",
+            "maps": self._maps(),
             "driver": f"{size_text(moved.driver)} per layer",
             "traffic": f"{size_text(moved.read)} read, {size_text(moved.written)} written "
             "per layer",
             "store": f"{size_text(moved.store)} at most",
         }
+        if workers.gpu_memory is not None and workers.gpu_budget is not None:
+            lines["gpu"] = (
+                f"{size_text(device_memory(self.problem, self.spec, plan))} per worker beside the "
+                f"maps, of {size_text(workers.gpu_budget)}"
+            )
         if workers.count > 1:
             lines["traffic"] += f"; {size_text(moved.network)} between workers at most"
         if self.layer_seconds is not None and self.seconds is not None:
@@ -103,8 +123,10 @@ def forecast(
 ) -> Forecast:
     """The plan of a run on the client's cluster, and what it takes; writes nothing but, while it
     measures, one object beside `store`."""
-    problem, workers = Problem.of(data, run_spec), Workers.of(client)
+    problem = Problem.of(data, run_spec)
+    workers = Workers.of(client, Backend.of(run_spec))
     make_plan(problem, spec, run_spec, workers)  # what does not fit is refused, not measured
+    measure = measure and workers.gpu_memory is None  # it is the processor that is timed
     speed = calibrate(client, problem, spec, workers, store) if measure else None
     return estimate(problem, spec, run_spec, workers, speed)
 
@@ -118,13 +140,18 @@ def estimate(
     if speed:
         speed = speed.with_threads(plan.solve_threads)
         seconds = speed.layer_seconds(problem, spec, plan, workers)
+    tier = choose_tier(problem, spec, run_spec, plan, workers)
+    check_tier(tier, run_spec)
     return Forecast(
         problem=problem,
+        spec=spec,
         plan=plan,
         workers=workers,
         features=problem.features(spec),
-        peak_memory=peak_memory(problem, spec, plan, workers),
-        traffic=traffic(problem, spec, plan),
+        peak_memory=peak_memory(problem, spec, plan, workers) + tier.on_host,
+        traffic=traffic(problem, spec, plan, run_spec.checkpoint_every if tier.in_memory else None),
         max_layers=spec.max_layers,
+        tier=tier,
+        checkpoint_every=run_spec.checkpoint_every,
         layer_seconds=seconds,
     )

@@ -26,6 +26,11 @@ TILES = 7  # in float64
 PER_PASS, PER_CHUNK, PER_TASK = 20_000, 600, 1_000  # bytes that the driver sends and gets
 FIRST_PASS = 48 * 2**20  # bytes that a process takes more for its first pass, whatever it is
 MARGIN = 1.15  # for what malloc and the codecs hold beside
+# on a GPU
+GPU_PROCESS = 1500 * 2**20  # bytes of the machine's memory that CUDA and CuPy take in a worker
+GPU_CONTEXT = 1024 * 2**20  # bytes of the GPU's that they and the libraries' workspaces take
+GPU_MAPS, GPU_FEATURES, GPU_INPUTS = 4, 6, 4  # how often each is there at most
+GPU_MARGIN = 1.25  # for what CuPy keeps to be used again, in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,12 @@ class Problem:
 
 def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> int:
     """Bytes that are resident in a worker at most, were it the last one left."""
+    if workers.gpu_memory is not None:
+        height, width, channels = problem.image_shape
+        maps = 3 * 4 * height * width * spec.filters  # on their way to the store
+        images = (2 * problem.itemsize + 4) * height * width * channels
+        staged = plan.chunk_images * (maps + images) + bank_memory(problem, spec)
+        return int(workers.resident + GPU_PROCESS + MARGIN * staged)
     threads = min(workers.threads, plan.accumulators)
     working = threads * chunk_memory(problem, spec, plan)
     if plan.tile_features:
@@ -77,6 +88,17 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
         one = 4 * problem.features(spec) ** 2 + small_accumulator(problem, spec)
         working += accumulators_held(plan, threads) * one
     return int(workers.resident + FIRST_PASS + MARGIN * (working + bank_memory(problem, spec)))
+
+
+def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
+    """Bytes that one worker takes of its GPU, beside the maps that wait there."""
+    height, width, channels = problem.image_shape
+    features = problem.features(spec)
+    each = GPU_MAPS * 4 * height * width * spec.filters + GPU_FEATURES * 4 * features
+    each += GPU_INPUTS * 4 * height * width * (channels + spec.filters)
+    working = plan.chunk_images * each + accumulators_held(plan, 1) * 4 * features**2
+    working += 2 * small_accumulator(problem, spec)
+    return int(GPU_CONTEXT + GPU_MARGIN * working)
 
 
 def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
@@ -153,14 +175,20 @@ class Traffic:
     tasks: int
 
 
-def traffic(problem: Problem, spec: NetworkSpec, plan: Plan) -> Traffic:
-    """What a layer moves, and what the run takes to store."""
+def traffic(
+    problem: Problem, spec: NetworkSpec, plan: Plan, checkpoint_every: int | None = None
+) -> Traffic:
+    """What a layer moves, and what the run takes to store. Where maps stay in memory, and are
+    stored every so many layers, nothing else is written, and nothing is read: on average so much.
+    """
     height, width, _ = problem.image_shape
     n, features = problem.images, problem.features(spec)
     images = problem.image_bytes
     itemsize = np.dtype(spec.store_dtype).itemsize
     maps = n * (itemsize * height * width * spec.filters + 4 * problem.classes)
     read, written = images + maps, maps
+    if checkpoint_every:
+        read, written = 0, maps // checkpoint_every
     merges, left = 0, plan.accumulators
     while left > 1:
         left = math.ceil(left / plan.split_every)

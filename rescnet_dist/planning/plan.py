@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -72,3 +72,6 @@ class Plan:
             if not isinstance(value, int) and not (name == "tile_features" and value is None):
                 raise TypeError(f"{name}={value!r} is not a whole number")
         return cls(**values)
+
+
+PLANNED = tuple(field.name for field in fields(Plan) if field.name != "images")  # as in a RunSpec

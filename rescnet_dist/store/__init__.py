@@ -14,7 +14,7 @@ from rescnet_dist.store.layers import (
     write_image_scale,
     write_layer,
 )
-from rescnet_dist.store.location import Location, chunk_problem, file_system
+from rescnet_dist.store.location import Location, chunk_problem, file_system, no_bucket
 from rescnet_dist.store.patience import patiently
 from rescnet_dist.store.run import (
     FORMAT_VERSION,
@@ -23,6 +23,8 @@ from rescnet_dist.store.run import (
     RUN_FORMAT,
     RunStore,
     check_format,
+    has_saved_maps,
+    last_saved,
     reading_attributes,
     write_block,
     write_region,
@@ -43,7 +45,10 @@ __all__ = [
     "checksum",
     "chunk_problem",
     "file_system",
+    "has_saved_maps",
+    "last_saved",
     "layer_path",
+    "no_bucket",
     "patiently",
     "read_bank",
     "read_block",

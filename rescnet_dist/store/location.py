@@ -42,6 +42,7 @@ OF_ANOTHER_KIND = (
 )
 
 PROTOCOL = re.compile(r"(\w+)://")
+NO_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # what servers say of it
 EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
 
 COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as of level 3, twice as fast
@@ -127,6 +128,23 @@ class Location:
             f"{self.url} cannot be reached: {reason}; check the URL, the network and your rights"
         )
 
+    def check_bucket(self) -> None:
+        """Refuse a place in a bucket that there is not, which some servers would make at the first
+        write."""
+        fs, path = self._current()
+        if isinstance(fs, LocalFileSystem):
+            return
+        try:
+            fs.ls(path)
+        except FileNotFoundError as error:
+            problem = no_bucket(error, self.url)
+        except Exception as error:
+            raise self._unreachable(error) from None
+        else:
+            return
+        if problem:
+            raise StoreError(problem)
+
     def size(self) -> int:
         """Bytes stored here."""
         fs, path = self._fs()
@@ -211,7 +229,11 @@ class Location:
         """The attributes of the Zarr group here; an error that names the URL if there is none."""
 
         def read() -> dict[str, Any]:
-            return dict(zarr.open_group(self.zarr_store(read_only=True), mode="r").attrs)
+            store = self.zarr_store(read_only=True)
+            try:  # one format after the other: asked for both, Zarr leaves requests behind
+                return dict(zarr.open_group(store, mode="r", zarr_format=3).attrs)
+            except ABSENT:
+                return dict(zarr.open_group(store, mode="r", zarr_format=2).attrs)
 
         return self._opened("Zarr group", read)
 
@@ -220,7 +242,7 @@ class Location:
         try:
             return read()
         except (*ABSENT, *OF_ANOTHER_KIND):
-            problem = StoreError(f"there is no {what} at {self.url}: check the URL")
+            problem = StoreError(f"there is no {what} at {self.url}: {self._instead()}")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = StoreError(
                 f"the {what} at {self.url} is damaged: {error}; put its zarr.json back, or make it "
@@ -231,6 +253,16 @@ class Location:
         # not inside `except` nor a context manager: the error that another one is raised in comes
         # along with it from a worker, and Zarr's own do not survive that
         raise problem
+
+    def _instead(self) -> str:
+        """What there is at a place instead of what was looked for, and what to do."""
+        found = self.listing()
+        if found is None:
+            return f"it {'is a file' if self.exists() else 'does not exist'}; check the URL"
+        if "commits" in found:  # which nothing but a run has
+            return "this is a run that has lost its zarr.json; put back a copy of it"
+        some = ", ".join(sorted(found)[:3]) or "nothing"
+        return f"it holds {some}{', …' if len(found) > 3 else ''}; check the URL"
 
     def update_attributes(self, attributes: dict[str, Any]) -> None:
         """Set these attributes of the Zarr group here, which is made if there is none."""
@@ -325,6 +357,18 @@ class Location:
             raise DamagedError(
                 f"{error}, at {self.url}: put it back from a copy, or train again"
             ) from None
+
+
+def no_bucket(error: FileNotFoundError, url: str) -> str | None:
+    """What to say where something is not found at a URL as its bucket is not there; None where the
+    bucket is not what is missing.
+
+    >>> no_bucket(FileNotFoundError("The specified bucket does not exist"), "s3://a/b")
+    'there is no bucket for s3://a/b: check the URL and the endpoint, or make the bucket first'
+    """
+    if not NO_BUCKET.search(str(error)):
+        return None
+    return f"there is no bucket for {url}: check the URL and the endpoint, or make the bucket first"
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -33,7 +33,7 @@ from rescnet_dist.store.patience import patiently
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4  # from 4 on, commits may be of maps that are not stored
 OLDEST_RUN = 2  # that can be gone on with
 
 # entries that the records of a run must have, and their kinds
@@ -50,9 +50,10 @@ def check_format(place: Location, *formats: str) -> dict[str, Any]:
     attributes = place.attributes()
     found, version = attributes.get("format"), attributes.get("format_version")
     if found not in formats:
+        takers = "`rescnet evaluate`, `rescnet predict` and `rescnet_dist.load` take it; "
         raise StoreError(
             f"{place.url} is not a {' or '.join(formats)} store (its format is {found!r}): "
-            "check the URL"
+            f"{takers if found == NETWORK_FORMAT else ''}check the URL"
         )
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise StoreError(
@@ -115,6 +116,7 @@ class RunStore:
     def check_free(self) -> None:
         """Refuse a place that already holds something."""
         if not self.place.exists():
+            self.place.check_bucket()
             return
         check_unclaimed(self.place)
         try:
@@ -307,6 +309,16 @@ class RunStore:
         """How the run ended, if it has."""
         source = self.place / "result.json"
         return patiently(lambda: _checked(source, RESULT), f"reading {source}")
+
+
+def has_saved_maps(step: int, record: dict[str, Any]) -> bool:
+    """Whether the maps of a layer were stored with its commit, or only kept in memory."""
+    return f"maps/{step:04d}" in record["checksums"]
+
+
+def last_saved(commits: Sequence[dict[str, Any]]) -> int:
+    """The last layer whose maps were stored with its commit; 0 where there is none."""
+    return max((n for n, record in enumerate(commits) if has_saved_maps(n, record)), default=0)
 
 
 def _checked(place: Location, kinds: dict[str, type]) -> dict[str, Any] | None:

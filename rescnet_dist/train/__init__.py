@@ -1,5 +1,6 @@
 """Training: the passes, the loop that runs them, and what it tells its watchers."""
 
+from rescnet_dist.train.again import other_plan, run_there
 from rescnet_dist.train.decide import Accuracy, Done, History
 from rescnet_dist.train.describe import describe_run
 from rescnet_dist.train.events import (
@@ -15,6 +16,7 @@ from rescnet_dist.train.events import (
     RunDone,
     RunStarted,
     RunStopped,
+    check_listeners,
     event_to_dict,
 )
 from rescnet_dist.train.listing import find_runs, look_for_runs
@@ -44,14 +46,17 @@ __all__ = [
     "RunStarted",
     "RunStopped",
     "begin_run",
+    "check_listeners",
     "check_resume",
     "check_run",
     "describe_run",
     "event_to_dict",
     "find_runs",
     "look_for_runs",
+    "other_plan",
     "progress_topic",
     "resume_run",
+    "run_there",
     "train",
     "verify_run",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any
@@ -15,7 +15,7 @@ import zarr
 from rescnet_dist.cluster.workers import forget_old_profiles
 from rescnet_dist.data import RowBlock, Rows
 from rescnet_dist.errors import DamagedError, RescnetError, StoreError
-from rescnet_dist.kernels import augmented, feature_blocks, replayed
+from rescnet_dist.kernels import Backend, augmented, feature_blocks, replayed
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.store import (
@@ -31,11 +31,18 @@ from rescnet_dist.store import (
 )
 from rescnet_dist.train.observed import Meter
 from rescnet_dist.train.report import report
+from rescnet_dist.train.shelf import Held, Shelf
 from rescnet_dist.train.state import RunState, Task
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LOOK_AGAIN = (0.2, 1.0)  # seconds before a chunk that looks damaged is read again
+UNSAVED = "unsaved/"  # what the names of things that are not stored begin with
+
+
+def unsaved(layer: int) -> str:
+    """What the checksums of scores that are not stored go by."""
+    return f"{UNSAVED}scores/{layer:04d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +67,59 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads what was committed with the data and with one step, for the chunks of one group; its
-    meter counts the bytes."""
+    """Gives what was committed with the data and with one step, for the chunks of one group: from
+    the shelf of the group where it is there, else from the store. Its meter counts the bytes read.
+    """
 
     task: Task
     group: Group
     state: RunState
     step: int
     checksums: dict[str, list[int]] = field(default_factory=dict)
+    shelf: Shelf = field(default_factory=Shelf)
     meter: Meter = field(default_factory=Meter)
 
     @classmethod
-    def of(cls, task: Task, group: Group, state: RunState, step: int) -> Reader:
+    def of(
+        cls, task: Task, group: Group, state: RunState, step: int, shelf: Shelf | None = None
+    ) -> Reader:
         """The reader of a step that is committed."""
-        run = task.run
-        checksums = run.checksums(0) | (run.checksums(step) if step else {})
-        return cls(task, group, state, step, checksums)
+        run, checksums = task.run, task.run.checksums(0)
+        for number in {step, min(task.stored, step)} - {0}:
+            committed = run.checksums(number)
+            for path, chunks in committed.items():
+                if len(chunks) != state.plan.chunks:
+                    raise StoreError(
+                        f"commits/{number:04d}.json has {len(chunks)} checksums of {path}, which "
+                        f"has {state.plan.chunks} chunks: the record is damaged; remove it, then "
+                        "resume the run, which makes it again"
+                    )
+            checksums |= committed
+        return cls(task, group, state, step, checksums, shelf or Shelf())
+
+    @property
+    def backend(self) -> Backend:
+        """Where the arrays are that this gives."""
+        return self.state.backend
 
     def chunks(self) -> Iterator[Chunk]:
         """The chunks of the group, in order."""
+        found = []
+        for chunk in self.shelf.chunks or self._read_chunks():
+            found.append(chunk)
+            trim_memory()
+            forget_old_profiles()
+            yield chunk
+        if self.task.keep:
+            self.shelf.chunks = found
+
+    def _read_chunks(self) -> Iterator[Chunk]:
         table, before = self.state.rows, self.task.before
         blocks: dict[int, RowBlock] = {}
         for start, stop in self.group.chunks():
             needed = table.blocks(start, stop)
             blocks = {number: blocks.get(number) or self._block(number) for number in needed}
             rows = reduce(Rows.concatenated, (b.rows(start, stop) for b in blocks.values()))
-            trim_memory()
-            forget_old_profiles()
             yield Chunk(start, stop, rows, before)
             before = before + np.bincount(rows.labels[rows.train], minlength=self.state.classes)
 
@@ -102,6 +135,19 @@ class Reader:
     def images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:
         """The images (n, H, W, d) of a chunk: from the run's array and the row of its first, and
         copies of them as the run augments them."""
+        kept: Array | None = self.shelf.images.get(chunk.start)
+        if kept is None:
+            kept = self.backend.put(self.read_images(source, chunk))
+            self.keep_images(chunk, kept)
+        return kept
+
+    def keep_images(self, chunk: Chunk, images: Array) -> None:
+        """Keep the images (n, H, W, d) of a chunk on the shelf, if the task keeps anything."""
+        if self.task.keep:
+            self.shelf.put_images(chunk.start, images, self.backend)
+
+    def read_images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:
+        """As `images`, from the store, in NumPy's arrays."""
         (array, first), rows, state = source, chunk.rows, self.state
         start, stop = int(rows.image[0]), int(rows.image[-1]) + 1
 
@@ -123,18 +169,73 @@ class Reader:
             "in another store"
         )
 
-    def maps_and_scores(self, chunk: Chunk) -> tuple[Array, Array]:
-        """Maps (n, H, W, f) of the step's layer and the scores (n, C) that entered it; rebuilt from
-        the layers before, and written again, if they are lost."""
-        run, start, stop = self.task.run, chunk.start, chunk.stop
-        arrays, number = (run.maps(self.step), run.scores(self.step)), self._number(start)
+    def held(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Held:
+        """What the step's layer made of a chunk: from the shelf, from the store, or made again from
+        the last that is there. What is lost of the store is written again."""
+        task, step = self.task, self.step
+        found = self.shelf.take(chunk.start, step)
+        if found and found.layer == step:
+            return found
+        if task.stored < step:
+            return self._caught_up(source, chunk, found)
         try:
-            maps, scores = (self._read(a, start, stop, a.path, number) for a in arrays)
+            maps, scores = self._stored(chunk, step)
         except DamagedError as error:
             lost = error
         else:
-            return maps.astype(np.float32, copy=False), scores
-        return self._rebuilt(chunk, lost)
+            return Held(step, maps, scores, None)
+        return self._rebuilt(source, chunk, lost)
+
+    def _stored(self, chunk: Chunk, layer: int) -> tuple[Array, Array]:
+        """The maps (n, H, W, f) of a layer and the scores (n, C) that entered it, as stored."""
+        run, number = self.task.run, self._number(chunk.start)
+        arrays = run.maps(layer), run.scores(layer)
+        maps, scores = (self._read(a, chunk.start, chunk.stop, a.path, number) for a in arrays)
+        put = self.backend.put
+        return put(maps.astype(np.float32, copy=False)), put(scores)
+
+    def _caught_up(
+        self, source: tuple[zarr.Array[Any], int], chunk: Chunk, found: Held | None
+    ) -> Held:
+        """What the step's layer made of a chunk, from what was found of a layer before, or else
+        from the last that is stored."""
+        stored = self.task.stored
+        begun = None if found is None else (found.maps, found.scores)
+        first = found.layer if found else 0
+        if stored > first and self.task.run.has_maps(stored):
+            with suppress(DamagedError):  # what is lost is replayed, from the images
+                begun, first = self._stored(chunk, stored), stored
+        maps, scores = self._replayed(source, chunk, begun, first)
+        expected = self._expected(unsaved(self.step), self._number(chunk.start))
+        reason = f"kept in memory, and there no longer; made again from layer {first}"
+        if expected is not None and checksum(self.backend.get(scores)) != expected:
+            reason += (
+                ", with other last digits than were committed, as on another processor or with "
+                "another NumPy"
+            )
+        rows = {"start": chunk.start, "stop": chunk.stop}
+        report(self.task, "rebuilt", layer=self.step, reason=reason, **rows)
+        return Held(self.step, maps, scores, None)
+
+    def _replayed(
+        self,
+        source: tuple[zarr.Array[Any], int],
+        chunk: Chunk,
+        begun: tuple[Array, Array] | None,
+        first: int,
+    ) -> tuple[Array, Array]:
+        """The step's maps (n, H, W, f) and the scores (n, C) that entered it, from those of layer
+        `first`, or from the images (0)."""
+        run, state = self.task.run, self.state
+        images, stored = self.images(source, chunk), StoredLayers(run.place, self.step)
+
+        def replay() -> tuple[Array, Array]:
+            layers = (stored[number - 1] for number in range(max(first, 1), self.step + 1))
+            scale = read_image_scale(run.place)
+            return replayed(images, layers, scale, state.spec, state.classes, begun)
+
+        with self.backend.working():
+            return patiently(replay, f"reading the layers of {run}")
 
     def _number(self, start: int) -> int:
         """The number of the chunk that begins with row `start`."""
@@ -166,24 +267,19 @@ class Reader:
             return None
         if number >= len(chunks):
             raise StoreError(
-                f"commits/{self.step:04d}.json has {len(chunks)} checksums of {path}, and chunk "
-                f"{number} is read: the record is damaged; remove it, then resume the run, which "
-                "makes it again"
+                f"commits/0000.json has {len(chunks)} checksums of {path}, and chunk {number} is "
+                "read: the record is damaged; remove it, then resume the run, which makes it again"
             )
         return chunks[number]
 
-    def _rebuilt(self, chunk: Chunk, lost: DamagedError) -> tuple[Array, Array]:
+    def _rebuilt(
+        self, source: tuple[zarr.Array[Any], int], chunk: Chunk, lost: DamagedError
+    ) -> Held:
         run, layer, start = self.task.run, self.step, chunk.start
-        layers = StoredLayers(run.place, layer)
-        images = self.images(run.images(), chunk)
-        maps, scores = patiently(
-            lambda: replayed(
-                images, layers, read_image_scale(run.place), self.state.spec, self.state.classes
-            ),
-            f"reading the layers of {run}",
-        )
+        maps, scores = self._replayed(source, chunk, None, 0)
         places = run.maps(layer, write=True), run.scores(layer, write=True)
-        stored = maps.astype(places[0].dtype, copy=False), scores
+        get = self.backend.get
+        stored = get(maps).astype(places[0].dtype, copy=False), get(scores)
         for array, values in zip(places, stored, strict=True):
             if checksum(values) != self._expected(array.path, self._number(start)):
                 raise DamagedError(
@@ -194,12 +290,38 @@ class Reader:
         for array, values in zip(places, stored, strict=True):
             write(array, start, values, run)
         report(self.task, "rebuilt", layer=layer, start=start, stop=chunk.stop, reason=str(lost))
-        return maps, scores
+        return Held(layer, maps, scores, None)
 
 
 def write(array: zarr.Array[Any], start: int, values: Array, run: RunStore) -> None:
     """Write whole chunks of rows, with patience."""
     patiently(lambda: write_region(array, start, values), f"{array.path} of {run}")
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """Writes the maps and scores of a layer to the store."""
+
+    run: RunStore
+    maps: zarr.Array[Any]
+    scores: zarr.Array[Any]
+    backend: Backend
+
+    @classmethod
+    def of(cls, task: Task, state: RunState) -> Saver:
+        """The saver of the task's layer."""
+        run, layer = task.run, task.layer
+        arrays = run.maps(layer, write=True), run.scores(layer, write=True)
+        return cls(run, *arrays, state.backend)
+
+    def save(self, chunk: Chunk, made: Held, meter: Meter) -> Checksums:
+        """Write what was made of a chunk; returns its checksums."""
+        get = self.backend.get
+        maps, scores = get(made.maps).astype(self.maps.dtype, copy=False), get(made.scores)
+        write(self.maps, chunk.start, maps, self.run)
+        write(self.scores, chunk.start, scores, self.run)
+        meter.written += maps.nbytes + scores.nbytes
+        return Checksums().plus({self.maps.path: maps, self.scores.path: scores})
 
 
 @dataclass(frozen=True, slots=True)

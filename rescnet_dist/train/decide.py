@@ -38,6 +38,16 @@ class History:
         return cls(bool(commits), layers, tuple(Accuracy(**a) for a in found))
 
 
+def contradiction(layers: int, result: dict[str, Any] | None) -> str | None:
+    """What is wrong where the result tells of a depth beyond the layers that are committed."""
+    if not result or result["depth"] <= layers:
+        return None
+    return (
+        f"result.json tells of a depth of {result['depth']}, and {layers} layers are committed: "
+        "records in commits/ are missing; put them back, or resume the run, which makes them again"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """Read the images once and learn the first layer's filters."""

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rescnet_dist.errors import StoreClosed, StoreError, StoreUnreachable
+from rescnet_dist.errors import DamagedError, StoreClosed, StoreError, StoreUnreachable
 from rescnet_dist.store import RunStore, check_unclaimed
-from rescnet_dist.train.decide import History
+from rescnet_dist.train.decide import History, contradiction
 from rescnet_dist.train.state import RunState
 
 PARTS = ("data", "layers", "maps", "scores")  # of a run store, whose sizes are told
@@ -30,7 +30,9 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
             f"the run at {run} has not begun: its data are still being written, or never were "
             "completely; look again later, or remove it and train again"
         )
-    state, history = RunState.of(run), History.of(list(commits), result)
+    if wrong := contradiction(max(0, len(commits) - 1), result):
+        raise DamagedError(f"the run at {run} is damaged: {wrong}")
+    state, history = RunState.from_attributes(run, attributes), History.of(list(commits), result)
     judged = {accuracy.layer: accuracy for accuracy in history.accuracies}
     claimed, reason = is_claimed(run), result.get("reason") if result else None
     return {

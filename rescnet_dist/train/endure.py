@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -27,17 +27,26 @@ LISTEN_EVERY = 0.5  # and at whether a listener has stopped the run
 
 
 def run_pass(
-    what: Pass, task: Task, counts: Array, plan: Plan, client: Client, tell: Announcer
+    what: Pass,
+    task: Task,
+    counts: Array,
+    plan: Plan,
+    client: Client,
+    tell: Announcer,
+    shelves: Sequence[Future] = (),
 ) -> tuple[Any, Observed]:
     """The result of a pass, computed as one graph, and what it took; counts (G, C) are the
-    training images of each class in each group.
+    training images of each class in each group, shelves those of the groups, if there are any.
 
     Workers may die without limit while chunks get done. What fails on its own account is tried
     again, and ends the pass as a `PassError` that names chunk and cause when it has failed
     `TRIES` times in a row. Errors that say what is wrong themselves end it at once.
     """
+    parts: Sequence[tuple[Any, ...]] = task.split(plan.groups(), counts)
+    if shelves:
+        parts = [(*part, shelf) for part, shelf in zip(parts, shelves, strict=True)]
     graph = fold_graph(
-        what.fold, task.split(plan.groups(), counts), what.merge, what.finish, task,
+        what.fold, parts, what.merge, what.finish, task,
         split_every=plan.split_every, name=what.name, spread=what.spread,
     )  # fmt: skip
     with _watching(what, task, client, tell) as watch:
@@ -162,10 +171,11 @@ def _wait_for(future: Future, watch: _Watch, client: Client) -> Any:
     while True:
         watch.tell.check()
         try:
-            return future.result(timeout=LISTEN_EVERY)
+            future.exception(timeout=LISTEN_EVERY)  # waits for the end, and fetches nothing, as
+            return future.result(timeout=LOOK_EVERY)  # that takes its time, and is not to be cut
         except TimeoutError:
-            if future.status != "pending":
-                raise
+            if future.status == "error":
+                return future.result()  # raises what the task has raised, a TimeoutError or not
         except CANCELLED:
             time.sleep(0.5)  # the client learns of a lost connection and of this in any order
             raise

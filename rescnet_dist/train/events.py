@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from rescnet_dist.errors import masked
+from rescnet_dist.errors import SpecError, masked
 from rescnet_dist.train.decide import Accuracy
 from rescnet_dist.train.observed import Observed
 
@@ -193,6 +193,18 @@ class Callback:
                 self.on_run_end(event)
             case RunStopped():
                 self.on_run_stopped(event)
+
+
+def check_listeners(listeners: Any) -> None:
+    """Refuse what cannot be told of events."""
+    if not isinstance(listeners, Sequence):
+        raise SpecError(f"listeners={listeners!r} is no list: give [{listeners!r}]")
+    for listener in listeners:
+        if not callable(listener):
+            raise SpecError(
+                f"{listener!r} among the listeners is no function of an event: give a function, or "
+                "an object of a subclass of rescnet_dist.Callback"
+            )
 
 
 class Announcer:

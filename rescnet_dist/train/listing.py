@@ -11,7 +11,8 @@ from typing import Any
 
 from rescnet_dist.errors import RescnetError, StoreClosed, StoreError, StoreUnreachable
 from rescnet_dist.store import RUN_FORMAT, Location, RunStore, patiently, reading_attributes
-from rescnet_dist.train.decide import Accuracy, History, chosen_depth
+from rescnet_dist.tables import name_of
+from rescnet_dist.train.decide import Accuracy, History, chosen_depth, contradiction
 from rescnet_dist.train.describe import is_claimed
 
 DEEPEST = 3  # parts of a run's name below the URL: it may be in a folder in a folder
@@ -52,9 +53,10 @@ def look_for_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], in
     """What `find_runs` gives, and how many other things, files and stores, were passed over."""
     top = Location.of(url)
     if patiently(top.listing, f"reading {top}", patience=10) is None:
+        what = "is a file" if top.exists() else "does not exist"
         raise StoreError(
-            f"there is no folder or bucket at {top}: check the URL, or make a run there with "
-            "`rescnet train`"
+            f"there is no folder or bucket at {top}: it {what}; check the URL, or make a run there "
+            "with `rescnet train`"
         )
     runs: list[ListedRun] = []
     others, level = 0, [top]
@@ -71,7 +73,7 @@ def look_for_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], in
 
 def _look_at(place: Location, top: Location) -> tuple[ListedRun | None, list[Location], int]:
     """What is at a place: a run; or the folders to look into, and a number of other things."""
-    listed = ListedRun(place.url[len(top.url) :].strip("/") or _last(top), str(place))
+    listed = ListedRun(place.url[len(top.url) :].strip("/") or name_of(str(top)), str(place))
     try:
         names = patiently(place.listing, f"reading {place}") or {}
         if _is_run(place, names):
@@ -87,11 +89,6 @@ def _look_at(place: Location, top: Location) -> tuple[ListedRun | None, list[Loc
     visible = [name for name in names if not name.startswith(".")]
     folders = [place / name for name in visible if names[name]]
     return None, folders, len(visible) - len(folders)
-
-
-def _last(place: Location) -> str:
-    """The last part of a URL."""
-    return str(place).rsplit("/", 1)[-1]
 
 
 def _is_run(place: Location, names: dict[str, bool]) -> bool:
@@ -159,6 +156,8 @@ def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
     if done and result:
         last, known = run.last_commit(), tuple(Accuracy(**a) for a in result["accuracies"])
         listed.layers, depth = last["step"] if last else 0, result["depth"]
+        if wrong := contradiction(listed.layers, result):
+            raise StoreError(wrong)
     else:
         commits = run.commits()
         history = History.of(commits, result)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from distributed import Client
 
-from rescnet_dist.cluster.connect import check_versions
+from rescnet_dist.cluster import Workers, check_versions
 from rescnet_dist.errors import StoreError, masked
 from rescnet_dist.kernels import Tally
-from rescnet_dist.store import Claim, RunStore
+from rescnet_dist.planning import Problem, Tier, check_fits, choose_tier, group_bytes
+from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
 from rescnet_dist.train import passes, tiled
 from rescnet_dist.train.decide import (
     Accuracy,
@@ -39,6 +40,7 @@ from rescnet_dist.train.events import (
 )
 from rescnet_dist.train.observed import Observed
 from rescnet_dist.train.passes import Pass
+from rescnet_dist.train.shelf import Shelves
 from rescnet_dist.train.state import RunState, Task
 
 # what a commit record says of its pass, for those who watch
@@ -51,8 +53,11 @@ def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> D
     Everything needed is in the run store, so this starts a run, resumes one, and leaves a
     finished one as it is.
     """
-    with Announcer(listeners) as tell, _telling_of_a_stop(tell, str(claim.place)):
-        driver = _Driver(claim, client, tell)
+    with (
+        Announcer(listeners) as tell,
+        _telling_of_a_stop(tell, str(claim.place)),
+        closing(_Driver(claim, client, tell)) as driver,
+    ):
         driver.started()
         while True:
             match next_action(driver.history(), driver.state.spec):
@@ -89,6 +94,16 @@ class _Driver:
         self.tell = tell
         self.state = RunState.of(self.run)
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
+        self.problem: Problem | None = None  # once it is asked for
+        self.gpu_memory: int | None = None
+        self.stored = 0  # the last layer whose maps are in the store
+        self.tier: Tier | None = None
+        self.shelves = Shelves(client)
+        self.finished = False  # whether the run was done, and nothing has been grown since
+
+    def close(self) -> None:
+        """Free what workers keep for this driver, which a traceback may outlive."""
+        self.shelves.release()
         self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
 
     def history(self) -> History:
@@ -99,7 +114,10 @@ class _Driver:
         """Announce the run, and take it up where it was left."""
         commits, plan = self.run.commits(), self.state.plan
         self.accuracies = [{"accuracy": record.get("accuracy")} for record in commits]
-        history = self.history()
+        self.stored = last_saved(commits)
+        history, result = self.history(), self.run.result()
+        judged = len(result["accuracies"]) if result and result.get("reason") else 0
+        self.finished = bool(judged) and judged >= history.layers - 1
         self.tell(
             RunStarted(
                 str(self.run), plan.images, self.state.spec.max_layers, history.layers,
@@ -109,7 +127,7 @@ class _Driver:
         self.drop_commits_behind(len(commits))
         if history.surveyed:
             self.counts = np.array(commits[0]["counts"], np.int64)
-            self.tidy(history.layers)  # a driver that died may not have got to it
+            self.tidy()  # a driver that died may not have got to it
 
     def drop_commits_behind(self, counted: int) -> None:
         """Remove, and tell of, the records of steps that do not count as one before is missing."""
@@ -122,52 +140,83 @@ class _Driver:
 
     def survey(self) -> None:
         """Count and survey the data; commits step 0."""
+        self.check_cluster()
         began = time.perf_counter()
         self.tell(PassStarted("survey", 0))
-        self.counts, _ = self.compute(passes.COUNT, Task(self.run, 0))
-        surveyed, observed = self.compute(passes.SURVEY, Task(self.run, 0))
+        self.counts, _ = self.compute(passes.COUNT, self.task(0))
+        surveyed, observed = self.compute(passes.SURVEY, self.task(0))
         checksums = surveyed.chunks | dict(self.state.rows.checksums)
         record = {"counts": self.counts.tolist(), "checksums": checksums}
         self.commit(0, record, PassDone("survey", 0, _since(began), None, observed=observed))
 
     def grow(self, layer: int) -> None:
         """Add a layer; commits step `layer`."""
+        self.check_cluster()
         state, plan, began = self.state, self.state.plan, time.perf_counter()
         self.tell(PassStarted("grow", layer))
         self.claim.check()
+        task = self.task(layer)
         self.find_maps_of(layer - 1)
-        self.make_room_for(layer)
+        if task.save:
+            self.make_room_for(layer)
         how = passes.GROW
         if plan.tile_features:
             how = tiled.GROW_IN_TILES
             features = (plan.images, state.features)
             self.run.create_work(*features, plan.chunk_images, plan.tile_features)
-        (tally, checksums), observed = self.compute(how, Task(self.run, layer))
+        self.finished = False
+        (tally, checksums), observed = self.compute(how, task)
+        if not task.keep:
+            self.shelves.release()  # what was on them has been read
         accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
         done = PassDone("grow", layer, _since(began), accuracy, tally.residual, observed)
         self.commit(layer, {"checksums": checksums.chunks}, done)
 
-    def tidy(self, layer: int) -> None:
+    def task(self, layer: int) -> Task:
+        """What all tasks of the pass of a layer know; the store gets its maps unless they stay in
+        memory, and every so many layers even then, and at the end."""
+        every = self.state.run_spec.checkpoint_every
+        keep = self.tier is not None and self.tier.in_memory
+        save = not keep or layer % every == 0 or layer == self.state.spec.max_layers
+        return Task(self.run, layer, self.stored, keep, save)
+
+    def tidy(self) -> None:
         """Remove what is not needed any more once a layer is committed."""
         if self.state.plan.tile_features:
             self.run.remove_work()
         if self.state.run_spec.keep_maps == "last":
-            self.run.remove_maps_but(layer)
+            self.run.remove_maps_but(self.stored)
 
     def score(self, layer: int) -> None:
         """Find the accuracy after the last layer, and note it in the result."""
+        self.check_cluster()
         began = time.perf_counter()
         self.tell(PassStarted("score", layer))
         self.find_maps_of(layer)
-        tally, observed = self.compute(passes.SCORE, Task(self.run, layer))
+        tally, observed = self.compute(passes.SCORE, self.task(layer))
         accuracy = _accuracy(layer, tally)
         self.write_result((*self.history().accuracies, accuracy), reason=None)
         self.tell(PassDone("score", layer, _since(began), accuracy, tally.residual, observed))
 
     def done(self, done: Done) -> None:
-        """Note the chosen depth."""
+        """Note the chosen depth; the maps that are in memory only are stored before."""
+        last = len(self.accuracies) - 1
+        if self.stored < last and not self.finished:
+            self.check_cluster()
+            self.save(last)
         self.write_result(self.history().accuracies, done.reason)
         self.tell(RunDone(str(self.run), done.depth, done.reason))
+
+    def save(self, layer: int) -> None:
+        """Store the maps of the last layer, which its pass has left in memory."""
+        self.claim.check()
+        self.make_room_for(layer)
+        checksums, _ = self.compute(passes.SAVE, self.task(layer))
+        record = self.run.commits()[layer]
+        self.claim.check()
+        self.run.commit(layer, record | {"checksums": checksums.chunks})
+        self.stored = layer
+        self.tidy()
 
     def write_result(self, accuracies: tuple[Accuracy, ...], reason: str | None) -> None:
         """Write what is known of the run's outcome."""
@@ -185,12 +234,35 @@ class _Driver:
         """Run one pass, passing its progress on to the listeners; what came of it, and what it
         took."""
         self.claim.check()
-        check_versions(self.client)
         try:
-            return run_pass(what, task, self.counts, self.state.plan, self.client, self.tell)
+            return run_pass(
+                what, task, self.counts, self.state.plan, self.client, self.tell,
+                self.shelves.futures(),
+            )  # fmt: skip
         except StoreError:
             self.claim.check()  # what another driver has removed by now is not there
             raise
+
+    def check_cluster(self) -> None:
+        """Refuse other software, and workers that are too small for the plan, before anything is
+        written: others than it was made for may be there by now."""
+        check_versions(self.client)
+        state = self.state
+        if self.problem is None:
+            self.problem = state.problem(self.run.images()[0].dtype.itemsize)
+            if state.backend.on_gpu:
+                self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
+        if not (present := Workers.present(self.client)):
+            return
+        workers = replace(present, gpu_memory=self.gpu_memory)
+        check_fits(state.plan, self.problem, state.spec, workers)
+        self.tier = choose_tier(self.problem, state.spec, state.run_spec, state.plan, workers)
+        if self.tier.in_memory:
+            sizes = [
+                0 if state.backend.on_gpu else group_bytes(self.problem, state.spec, group)
+                for group in state.plan.groups()
+            ]
+            self.shelves.spread(sizes, stored=self.stored == len(self.accuracies) - 1)
 
     def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:
         """Make a step count, unless somebody else writes to the run by now, tidy up behind it, and
@@ -200,8 +272,9 @@ class _Driver:
         self.claim.check()
         self.run.commit(step, record)
         self.accuracies.append({"accuracy": record["accuracy"]})
-        if step:
-            self.tidy(step)
+        if has_saved_maps(step, record):
+            self.stored = step
+            self.tidy()
         self.tell(done)
 
     def make_room_for(self, layer: int) -> None:
@@ -216,7 +289,7 @@ class _Driver:
     def find_maps_of(self, layer: int) -> None:
         """Where the maps of a committed layer have been removed, make room: those who read them
         rebuild them chunk by chunk."""
-        if layer and not self.run.has_maps(layer):
+        if 0 < layer == self.stored and not self.run.has_maps(layer):
             self.claim.check()
             self.make_room_for(layer)
 

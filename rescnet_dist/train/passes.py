@@ -7,6 +7,7 @@ needs from the run store, and can be run again at any time with the same outcome
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
 from operator import add
@@ -32,6 +33,7 @@ from rescnet_dist.kernels import (
     fit_bank,
     fit_classifier,
     fit_image_scale,
+    slabs,
 )
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
@@ -45,15 +47,16 @@ from rescnet_dist.store import (
     write_classifier,
     write_image_scale,
 )
-from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, naming, write
+from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, Saver, naming, unsaved
 from rescnet_dist.train.overlap import read_ahead, write_behind
 from rescnet_dist.train.report import report_begun, report_chunk, report_solving, report_spent
+from rescnet_dist.train.shelf import NOTHING, Held, Shelf
 from rescnet_dist.train.state import Array, RunState, Task
 
 # counting ---------------------------------------------------------------------------------------
 
 
-def count_group(task: Task, group: Group) -> list[Array]:
+def count_group(task: Task, group: Group, _shelf: Shelf | None = None) -> list[Array]:
     """Rows of each class (C,) to train on in a group of chunks, as a list of one."""
     state = RunState.of(task.run)
     reader, counts = Reader(task, group, state, 0), np.zeros(state.classes, np.int64)
@@ -85,7 +88,7 @@ class Checked:
         )
 
 
-def survey_group(task: Task, group: Group) -> Checked:
+def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
     """Statistics of the raw images of a group of chunks, for the first layer's filters, and the
     checksums of the images that all later passes must find."""
     state = RunState.of(task.run)
@@ -93,15 +96,17 @@ def survey_group(task: Task, group: Group) -> Checked:
     draws = draws_of_layer(state.spec, state.run_spec.seed, 1, task.counts, state.input_shape(1))
     images = task.run.images()
     statistics, checksums = BankStatistics.empty(state.image_shape[2], size), Checksums()
-    reader = Reader(task, group, state, 0)  # nothing is committed yet
-    with blas_threads(1):
+    reader = Reader(task, group, state, 0, shelf=shelf or Shelf())  # nothing is committed yet
+    with blas_threads(1), state.backend.working():
         for chunk in reader.chunks():
             with naming(group, chunk):
                 with reader.meter.timing("read"):
-                    raw = reader.images(images, chunk)
+                    raw = reader.read_images(images, chunk)
+                    there = state.backend.put(raw)
+                    reader.keep_images(chunk, there)
                 with reader.meter.timing("compute"):
                     check_finite(raw, chunk.rows.image)  # of those copied, this has been done
-                    pixels = LayerInput.of(raw.astype(np.float32, copy=False))
+                    pixels = LayerInput.of(there.astype(np.float32, copy=False))
                     more = BankStatistics.of(
                         pixels, chunk.labels, chunk.train, chunk.before, draws, size
                     )
@@ -128,51 +133,55 @@ def finish_survey(task: Task, checked: Checked) -> Checksums:
 # growing a layer --------------------------------------------------------------------------------
 
 
-def grow_group(task: Task, group: Group) -> Checked:
+def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
     """The pass of a layer over a group of chunks: scores, maps, and statistics in one go.
 
     Where the plan has tiles, the features are written for them and their scatter is left out.
     """
     run, layer, state = task.run, task.layer, RunState.of(task.run)
     growing = patiently(lambda: _growing(task, state), f"reading layer {layer} of {run}")
-    reader = Reader.of(task, group, state, layer - 1)
-    images = run.images()
-    new_maps, new_scores = run.maps(layer, write=True), run.scores(layer, write=True)
+    reader = Reader.of(task, group, state, layer - 1, shelf)
+    images, backend, meter = run.images(), state.backend, reader.meter
+    saving = Saver.of(task, state) if task.save else None
     work = FeatureWriter.of(run, state) if state.plan.tile_features else None
-    meter = reader.meter
-    statistics = growing.empty(*state.image_shape, scatter=work is None)
+    statistics = growing.empty(*state.image_shape, scatter=work is None, xp=backend.xp)
     checksums = Checksums()
 
-    def read(chunk: Chunk) -> tuple[Array, Array | None, Array | None]:
-        maps, scores = reader.maps_and_scores(chunk) if layer > 1 else (None, None)
-        return reader.images(images, chunk), maps, scores
+    def read(chunk: Chunk) -> tuple[Array, Held]:
+        pixels = reader.images(images, chunk)
+        return pixels, reader.held(images, chunk) if layer > 1 else NOTHING
 
-    def write_all(chunk: Chunk, maps: Array, scores: Array, features: Array | None) -> Checksums:
+    def write_all(chunk: Chunk, made: Held, features: Array | None) -> Checksums:
         with naming(group, chunk):
-            write(new_maps, chunk.start, maps, run)
-            write(new_scores, chunk.start, scores, run)
-            written = Checksums().plus({new_maps.path: maps, new_scores.path: scores})
-            meter.written += maps.nbytes + scores.nbytes
+            if saving:
+                written = saving.save(chunk, made, meter)
+            else:
+                written = Checksums().plus({unsaved(layer): backend.get(made.scores)})
             if work and features is not None:
                 written = written.merge(work.write(chunk.start, features))
                 meter.written += features.nbytes
         report_chunk(task, "grow", chunk.start, chunk.stop)
         return written
 
-    with blas_threads(1), write_behind() as behind:
+    with blas_threads(1), backend.working(), write_behind() as behind:
         for chunk, given in read_ahead(reader.chunks(), read):
             report_begun(task, "grow", chunk.start)
             with naming(group, chunk):
                 with meter.timing("read"):
-                    inputs = given()
+                    pixels, old = given()
                 with meter.timing("compute"):
-                    grown = growing.step(*inputs, chunk.labels, chunk.train, chunk.before)
-                    del inputs
+                    grown = growing.step(
+                        pixels, old.maps, old.scores, chunk.labels, chunk.train, chunk.before,
+                        old.features,
+                    )  # fmt: skip
+                    del pixels, old
                     statistics = statistics.fold(grown)
+            made = Held(layer, grown.maps, grown.scores, grown.features if task.keep else None)
+            if task.keep:
+                reader.shelf.put(chunk.start, made, backend)
             features = grown.features if work else None
-            maps = grown.maps.astype(new_maps.dtype, copy=False)
-            writing = partial(write_all, chunk, maps, grown.scores, features)
-            del grown, features, maps  # what is written is held until then, and no more
+            writing = partial(write_all, chunk, made, features)
+            del grown, features, made  # what is written is held until then, and no more
             with meter.timing("write"):
                 checksums = checksums.merge(behind.put(writing) or Checksums())
             del writing
@@ -205,40 +214,64 @@ def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
     may be resumed."""
     state, statistics = RunState.of(task.run), checked.statistics
     report_solving(task, "grow")
-    with blas_threads(state.plan.solve_threads):
+    with (
+        blas_threads(state.plan.solve_threads), state.backend.working(),
+        ThreadPoolExecutor(1) as beside,
+    ):  # fmt: skip
+        # a GPU leaves the processor idle; on that, two at a time would be in each other's way
+        if state.backend.on_gpu:
+            coming = beside.submit(_store_next_bank, task, state, statistics)
         classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
-        bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
-    store_fit(task, classifier, bank)
+        if state.backend.on_gpu:
+            coming.result()
+        else:
+            _store_next_bank(task, state, statistics)
+    store_classifier(task, classifier)
     return statistics.tally, checked.checksums
 
 
-def store_fit(task: Task, classifier: Classifier, bank: Bank) -> None:
-    """Store what the pass of a layer has led to: its classifier, and the bank of the next."""
+def _store_next_bank(task: Task, state: RunState, statistics: LayerStatistics) -> None:
+    store_bank(task, fit_bank(statistics.inputs, state.spec, task.layer + 1))
+
+
+def store_classifier(task: Task, classifier: Classifier) -> None:
+    """Store what the pass of a layer has led to: its classifier."""
     run, layer = task.run, task.layer
     patiently(lambda: write_classifier(run.place, layer, classifier), f"layer {layer} of {run}")
-    patiently(lambda: write_bank(run.place, layer + 1, bank), f"layer {layer + 1} of {run}")
+
+
+def store_bank(task: Task, bank: Bank) -> None:
+    """Store what the pass of a layer has led to: the bank of the next."""
+    run, layer = task.run, task.layer + 1
+    patiently(lambda: write_bank(run.place, layer, bank), f"layer {layer} of {run}")
 
 
 # scoring the last layer -------------------------------------------------------------------------
 
 
-def score_group(task: Task, group: Group) -> Tally:
+def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
     """How well the network with `task.layer` layers does on a group of chunks."""
     run, layer, state = task.run, task.layer, RunState.of(task.run)
     classifier = patiently(
         lambda: read_classifier(run.place, layer), f"reading layer {layer} of {run}"
     )
-    reader, tally = Reader.of(task, group, state, layer), Tally.empty()
-    with blas_threads(1):
-        for chunk, given in read_ahead(reader.chunks(), reader.maps_and_scores):
+    reader, tally = Reader.of(task, group, state, layer, shelf), Tally.empty()
+    held = partial(reader.held, run.images())
+    with blas_threads(1), state.backend.working():
+        for chunk, given in read_ahead(reader.chunks(), held):
             with naming(group, chunk):
                 with reader.meter.timing("read"):
-                    maps, entered = given()
+                    old = given()
                 with reader.meter.timing("compute"):
-                    scores = chunk_scores(classifier, maps, entered, state.spec)
+                    cut = slabs(old.maps, state.spec)
+                    scores = chunk_scores(
+                        classifier, old.maps, old.scores, state.spec, cut, old.features
+                    )
                     more = Tally.of(scores, chunk.labels, chunk.train, state.spec.target)
                     tally = tally.merge(more)
-                del maps, entered
+                if task.keep:
+                    reader.shelf.put(chunk.start, old, state.backend)
+                del old
             report_chunk(task, "score", chunk.start, chunk.stop)
     report_spent(task, "score", reader.meter)
     return tally
@@ -247,6 +280,31 @@ def score_group(task: Task, group: Group) -> Tally:
 def finish_score(_task: Task, tally: Tally) -> Tally:
     """The tally as it is."""
     return tally
+
+
+# storing what is in memory ----------------------------------------------------------------------
+
+
+def save_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checksums:
+    """Store the maps and scores of the last layer, which are in memory only, of a group of chunks;
+    returns their checksums."""
+    state, checksums = RunState.of(task.run), Checksums()
+    reader = Reader.of(task, group, state, task.layer, shelf)
+    saving, images = Saver.of(task, state), task.run.images()
+    with blas_threads(1):
+        for chunk in reader.chunks():
+            with naming(group, chunk):
+                checksums = checksums.merge(
+                    saving.save(chunk, reader.held(images, chunk), reader.meter)
+                )
+            report_chunk(task, "save", chunk.start, chunk.stop)
+    report_spent(task, "save", reader.meter)
+    return checksums
+
+
+def finish_save(_task: Task, checksums: Checksums) -> Checksums:
+    """The checksums as they are."""
+    return checksums
 
 
 # the accumulators' true size, which Dask would not see, or take them for free to move and keep ---
@@ -268,11 +326,11 @@ for _kind in (
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A pass over all images: fold(task, group) → accumulator, merge of two, finish(task, all) or,
-    where that is spread over many tasks, the function that makes them."""
+    """A pass over all images: fold(task, group, shelf) → accumulator, merge of two, finish(task,
+    all) or, where that is spread over many tasks, the function that makes them."""
 
     name: str
-    fold: Callable[[Task, Group], Any]
+    fold: Callable[[Task, Group, Shelf | None], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[..., Any]
     spread: bool = False
@@ -282,3 +340,4 @@ COUNT = Pass("count", count_group, add, gathered)
 SURVEY = Pass("survey", survey_group, Checked.merge, finish_survey)
 GROW = Pass("grow", grow_group, Checked.merge, finish_layer)
 SCORE = Pass("score", score_group, Tally.merge, finish_score)
+SAVE = Pass("save", save_group, Checksums.merge, finish_save)

@@ -20,13 +20,14 @@ def adopt(worker: Worker) -> None:
     _adopted.worker = worker
 
 
-def _worker() -> Worker:
+def this_worker() -> Worker:
+    """The worker that the task of this thread runs on."""
     return getattr(_adopted, "worker", None) or get_worker()
 
 
 def report(task: Task, kind: str, **facts: Any) -> None:
     """Tell the driver something; facts are numbers and strings."""
-    _worker().log_event(progress_topic(task.run), {"kind": kind, **facts})
+    this_worker().log_event(progress_topic(task.run), {"kind": kind, **facts})
 
 
 def report_begun(task: Task, phase: str, start: int) -> None:
@@ -36,7 +37,7 @@ def report_begun(task: Task, phase: str, start: int) -> None:
 
 def report_chunk(task: Task, phase: str, start: int, stop: int) -> None:
     """Tell the driver that the images start to stop are done."""
-    memory = _worker().monitor.get_process_memory()
+    memory = this_worker().monitor.get_process_memory()
     report(
         task,
         "chunk",
@@ -55,7 +56,7 @@ def report_spent(task: Task, phase: str, meter: Meter) -> None:
 
 def report_solving(task: Task, phase: str) -> None:
     """Tell the driver that all accumulators are merged, and the solve begins."""
-    memory = _worker().monitor.get_process_memory()
+    memory = this_worker().monitor.get_process_memory()
     report(task, "solving", phase=phase, layer=task.layer, memory=memory)
 
 

@@ -13,6 +13,7 @@ from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Claim, Location, RunStore, patiently
+from rescnet_dist.train.again import began_only
 from rescnet_dist.train.events import Listener
 from rescnet_dist.train.loop import train
 from rescnet_dist.train.start import check_run, prepare_resume, prepare_run
@@ -30,15 +31,21 @@ def begin_run(
     *,
     source: str | None = None,
     temporary: bool = False,
+    again: bool = False,
 ) -> RunStore:
     """Train on `data` in a new run store; nothing is left of it where the data are unusable.
 
     Images at a Zarr URL are referred to, others are copied. source is a name for the data, kept
-    with the run. A temporary store may hold classes that could not be read back from it.
+    with the run. A temporary store may hold classes that could not be read back from it. With
+    `again`, the beginnings of a run that died before its data were complete are replaced.
     """
-    check_run(url, spec, run_spec, data)
     run = RunStore(Location.of(url))
-    with Claim.take(run.place, new=True).kept() as claim, naming_its_loss(client):
+    again = again and began_only(run.place)
+    if not again:
+        check_run(url, spec, run_spec, data)
+    with Claim.take(run.place, new=not again).kept() as claim, naming_its_loss(client):
+        if again:
+            _clear(run)
         try:
             prepare_run(run, spec, run_spec, data, client, source=source, temporary=temporary)
         except BaseException:
@@ -70,6 +77,14 @@ def resume_run(
         prepare_resume(run, max_layers)
         train(claim, client, listeners)
     return run
+
+
+def _clear(run: RunStore) -> None:
+    """Remove the beginnings of a run, which is claimed; refused if there is more by now."""
+    if not began_only(run.place):
+        raise StoreError(f"store {run.url} already holds another run: choose another URL")
+    for name in set(run.place.names()) - {"claims"}:
+        patiently((run.place / name).remove, f"removing {name} of {run}")
 
 
 def _remove(run: RunStore) -> None:

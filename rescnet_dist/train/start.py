@@ -19,6 +19,7 @@ from rescnet_dist.cluster.connect import check_versions
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import BLOCK_IMAGES, RowTable, TrainingSet, classes_to_json
 from rescnet_dist.errors import DataError, SpecError, StoreError, counted, masked
+from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.needs import Problem
@@ -38,10 +39,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def check_run(
-    url: str | os.PathLike[str], spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet
+    url: str | os.PathLike[str],
+    spec: NetworkSpec,
+    run_spec: RunSpec,
+    data: TrainingSet,
+    *,
+    free: bool = True,
 ) -> None:
     """Refuse what can be refused before any work: a network that does not fit the images, a split
-    that they do not allow, a store that is taken."""
+    that they do not allow, and, if the store must be free, one that is taken."""
     spec.check_images(*data.image_shape)
     data.augment.check_images(*data.image_shape)
     fraction, images, classes = run_spec.validation, data.train_count, len(data.classes)
@@ -57,7 +63,8 @@ def check_run(
             f"patience={spec.patience} counts layers without a better validation accuracy, and "
             "nothing is held out: give a validation share or set, or leave patience out"
         )
-    RunStore(Location.of(url)).check_free()
+    if free:
+        RunStore(Location.of(url)).check_free()
 
 
 def prepare_run(
@@ -79,7 +86,7 @@ def prepare_run(
     check_versions(client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
-    workers = Workers.of(client)
+    workers = Workers.of(client, Backend.of(run_spec))
     make_plan(Problem.of(data, run_spec), spec, run_spec, workers)  # refuses what cannot fit
     stored = data.stored
     if stored and Location(stored.url).has_secret:

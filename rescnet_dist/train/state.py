@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.data import RowTable
-from rescnet_dist.kernels import features_per_layer
+from rescnet_dist.kernels import Backend, features_per_layer
+from rescnet_dist.planning.needs import Problem
 from rescnet_dist.planning.plan import Group, Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, reading_attributes
@@ -21,10 +22,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Task:
     """What every task of a pass knows: the run, the layer it works on (0: the survey), and how
     many training images of each class (C,) there are, and are before those it works on. One that
-    works on no group of images has no counts (0,), and 0 before it (1,)."""
+    works on no group of images has no counts (0,), and 0 before it (1,). stored is the last layer
+    whose maps are in the store; keep and save: whether what is made of a chunk stays in the
+    worker's memory, and whether it goes to the store."""
 
     run: RunStore
     layer: int
+    stored: int = 0
+    keep: bool = False
+    save: bool = True
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     before: Array = field(default_factory=lambda: np.zeros(1, np.int64))
 
@@ -54,7 +60,11 @@ class RunState:
     @classmethod
     def of(cls, run: RunStore) -> RunState:
         """Read the state off the run store."""
-        attributes = run.attributes()
+        return cls.from_attributes(run, run.attributes())
+
+    @classmethod
+    def from_attributes(cls, run: RunStore, attributes: dict[str, Any]) -> RunState:
+        """The state that these attributes of a run tell."""
         with reading_attributes(run.place):
             height, width, channels = attributes["image_shape"]
             return cls(
@@ -71,6 +81,17 @@ class RunState:
         """(H, W, c) of the input of a layer."""
         height, width, channels = self.image_shape
         return height, width, channels + (self.spec.filters if layer > 1 else 0)
+
+    def problem(self, itemsize: int) -> Problem:
+        """What is trained on, in numbers; pixels are of so many bytes."""
+        return Problem(
+            self.plan.images, self.image_shape, self.classes, itemsize, self.augment.copies
+        )
+
+    @property
+    def backend(self) -> Backend:
+        """Where arrays live while they are worked on."""
+        return Backend.of(self.run_spec)
 
     @property
     def features(self) -> int:

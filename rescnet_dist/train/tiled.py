@@ -28,7 +28,7 @@ from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, patiently, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.observed import Meter
-from rescnet_dist.train.passes import Checked, Pass, grow_group, store_fit
+from rescnet_dist.train.passes import Checked, Pass, grow_group, store_bank, store_classifier
 from rescnet_dist.train.report import report, report_moved, report_solving
 from rescnet_dist.train.state import Array, RunState, Task
 
@@ -162,7 +162,8 @@ def finish_tiled_layer(
             statistics.features, state.spec, task.layer, state.classes, white
         )
         bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
-    store_fit(task, classifier, bank)
+    store_bank(task, bank)
+    store_classifier(task, classifier)
     report_moved(task, "grow", meter)
     kept = {path: v for path, v in checked.checksums.chunks.items() if not path.startswith("work/")}
     return statistics.tally, Checksums(kept)

@@ -10,8 +10,9 @@ from dask.delayed import delayed
 
 from rescnet_dist.errors import StoreError
 from rescnet_dist.planning.plan import Group
-from rescnet_dist.store import RunStore, chunk_problem, read_image_scale, read_layer
-from rescnet_dist.train.chunks import Reader
+from rescnet_dist.store import RunStore, chunk_problem, last_saved, read_image_scale, read_layer
+from rescnet_dist.train.chunks import UNSAVED, Reader
+from rescnet_dist.train.decide import contradiction
 from rescnet_dist.train.state import RunState, Task
 
 CHUNKS_PER_TASK = 16
@@ -24,11 +25,14 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
     """
     run = RunStore.open(url)
     problems = list(_missing_commits(run))
-    steps = range(len(run.commits()))
+    commits = run.commits()
+    steps = range(len(commits))
+    stored = last_saved(commits)
+    problems += _wrong_result(run, len(steps) - 1)
     tasks = [
         delayed(_verify_chunks, pure=False)(run, path, first, chunks)
         for step in steps
-        for path, first, chunks in _committed_chunks(run, step, last=step == steps[-1])
+        for path, first, chunks in _committed_chunks(run, step, last=step == stored)
     ]
     tasks += [delayed(_verify_layer, pure=False)(run, step) for step in steps]
     return problems + [problem for found in dask.compute(*tasks) for problem in found]
@@ -42,13 +46,24 @@ def _missing_commits(run: RunStore) -> Iterator[str]:
         yield f"commits/{step:04d}.json is missing: the steps after it do not count"
 
 
+def _wrong_result(run: RunStore, layers: int) -> list[str]:
+    """What is wrong with the result, which nothing is committed of."""
+    try:
+        found = contradiction(max(0, layers), run.result())
+    except StoreError as error:
+        return [str(error)]
+    return [found] if found else []
+
+
 def _committed_chunks(
     run: RunStore, step: int, *, last: bool
 ) -> Iterator[tuple[str, int, list[int]]]:
     """Path, number of the first chunk and checksums of some chunks at a time, of all arrays that
-    were committed with a step and are kept."""
+    were committed with a step and are kept; last: whether it is the last whose maps are."""
     all_kept = RunState.of(run).run_spec.keep_maps == "all"
     for path, checksums in run.checksums(step).items():
+        if path.startswith(UNSAVED):
+            continue
         if path.startswith("data/") or last or all_kept:
             for first in range(0, len(checksums), CHUNKS_PER_TASK):
                 yield path, first, checksums[first : first + CHUNKS_PER_TASK]
@@ -75,7 +90,7 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
         except StoreError:
             break  # labels that are damaged are told of on their own
         try:
-            reader.images(run.images(), chunk)
+            reader.read_images(run.images(), chunk)
         except (StoreError, OSError) as error:
             problems.append(f"data/images, chunk {number}: {error}")
     return problems

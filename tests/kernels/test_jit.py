@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CALLED_TWICE = """
 import numpy as np
 from rescnet_dist.kernels import LayerInput, sliding
@@ -30,6 +32,7 @@ def compiled_and_loaded(cache: Path, doubles: bool) -> list[int]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_by_another_process(tmp_path: Path) -> None:
     """Also where the same kernel was kept for other types before."""
     assert compiled_and_loaded(tmp_path / "new", doubles=False) == [0, 1]

@@ -122,8 +122,8 @@ def test_the_way_with_fewer_products_is_taken(monkeypatch):
     taken = []
     for name in ("products_of_pairs", "products_of_displacements"):
         monkeypatch.setattr(products, name, lambda *given, name=name: taken.append(name))
-    products.patch_products(LayerInput.of(np.zeros((1, 28, 28, 1))), 13, np.zeros(1))
-    products.patch_products(LayerInput.of(np.zeros((1, 32, 32, 53))), 3, np.zeros(53))
+    products.patch_products(LayerInput.of(np.zeros((1, 28, 28, 1))), 13, np.zeros(1), np.ones(1))
+    products.patch_products(LayerInput.of(np.zeros((1, 32, 32, 53))), 3, np.zeros(53), np.ones(53))
     assert taken == ["products_of_pairs", "products_of_displacements"]
     assert products.displacement_cost(28, 28, 1, 13) > products.pair_cost(28, 28, 1)
 

@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from rescnet_dist.errors import DataError, RescnetError, masked
-from rescnet_dist.store import file_system, patiently
+from rescnet_dist.store import file_system, no_bucket, patiently
 
 LARGEST = 384 * 2**20  # bytes of one file that are held in memory, compressed or not
 AT_A_TIME = 32  # files that are asked for
@@ -101,8 +101,9 @@ def reading(url: str) -> Iterator[None]:
         yield
     except RescnetError:
         raise
-    except FileNotFoundError:
-        raise DataError(f"there is no file at {url}: check the URL") from None
+    except FileNotFoundError as error:
+        problem = no_bucket(error, url) or f"there is no file at {url}: check the URL"
+        raise DataError(problem) from None
     except Exception as error:
         raise DataError(f"{url} cannot be read ({brief(error)})") from None
 

@@ -1,0 +1,26 @@
+"""The kernels for arrays on a GPU, in CuPy, with the faces of those for the CPU.
+
+`rescnet_dist.kernels` calls these where it is given arrays of CuPy; nothing else imports them.
+"""
+
+from rescnet_dist.gpu import device
+from rescnet_dist.gpu.convolution import convolve
+from rescnet_dist.gpu.device import using_products
+from rescnet_dist.gpu.patches import gather_sums, patch_products
+from rescnet_dist.gpu.pooling import pool_blocks
+from rescnet_dist.gpu.scatter import add_outer, add_scatter, new_rows, new_square
+from rescnet_dist.gpu.solve import whitened
+
+__all__ = [
+    "add_outer",
+    "add_scatter",
+    "convolve",
+    "device",
+    "gather_sums",
+    "new_rows",
+    "new_square",
+    "patch_products",
+    "pool_blocks",
+    "using_products",
+    "whitened",
+]

@@ -1,0 +1,86 @@
+"""Where maps wait for the next layer: in the workers' memory where they fit, else in the store.
+
+It changes no bits, so it is chosen anew before every layer, for the workers that are there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rescnet_dist.cluster.workers import Workers
+from rescnet_dist.errors import ClusterError
+from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
+from rescnet_dist.planning.plan import Group, Plan
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.tables import size_text
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Whether maps stay in memory, the bytes that a worker keeps then, whether it is a GPU's
+    memory, and why it is so."""
+
+    in_memory: bool
+    held: int
+    on_gpu: bool
+    why: str
+
+    @property
+    def on_host(self) -> int:
+        """Bytes that a worker keeps of them in the machine's own memory."""
+        return self.held if self.in_memory and not self.on_gpu else 0
+
+
+def held_bytes(problem: Problem, spec: NetworkSpec, rows: int) -> int:
+    """Bytes that are kept of so many rows: maps, features, scores, and the images themselves."""
+    height, width, channels = problem.image_shape
+    pixels = height * width * (4 * spec.filters + problem.itemsize * channels)
+    return rows * (pixels + 4 * problem.features(spec) + 4 * problem.classes)
+
+
+def group_bytes(problem: Problem, spec: NetworkSpec, group: Group) -> int:
+    """Bytes that are kept of a group of chunks."""
+    return held_bytes(problem, spec, group.stop - group.start)
+
+
+def choose_tier(
+    problem: Problem, spec: NetworkSpec, run_spec: RunSpec, plan: Plan, workers: Workers
+) -> Tier:
+    """Where the maps of a run go with these workers."""
+    groups = plan.groups()
+    most = math.ceil(len(groups) / workers.count) * max(
+        group_bytes(problem, spec, group) for group in groups
+    )
+    on_gpu = workers.gpu_memory is not None
+    place, used, budget = "memory", peak_memory(problem, spec, plan, workers), workers.budget
+    if on_gpu:
+        place, used, budget = "GPU's memory", device_memory(problem, spec, plan), workers.gpu_budget
+
+    def tier(in_memory: bool, why: str) -> Tier:
+        return Tier(in_memory, most, on_gpu, why)
+
+    if run_spec.maps == "store":
+        return tier(False, 'in the store, as maps="store" says')
+    if run_spec.keep_maps == "all":
+        return tier(False, 'in the store, as keep_maps="all" says')
+    if plan.tile_features:
+        return tier(False, "in the store, as not even the scatter matrix fits in memory")
+    if budget is None:  # as large as it takes: for those who ask for it
+        wanted = run_spec.maps == "memory"
+        where = f"workers' {place}: {size_text(most)} of them per worker" if wanted else "the store"
+        return tier(wanted, f"in {where}")
+    room = max(0, budget - used)
+    sizes = f"{size_text(most)} of them per worker, of {size_text(room)} free in its {place}"
+    if most > room:
+        return tier(False, f"in the store: {sizes}")
+    return tier(True, f"in workers' {place}: {sizes}")
+
+
+def check_tier(tier: Tier, run_spec: RunSpec) -> None:
+    """Refuse maps="memory" where there is no room for them."""
+    if run_spec.maps == "memory" and not tier.in_memory:
+        raise ClusterError(
+            f'maps="memory", and they do not fit: {tier.why.partition(": ")[2] or tier.why}; use '
+            'more or larger workers, or leave maps="memory" out'
+        )

@@ -1,0 +1,217 @@
+"""On a GPU: kernels and whole runs against those of the processor; run with `pytest -m gpu`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist.kernels import Backend, Bank, FeatureMoments, features_of, ridge_regression
+from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.patches import patch_statistics
+from rescnet_dist.planning.needs import device_memory
+from rescnet_dist.planning.tier import held_bytes
+from rescnet_dist.store import RunStore, read_layer
+from rescnet_dist.train import Event, PassDone
+from rescnet_dist.train.state import RunState
+
+pytestmark = pytest.mark.gpu
+
+CLOSE = {"float32": 2e-5, "split": 2e-5, "half": 3e-3}  # relative
+GPU = RunSpec(array_backend="cupy", validation=0.2, checkpoint_every=2)
+SPEC = NetworkSpec.preset("digits").replace(
+    filters=8, first_filter_size=5, max_layers=5, learning_rate=0.4
+)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    """That of CuPy; whoever asks for these tests without a GPU is told so."""
+    backend = Backend("cupy")
+    backend.prepare()
+    return backend
+
+
+def relative(one: Any, other: Any) -> float:
+    """How far two arrays are apart, as a share of the second."""
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"filters": 12, "block": 8, "stride": 4},
+        {"filters": 50, "block": 16, "stride": 1},
+        {"filters": 9, "block": 7, "stride": 3, "zscore": "block", "pool": "mean", "power": True},
+    ],
+    ids=["stride 4", "stride 1", "block, mean, power"],
+)
+def test_features_are_those_of_the_processor(backend: Backend, change: dict[str, Any]) -> None:
+    """Flat channels and all, in every way of pooling."""
+    spec = NetworkSpec(**change)
+    maps = np.random.default_rng(0).normal(size=(20, 32, 32, spec.filters)).astype(np.float32)
+    maps[3, :, :, 2] = -1.0  # nothing is left of it
+    maps[4] += 100.0  # large beside its variance
+    found = backend.get(features_of(backend.put(maps), spec))
+    assert relative(found, features_of(maps, spec)) < 1e-4
+
+
+@pytest.mark.parametrize("products", CLOSE)
+def test_maps_and_patch_moments_are_those_of_the_processor(
+    backend: Backend, products: str, rng: np.random.Generator
+) -> None:
+    """Of a later layer: maps beside images."""
+    maps = rng.normal(size=(30, 32, 32, 20)).astype(np.float32)
+    images = rng.random((30, 32, 32, 3)).astype(np.float32)
+    bank = Bank(
+        np.full(23, -0.5), np.full(23, 0.3), rng.normal(size=(3, 3, 23, 24)) / 14,
+        rng.normal(size=24),
+    )  # fmt: skip
+    expected = bank.maps(LayerInput.of(images, maps))
+    moments = patch_statistics(LayerInput.of(images, maps), 3)[2]
+    there = LayerInput.of(backend.put(images), backend.put(maps))
+    with Backend("cupy", products).working():
+        assert relative(backend.get(bank.maps(there)), expected) < CLOSE[products]
+        found = patch_statistics(there, 3)[2]
+    assert found.count == moments.count
+    assert relative(found.scatter, moments.scatter) < CLOSE[products]
+
+
+@pytest.mark.parametrize("products", CLOSE)
+def test_ridge_regression_is_that_of_the_processor(
+    backend: Backend, products: str, rng: np.random.Generator
+) -> None:
+    """Moments of three chunks, merged from two parts, then solved; large enough for single
+    precision with refinement."""
+    features = rng.normal(size=(3000, 2500)).astype(np.float32)
+    features += 2 * rng.normal(size=(3000, 1)).astype(np.float32)
+    targets = rng.normal(size=(3000, 4)).astype(np.float32)
+    parts = np.array_split(np.arange(3000), 3)
+
+    def fitted(xp: Any) -> Any:
+        first, second = (FeatureMoments.empty(2500, 4, xp=xp) for _ in range(2))
+        for rows in parts[:2]:
+            first = first.fold(xp.asarray(features[rows]), xp.asarray(targets[rows]))
+        second = second.fold(xp.asarray(features[parts[2]]), xp.asarray(targets[parts[2]]))
+        return ridge_regression(first.merge(second), 1.0)[0]
+
+    with Backend("cupy", products).working():
+        assert relative(backend.get(fitted(backend.xp)), fitted(np)) < 10 * CLOSE[products]
+
+
+def fit(store: Path, run: RunSpec, **more: Any) -> ResCNetClassifier:
+    """Train on digits."""
+    images, labels = (array[:900] for array in load_digits())
+    return ResCNetClassifier(SPEC, store=store, run=run, **more).fit(images, labels)
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    """A worker, which has the GPU."""
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            memory_limit="32GiB",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def on_the_processor(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same run without the GPU."""
+    return fit(tmp_path_factory.mktemp("cpu") / "run", GPU.replace(array_backend="numpy"))
+
+
+@pytest.mark.parametrize("products", ["float32", "split"])
+def test_a_run_gives_what_the_processor_gives(
+    client: Client, backend: Backend, on_the_processor: Any, tmp_path: Path, products: str
+) -> None:
+    """Scores within 1e-3, and the same depth."""
+    images, _ = load_digits()
+    clf = fit(tmp_path / "run", GPU.replace(products=products))
+    assert clf.depth_ == on_the_processor.depth_
+    expected = on_the_processor.decision_function(images)
+    assert clf.network_.backend.on_gpu
+    assert relative(clf.decision_function(images), expected) < 1e-3
+    on_host = ResCNetClassifier.load(tmp_path / "run").decision_function(images)
+    assert relative(clf.decision_function(images), on_host) < 1e-3
+
+
+def weights(url: Path) -> list[Any]:
+    """What all layers of a run have learnt."""
+    run = RunStore.open(url)
+    layers = [read_layer(run.place, n) for n in range(1, len(run.commits()))]
+    return [array for la in layers for array in (la.bank.filters, la.classifier.weights)]
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised by a listener."""
+
+
+@pytest.mark.parametrize("maps", ["memory", "store"])
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    client: Client, backend: Backend, tmp_path: Path, maps: str
+) -> None:
+    """Maps on the GPU or in the store: all is the same to the bit, and so is what is replayed."""
+    fit(tmp_path / "whole", GPU)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 3):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", GPU.replace(maps=maps), listeners=[stop])
+    ResCNetClassifier.resume(tmp_path / "run")
+    found, expected = weights(tmp_path / "run"), weights(tmp_path / "whole")
+    assert len(found) == len(expected) == 10
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_two_workers_merge_what_they_have(
+    backend: Backend, on_the_processor: Any, tmp_path: Path
+) -> None:
+    """Accumulators travel from one to the other; both use the one GPU, half of it each."""
+    images, _ = load_digits()
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster),
+    ):
+        clf = fit(tmp_path / "run", GPU)
+        state = RunState.of(RunStore.open(tmp_path / "run"))
+        assert state.plan.accumulators == 2
+    assert clf.depth_ == on_the_processor.depth_
+    expected = on_the_processor.decision_function(images)
+    assert relative(clf.decision_function(images), expected) < 1e-3
+
+
+def test_device_memory_stays_within_the_plan(
+    client: Client, backend: Backend, tmp_path: Path
+) -> None:
+    """Of CIFAR-10's shapes with mirror images, N = 100,000: what CuPy ever took of the GPU."""
+    pool = backend.xp.get_default_memory_pool()
+    pool.free_all_blocks()
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (100_000, 32, 32, 3), dtype=np.uint8)
+    spec = NetworkSpec.preset("cifar10").replace(
+        stride=4, residual="regress", max_layers=2, stop_at_zero_error=False
+    )
+    run = RunSpec(array_backend="cupy")
+    clf = ResCNetClassifier(spec, store=tmp_path / "run", run=run)
+    clf.fit(images, rng.integers(0, 10, 100_000))
+    store = RunStore.open(tmp_path / "run")
+    state = RunState.of(store)
+    problem = state.problem(1)
+    planned = device_memory(problem, spec, state.plan) + held_bytes(problem, spec, 100_000)
+    print(f"taken {pool.total_bytes() / 2**30:.1f} GiB, planned {planned / 2**30:.1f} GiB")
+    assert 0.4 * planned < pool.total_bytes() < planned

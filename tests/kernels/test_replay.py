@@ -1,0 +1,58 @@
+"""Layers that are replayed give what their passes gave, to the bit, however chunks are cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rescnet_dist.kernels import (
+    Bank,
+    Classifier,
+    GrowingLayer,
+    ImageScale,
+    Layer,
+    draws_of_layer,
+    features_per_layer,
+    replayed,
+    slabs,
+)
+from rescnet_dist.spec import NetworkSpec
+
+SPEC = NetworkSpec(filters=24, block=8, stride=8, levels=(1,), residual="regress")
+SCALE = ImageScale(np.zeros(3), np.full(3, 1 / 255))
+
+
+def made_up(rng: np.random.Generator, channels: int) -> Layer:
+    """A layer with random filters and weights."""
+    filters = rng.normal(size=(3, 3, channels, SPEC.filters)) / 5
+    bank = Bank(np.zeros(channels), np.ones(channels), filters, rng.normal(size=SPEC.filters))
+    weights = rng.normal(size=(1, 10, features_per_layer(32, 32, SPEC))).astype(np.float32)
+    nothing, all_there = np.zeros((1, 10)), np.ones((1, 10), bool)
+    return Layer(bank, Classifier(weights, nothing, all_there, np.ones(1), 0.3))
+
+
+@pytest.mark.parametrize("count", [22, 38, 43])
+def test_replayed_layers_have_the_bits_of_their_passes(
+    rng: np.random.Generator, count: int
+) -> None:
+    """Numbers of images of which the last slab, or that of a cut by other channels, has but one,
+    where BLAS sums in another order."""
+    images = rng.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8)
+    layers = [made_up(rng, channels) for channels in (3, 27, 27)]
+    stages, previous, maps, scores = [], None, None, None
+    for number, layer in enumerate(layers, start=1):
+        counts = np.full(10, count // 10)
+        growing = GrowingLayer(
+            spec=SPEC, number=number, classes=10, image_scale=SCALE, bank=layer.bank,
+            previous=previous, draws=draws_of_layer(SPEC, 0, number + 1, counts, (32, 32, 27)),
+        )  # fmt: skip
+        labels, train = np.arange(count) % 10, np.ones(count, bool)
+        grown = growing.step(images, maps, scores, labels, train, np.zeros(10, np.int64))
+        previous, maps, scores = layer.classifier, grown.maps, grown.scores
+        stages.append((maps, scores))
+    cuts = {tuple(rows.stop for rows in slabs(array, SPEC)) for array in (images, stages[-1][0])}
+    assert len(cuts) == 2
+    for begun, first in ((None, 0), (stages[1], 1)):
+        found = replayed(images, layers[first:], SCALE, SPEC, 10, begun)
+        for array, expected in zip(found, stages[-1], strict=True):
+            assert np.array_equal(array, expected)
