@@ -1,0 +1,74 @@
+"""What stands in for images: environments of this machine, with this package, without it, or with
+other versions; and the Secrets that pods are given."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from rescnet_dist.deploy.settings import Deployment
+
+ROOT = Path(__file__).parents[2]
+IMAGE = Deployment("cluster").image
+NO_CLOUD = {"AWS_EC2_METADATA_DISABLED": "true"}  # that would hand out rights
+SCRIPT = """#!{python}
+import sys
+from {module} import main
+sys.exit(main())
+"""
+
+
+def this_image() -> dict[str, str]:
+    """The environment that tests run in, with the package as it stands here."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"])
+    return NO_CLOUD | {"PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+
+
+def other_image(folder: Path, **versions: str | None) -> dict[str, str]:
+    """An image with all that is installed here, but other versions of some distributions, or none
+    of them: a virtual environment of its own, of links."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    changed = tuple(versions)
+    for source in Path(sysconfig.get_path("purelib")).iterdir():
+        if not source.name.startswith(changed) and source.suffix != ".pth":
+            (site / source.name).symlink_to(source)
+    for name, version in versions.items():
+        if version is None:
+            continue
+        here = [folder / name for folder in (ROOT, Path(sysconfig.get_path("purelib")))]
+        package = next(path for path in here if path.exists())
+        shutil.copytree(package, site / name, ignore=shutil.ignore_patterns("tests"))
+        facts = site / f"{name}-{version}.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}")
+        entry_points = distribution(name).read_text("entry_points.txt") or ""
+        (facts / "entry_points.txt").write_text(entry_points)
+    programs = {"dask": "dask.__main__", "rescnet": "rescnet_dist.cli"}
+    for program, module in programs.items():
+        script = folder / "bin" / program
+        script.write_text(SCRIPT.format(python=folder / "bin/python", module=module))
+        script.chmod(0o755)
+    return NO_CLOUD | {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "LANG": "C.UTF-8"}
+
+
+@cache
+def certificates(folder: Path) -> dict[str, str]:
+    """The Secret with a CA and one certificate, made in a folder by the guide's own commands."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    guide = (ROOT / "deploy/README.md").read_text()
+    commands = [line for line in guide.splitlines() if line.startswith("openssl ")]
+    assert len(commands) == 3
+    for command in commands:
+        quick = command.replace("rsa:3072", "rsa:2048")
+        subprocess.run(["sh", "-c", quick], cwd=folder, check=True, capture_output=True)
+    return {name: (folder / name).read_text() for name in ("ca.crt", "tls.crt", "tls.key")}

@@ -1,0 +1,58 @@
+"""A driver of passes with very many tasks, run in place of `rescnet train`.
+
+Its passes go through the package's own loop: a graph of folds, a tree of merges, a report of each
+chunk, and its checksums, that reach the driver. Only the folds themselves do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.cluster import connected
+from rescnet_dist.planning import Group, Plan
+from rescnet_dist.store import Location, RunStore
+from rescnet_dist.train.endure import run_pass
+from rescnet_dist.train.events import Announcer
+from rescnet_dist.train.passes import Pass
+from rescnet_dist.train.report import report_begun, report_chunk
+from rescnet_dist.train.state import Task
+
+
+def fold(task: Task, group: Group) -> dict[str, int]:
+    """Report the chunks of a group; their checksums."""
+    for start, stop in group.chunks():
+        report_begun(task, "grow", start)
+        report_chunk(task, "grow", start, stop)
+    return {f"{what}/0001/c/{start}/0": start for start, _ in group.chunks() for what in "ms"}
+
+
+def merge(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """Checksums of two groups."""
+    return one | other
+
+
+def finish(_task: Task, merged: dict[str, int]) -> dict[str, int]:
+    """Checksums of all chunks."""
+    return merged
+
+
+def main(accumulators: int, passes: int) -> None:
+    """Compute passes of so many accumulators."""
+    plan = Plan(accumulators, 1, accumulators, split_every=2, solve_threads=1)
+    counts: Any = np.ones((accumulators, 10), np.int64)
+    run = RunStore(Location("s3://runs/nothing"))
+    address = os.environ["DASK_SCHEDULER_ADDRESS"]
+    what = Pass("grow", fold, merge, finish)
+    with connected(scheduler=address, wait=60) as client, Announcer([]) as tell:
+        client.wait_for_workers(1)
+        for layer in range(1, passes + 1):
+            checksums, _ = run_pass(what, Task(run, layer), counts, plan, client, tell)
+            assert len(checksums) == 2 * accumulators
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,325 @@
+"""Values for daskhub: what the command prints, run by the real gateway and read by the real Lab."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from distributed import LocalCluster
+from traitlets.config import Config
+
+from rescnet_dist.cli import main
+from rescnet_dist.cluster.connect import CLOSED
+from rescnet_dist.dashboard.plots import PLOTS
+from rescnet_dist.dashboard.scheduler import install
+from rescnet_dist.deploy import lab_settings, lab_workspace
+from rescnet_dist.deploy.hub import OVERRIDES
+from rescnet_dist.deploy.lab import PANEL
+from tests.conftest import Processes, free_port
+from tests.test_clusters import is_healthy
+
+FILE = Path(__file__).parents[2] / "deploy/jupyterhub/values.yaml"
+EXAMPLE = [  # what the file is made from, which is what the manifests are made from
+    *("--preset", "cifar10", "--images", "50000x32x32x3", "--classes", "10"),
+    *("--workers", "32", "--threads", "4"),
+]
+
+
+def printed(command: str, *arguments: str) -> str:
+    """What `rescnet deploy` prints."""
+    done = CliRunner().invoke(main, ["deploy", command, *arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def values(*arguments: str) -> dict[str, Any]:
+    """The values for some options."""
+    found = yaml.safe_load(printed("hub", *(arguments or EXAMPLE)))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_file_is_what_the_command_prints() -> None:
+    """To the letter, comments and all."""
+    assert FILE.read_text() == printed("hub", *EXAMPLE)
+
+
+def test_comments_are_above_what_they_are_about() -> None:
+    """Each of them, once."""
+    lines = FILE.read_text().splitlines()
+    for about in ("jupyterhub:", "  proxy:", "  singleuser:", "dask-gateway:", "    extraConfig:"):
+        (place,) = (at for at, line in enumerate(lines) if line == about)
+        assert lines[place - 1].lstrip().startswith("# ")
+
+
+def test_sizes_are_those_of_the_manifests() -> None:
+    """A worker of the gateway is as large as one of the rendered job."""
+    stored = ("--data", "s3://bucket/data", "--store", "s3://bucket/run")
+    documents = yaml.safe_load_all(printed("render", *EXAMPLE, *stored))
+    (job,) = (document for document in documents if document["kind"] == "DaskJob")
+    cluster = job["spec"]["cluster"]["spec"]
+    backend = values()["dask-gateway"]["gateway"]["backend"]
+    for part in ("worker", "scheduler"):
+        amounts = cluster[part]["spec"]["containers"][0]["resources"]["limits"]
+        assert f"{backend[part]['memory']['limit']}i" == amounts["memory"]
+        assert str(backend[part]["cores"]["limit"]) == amounts["cpu"]
+    (container,) = cluster["worker"]["spec"]["containers"]
+    variables = {v["name"]: v.get("value") for v in container["env"]}
+    assert backend["environment"].items() <= variables.items()
+    assert backend["environment"]["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_no_secret_is_in_them_and_nothing_is_open() -> None:
+    """Keys are referred to by name; the proxy has no address outside; nobody is let in."""
+    found = values()["jupyterhub"]
+    assert found["proxy"]["service"]["type"] == "ClusterIP"
+    assert set(found["hub"]["config"]) == {"KubeSpawner"}
+    secret = found["singleuser"]["extraEnv"]["AWS_SECRET_ACCESS_KEY"]
+    assert secret["valueFrom"]["secretKeyRef"]["name"] == "rescnet-s3"
+    assert found["singleuser"]["uid"] == 10001
+
+
+def test_a_store_inside_and_an_account_are_let_through() -> None:
+    """Which the chart's own policy would not do."""
+    found = values(*EXAMPLE, "--endpoint", "http://s3.storage:8333", "--service-account", "trainer")
+    user = found["jupyterhub"]["singleuser"]
+    assert {"ports": [{"protocol": "TCP", "port": 8333}]} in user["networkPolicy"]["egress"]
+    assert "egressAllowRules" not in user["networkPolicy"]  # the rights of a node are not for users
+    assert user["serviceAccountName"] == "trainer"
+    assert user["extraEnv"]["AWS_ENDPOINT_URL"] == "http://s3.storage:8333"
+    assert "AWS_SECRET_ACCESS_KEY" not in user["extraEnv"]
+    worker = found["dask-gateway"]["gateway"]["backend"]["worker"]
+    assert worker["extraPodConfig"]["serviceAccountName"] == "trainer"
+
+
+def test_images_by_digest_are_joined_by_the_charts() -> None:
+    """As name@sha256, a colon, and the digest."""
+    found = values(*EXAMPLE, "--image", "rescnet-dist@sha256:" + "0" * 64)
+    image = found["jupyterhub"]["singleuser"]["image"]
+    assert f"{image['name']}:{image['tag']}" == "rescnet-dist@sha256:" + "0" * 64
+
+
+# the gateway ------------------------------------------------------------------------------------
+
+
+def configured(found: dict[str, Any]) -> Config:
+    """The gateway's configuration, as its chart makes it of values: the backend's fields, and then
+    the code."""
+    gateway, c = found["dask-gateway"]["gateway"], Config()
+    backend = gateway["backend"]
+    image = backend["image"]
+    c.KubeClusterConfig.image = f"{image['name']}:{image['tag']}"
+    c.KubeClusterConfig.environment = backend["environment"]
+    for part in ("worker", "scheduler"):
+        fields = {
+            "cores": backend[part]["cores"]["request"],
+            "cores_limit": backend[part]["cores"]["limit"],
+            "memory": backend[part]["memory"]["request"],
+            "memory_limit": backend[part]["memory"]["limit"],
+            "extra_pod_config": backend[part]["extraPodConfig"],
+            "extra_container_config": backend[part]["extraContainerConfig"],
+        }
+        for name, value in fields.items():
+            setattr(c.KubeClusterConfig, f"{part}_{name}", value)
+    c.KubeClusterConfig.worker_threads = backend["worker"]["threads"]
+    for code in gateway["extraConfig"].values():
+        exec(code, {"c": c})
+    return c
+
+
+class Asked:
+    """A gateway's backend for Kubernetes, as far as it goes without a cluster."""
+
+    def __init__(self, c: Config) -> None:
+        from dask_gateway_server.backends.kubernetes.backend import KubeClusterConfig
+
+        self.options, self._config = c.Backend.cluster_options, c
+        self._class = KubeClusterConfig
+
+    def cluster(self, **asked: Any) -> Any:
+        """The configuration of a cluster with some options."""
+        parsed = self.options.parse_options(asked)
+        overrides = self.options.get_configuration(parsed, None)
+        return self._class(config=self._config, namespace="hub", **overrides)
+
+
+@pytest.fixture(scope="module")
+def asked() -> Asked:
+    """Of the example."""
+    pytest.importorskip("dask_gateway_server")
+    pytest.importorskip("kubernetes_asyncio")
+    return Asked(configured(values()))
+
+
+def test_options_of_the_gateway_are_those_of_the_plan(asked: Asked) -> None:
+    """By default; others as far as they are let."""
+    usual = asked.cluster()
+    assert usual.worker_threads == usual.worker_cores == usual.worker_cores_limit == 4
+    assert usual.worker_memory == usual.worker_memory_limit == 29568 * 2**20
+    assert usual.image == "rescnet-dist:0.1.0"
+    assert usual.cluster_max_workers == 32
+    assert usual.environment["OMP_NUM_THREADS"] == "1"
+    small = asked.cluster(
+        worker_threads=2, worker_memory=8, image="other:1", environment={"A": "b"}
+    )
+    assert (small.worker_threads, small.worker_memory) == (2, 8 * 2**30)
+    assert small.image == "other:1"
+    assert {"A": "b", "OMP_NUM_THREADS": "1"}.items() <= small.environment.items()
+    for wrong in ({"worker_threads": 5}, {"worker_memory": 29.0}, {"workers": 3}):
+        with pytest.raises(ValueError, match=r"must be <=|Unknown fields"):
+            asked.cluster(**wrong)
+
+
+def test_workers_may_be_as_large_as_a_node() -> None:
+    """Where that is known."""
+    pytest.importorskip("dask_gateway_server")
+    node = ("--node-cpus", "16", "--node-memory", "60GiB")
+    larger = Asked(configured(values(*EXAMPLE, *node)))
+    assert larger.cluster(worker_threads=16, worker_memory=60).worker_threads == 16
+    with pytest.raises(ValueError, match="worker_threads must be <= 16"):
+        larger.cluster(worker_threads=17)
+
+
+def test_the_gateway_makes_valid_pods_without_privileges(asked: Asked) -> None:
+    """By its own code, against Kubernetes' schemas."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    from dask_gateway_server.backends.kubernetes.controller import KubeController
+
+    controller = KubeController(
+        config=Config(), api_url="http://api:8000/api", gateway_instance="hub"
+    )
+    for is_worker in (True, False):
+        pod = controller.make_pod("hub", "0123", asked.cluster(), is_worker=is_worker)
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+        (container,) = pod["spec"]["containers"]
+        assert container["args"][:2] == ["dask", "worker" if is_worker else "scheduler"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert pod["spec"]["securityContext"]["runAsUser"] == 10001
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/tmp", "/etc/dask-credentials/"} <= mounts
+        named = {variable["name"] for variable in container["env"]}
+        assert ("AWS_SECRET_ACCESS_KEY" in named) == is_worker
+        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+GATEWAY = """
+c.DaskGateway.backend_class = "dask_gateway_server.backends.local.UnsafeLocalBackend"
+c.DaskGateway.address = "127.0.0.1:{private}"
+c.DaskGateway.authenticator_class = "dask_gateway_server.auth.SimpleAuthenticator"
+c.Proxy.address = "127.0.0.1:{public}"
+c.UnsafeLocalBackend.clusters_directory = "{folder}"
+c.KubeClusterConfig.environment = {environment}
+{code}
+python = ["{python}", "-m"]
+c.LocalClusterConfig.scheduler_cmd = python + c.KubeClusterConfig.scheduler_cmd
+c.LocalClusterConfig.worker_cmd = python + c.KubeClusterConfig.worker_cmd
+given = c.Backend.cluster_options.handler
+def here(options, user):  # this machine has no limits of its own, and no images
+    found = given(options, user)
+    return {{name: found[name] for name in ("worker_threads", "worker_memory", "environment")}}
+c.Backend.cluster_options.handler = here
+"""
+
+
+@pytest.mark.slow
+def test_a_real_gateway_starts_clusters_with_our_plots(started: Processes, tmp_path: Path) -> None:
+    """With the commands, the options and the environment of the values, as processes."""
+    pytest.importorskip("dask_gateway_server")
+    pytest.importorskip("sqlalchemy")
+    from dask_gateway import BasicAuth, Gateway
+
+    gateway = values()["dask-gateway"]["gateway"]
+    environment = gateway["backend"]["environment"]
+    del environment["NUMBA_CACHE_DIR"]  # kernels that are compiled already will do
+    public = free_port()
+    config = tmp_path / "config.py"
+    config.write_text(
+        GATEWAY.format(
+            private=free_port(), public=public, folder=tmp_path, python=sys.executable,
+            environment=environment, code=gateway["extraConfig"]["rescnet-options"],
+        )
+    )  # fmt: skip
+    server = started.start(sys.executable, "-m", "dask_gateway_server", "-f", config)
+    url = f"http://127.0.0.1:{public}"
+    started.wait_until(lambda: is_healthy(url), server)
+    CLOSED.append(admin := Gateway(url, auth=BasicAuth()))
+    with admin:
+        options = admin.cluster_options()
+        assert (options.worker_threads, options.worker_memory) == (4, 28.875)
+        options.worker_threads, options.worker_memory = 2, 1.5
+        with admin.new_cluster(options, shutdown_on_close=True) as cluster:
+            CLOSED.append(cluster)
+            cluster.scale(1)
+            with cluster.get_client() as client:
+                client.wait_for_workers(1, timeout=120)
+                (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
+                assert (worker["nthreads"], worker["memory_limit"]) == (2, 3 * 2**29)
+                assert client.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
+                listed = f"{cluster.dashboard_link.removesuffix('/status')}/individual-plots.json"
+                with urllib.request.urlopen(listed, timeout=30) as answer:
+                    plots = json.loads(answer.read()).values()
+    assert {f"/individual-rescnet-{kind.name}" for kind in PLOTS} <= set(plots)
+
+
+# JupyterLab -------------------------------------------------------------------------------------
+
+
+def test_all_of_our_plots_are_laid_out() -> None:
+    """Once each, in the layout that the panel opens, and in the workspace."""
+    names = {f"individual-rescnet-{kind.name}" for kind in PLOTS}
+    layout = lab_settings()[PANEL]["defaultLayout"]
+    assert set(layout) == names
+    assert len(names) == 6
+    data = lab_workspace("a.ipynb")["data"]
+    assert {key.split("/")[1] for key in data if key.startswith("dask-")} == names
+    shown = str(data["layout-restorer:data"])
+    assert all(shown.count(f"/{name}'") == 1 for name in names)
+
+
+def test_a_scheduler_has_our_plots_from_the_start() -> None:
+    """By the preload that the gateway's schedulers have, before any run; and once."""
+    preload = {"preload": ["rescnet_dist.dashboard.scheduler"]}
+    with LocalCluster(
+        n_workers=0, processes=False, dashboard_address="127.0.0.1:0", scheduler_kwargs=preload
+    ) as cluster:
+        assert install(cluster.scheduler)
+        page = f"http://127.0.0.1:{cluster.scheduler.http_server.port}/individual-plots.json"
+        with urllib.request.urlopen(page, timeout=30) as answer:
+            plots = list(json.loads(answer.read()).values())
+    for kind in PLOTS:
+        assert plots.count(f"/individual-rescnet-{kind.name}") == 1
+
+
+def test_jupyterlab_takes_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where the values put them, below the folder for configuration; they fit the panel's own
+    schema, and come beside its own plots."""
+    utils = pytest.importorskip("jupyterlab_server.settings_utils")
+    pytest.importorskip("dask_labextension")
+    jsonschema = pytest.importorskip("jsonschema")
+    (file,) = values()["jupyterhub"]["singleuser"]["extraFiles"].values()
+    assert file["mountPath"] == OVERRIDES
+    place = tmp_path / Path(OVERRIDES).relative_to("/etc/jupyter")
+    place.parent.mkdir()
+    place.write_text(json.dumps(file["data"]))
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
+    extensions = [str(Path(sys.prefix) / "share/jupyter/labextensions")]
+    found, _ = utils.get_settings(
+        str(tmp_path / "app"), str(tmp_path / "schemas"), str(tmp_path / "user"), PANEL,
+        labextensions_path=extensions,
+    )  # fmt: skip
+    schema = found["schema"]
+    defaults = {name: entry["default"] for name, entry in schema["properties"].items()}
+    jsonschema.validate(defaults, schema)
+    ours = file["data"][PANEL]["defaultLayout"]
+    assert ours.items() < defaults["defaultLayout"].items()
+    for place_of in defaults["defaultLayout"].values():  # beside something that is there
+        assert place_of["ref"] is None or place_of["ref"] in defaults["defaultLayout"]

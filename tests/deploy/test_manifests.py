@@ -1,0 +1,522 @@
+"""Every manifest is valid, runs without privileges, and asks for what the plan says."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from rescnet_dist.cli import main
+from rescnet_dist.cli.options import resolve_specs
+from rescnet_dist.cluster import Workers
+from rescnet_dist.deploy import OVERLAYS, with_overlay
+from rescnet_dist.deploy.sizes import BESIDE, STEP
+from rescnet_dist.planning import Problem, estimate
+from rescnet_dist.spec import NetworkSpec, RunSpec
+
+pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+pytest.importorskip("dask_kubernetes", reason="needs dask-kubernetes, which has the CRDs")
+
+import jsonschema
+import kubernetes_validate
+from schemas import check, crd, pods  # type: ignore[import-not-found]
+
+TREE = Path(__file__).parents[2] / "deploy/kubernetes"
+EXAMPLE = [  # what the tree is made from
+    *("--preset", "cifar10", "--images", "50000x32x32x3", "--classes", "10", "--workers", "32"),
+    *("--threads", "4", "--data", "s3://bucket/cifar10.zarr", "--name", "cifar10"),
+    *("--store", "s3://bucket/runs/cifar10"),
+]
+ON_DIGITS = ["--data", "digits", "--store", "s3://bucket/runs/1", "--workers", "3"]
+RENDERS = {
+    "spot": [*EXAMPLE, "--overlay", "cloud-spot"],
+    "gpu": [*EXAMPLE, "--overlay", "gpu"],
+    "cluster": [*EXAMPLE, "--kind", "cluster"],
+    "local cluster": [*EXAMPLE, "--kind", "cluster", "--overlay", "local"],
+    "digits": ON_DIGITS,
+    "account": [*ON_DIGITS, "--service-account", "trainer", "--notice", "120"],
+    "endpoint": [*ON_DIGITS, "--endpoint", "http://s3.storage:8333", "--namespace", "ml"],
+    "copies": [*ON_DIGITS, "--copies", "2", "--flip", "--levels", "2,1", "--memory", "2GiB"],
+}
+
+
+def render(*arguments: str) -> list[dict[str, Any]]:
+    """The manifests that `rescnet deploy render` prints."""
+    done = CliRunner().invoke(main, ["deploy", "render", *arguments])
+    assert done.exit_code == 0, done.output
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[dict[str, Any]]]:
+    """Some renders, by name."""
+    return {name: render(*arguments) for name, arguments in RENDERS.items()}
+
+
+def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The only manifest of a kind."""
+    (found,) = (document for document in documents if document["kind"] == kind)
+    return found
+
+
+def built(folder: Path) -> list[dict[str, Any]]:
+    """What kustomize makes of a folder."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+FOLDERS = [
+    "base", *(f"overlays/{overlay}{part}" for overlay in OVERLAYS for part in ("", "/job")),
+]  # fmt: skip
+
+
+# schemas ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RENDERS)
+def test_renders_are_valid(rendered: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """Against Kubernetes and the operator's CRDs, no unknown field in either."""
+    assert rendered[name]
+    for document in rendered[name]:
+        check(document)
+
+
+@pytest.mark.parametrize("path", sorted(TREE.glob("base/*/*.yaml")), ids=str)
+def test_files_of_the_bases_are_valid(path: Path) -> None:
+    """As they lie there, without kustomize."""
+    for document in yaml.safe_load_all(path.read_text()):
+        if document["kind"] != "Kustomization":
+            check(document)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kustomize_builds_valid_manifests(folder: str) -> None:
+    """Each base and overlay."""
+    documents = built(TREE / folder)
+    assert {"NetworkPolicy", "PodDisruptionBudget"} < {d["kind"] for d in documents}
+    for document in documents:
+        check(document)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("DaskJob", ("spec", "job", "spec", "restartpolicy"), "Never"),
+        ("DaskJob", ("spec", "cluster", "spec", "worker", "replica"), 3),
+        ("DaskJob", ("spec", "cluster", "spec", "worker", "replicas"), "3"),
+        ("DaskJob", ("spec", "cluster", "spec", "worker", "spec", "toleration"), []),
+        ("DaskJob", ("spec", "cluster", "spec", "scheduler", "services"), {}),
+        ("DaskJob", ("jobs",), {}),
+        ("NetworkPolicy", ("spec", "podselector"), {}),
+        ("PodDisruptionBudget", ("spec", "minimumAvailable"), 1),
+        ("ServiceAccount", ("automountServiceAccountTokens",), False),
+    ],
+)
+def test_a_misspelt_field_is_caught(kind: str, path: tuple[str, ...], value: Any) -> None:
+    """The schemas do refuse something."""
+    document = copy.deepcopy(next(d for d in render(*ON_DIGITS) if d["kind"] == kind))
+    place = document
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        check(document)
+
+
+def test_a_misspelt_field_deep_in_a_container_is_caught_by_either_schema() -> None:
+    """Of the CRD alone, and of the pod alone."""
+    document = one(render(*ON_DIGITS), "DaskJob")
+    worker = document["spec"]["cluster"]["spec"]["worker"]["spec"]["containers"][0]
+    worker["securityContext"]["readOnlyRootFileSystem"] = True
+    with pytest.raises(jsonschema.ValidationError, match="readOnlyRootFileSystem"):
+        jsonschema.Draft202012Validator(crd("DaskJob")).validate(document)
+    with pytest.raises(kubernetes_validate.ValidationError, match="readOnlyRootFileSystem"):
+        check(document)
+
+
+def test_the_operator_makes_valid_objects_of_them() -> None:
+    """Its own functions, on our manifests: Deployments, a Pod and a worker group; and the address
+    of the scheduler stays ours, as its own would not be encrypted."""
+    from dask_kubernetes.operator.controller import controller
+
+    job = one(render(*EXAMPLE, "--overlay", "cloud-spot"), "DaskJob")
+    spec, labels = job["spec"]["cluster"]["spec"], job["metadata"]["labels"]
+    worker = controller.build_worker_deployment_spec(
+        "cifar10-default", "rescnet", "cifar10", "0123456789", spec["worker"]["spec"], {}, labels
+    )
+    scheduler = controller.build_scheduler_deployment_spec(
+        "cifar10", spec["scheduler"]["spec"], {}, labels
+    )
+    service = controller.build_scheduler_service_spec(
+        "cifar10", spec["scheduler"]["service"], {}, labels
+    )
+    runner = controller.build_job_pod_spec(
+        "cifar10", "cifar10", "rescnet", job["spec"]["job"]["spec"], {}, labels
+    )
+    for made in (worker, scheduler, service, runner):
+        kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
+    group = controller.build_default_worker_group_spec("cifar10", spec["worker"], {}, labels)
+    check(group)
+    check(controller.build_cluster_spec("cifar10", spec["worker"], spec["scheduler"], {}, labels))
+    assert len(worker["metadata"]["name"]) <= 63
+    for pod in (worker["spec"]["template"]["spec"], runner["spec"]):
+        variables = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+        assert variables["DASK_SCHEDULER_ADDRESS"] == "tls://cifar10-scheduler:8786"
+    assert service["metadata"]["name"] == "cifar10-scheduler"
+
+
+# one source -------------------------------------------------------------------------------------
+
+
+def test_the_tree_is_what_the_command_writes(tmp_path: Path) -> None:
+    """To the letter: `rescnet deploy kustomize deploy/kubernetes` with the example's options."""
+    done = CliRunner().invoke(main, ["deploy", "kustomize", str(tmp_path), *EXAMPLE])
+    assert done.exit_code == 0, done.output
+
+    def files(folder: Path) -> dict[str, str]:
+        return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+    assert files(TREE) == files(tmp_path)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("kind", ["job", "cluster"])
+def test_kustomize_and_render_agree(overlay: str, kind: str) -> None:
+    """An overlay that kustomize builds, and the same one rendered."""
+
+    def by_name(documents: list[dict[str, Any]]) -> dict[Any, Any]:
+        return {(d["kind"], d["metadata"]["name"]): d for d in documents}
+
+    name = ["--name", "rescnet-cluster"] if kind == "cluster" else []
+    wanted = render(*EXAMPLE, "--kind", kind, "--overlay", overlay, *name)
+    assert by_name(built(TREE / f"overlays/{overlay}/{kind}")) == by_name(wanted)
+
+
+def test_an_overlay_leaves_what_it_is_given_as_it_was() -> None:
+    """And changes requests without limits."""
+    before = render(*ON_DIGITS)
+    kept = copy.deepcopy(before)
+    after = with_overlay(before, "local")
+    assert before == kept
+    resources = dict(pods(one(after, "DaskJob")))["scheduler"]["containers"][0]["resources"]
+    assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == ("100m", "1")
+
+
+# security ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RENDERS)
+def test_pods_have_no_privileges(rendered: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """All of them, whatever the overlay."""
+    found = [pod for document in rendered[name] for pod in pods(document)]
+    assert len(found) == (2 if "cluster" in name else 3)
+    for part, pod in found:
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["runAsUser"] > 0
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert all({"emptyDir", "secret"} & volume.keys() for volume in pod["volumes"])
+        (container,) = pod["containers"]
+        own = container["securityContext"]
+        assert own["readOnlyRootFilesystem"] is True
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["privileged"] is False
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        for amounts in container["resources"].values():
+            assert {"cpu", "memory", "ephemeral-storage"} <= amounts.keys()
+        writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+        assert writable == {"/tmp"} | ({"/dask-worker-space"} if part == "worker" else set())
+        assert "livenessProbe" in container or part == "driver"
+
+
+def test_everything_is_encrypted_and_threads_and_malloc_are_set(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    """In every container; compiled kernels go where it can write."""
+    for documents in rendered.values():
+        for _, pod in (pod for document in documents for pod in pods(document)):
+            variables = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+            assert variables["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "true"
+            for library in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
+                assert variables[f"{library}_NUM_THREADS"] == "1"
+            assert variables["MALLOC_TRIM_THRESHOLD_"] == "65536"
+            assert variables["NUMBA_CACHE_DIR"].startswith("/tmp/")
+            assert variables.get("DASK_SCHEDULER_ADDRESS", "tls://").startswith("tls://")
+
+
+def test_credentials_are_referred_to_where_they_are_needed() -> None:
+    """By the driver and the workers; not at all where a service account has the rights."""
+    job = one(render(*ON_DIGITS, "--secret", "keys"), "DaskJob")
+    for part, pod in pods(job):
+        given = [v["valueFrom"] for v in pod["containers"][0]["env"] if "valueFrom" in v]
+        sources = [source["secretKeyRef"] for source in given if "secretKeyRef" in source]
+        assert {source["name"] for source in sources} == (
+            set() if part == "scheduler" else {"keys"}
+        )
+    documents = render(*ON_DIGITS, "--service-account", "trainer")
+    assert "ServiceAccount" not in {document["kind"] for document in documents}
+    for _, pod in pods(one(documents, "DaskJob")):
+        assert pod["serviceAccountName"] == "trainer"
+        assert not any("secretKeyRef" in str(v) for v in pod["containers"][0]["env"])
+
+
+def test_the_network_is_closed_but_for_what_the_parts_need() -> None:
+    """Deny by default; the scheduler does not reach the store, the driver takes no connection."""
+    documents = render(*ON_DIGITS, "--endpoint", "http://s3.storage:8333")
+    policies = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "NetworkPolicy"}
+    assert policies["rescnet-deny"]["ingress"] == policies["rescnet-deny"]["egress"] == []
+    assert policies["rescnet-job-runner"]["ingress"] == []
+
+    def ports(rules: list[Any]) -> set[int]:
+        return {port["port"] for rule in rules for port in rule["ports"]}
+
+    assert ports(policies["rescnet-scheduler"]["egress"]) == {53, 8788, 8789}
+    assert ports(policies["rescnet-worker"]["egress"]) == {53, 80, 8786, 8789, 8333}
+    assert ports(policies["rescnet-job-runner"]["egress"]) == {53, 80, 8786, 8333}
+    blocks = [
+        peer["ipBlock"]["cidr"]
+        for policy in policies.values()
+        for rule in policy["egress"]
+        for peer in rule.get("to", ())
+        if "ipBlock" in peer
+    ]
+    assert set(blocks) == {"169.254.170.23/32"}  # and never 169.254.169.254, a node's own rights
+    assert all(set(spec["policyTypes"]) == {"Ingress", "Egress"} for spec in policies.values())
+
+
+# spot -------------------------------------------------------------------------------------------
+
+
+def test_spot_nodes_are_for_workers_only() -> None:
+    """Which leave within the notice; scheduler and driver keep away from such nodes."""
+    job = one(render(*ON_DIGITS, "--overlay", "cloud-spot", "--notice", "120"), "DaskJob")
+    for part, pod in pods(job):
+        affinity = pod["affinity"]["nodeAffinity"]
+        terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        operators = {e["operator"] for term in terms for e in term["matchExpressions"]}
+        assert operators == ({"In"} if part == "worker" else {"NotIn"})
+        assert ("tolerations" in pod) == (part == "worker")
+        if part == "worker":
+            assert pod["terminationGracePeriodSeconds"] == 115
+            (container,) = pod["containers"]
+            assert container["lifecycle"]["preStop"]["exec"]["command"][-1].endswith("leave")
+            variables = {v["name"]: v.get("value") for v in container["env"]}
+            assert variables["RESCNET_LEAVE_SECONDS"] == "110"
+            assert {"name": "RESCNET_WORKER_NAME"}.items() <= container["env"][-1].items()
+
+
+# sizes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (
+            ("--node-cpus", "3920m"),
+            "nodes that have 3.92 processors to give: use threads of at most 3",
+        ),
+        (("--node-storage", "20GiB"), "MiB of ephemeral storage, room to spill"),
+        (("--node-cpus", "four"), "--node-cpus four is no number of processors"),
+    ],
+)
+def test_what_no_node_has_room_for_is_refused(node: tuple[str, str], words: str) -> None:
+    """By what nodes have to give, which is less than they are sold as."""
+    failed = CliRunner().invoke(main, ["deploy", "render", *EXAMPLE, *node])
+    assert failed.exit_code == 2
+    assert words in failed.output
+    roomy = ("--node-cpus", "7.9", "--node-storage", "90GiB", "--node-memory", "30GiB")
+    assert CliRunner().invoke(main, ["deploy", "render", *EXAMPLE, *roomy]).exit_code == 0
+
+
+def test_a_given_share_of_held_out_images_is_passed_on() -> None:
+    """Even the usual one: it counts before the validation images of a data set."""
+    for given in ([], ["--validation", "0.1"]):
+        job = one(render(*ON_DIGITS, *given), "DaskJob")
+        arguments = job["spec"]["job"]["spec"]["containers"][0]["args"]
+        assert ("--validation" in arguments) == bool(given)
+
+
+@pytest.mark.parametrize("memory", [None, "12GiB", "40GiB"])
+def test_sizes_are_those_of_the_plan(memory: str | None) -> None:
+    """Requests, limits and what Dask is told; and the job is held to the plan."""
+    given = ["--memory", memory] if memory else []
+    job = one(render(*EXAMPLE, *given), "DaskJob")
+    worker = dict(pods(job))["worker"]["containers"][0]
+    arguments = worker["args"]
+    limit = int(arguments[arguments.index("--memory-limit") + 1])
+    workers = Workers(32, 128, 4, 4, limit)
+    problem = Problem(50_000, (32, 32, 3), 10)
+    spec = NetworkSpec.preset("cifar10")
+    found = estimate(problem, spec, RunSpec(validation=0.1), workers, None)
+    assert found.peak_memory <= workers.share * limit
+    if memory is None:  # and not much more than it takes
+        assert limit <= 1.06 * found.peak_memory / workers.share + STEP
+    else:
+        assert limit == int(memory.removesuffix("GiB")) * 2**30
+    resources = worker["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["memory"] == f"{(limit + BESIDE) // 2**20}Mi"
+    assert resources["limits"]["cpu"] == arguments[arguments.index("--nthreads") + 1] == "4"
+    assert job["spec"]["cluster"]["spec"]["worker"]["replicas"] == 32
+    command = dict(pods(job))["driver"]["containers"][0]["args"]
+    for name in ("chunk_images", "accumulators", "solve_threads", "tile_features"):
+        flag, value = f"--{name.replace('_', '-')}", getattr(found.plan, name)
+        assert (flag in command) == (value is not None)
+        assert value is None or command[command.index(flag) + 1] == str(value)
+
+
+def test_where_a_node_has_less_another_plan_is_taken() -> None:
+    """The scatter matrix is cut into tiles then, and the pod is no larger than that takes."""
+    job = one(render(*EXAMPLE, "--node-memory", "12GiB", "--node-cpus", "4"), "DaskJob")
+    pod = dict(pods(job))["worker"]["containers"][0]
+    assert 7 * 1024 < int(pod["resources"]["limits"]["memory"].removesuffix("Mi")) < 9 * 1024
+    assert "--tile-features" in dict(pods(job))["driver"]["containers"][0]["args"]
+
+
+def test_the_job_trains_what_was_asked_for(tmp_path: Path) -> None:
+    """Its options give the same specs again, also where they came from a file."""
+    config = tmp_path / "network.toml"
+    config.write_text(
+        "[network]\nfilters = 9\nlevels = [2, 1]\npower = true\npatience = 3\n[run]\nseed = 5\n"
+        "[augment]\ncopies = 1\nflip = true\n"
+    )
+    (_, driver), *_ = pods(one(render(*ON_DIGITS, "--config", str(config)), "DaskJob"))
+    command = [*driver["containers"][0]["command"], *driver["containers"][0]["args"]]
+    assert command[:6] == ["rescnet", "train", "digits", "--store", "s3://bucket/runs/1",
+                           "--or-resume"]  # fmt: skip
+    train = main.get_command(None, "train")  # type: ignore[arg-type]
+    assert train
+    flags = train.make_context("train", command[2:]).params
+    preset, data = flags.pop("preset"), flags.pop("data")
+    given = resolve_specs(preset, None, data, flags)
+    asked = resolve_specs(None, str(config), "digits", {})
+    assert given[0] == asked[0]
+    assert given[2] == asked[2]
+    assert (given[1].seed, given[1].validation) == (5, 0.1)
+    assert given[1].chunk_images
+
+
+def test_the_cluster_scales_between_one_and_all() -> None:
+    """And its scheduler answers the operator's autoscaler, by HTTP."""
+    documents = render(*EXAMPLE, "--kind", "cluster")
+    assert one(documents, "DaskAutoscaler")["spec"] == {
+        "cluster": "cifar10", "minimum": 1, "maximum": 32,
+    }  # fmt: skip
+    cluster = one(documents, "DaskCluster")
+    assert cluster["spec"]["worker"]["replicas"] == 1
+    scheduler = cluster["spec"]["scheduler"]["spec"]["containers"][0]
+    routes = {v["name"]: v.get("value") for v in scheduler["env"]}
+    assert "scheduler.api" in routes["DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES"]
+
+
+@pytest.mark.slow
+def test_commands_are_stated_and_are_there() -> None:
+    """As the scripts that the operator's defaults name are gone."""
+    for part, pod in pods(one(render(*ON_DIGITS), "DaskJob")):
+        command = pod["containers"][0]["command"]
+        assert (
+            command
+            == {
+                "driver": ["rescnet", "train"],
+                "scheduler": ["dask", "scheduler"],
+                "worker": ["dask", "worker"],
+            }[part]
+        )
+        program = "rescnet_dist" if command[0] == "rescnet" else command[0]
+        done = subprocess.run(
+            [sys.executable, "-m", program, command[1], "--help"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        flags = [a for a in pod["containers"][0]["args"] if a.startswith("--")]
+        assert all(flag in done.stdout for flag in flags), flags
+
+
+# bad input --------------------------------------------------------------------------------------
+
+
+SECRET = "AKIA-a-secret"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--memory", "300MiB"], "MiB of memory per worker"),
+        (["--memory", "much"], "--memory much is not a size of memory: give it as 8GiB"),
+        (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes that have 8,192 MiB"),
+        (["--node-memory", "100MiB"], "use memory of at most 0 MiB, or larger nodes"),
+        (["--node-memory", "512MiB"], "use workers of at least"),
+        (["--threads", "8", "--node-cpus", "4"], "use threads of at most 4, or larger nodes"),
+        (["--workers", "0"], "0 is not in the range x>=1"),
+        (["--overlay", "cloud-spt"], "did you mean 'cloud-spot'?"),
+        (["--kind", "jobs"], "did you mean 'job'?"),
+        (["--name", "My_Run"], "--name 'My_Run' is no name for Kubernetes"),
+        (["--name", "a" * 41], "use at most 40 small letters"),
+        (["--namespace", "-ml"], "--namespace '-ml' is no name"),
+        (["--secret", "Keys"], "--secret 'Keys' is no name"),
+        (["--image", "rescnet-dist"], "--image rescnet-dist does not name one version"),
+        (["--image", "rescnet-dist:latest"], "does not name one version"),
+        (["--data", f"s3://key:{SECRET}@bucket/a.zarr"], "--data s3://***@bucket/a.zarr carries"),
+        (["--store", f"s3://bucket/run?secret={SECRET}"], "carries credentials"),
+        (["--endpoint", f"https://me:{SECRET}@host"], "--endpoint https://***@host carries"),
+        (["--endpoint", "host:1"], "give it as https://host:port"),
+        (["--endpoint", "http://host:one"], "give it as https://host:port"),
+        (["--store", "runs/1"], "--store runs/1 is not reached from every pod"),
+        (["--store", "s3://bucket"], "give an s3://bucket/path URL"),
+        (["--data", "photos/"], "--data photos/ is not reached from every pod"),
+        (["--notice", "14"], "--notice 14 s is too short to leave in: give at least 15 s"),
+        (["--image", "Team/rescnet-dist:1"], "the name in small letters"),
+        (["--store", "s3://bucket/a", "--data", "s3://bucket/a"], "are both s3://bucket/a"),
+        (["--images", "9000x32x32x3"], "of how many classes? Give --classes, too"),
+        (["--image", "rescnet-dist@latest"], "does not name one version"),
+        (["--images", "many", "--classes", "3"], "such as 50000x32x32x3"),
+        (["--preset", "cifar"], "unknown preset 'cifar'"),
+        (["--first-filter-size", "29"], "first_filter_size=29"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments: list[str], expected: str) -> None:
+    """With the value, the limit and the remedy; exit code 2, and nothing on standard output."""
+    failed = CliRunner().invoke(main, ["deploy", "render", *ON_DIGITS, *arguments])
+    assert failed.exit_code == 2
+    assert expected in failed.output
+    assert failed.stdout == ""
+    assert SECRET not in failed.output
+    assert failed.output.startswith("Usage") or failed.output.count("\n") == 1
+
+
+def test_data_out_of_reach_must_be_described() -> None:
+    """Where nobody answers; also where no data are given at all."""
+    unknown = ["deploy", "render", "--preset", "digits", "--workers", "2", "--store", "s3://b/r"]
+    failed = CliRunner().invoke(
+        main, [*unknown, "--data", "s3://b/d.zarr"],
+        env={"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k",
+             "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_MAX_ATTEMPTS": "1"},
+    )  # fmt: skip
+    assert failed.exit_code == 2
+    assert "say what is there by --images" in failed.output
+    assert SECRET not in failed.output
+    failed = CliRunner().invoke(main, unknown)
+    assert failed.exit_code == 2
+    assert "no --data: give an s3:// URL or 'digits'" in failed.output
+
+
+def test_the_tree_cannot_be_written_where_a_file_is(tmp_path: Path) -> None:
+    """Told with the path."""
+    (tmp_path / "base").write_text("in the way")
+    failed = CliRunner().invoke(main, ["deploy", "kustomize", str(tmp_path), *EXAMPLE])
+    assert failed.exit_code == 2
+    assert "cannot be written" in failed.output
+    named = ["--cluster-name", "cifar10"]
+    failed = CliRunner().invoke(main, ["deploy", "kustomize", str(tmp_path), *EXAMPLE, *named])
+    assert "give two names" in failed.output

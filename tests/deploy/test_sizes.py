@@ -1,0 +1,44 @@
+"""What scheduler and driver take, as the tasks of a layer become many, is less than their pods
+have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from images import IMAGE, this_image
+from kubelet import MIB, Cluster, render, wait_until
+
+from rescnet_dist.deploy.sizes import DRIVER, DRIVER_TIMES, SCHEDULER, SCHEDULER_PER_TASK
+from rescnet_dist.planning.needs import PER_CHUNK, PER_PASS, PER_TASK
+
+MARGIN = 1.5  # that is left at least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("accumulators", "passes"), [(10, 3), (1000, 3), (10_000, 1)])
+def test_scheduler_and_driver_take_less_than_their_pods(
+    deploy: Callable[..., Cluster], accumulators: int, passes: int
+) -> None:
+    """With 20, 2,000 and 20,000 tasks in a layer."""
+    rendered = render("--data", "digits", "--store", "s3://runs/run", "--workers", "2")
+    image = this_image()
+    image["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
+    there = deploy(rendered, images={IMAGE: image}, backoff=600)
+    (container,) = there.document["spec"]["job"]["spec"]["containers"]
+    what = ["-m", "many_tasks", str(accumulators), str(passes)]
+    container.update(command=["python"], args=what)
+    scheduler = there.start_scheduler()
+    there.start_workers()
+    driver = there.start_driver()
+    wait_until(lambda: driver.exits, there, 500)
+    assert driver.exits == [0], driver.log
+    tasks = 2 * accumulators
+    of_scheduler = SCHEDULER + tasks * SCHEDULER_PER_TASK
+    moved = PER_PASS + accumulators * PER_CHUNK + tasks * PER_TASK
+    of_driver = DRIVER + DRIVER_TIMES * moved
+    for pod, size in ((scheduler, of_scheduler), (driver, of_driver)):
+        print(f"{tasks:,} tasks: {pod.name} {pod.peak / MIB:.0f} MiB of {size / MIB:.0f} MiB")
+        assert MARGIN * pod.peak < size
