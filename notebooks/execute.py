@@ -1,5 +1,6 @@
 """Run the notebooks anew and store them with what they show: python execute.py [NAMES]."""
 
+import shutil
 import sys
 import tempfile
 import time
@@ -12,7 +13,10 @@ HERE = Path(__file__).parent
 
 
 def execute(notebook, folder, timeout=600):
-    """Run all cells of a notebook in a folder, and keep what is the same on every machine."""
+    """Run all cells of a notebook in a folder, and keep what is the same on every machine.
+
+    The folder gets the results that are stored beside the notebooks, which one of them draws."""
+    shutil.copytree(HERE / "results", Path(folder) / "results")
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(
         notebook, timeout=timeout, kernel_name="python3", resources=resources, record_timing=False
@@ -41,6 +45,8 @@ def main(names):
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             notebook = execute(nbformat.read(path, 4), folder)
+            for picture in Path(folder).glob("figures/*.png"):  # that the README shows
+                shutil.copy(picture, HERE / "figures")
         nbformat.write(notebook, path)
         print(f"{path.name}: {time.perf_counter() - began:.0f} s", flush=True)
 

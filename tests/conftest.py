@@ -1,4 +1,4 @@
-"""Shared fixtures: small images, clusters of each kind, processes, and a real S3 server."""
+"""Shared fixtures: small images, clusters of each kind, processes, a browser and an S3 server."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def client(threads_cluster: Any) -> Iterator[Client]:
     """A client of the in-process cluster, current while the test runs."""
     with Client(threads_cluster) as client:
         yield client
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The README's commands first: they take minutes, one behind the other, and what begins last
+    would leave the other processes idle."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
 
 
 # processes --------------------------------------------------------------------------------------
@@ -141,6 +147,23 @@ def started(
     """Processes of one test."""
     with processes_in(tmp_path_factory.mktemp("processes")) as started:
         yield started
+
+
+# a real browser ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, where the machine has one."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("needs Chromium (such as Debian's package chromium)")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 # a real S3 server -------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ def run(*arguments: object) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
     """One line for each result; peers that are not there say so."""
     output, chart = tmp_path / "bench.json", tmp_path / "bench.png"

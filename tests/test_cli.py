@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from click.testing import CliRunner, Result
 from distributed import Client
 from rich.console import Console
 
@@ -28,24 +27,13 @@ from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.data import training_set
 from rescnet_dist.train import begin_run
-
-SMALL = ["--filters", "4", "--max-layers", "2", "--block", "14", "--stride", "14"]
-
-
-def run(*arguments: Any) -> Result:
-    """Run `rescnet` in this process."""
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+from tests.commands import SMALL, run, stored_digits
 
 
 @pytest.fixture(scope="module")
 def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Zarr store of 300 digits with images and labels."""
-    images, labels = rd.load_digits()
-    folder = tmp_path_factory.mktemp("data") / "digits.zarr"
-    group = zarr.open_group(folder, mode="w")
-    group.create_array("images", data=images[:300], chunks=(100, 28, 28, 1))
-    group.create_array("labels", data=labels[:300], chunks=(100,))
-    return str(folder)
+    return stored_digits(tmp_path_factory.mktemp("data"), 300, 100)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +72,7 @@ def test_train_in_json_matches_info(client: Client, data_url: str, tmp_path: Pat
     assert found["bytes"]["maps"] >= 300 * 28 * 28 * 4 * 4
 
 
+@pytest.mark.slow
 def test_embedded_cluster_trains_digits_with_no_arguments(tmp_path: Path):
     """`rescnet train` by itself: its own cluster of processes, its own store under runs/."""
     done = subprocess.run(
@@ -287,6 +276,7 @@ def test_fewer_layers_than_there_are_is_refused(stored_run: str):
     assert "max_layers=1, but the run at" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_control_c_in_a_terminal_leaves_one_line(tmp_path: Path):
     """It reaches the workers too, which must not answer it with tracebacks."""

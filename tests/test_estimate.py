@@ -50,6 +50,7 @@ def test_half_precision_halves_what_maps_take() -> None:
     assert 0.5 <= half.written / single.written <= 0.51
 
 
+@pytest.mark.slow
 def test_the_command_measures_here_and_counts_there() -> None:
     """In words and as JSON."""
     arguments = ["estimate", "60000x28x28x1", "--preset", "digits", "--workers", "8"]

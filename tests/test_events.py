@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
-from rescnet_dist.errors import RescnetError
+from rescnet_dist.errors import RescnetError, SpecError
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     EVENTS_VERSION,
@@ -34,7 +34,7 @@ N = 120
 X, Y = (array[:N] for array in load_digits())
 X = X[:, ::2, ::2]
 SPEC = NetworkSpec(filters=4, first_filter_size=3, block=5, stride=2, sigma=2.0, max_layers=2)
-RUN = RunSpec(chunk_images=30, accumulators=2, solve_threads=1, validation=0.25)
+RUN = RunSpec(chunk_images=30, accumulators=2, solve_threads=1, validation=0.25, maps="store")
 
 
 def fit(store: Path, listeners: list[Any], **more: Any) -> ResCNetClassifier:
@@ -180,6 +180,7 @@ def test_a_pass_tells_what_it_took(client: Client, tmp_path: Path) -> None:
     assert commits[2]["residual"] == [positive, negative]
 
 
+@pytest.mark.slow
 def test_tiled_passes_tell_it_too(client: Client, tmp_path: Path) -> None:
     """The features that are written for the tiles count."""
     events: list[Event] = []
@@ -209,3 +210,28 @@ def test_events_become_plain_values(client: Client, tmp_path: Path) -> None:
     }
     started = event_to_dict(RunStarted("s3://key:secret@host/run", 1, 1, 0, ()))
     assert "secret" not in json.dumps(started)
+
+
+def test_a_result_that_comes_slowly_is_waited_for(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To gather it may take longer than the pauses between looks at listeners: that is no failure,
+    for which all would be done again."""
+    monkeypatch.setattr("rescnet_dist.train.endure.LISTEN_EVERY", 1e-4)
+    events: list[Event] = []
+    fit(tmp_path / "run", [events.append])
+    assert [event.reason for event in events if isinstance(event, PassRetried)] == []
+    done = [event for event in events if isinstance(event, PassDone)]
+    assert [event.observed.redone for event in done] == [0] * len(done)
+
+
+@pytest.mark.parametrize(
+    ("listeners", "words"),
+    [(Log(), r"is no list: give \["), ([3], "3 among the listeners is no function of an event")],
+    ids=["no list", "no function"],
+)
+def test_what_cannot_listen_is_refused(listeners: Any, words: str, tmp_path: Path) -> None:
+    """Before anything is made."""
+    with pytest.raises(SpecError, match=words):
+        fit(tmp_path / "run", listeners)
+    assert not (tmp_path / "run").exists()

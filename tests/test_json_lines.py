@@ -14,34 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zarr
-from click.testing import CliRunner, Result
+from click.testing import Result
 from distributed import Client
 from rich.console import Console
 
-import rescnet_dist as rd
-from rescnet_dist.cli import main
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.train import EVENTS_VERSION, ChunkDone, PassRetried, describe_run
-
-SMALL = ["--filters", "4", "--max-layers", "2", "--block", "14", "--stride", "14"]
-
-
-def run(*arguments: Any) -> Result:
-    """Run `rescnet` in this process."""
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+from tests.commands import SMALL, run, stored_digits
 
 
 @pytest.fixture(scope="module")
 def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Zarr store of 200 digits."""
-    images, labels = rd.load_digits()
-    folder = tmp_path_factory.mktemp("data") / "digits.zarr"
-    group = zarr.open_group(folder, mode="w")
-    group.create_array("images", data=images[:200], chunks=(50, 28, 28, 1))
-    group.create_array("labels", data=labels[:200], chunks=(50,))
-    return str(folder)
+    return stored_digits(tmp_path_factory.mktemp("data"), 200, 50)
 
 
 def train(data_url: str, store: Path, *options: Any) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import shutil
 import socket
@@ -24,6 +25,7 @@ LARGER = "02-larger-than-memory"
 CLUSTER = "03-on-a-cluster-with-s3"
 LEARNS = "04-what-the-network-learns"
 SETTINGS = "05-choosing-settings-honestly"
+RESULTS = "06-results"
 MOST_BYTES = 400_000
 NOT_OURS = re.compile(r"/tmp|/work|/root|/home|/Users|[A-Z]:\\\\|site-packages")
 ADDRESS = re.compile(r"\b\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b")
@@ -39,8 +41,8 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_all_notebooks_are_there() -> None:
-    """Five of them."""
-    assert [path.stem for path in NOTEBOOKS] == [FIRST, LARGER, CLUSTER, LEARNS, SETTINGS]
+    """Six of them."""
+    assert [path.stem for path in NOTEBOOKS] == [FIRST, LARGER, CLUSTER, LEARNS, SETTINGS, RESULTS]
 
 
 @each
@@ -114,7 +116,8 @@ def executed(name: str, folder: Path) -> str:
             assert any("image/png" in output.get("data", {}) for output in cell.outputs)
         for output in cell.outputs:
             data = output.get("data", {})
-            parts += [output.get("text", ""), data.get("text/plain", ""), data.get("text/html", "")]
+            shown = [data.get(f"text/{kind}", "") for kind in ("plain", "html", "markdown")]
+            parts += [output.get("text", ""), *shown]
     return "\n".join(parts)
 
 
@@ -192,3 +195,18 @@ def test_choosing_settings_honestly(tmp_path: Path) -> None:
     assert text.count("% on average, from") == 2
     sources = [cell.source for cell in code_cells(nbformat.read(FOLDER / f"{SETTINGS}.ipynb", 4))]
     assert [source for source in sources if 'digits("test")' in source] == sources[-1:]
+
+
+@runs
+def test_results(tmp_path: Path) -> None:
+    """Whatever results are there are told and drawn, with what is in their files."""
+    text = executed(RESULTS, tmp_path)
+    stored = [json.loads(path.read_text()) for path in (FOLDER / "results").glob("*.json")]
+    assert stored
+    for result in stored:
+        row = rf"`{result['name']}` \|.*\| {result['depth']} of {len(result['curve'])} \|"
+        assert number(rf"{row}.*\| ([\d.]+) ±", text) == round(100 * result["test"], 2)
+        best = max(layer["test"] for layer in result["curve"])
+        told = number(rf"{result['name']}: ([\d.]+) % with \d+ layers", text)
+        assert told == round(100 * best, 2)
+    assert (tmp_path / "figures/results.png").stat().st_size > 10_000

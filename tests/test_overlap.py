@@ -151,9 +151,9 @@ def test_what_is_not_taken_is_not_lost_in_silence(client: Client) -> None:
 
 def test_the_threads_report_for_the_worker_of_their_task(client: Client) -> None:
     """Which Dask would not find from there."""
-    from rescnet_dist.train.report import _worker
+    from rescnet_dist.train.report import this_worker
 
     def work() -> bool:
-        return all(given() is get_worker() for _, given in read_ahead([0], lambda _: _worker()))
+        return all(given() is get_worker() for _, given in read_ahead([0], lambda _: this_worker()))
 
     assert client.submit(work, pure=False).result()

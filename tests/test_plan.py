@@ -261,7 +261,7 @@ def test_a_small_memory_limit_forces_tiles_with_the_same_result(
     np.testing.assert_allclose(tiled.decision_function(X), whole.decision_function(X), atol=2e-4)
 
 
-@pytest.mark.parametrize("residual", ["classify", "regress"])
+@pytest.mark.parametrize("residual", [pytest.param("classify", marks=pytest.mark.slow), "regress"])
 def test_tiles_give_the_network_of_one_matrix(
     client: Client, tmp_path: Path, residual: str
 ) -> None:

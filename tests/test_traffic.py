@@ -172,7 +172,7 @@ def test_a_layer_reads_and_writes_little_more_than_it_must(
             ) as cluster,
             Client(cluster),
         ):
-            run = RunSpec(chunk_images=100, accumulators=2, solve_threads=1)
+            run = RunSpec(chunk_images=100, accumulators=2, solve_threads=1, maps="store")
             clf = ResCNetClassifier(spec, store="s3://runs/traffic", run=run, listeners=[counted])
             clf.fit(url)
     images, maps = n * 32 * 32 * 3, n * 32 * 32 * 8 * 4

@@ -15,7 +15,15 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load, load_digits
+from rescnet_dist import (
+    NetworkSpec,
+    ResCNetClassifier,
+    RunSpec,
+    StoreError,
+    find_runs,
+    load,
+    load_digits,
+)
 from rescnet_dist.cli import main
 from rescnet_dist.store import Checksums, checksum
 from rescnet_dist.train import ChunkRebuilt, start, verify_run
@@ -176,6 +184,31 @@ def test_a_missing_commit_is_found(run: Path) -> None:
     (run / "commits/0001.json").unlink()
     problems = verify_run(run)
     assert "commits/0001.json is missing" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda run: (run / "commits/0002.json").unlink(), "tells of a depth of 2, and 1 layers"),
+        (lambda run: (run / "result.json").write_text('{"depth"'), "result.json is not valid JSON"),
+        (lambda run: (run / "zarr.json").unlink(), "a run that has lost its zarr.json"),
+    ],
+    ids=["commit", "result", "attributes"],
+)
+def test_all_commands_tell_of_a_damaged_record(
+    run: Path, damage: Callable[[Path], Any], words: str
+) -> None:
+    """Whatever is asked of the run: none takes it for whole."""
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"depth": 2}))
+    damage(run)
+    for command in ("info", "check", "report"):
+        told = CliRunner().invoke(main, [command, str(run)])
+        assert told.exit_code in (1, 2), (command, told.output)
+        assert words in told.output
+    (found,) = find_runs(run)
+    assert found["state"] == "damaged"
+    assert words in found["problem"]
 
 
 def test_the_command_tells_problems_by_its_exit_code(run: Path) -> None:

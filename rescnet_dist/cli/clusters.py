@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import click
 from distributed import Client
 from rich.console import Console
 
-from rescnet_dist.cluster import WORKER_TIMEOUT, connected, current_client
+from rescnet_dist.cluster import WORKER_TIMEOUT, await_worker, connected, current_client
+
+LEAST = 2.0  # seconds that are waited for a worker once there is a scheduler
 
 
 @contextmanager
 def cluster(
-    where: dict[str, str], *, embedded: bool = True, quiet: bool = False
+    where: dict[str, Any], *, embedded: bool = True, quiet: bool = False, gpus: bool = False
 ) -> Iterator[Client]:
-    """A client of the cluster that the options name, or of an embedded one of processes; or none,
-    where threads of this process will do. A quiet one is not told of while it starts."""
+    """A client of the cluster that the options name, or of an embedded one of processes, with or
+    without GPUs; or none, where threads of this process will do. A quiet one is not told of while
+    it starts."""
     if where:
+        patience, began = where.get("wait"), time.monotonic()
+        if patience and not quiet:
+            click.echo(f"waiting up to {patience:.0f} s for the cluster", err=True)
         with connected(**where) as client:
-            if not client.nthreads() and not quiet:
-                click.echo(f"waiting up to {WORKER_TIMEOUT} s for a worker", err=True)
+            if not client.nthreads():
+                # what is left of it, as the scheduler may have taken its time
+                waited = time.monotonic() - began
+                left = max(patience - waited, LEAST) if patience else WORKER_TIMEOUT
+                if not (patience or quiet):
+                    click.echo(f"waiting up to {left:.0f} s for a worker", err=True)
+                await_worker(client, left)
             yield client
         return
     if not embedded:
@@ -29,7 +42,7 @@ def cluster(
         return
     with ExitStack() as stack:
         with working("starting an embedded Dask cluster", quiet=quiet):
-            client = stack.enter_context(current_client(processes=True))
+            client = stack.enter_context(current_client(processes=True, gpus=gpus))
         yield client
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rescnet_dist.cli.clusters import cluster, working
 from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import (
+    BACKEND_OPTION,
     SHOW,
     SPLIT_OPTION,
     averaged_over,
@@ -48,10 +49,12 @@ from rescnet_dist.data import (
 )
 from rescnet_dist.errors import (
     RescnetError,
+    SpecError,
     counted,
     masked,
 )
 from rescnet_dist.estimator import ResCNetClassifier
+from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
@@ -60,7 +63,9 @@ from rescnet_dist.train import (
     check_resume,
     check_run,
     describe_run,
+    other_plan,
     resume_run,
+    run_there,
     verify_run,
 )
 
@@ -70,6 +75,7 @@ from rescnet_dist.train import (
 @click.option("--preset", help="network to start from; see `rescnet presets`")
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
 @click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
+@click.option("--or-resume", is_flag=True, help="or go on with this run, if it is in the store")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
 @telling_options
@@ -81,10 +87,14 @@ def train_command(
     preset: str | None,
     config: str | None,
     store: str | None,
+    or_resume: bool,
     test_data: str | None,
     **flags: Any,
 ) -> None:
     """Train a network on DATA: "digits", or whatever `rescnet data import` takes or has made.
+
+    With --or-resume the same command can be run any number of times: it begins the run, goes on
+    with it where it was stopped, and leaves it as it is once it is done.
 
     \b
     Example:
@@ -92,14 +102,25 @@ def train_command(
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
     where, how = take_cluster(flags), take_telling(flags)
+    if or_resume and not store:
+        raise SpecError("--or-resume goes on with the run in a store: name it with --store")
     training, spec, run_spec = what_to_train(data, preset, config, flags, quiet=how.silent)
     url = store or default_store(data)
-    check_run(url, spec, run_spec, training)
+    there = or_resume and run_there(url, spec, run_spec, training, data)
+    check_run(url, spec, run_spec, training, free=not or_resume)
     if test_data:
         check_test_set(test_data, training)
-    with telling(how) as teller, cluster(where, quiet=how.silent) as client:
+    gpus = Backend.of(run_spec).on_gpu
+    with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:
         with watched(url, teller, client) as listeners:
-            run = begin_run(url, spec, run_spec, training, client, listeners, source=data)
+            if there:
+                if note := other_plan(there, run_spec):
+                    click.echo(note, err=True)
+                run = resume_run(url, client, listeners)
+            else:
+                run = begin_run(
+                    url, spec, run_spec, training, client, listeners, source=data, again=or_resume
+                )
         report_outcome(run, data, test_data, teller)
 
 
@@ -136,7 +157,8 @@ def plan_command(
     training, spec, run_spec = what_to_train(data, preset, config, flags)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
-    with cluster(where) as client, working("measuring" if measure else "planning"):
+    gpus = Backend.of(run_spec).on_gpu
+    with cluster(where, gpus=gpus) as client, working("measuring" if measure else "planning"):
         found = forecast(training, spec, run_spec, client, store=url, measure=measure)
     click.echo(json.dumps(found.to_dict()) if as_json else found)
 
@@ -162,8 +184,10 @@ def resume_command(
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
     where, how = take_cluster(flags), take_telling(flags)
-    check_resume(RunStore.open(run_url), max_layers, take_over=take_over)
-    with telling(how) as teller, cluster(where, quiet=how.silent) as client:
+    there = RunStore.open(run_url)
+    check_resume(there, max_layers, take_over=take_over)
+    gpus = Backend.of(RunSpec.from_dict(there.attributes()["run"])).on_gpu
+    with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:
         with watched(run_url, teller, client) as listeners:
             run = resume_run(run_url, client, listeners, max_layers=max_layers, take_over=take_over)
         report_outcome(run, run.attributes()["source"], test_data, teller)
@@ -176,6 +200,7 @@ def resume_command(
 @click.option("--staged", is_flag=True, help="accuracy after each layer")
 @averaging_options
 @cluster_options
+@BACKEND_OPTION
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def evaluate_command(
     run_url: str,
@@ -184,6 +209,7 @@ def evaluate_command(
     staged: bool,
     flips: bool,
     copies: int | None,
+    array_backend: str,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -196,7 +222,7 @@ def evaluate_command(
     Example:
       rescnet evaluate runs/digits-20260101-120000 --staged
     """
-    clf = ResCNetClassifier.load(run_url)
+    clf = ResCNetClassifier.load(run_url, array_backend=array_backend)
     data = data or test_of_run(run_url)
     chosen = split_of(data, split) if split else data
     augment = averaged_over(flips, copies)
@@ -222,6 +248,7 @@ def evaluate_command(
 @SPLIT_OPTION
 @click.option("--proba", is_flag=True, help="a column of probability per class, too")
 @averaging_options
+@BACKEND_OPTION
 def predict_command(
     run_url: str,
     data: str,
@@ -230,6 +257,7 @@ def predict_command(
     proba: bool,
     flips: bool,
     copies: int | None,
+    array_backend: str,
 ) -> None:
     """Predict the labels of DATA with the network at RUN, a run or a saved network, as CSV.
 
@@ -240,7 +268,7 @@ def predict_command(
     Example:
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
-    clf = ResCNetClassifier.load(run_url)
+    clf = ResCNetClassifier.load(run_url, array_backend=array_backend)
     part = part_to_judge(split_of(data, split) if split else data)
     images, files = part.images, part.files
     clf.network_.check_images(images)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import click
 
 from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.options import SHOW
-from rescnet_dist.cli.signals import Terminated, terminated_by_signal
+from rescnet_dist.cli.signals import terminated_by_signal
 from rescnet_dist.errors import RescnetError
 
 
@@ -48,7 +49,7 @@ def dashboard_command(
         click.echo(f"          in JupyterHub: {served.proxied}", err=True)
     click.echo("          Ctrl-C ends it", err=True)
     try:
-        with terminated_by_signal():
+        with terminated_by_signal(signal.SIGINT):
             served.serve()
-    except (KeyboardInterrupt, Terminated):
+    except KeyboardInterrupt:  # or SIGTERM
         sys.exit(0)

@@ -20,6 +20,7 @@ COMMANDS = {
     "check": "Verify a run store against its commit records: chunks missing,...",
     "dashboard": "Show one or more runs in a browser: accuracy, time, memory,...",
     "data": "Data sets: import them, look at them, see what augmentation...",
+    "deploy": "Manifests for Kubernetes, for the Dask operator, sized by the...",
     "estimate": "What a run would take on a cluster, of workers as fast as this...",
     "evaluate": "Accuracy of the network at RUN, a run or a saved network, on DATA.",
     "info": "What a run is and how far it got: spec, layers, accuracies, sizes.",
@@ -32,7 +33,7 @@ COMMANDS = {
     "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
 }
 # than in the module commands: each in its own
-ELSEWHERE = {"bench", "dashboard", "data", "estimate", "report", "runs"}
+ELSEWHERE = {"bench", "dashboard", "data", "deploy", "estimate", "report", "runs"}
 
 
 class Commands(click.Group):

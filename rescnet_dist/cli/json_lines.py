@@ -7,7 +7,6 @@ import os
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import click
@@ -38,12 +37,7 @@ class JsonLines:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._lines.put(None)
         self._thread.join(None if kind is None else PATIENCE)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ import click
 
 from rescnet_dist.errors import ClusterError, SpecError
 from rescnet_dist.spec import CHOICES, AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
+
+SMALLEST = 64 * 2**20  # bytes that anybody can mean by a size of memory
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
@@ -60,6 +64,10 @@ HELP = {
     "tile_features": "side of the tiles of the scatter matrix",
     "keep_maps": "layers whose maps stay in the store",
     "codec": "codec that maps are compressed with",
+    "maps": "where maps wait for the next layer; auto: in memory where they fit",
+    "checkpoint_every": "layers after which maps in memory are stored",
+    "array_backend": "cupy: on workers' GPUs",
+    "products": "of matrices on a GPU: split is of nearly all digits, half is fastest",
     "copies": "augmented copies of each training image, beside it",
     "flip": "mirror copies left to right, in turns",
     "flip_vertical": "mirror copies top to bottom, in turns",
@@ -76,8 +84,9 @@ HELP = {
 }
 
 
+SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"  # that Dask itself reads, and its operator sets
 CLUSTER_HELP = {
-    "scheduler": "address of a Dask scheduler  [default: this machine]",
+    "scheduler": f"address of a Dask scheduler  [default: {SCHEDULER_VARIABLE}, or this machine]",
     "scheduler_file": "file that a Dask scheduler has written its address to",
     "gateway": "address of a Dask gateway",
     "gateway_cluster": "name of the cluster at the gateway  [default: the only one]",
@@ -89,12 +98,43 @@ def cluster_options(command: Any) -> Any:
     for name in reversed(CLUSTER_HELP):
         flag = "--" + name.replace("_", "-")
         command = click.option(flag, name, help=CLUSTER_HELP[name])(command)
-    return command
+    patience = "for the cluster named, or a first worker of it, to come, such as 10m"
+    return click.option("--wait", "wait", metavar="TIME", help=patience)(command)
 
 
-def take_cluster(flags: dict[str, Any]) -> dict[str, str]:
-    """Take the options of a cluster that are given out of all flags; more than one is refused."""
-    given = {name: flags.pop(name) for name in CLUSTER_HELP}
+def take_cluster(flags: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a cluster that are given out of all flags; more than one is refused.
+    Where none is, the environment may name a scheduler."""
+    wait = flags.pop("wait")
+    where = _named_cluster({name: flags.pop(name) for name in CLUSTER_HELP})
+    address = os.environ.get(SCHEDULER_VARIABLE)
+    if not where and address:
+        where = {"scheduler": address}
+    if wait is None:
+        return where
+    if not where:
+        raise ClusterError(
+            f"--wait {wait} is for a cluster to come, and none is named: give --scheduler, "
+            "--scheduler-file or --gateway too"
+        )
+    return where | {"wait": _seconds(wait)}
+
+
+def _seconds(wait: str) -> float:
+    """A time such as 90, 90s or 10m."""
+    from dask.utils import parse_timedelta  # which takes longer to load than `rescnet --help`
+
+    try:
+        seconds = float(parse_timedelta(wait, default="seconds"))
+    except (IndexError, KeyError, TypeError, ValueError):
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise ClusterError(f"--wait {wait} is not a time: give it in seconds, or as 90s or 10m")
+    return seconds
+
+
+def _named_cluster(given: dict[str, Any]) -> dict[str, Any]:
+    """The options that name a cluster and have a value."""
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         if not value:
@@ -110,6 +150,13 @@ def take_cluster(flags: dict[str, Any]) -> dict[str, str]:
 
 SPLIT_OPTION = click.option(
     "--split", type=click.Choice(["train", "val", "test"]), help="the part of DATA to use"
+)
+BACKEND_OPTION = click.option(
+    "--array-backend",
+    type=click.Choice(CHOICES["array_backend"]),
+    default="numpy",
+    show_default=True,
+    help="cupy: on a GPU",
 )
 
 
@@ -187,3 +234,18 @@ def resolve_specs(
         return spec.replace(**tables.get(spec.table, {}) | by_flags)
 
     return changed(base), changed(RunSpec(validation=0.1)), changed(AugmentSpec())
+
+
+def size_of(option: str, size: str | None) -> int | None:
+    """Bytes of a size of memory or of a disk such as 8GiB, that an option gives."""
+    from dask.utils import parse_bytes
+
+    if size is None:
+        return None
+    try:
+        found = int(parse_bytes(size))
+    except ValueError:
+        found = 0
+    if found < SMALLEST:
+        raise SpecError(f"{option} {size} is not a size of memory: give it as 8GiB, or more")
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -48,18 +47,14 @@ class TerminalProgress:
         self.task = self.bar.add_task("starting", total=None, accuracy="", rate="", memory="")
         self.images = self.max_layers = self.done = self.copies = 0
         self.chunks: dict[int, int] = {}
+        self.rebuilt: int | None = None  # the layer that it was told of last
         self.began = time.perf_counter()
 
     def __enter__(self) -> Self:
         self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.bar.stop()
 
     def __call__(self, event: Event) -> None:
@@ -88,8 +83,11 @@ class TerminalProgress:
                     memory=f"{sum(self.memory.values()) / 2**30:.1f} GiB",
                 )  # fmt: skip
             case ChunkRebuilt():
-                lost = f"maps and scores of images {event.start} to {event.stop}"
-                self._note(f"layer {event.layer}: {lost} were lost, and are rebuilt")
+                if event.layer != self.rebuilt:  # once, as there may be many
+                    lost = f"maps and scores of images {event.start} to {event.stop}"
+                    self._note(f"layer {event.layer}: {lost}, and maybe others, are rebuilt: "
+                               f"{event.reason}")  # fmt: skip
+                self.rebuilt = event.layer
             case PassRetried():
                 self._note(f"{self._title(event.phase, event.layer)} goes on: {event.reason}")
             case PassDone():

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import click
 
 from rescnet_dist.cli.clusters import working
-from rescnet_dist.cli.files import finished_file
+from rescnet_dist.cli.files import check_folder, finished_file
 from rescnet_dist.cli.options import SHOW
 from rescnet_dist.dashboard.judged import MOST_IMAGES
 from rescnet_dist.dashboard.render import FORMATS, rendered
@@ -52,9 +52,7 @@ def report_command(
         path = urlsplit(run_url).path if "://" in run_url else run_url  # not a URL's secrets
         name = os.path.basename(path.rstrip("/")) or "run"
         output = f"{name}-report.html" if form == "html" else "-"
-    folder = os.path.dirname(output)
-    if folder and not os.path.isdir(folder):  # before the work, not behind it
-        raise RescnetError(f"{output} cannot be written: {folder} is no folder; create it first")
+    check_folder(output)  # before the work, not behind it
     with working("judging the network"):
         report = report_of(run_url, images=images, test=test_data, pictures=form == "html")
         text = rendered(report, form)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+AGAIN = 0.5  # seconds after which to look whether an exception got lost
 
 
 class Terminated(KeyboardInterrupt):
@@ -14,17 +18,36 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def terminated_by_signal() -> Iterator[None]:
-    """Have SIGTERM drop what is being done and leave the store clean, as Ctrl-C does."""
+def terminated_by_signal(*more: signal.Signals) -> Iterator[None]:
+    """Have SIGTERM, and more signals, drop what is being done and leave the store clean, as Ctrl-C
+    does.
+
+    Where the signal comes while an object is being freed, Python drops the exception; so once it
+    is gone, and the body still runs, it is raised again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    ended = threading.Event()
 
-    def terminate(_signal: int, _frame: Any) -> None:
-        raise Terminated
+    def insist(number: int, raised: weakref.ref[Terminated]) -> None:
+        while not ended.wait(AGAIN):
+            if raised() is None:
+                os.kill(os.getpid(), number)
+                return
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    def terminate(number: int, _frame: Any) -> None:
+        stop = Terminated()
+        threading.Thread(target=insist, args=(number, weakref.ref(stop)), daemon=True).start()
+        try:
+            raise stop
+        finally:
+            del stop  # which its own traceback would keep
+
+    before = {number: signal.signal(number, terminate) for number in (signal.SIGTERM, *more)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        ended.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)

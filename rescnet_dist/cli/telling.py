@@ -24,6 +24,8 @@ from rescnet_dist.dashboard import MLflowWriter, SchedulerPage, TensorBoardWrite
 from rescnet_dist.data import has_test_split
 from rescnet_dist.errors import RescnetError, SpecError, StoreUnreachable, counted, masked
 from rescnet_dist.estimator import ResCNetClassifier
+from rescnet_dist.kernels import Backend
+from rescnet_dist.spec import RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import EVENTS_VERSION, Accuracy, Listener, check_resume, describe_run
 
@@ -152,7 +154,10 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, teller: 
     accuracy = None
     if data:
         with working("test accuracy", quiet=teller.how.silent):
-            accuracy = ResCNetClassifier.load(run.url).score(data)
+            backend = Backend.of(RunSpec.from_dict(found["run"]))
+            # it may be the workers that have GPUs
+            name = backend.name if backend.available() else "numpy"
+            accuracy = ResCNetClassifier.load(run.url, array_backend=name).score(data)
     if teller.how.as_json or teller.how.json_lines:
         teller.outcome({key: found[key] for key in OUTCOME} | {"test": accuracy})
         return

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rescnet_dist.dashboard.writers import RunWriter, name_of, parameters
+from rescnet_dist.dashboard.writers import RunWriter, parameters
 from rescnet_dist.errors import RescnetError, masked
+from rescnet_dist.tables import name_of
 from rescnet_dist.train import RunDone
 
 PARAMS = 100  # that MLflow takes at once

@@ -11,7 +11,7 @@ from typing import Any
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.dashboard.render import rendered
 from rescnet_dist.dashboard.report import report_of
-from rescnet_dist.dashboard.svg import Chart, reach
+from rescnet_dist.dashboard.svg import accuracy_chart
 from rescnet_dist.dashboard.view import RunView, StoredRun
 from rescnet_dist.dashboard.words import describe_html
 from rescnet_dist.errors import RescnetError
@@ -136,16 +136,11 @@ def show(view: RunView) -> str:
     known = [layer for layer in view.layers if layer.train is not None]
     if known:
         x = [layer.layer for layer in known]
-        values = [v for layer in known for v in (layer.train, layer.validation)]
-        chart = Chart(
-            (x[0] - 0.5, x[-1] + 0.5), reach(values), ("layer", "accuracy"),
-            lambda value: f"{100 * value:.4g} %",
-        )  # fmt: skip
-        if view.depth:
-            chart.upright(view.depth)
-        chart.line("training", x, [layer.train for layer in known], "c1")
-        chart.line("validation", x, [layer.validation for layer in known], "c2")
-        parts.append(chart.drawn("accuracy by layer"))
+        lines = [
+            ("training", [layer.train for layer in known], "c1"),
+            ("validation", [layer.validation for layer in known], "c2"),
+        ]
+        parts.append(accuracy_chart(x, lines, view.depth))
         names = "<span style='color:#d6604d'>training</span>"
         if known[-1].validation is not None:
             names += ", <span style='color:#4393c3'>validation</span>"

@@ -115,7 +115,11 @@ def show_plots(
     """Fill a document with plots of the runs that `views` gives, and keep them up to date while
     somebody looks."""
     plots = [kind(views) for kind in kinds]
-    chooser = Select(title="time, memory and store of", visible=False, name="chooser")
+    paper, ink, rule = INK[wants_dark(doc)]
+    look = f"select.bk-input {{ background: {paper}; color: {ink}; border-color: {rule} }}"
+    chooser = Select(
+        title="time, memory and store of", visible=False, name="chooser", stylesheets=[look]
+    )
 
     def update() -> None:
         _offer(chooser, views())

@@ -18,6 +18,7 @@ UNKNOWN = float("nan")  # one object, as a list that holds it equals another tha
 RUN_COLOURS = Category10[10]
 PHASE_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
 OTHER_COLOUR = "#9aa5b1"
+NOTHING = {"layer": [1], "value": [0]}  # a point not seen, as Bokeh finds no range for none
 MOST_WORKERS = 24  # that are shown, those with the most memory
 
 Views = Callable[[], Sequence[RunView]]
@@ -49,6 +50,7 @@ class RunPlot:
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""
     root: Model
 
     def __init__(self, views: Views) -> None:
@@ -63,11 +65,11 @@ class RunPlot:
         found = asked or running or views
         return found[-1] if found else None
 
-    def entitle(self, title: str, view: RunView | None) -> None:
+    def entitle(self, view: RunView | None) -> None:
         """Say in the title which run is shown, where there are several."""
         plot: Any = self.root
         views = self.views()
-        text = title
+        text = self.title
         if view and len(views) > 1:
             text += f" · {names_of(views)[[v.url for v in views].index(view.url)]}"
         if plot.title.text != text:
@@ -78,29 +80,34 @@ class RunPlot:
         raise NotImplementedError
 
 
-def _figure(title: str, x: str, y: str, **options: Any) -> Any:
+def _figure(
+    title: str, x: str, y: str, nothing: ColumnDataSource | None = None, **options: Any
+) -> Any:
+    """A figure; one by layer holds its axes where there is nothing to draw."""
     plot = figure(
         title=title, x_axis_label=x, y_axis_label=y, sizing_mode="stretch_both",
         min_height=180, min_width=260, tools="pan,box_zoom,reset,save", **options,
     )  # fmt: skip
+    if x == "layer":
+        plot.xaxis.ticker.min_interval = 1
+        plot.scatter("layer", "value", source=nothing or ColumnDataSource(NOTHING), alpha=0)
     plot.toolbar.autohide = True
     plot.toolbar.logo = None
     return plot
 
 
-def _style_legend(plot: Any) -> None:
+def _style_legend(plot: Any, columns: int = 3) -> None:
     """Make the legend small, and put it above the plot, where it hides nothing."""
     legend = plot.legend[0]
     legend.label_text_font_size, legend.orientation = "8pt", "horizontal"
     legend.spacing, legend.padding, legend.margin, legend.glyph_height = 8, 4, 4, 14
-    legend.ncols = 6  # of several runs there are many entries
+    legend.ncols = columns
     plot.add_layout(legend, "above")
 
 
 class _Curves(RunPlot):
     """Two curves per run, by layer, in per cent: the second one is dashed."""
 
-    title: ClassVar[str]
     y_label: ClassVar[str]
     kinds: ClassVar[tuple[str, str]]
 
@@ -111,10 +118,10 @@ class _Curves(RunPlot):
             {"layer": [], "value": [], "colour": [], "run": [], "kind": []},
             name=f"{self.name}-points",
         )
-        self.root = plot = _figure(self.title, "layer", self.y_label)
+        self.nothing = ColumnDataSource(NOTHING)
+        self.root = plot = _figure(self.title, "layer", self.y_label, nothing=self.nothing)
         plot.xaxis.ticker.desired_num_ticks = 8
         plot.xaxis.ticker.mantissas = [1, 2, 5]
-        plot.xaxis.ticker.min_interval = 1
         plot.multi_line(
             "xs", "ys", source=self.lines, line_color="colour", line_dash="dash", line_width=2,
             legend_field="label",
@@ -132,6 +139,7 @@ class _Curves(RunPlot):
         """Draw the curves of all runs."""
         views = self.views()
         names, several = names_of(views), len(views) > 1
+        self.root.legend[0].ncols = 2 if several else 3  # names of runs are long
         lines: Columns = {name: [] for name in self.lines.data}
         points: Columns = {name: [] for name in self.points.data}
         for number, view in enumerate(views):
@@ -152,6 +160,8 @@ class _Curves(RunPlot):
                 columns = (layers, percents, *same)
                 for name, values in zip(points, columns, strict=True):
                     points[name].extend(values)
+        first = {name: points[name][:1] for name in ("layer", "value")}
+        set_data(self.nothing, first if points["layer"] else NOTHING)
         set_data(self.lines, lines)
         set_data(self.points, points)
 
@@ -207,19 +217,19 @@ class TimePlot(RunPlot):
     """Seconds of each layer of one run, by phase."""
 
     name = "time"
+    title = "Time of each layer, by phase"
 
     def __init__(self, views: Views) -> None:
         super().__init__(views)
         self.source = ColumnDataSource(
             {name: [] for name in ("layer", *PHASES, "other", "total")}, name="time-bars"
         )
-        self.root = plot = _figure("Time of each layer, by phase", "layer", "seconds")
+        self.root = plot = _figure(self.title, "layer", "seconds")
         plot.vbar_stack(
             [*PHASES, "other"], x="layer", width=0.8, color=[*PHASE_COLOURS, OTHER_COLOUR],
             source=self.source, legend_label=[*PHASES, "other"], line_color=None,
         )  # fmt: skip
         plot.y_range.start = 0
-        plot.xaxis.ticker.min_interval = 1
         phases = [(name, f"@{name}{{0.0}} s") for name in (*PHASES, "other")]
         tips = [("layer", "@layer"), *phases]
         plot.add_tools(HoverTool(tooltips=[*tips, ("in all", "@total{0.0} s")]))
@@ -236,20 +246,21 @@ class TimePlot(RunPlot):
         rest = [max(0.0, a.seconds - k) for a, k in zip(layers, known, strict=True)]
         columns |= {"other": rest, "total": [layer.seconds for layer in layers]}
         set_data(self.source, columns)
-        self.entitle("Time of each layer, by phase", view)
+        self.entitle(view)
 
 
 class MemoryPlot(RunPlot):
     """Bytes resident in each worker, beside what was planned and what is allowed."""
 
     name = "memory"
+    title = "Memory of workers"
 
     def __init__(self, views: Views) -> None:
         super().__init__(views)
         self.source = ColumnDataSource({"worker": [], "mib": [], "text": []}, name="memory-bars")
         self.workers, self.reach = FactorRange(factors=[]), Range1d(0, 1)
         self.root = plot = _figure(
-            "Memory of workers", "MiB resident", "", y_range=self.workers, x_range=self.reach
+            self.title, "MiB resident", "", y_range=self.workers, x_range=self.reach
         )
         plot.hbar(y="worker", right="mib", height=0.7, source=self.source, color=PHASE_COLOURS[0])
         plot.add_tools(HoverTool(tooltips=[("worker", "@worker"), ("memory", "@text")]))
@@ -284,7 +295,7 @@ class MemoryPlot(RunPlot):
         self.reach.end = 1.08 * max(near, default=1)
         for line, value in zip(self.lines.values(), (planned, limit), strict=True):
             line.location = value / MIB if value else -1
-        self.entitle("Memory of workers", view)
+        self.entitle(view)
 
 
 class StorePlot(RunPlot):
@@ -292,14 +303,14 @@ class StorePlot(RunPlot):
     each thing once."""
 
     name = "store"
+    title = "Store traffic of each layer"
     columns = ("layer", "read", "written", "planned_read", "planned_written")
 
     def __init__(self, views: Views) -> None:
         super().__init__(views)
         self.source = ColumnDataSource({name: [] for name in self.columns}, name="store-lines")
-        self.root = plot = _figure("Store traffic of each layer", "layer", "MiB")
+        self.root = plot = _figure(self.title, "layer", "MiB")
         plot.y_range.start = 0
-        plot.xaxis.ticker.min_interval = 1
         for kind, colour in (("read", PHASE_COLOURS[0]), ("written", PHASE_COLOURS[2])):
             style = {"source": self.source, "line_color": colour}
             plot.line("layer", kind, legend_label=kind, line_width=2, **style)
@@ -310,7 +321,7 @@ class StorePlot(RunPlot):
             )  # fmt: skip
         tips = [(name.replace("_", " "), f"@{name}{{0,0.0}} MiB") for name in self.columns[1:]]
         plot.add_tools(HoverTool(tooltips=[("layer", "@layer"), *tips], mode="vline"))
-        _style_legend(plot)
+        _style_legend(plot, columns=2)
 
     def update(self) -> None:
         """Draw the traffic of the run in focus."""
@@ -326,7 +337,7 @@ class StorePlot(RunPlot):
             found[name] = [UNKNOWN if planned is None else planned / MIB] * len(layers)
         found["planned_read"][:1] = [UNKNOWN] * bool(layers)  # the first layer reads no maps
         set_data(self.source, found)
-        self.entitle("Store traffic of each layer", view)
+        self.entitle(view)
 
 
 class ProgressPanel(RunPlot):

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from rescnet_dist.dashboard.report import Report
-from rescnet_dist.dashboard.svg import Chart, reach
+from rescnet_dist.dashboard.svg import Chart, accuracy_chart, layer_span, percent, reach
 from rescnet_dist.errors import counted
 from rescnet_dist.tables import plain_text, size_text, time_text
 from rescnet_dist.train import PHASES
@@ -66,33 +66,22 @@ def charts(report: Report) -> list[tuple[str, list[tuple[str, str]], str]]:
     return found
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
-
-
-def _span(x: list[int]) -> tuple[float, float]:
-    """The range of layers, with room for bars."""
-    return x[0] - 0.5, x[-1] + 0.5
-
-
 def _accuracy_chart(report: Report, x: list[int]) -> tuple[str, list[tuple[str, str]], str]:
-    series = {key: [layer[key] for layer in report.layers] for key in ("train", "validation")}
-    values = [value for line in series.values() for value in line]
-    chart = Chart(_span(x), reach(values), ("layer", "accuracy"), _percent)
-    legend = []
-    if report.depth:
-        chart.upright(report.depth)
-    for (key, line), kind in zip(series.items(), ("c1", "c2"), strict=True):
-        if any(value is not None for value in line):
-            chart.line(key, x, line, kind)
-            legend.append((kind, {"train": "training", "validation": "held out"}[key]))
+    names = {"train": "training", "validation": "held out"}
+    lines = [
+        (key, [layer[key] for layer in report.layers], kind)
+        for key, kind in zip(names, ("c1", "c2"), strict=True)
+    ]
+    legend = [
+        (kind, names[key]) for key, line, kind in lines if any(value is not None for value in line)
+    ]
     if report.depth:
         legend.append(("mark", f"chosen depth, {report.depth}"))
-    return "Accuracy by layer", legend, chart.drawn("Accuracy by layer")
+    return "Accuracy by layer", legend, accuracy_chart(x, lines, report.depth)
 
 
 def _residual_chart(report: Report, x: list[int]) -> tuple[str, list[tuple[str, str]], str]:
-    chart = Chart(_span(x), (0, 1), ("layer", "share of images"), _percent)
+    chart = Chart(layer_span(x), (0, 1), ("layer", "share of images"), percent)
     shares = [layer["residual"] for layer in report.layers]
     for name, sign, kind in (("positive", 0, "c1"), ("negative", 1, "c2")):
         chart.line(name, x, [share[sign] if share else None for share in shares], kind)
@@ -103,7 +92,7 @@ def _residual_chart(report: Report, x: list[int]) -> tuple[str, list[tuple[str, 
 def _time_chart(report: Report, x: list[int]) -> tuple[str, list[tuple[str, str]], str]:
     """Stacked phases where they are recorded, and the rest of each layer's time."""
     seconds = [layer["seconds"] for layer in report.layers]
-    chart = Chart(_span(x), reach(seconds, least=0), ("layer", "seconds"))
+    chart = Chart(layer_span(x), reach(seconds, least=0), ("layer", "seconds"))
     by_phase = [(layer["observed"] or {}).get("seconds", {}) for layer in report.layers]
     low, legend = [0.0] * len(x), []
     for number, phase in enumerate(PHASES, start=1):
@@ -130,7 +119,7 @@ def _memory_chart(report: Report, x: list[int]) -> tuple[str, list[tuple[str, st
     most = max(size for size in values if size is not None)
     unit, name_of_unit = (2**30, "GiB") if most >= 4 * 2**30 else (2**20, "MiB")  # round ticks
     high = reach([most / unit], least=0)
-    chart = Chart(_span(x), high, ("layer", f"{name_of_unit} resident"), "{:,.4g}".format)
+    chart = Chart(layer_span(x), high, ("layer", f"{name_of_unit} resident"), "{:,.4g}".format)
     legend = []
     if planned is not None:
         chart.level(planned / unit, "plan")
@@ -146,7 +135,7 @@ def _calibration_chart(report: Report) -> str:
     """Share that is right by the largest probability, beside the diagonal."""
     assert report.judged is not None
     axes = ("largest predicted probability", "share that is right")
-    chart = Chart((0, 1), (0, 1), axes, _percent, whole=False)
+    chart = Chart((0, 1), (0, 1), axes, percent, whole=False)
     bins = [entry for entry in report.judged["calibration"] if entry["images"]]
     chart.columns([(entry["low"], entry["high"], entry["right"]) for entry in bins], "c2 faint")
     chart.line("ideal", [0.0, 1.0], [0.0, 1.0], "ideal")

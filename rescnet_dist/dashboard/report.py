@@ -32,7 +32,7 @@ from rescnet_dist.dashboard.pictures import (
 from rescnet_dist.dashboard.reproduce import reproduce
 from rescnet_dist.dashboard.view import RunView
 from rescnet_dist.data import classes_from_json
-from rescnet_dist.errors import StoreError, StoreUnreachable, counted, masked
+from rescnet_dist.errors import SpecError, StoreError, StoreUnreachable, counted, masked
 from rescnet_dist.network import Network
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -102,6 +102,8 @@ def report_of(
     trained on where it held none out, or of `test`, a data set, if that is named. pictures: whether
     to make them, too.
     """
+    if images < 1:
+        raise SpecError(f"images={images} are too few to judge a network on: give 1 or more")
     run = RunStore.open(url)
     attributes = run.attributes()
     if not attributes.get("data_complete"):
@@ -139,7 +141,7 @@ def report_of(
         data=_data(found, held_out, classes),
         spec={type(spec).table: spec.rows() for spec in specs},
         planned=_planned(view, found),
-        memory=_memory(view, found),
+        memory=_memory(view),
         layers=found["layers"],
         judged=judged,
         not_judged=None if judged else problem,
@@ -229,7 +231,7 @@ def _planned(view: RunView, found: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
-def _memory(view: RunView, found: dict[str, Any]) -> dict[str, Any]:
+def _memory(view: RunView) -> dict[str, Any]:
     """The most bytes resident in each worker, by layer, beside what was planned and is allowed."""
     workers = list(dict.fromkeys(name for layer in view.layers for name in layer.memory))
     return {

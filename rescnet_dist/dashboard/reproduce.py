@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
-from rescnet_dist.planning.plan import Plan
-from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
-
-PLANNED = ("chunk_images", "accumulators", "split_every", "solve_threads", "tile_features")
+from rescnet_dist.flags import flag, flags, nearest_preset
+from rescnet_dist.planning.plan import PLANNED, Plan
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 
 def reproduce(
@@ -30,55 +28,23 @@ def reproduce(
             "It was trained on arrays in memory, which the run does not name: give the same arrays "
             "and specs to ResCNetClassifier."
         ]
-    preset, base = _nearest_preset(source, network)
+    preset, base = nearest_preset(network, source if source == "digits" else None)
     words = ["rescnet", "train", source]
     if source != "digits" or preset != "digits":
         words += ["--preset", preset]
-    words += _flags(network, base)
+    words += flags(network, base)
     planned = run.replace(**{name: getattr(plan, name) for name in PLANNED})
     own_split = held_out and run.validation == 0  # of the data, which the command takes itself
     if not own_split:
-        words += _flag("validation", planned.validation)
+        words += flag("validation", planned.validation)
     # told even where they are the defaults: another machine or release may plan otherwise
-    words += _flag("seed", planned.seed)
+    words += flag("seed", planned.seed)
     for name in PLANNED:
         if getattr(planned, name) is not None:
-            words += _flag(name, getattr(planned, name))
+            words += flag(name, getattr(planned, name))
     told = RunSpec(**{name: getattr(planned, name) for name in (*PLANNED, "seed", "validation")})
-    words += _flags(planned, told) + _flags(augment, AugmentSpec())
+    words += flags(planned, told) + flags(augment, AugmentSpec())
     return shlex.join(words), _notes(source, plan)
-
-
-def _nearest_preset(source: str, network: NetworkSpec) -> tuple[str, NetworkSpec]:
-    """The preset that differs in the fewest fields; the one that is taken by itself on ties."""
-    order = sorted(PRESETS, key=lambda name: (source, name) != ("digits", "digits"))
-    name = min(order, key=lambda name: len(_flags(network, PRESETS[name])))
-    return name, PRESETS[name]
-
-
-def _flags(spec: Spec, base: Spec) -> list[str]:
-    """Flags for all fields that differ from those of another spec."""
-    before = {name: value for name, value, _ in base.rows()}
-    return [
-        word
-        for name, value, _ in spec.rows()
-        if value is not None and value != before[name]
-        for word in _flag(name, value)
-    ]
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    """The words of a flag of `rescnet train`.
-
-    >>> _flag("levels", (2, 1)), _flag("stop_at_zero_error", False)
-    (['--levels', '2,1'], ['--no-stop-at-zero-error'])
-    """
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    if isinstance(value, list | tuple):
-        return [f"--{flag}", ",".join(map(str, value))]
-    return [f"--{flag}", repr(value)] if isinstance(value, float) else [f"--{flag}", str(value)]
 
 
 def _notes(source: str, plan: Plan) -> list[str]:

@@ -2,7 +2,9 @@
 
 A listener on the driver tells the scheduler of a run by Dask's event log, which the tasks' reports
 go to as well; a plugin there keeps a board of runs, and serves pages of it beside Dask's own.
-Training knows nothing of it, and where the scheduler cannot show pages, nothing else changes.
+Training knows nothing of it, and where the scheduler cannot show pages, nothing else changes. The
+first run brings them; `dask scheduler --preload rescnet_dist.dashboard.scheduler` has them from the
+start, for layouts of plots that are opened before.
 """
 
 from __future__ import annotations
@@ -138,6 +140,11 @@ def install(dask_scheduler: Any) -> bool:
         plugin.served = _serve(dask_scheduler, plugin.board)
         dask_scheduler.add_plugin(plugin)
     return bool(plugin.served)
+
+
+def dask_setup(scheduler: Any) -> None:
+    """Called by Dask where this module is a scheduler's preload."""
+    install(scheduler)
 
 
 def _serve(scheduler: Any, board: Board) -> bool:

@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from rescnet_dist.errors import RescnetError, masked
 PORT = 5007
 LOOK_EVERY = 2.0  # seconds between two looks at the store of a run
 LOOK_AGAIN_EVERY = 20.0  # and of one that is done, and may be taken further
+EVERYWHERE = ("0.0.0.0", "::", "")  # hosts that stand for all addresses of this machine
 COOKIE = "rescnet-token"
 
 TEMPLATE = """{% extends base %}
@@ -210,7 +212,8 @@ class Dashboard:
         http.add_sockets(sockets)
         self._server = BaseServer(IOLoop.current(), pages, http)
         self.port = int(sockets[0].getsockname()[1])
-        shown, query = f"[{host}]" if ":" in host else host, f"?token={token}" if token else ""
+        name = socket.gethostname() if host in EVERYWHERE else host
+        shown, query = f"[{name}]" if ":" in name else name, f"?token={token}" if token else ""
         self.url = f"http://{shown}:{self.port}/{query}"
         hub = os.environ.get("JUPYTERHUB_PUBLIC_URL") or os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
         self.proxied = f"{hub.rstrip('/')}/proxy/{self.port}/{query}" if hub else None

@@ -111,6 +111,31 @@ class Chart:
         )
 
 
+def accuracy_chart(
+    x: Sequence[int], lines: Sequence[tuple[str, Series, str]], depth: int | None
+) -> str:
+    """Shares of images classified rightly after the layers x, as lines of (name, shares, class in
+    the style sheet), those of which something is known; the chosen depth is marked."""
+    values = [value for _, line, _ in lines for value in line]
+    chart = Chart(layer_span(x), reach(values), ("layer", "accuracy"), percent)
+    if depth:
+        chart.upright(depth)
+    for name, line, kind in lines:
+        if any(value is not None for value in line):
+            chart.line(name, x, line, kind)
+    return chart.drawn("Accuracy by layer")
+
+
+def layer_span(x: Sequence[int]) -> tuple[float, float]:
+    """The range of layers, with room for bars."""
+    return x[0] - 0.5, x[-1] + 0.5
+
+
+def percent(share: float) -> str:
+    """A share as a tick or a label tells it."""
+    return f"{100 * share:.4g} %"
+
+
 def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
     """Round numbers from low to high, about `count` of them.
 

@@ -6,8 +6,9 @@ import os
 import time
 from typing import Any
 
-from rescnet_dist.dashboard.writers import RunWriter, name_of, parameters
+from rescnet_dist.dashboard.writers import RunWriter, parameters
 from rescnet_dist.errors import RescnetError
+from rescnet_dist.tables import name_of
 from rescnet_dist.train import RunDone
 
 

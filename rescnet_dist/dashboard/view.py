@@ -9,6 +9,8 @@ from typing import Any
 
 from rescnet_dist.errors import DamagedError
 from rescnet_dist.store import RunStore
+from rescnet_dist.tables import name_of
+from rescnet_dist.train.decide import Accuracy, chosen_depth
 from rescnet_dist.train.describe import describe_commits
 
 RECENT = 5  # layers whose times tell how long the next ones take
@@ -76,8 +78,6 @@ class RunView:
     max_layers: int
     reason: str | None = None
     depth: int | None = None
-    source: str | None = None
-    copies: int = 0
     planned: int | None = None
     allowed: int | None = None
     planned_read: int | None = None
@@ -100,8 +100,6 @@ class RunView:
             max_layers=found["network"]["max_layers"],
             reason=found["reason"],
             depth=(found["depth"] if found["state"] == "done" else None) or _best(layers),
-            source=found["source"],
-            copies=found["copies"],
             planned=expected.get("peak_memory"),
             allowed=workers.get("memory"),
             planned_read=traffic.get("read"),
@@ -113,7 +111,7 @@ class RunView:
     @property
     def name(self) -> str:
         """The last part of the URL."""
-        return self.url.rstrip("/").rsplit("/", 1)[-1]
+        return name_of(self.url)
 
     def hear(self, event: dict[str, Any]) -> None:
         """Take in an event, as `event_to_dict` gives it."""
@@ -173,13 +171,13 @@ class RunView:
 
 
 def _best(layers: list[LayerView]) -> int | None:
-    """The layer with the best validation accuracy so far, the first on ties; else the last."""
-    known = [layer for layer in layers if layer.train is not None]
-    if not known:
-        return None
-    if known[-1].validation is None:
-        return known[-1].layer
-    return max(known, key=lambda layer: (layer.validation or 0.0, -layer.layer)).layer
+    """The depth that would be chosen of these layers, if the accuracy of any is known."""
+    known = (
+        Accuracy(layer.layer, layer.train, layer.validation)
+        for layer in layers
+        if layer.train is not None
+    )
+    return chosen_depth(tuple(known)) or None
 
 
 class StoredRun:

@@ -35,6 +35,6 @@ def describe_html(view: RunView) -> str:
     each, left = view.layer_seconds(), view.seconds_left()
     if each is not None:
         more = f"; at most {time_text(left)} left" if left is not None else ""
-        lines.append(f"{time_text(each)} per layer{more}")
+        lines.append(f"{time_text(each)} per layer of late{more}")
     lines += [f"<span style='color:#c77400'>{escape(n)}</span>" for n in view.notes[-SHOWN_NOTES:]]
     return f"<p style='margin:4px 8px'>{'<br>'.join(lines)}</p>"

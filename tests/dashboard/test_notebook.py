@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from distributed import Client
 
 import rescnet_dist as rd
 from rescnet_dist.dashboard import notebook
-from rescnet_dist.train import Event, PassStarted
-from tests.dashboard.conftest import LAYERS, train
+from tests.dashboard.conftest import LAYERS, Held
 
 
 def test_a_run_shows_itself(run: Path) -> None:
@@ -52,23 +50,12 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Display:
 
 def test_a_run_that_goes_on_is_shown_anew(client: Client, tmp_path: Path, display: Display) -> None:
     """From the store, until it is done."""
-    reached, seen = threading.Event(), threading.Event()
-
-    def wait(event: Event) -> None:
-        if event == PassStarted("grow", 2):
-            reached.set()
-            assert seen.wait(60)
-
-    going = {"listeners": [wait]}
-    training = threading.Thread(target=train, args=[tmp_path / "run"], kwargs=going)
-    training.start()
-    assert reached.wait(60)
-    watch = rd.open_run(tmp_path / "run").watch(every=0.05)
-    assert "is going on" in display.shown[0]
-    assert not watch.ended
-    seen.set()
-    assert watch.wait(60)
-    training.join()
+    with Held(tmp_path / "run", before=2) as held:
+        watch = rd.open_run(tmp_path / "run").watch(every=0.05)
+        assert "is going on" in display.shown[0]
+        assert not watch.ended
+        held.let_go()
+        assert watch.wait(60)
     assert watch.ended
     assert "is done" in display.shown[-1]
     assert display.shown[-1].count("<circle") == 2 * LAYERS

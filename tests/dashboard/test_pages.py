@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -17,8 +18,8 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist.dashboard.server import Dashboard
 from rescnet_dist.errors import RescnetError
-from rescnet_dist.train import Event, PassStarted, describe_run
-from tests.dashboard.conftest import LAYERS, train
+from rescnet_dist.train import describe_run
+from tests.dashboard.conftest import LAYERS, Held, cluster_with_dashboard, train
 
 DATA = "Bokeh.documents[0].get_model_by_name('{}').data"
 SAID = "Bokeh.documents[0].get_model_by_name('progress-text').text"
@@ -67,10 +68,7 @@ def assert_shows(page: Any, url: Path) -> None:
 @pytest.fixture(scope="module")
 def served() -> Iterator[LocalCluster]:
     """A cluster whose dashboard runs before any run does."""
-    with LocalCluster(
-        n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0",
-        worker_dashboard_address="127.0.0.1:0",
-    ) as cluster:  # fmt: skip
+    with cluster_with_dashboard() as cluster:
         yield cluster
 
 
@@ -84,26 +82,18 @@ def test_a_run_shows_itself_in_dasks_dashboard(
 ) -> None:
     """On a scheduler that runs already: opened while the second layer waits, kept up to date."""
     base = base_of(served)
-    reached, seen = threading.Event(), threading.Event()
-
-    def wait(event: Event) -> None:
-        if event == PassStarted("grow", 3):
-            reached.set()
-            assert seen.wait(60)
-
-    with Client(served):
-        runs = threading.Thread(target=train, args=[tmp_path / "run"], kwargs={"listeners": [wait]})
-        runs.start()
-        assert reached.wait(60)
+    with Client(served), Held(tmp_path / "run") as held:
         page = opened(f"{base}/rescnet")
         wait_for_points(page, 2)
         assert "is going on" in page.evaluate(SAID)
-        seen.set()
+        held.let_go()
         wait_for_points(page, 2 * LAYERS)
         page.wait_for_function(f"{SAID}.includes('is done')")
-        runs.join()
     assert len(data(page, "accuracy-points")["layer"]) == 2 * LAYERS
     assert_shows(page, tmp_path / "run")
+    with Client(served), Held(tmp_path / "next", before=1):  # of which there is nothing to draw
+        page.wait_for_function(f"{DATA.format('time-bars')}.layer.length == 0")
+        page.wait_for_timeout(500)
     opened(f"{base}/status").click("text=Rescnet")  # it is in Dask's own bar
     offered = json.load(urllib.request.urlopen(f"{base}/individual-plots.json"))
     assert {f"/individual-rescnet-{name}" for name in PLOTS} <= set(offered.values())
@@ -179,26 +169,14 @@ def test_a_run_that_goes_on_is_followed_in_its_store(
     run: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Beside one that is done: curves of both, and a choice of which to look into."""
-    reached, seen = threading.Event(), threading.Event()
-
-    def wait(event: Event) -> None:
-        if event == PassStarted("grow", 3):
-            reached.set()
-            assert seen.wait(60)
-
-    with Client(served):
-        going = {"listeners": [wait]}
-        runs = threading.Thread(target=train, args=[tmp_path / "live"], kwargs=going)
-        runs.start()
-        assert reached.wait(60)
+    with Client(served), Held(tmp_path / "live") as held:
         page = opened(dashboard(run, tmp_path / "live").url)
         wait_for_points(page, 2 * LAYERS + 2)
         assert "live</b> is going on" in page.evaluate(SAID)
         page.select_option("select", label="small")
         page.wait_for_function(f"{DATA.format('time-bars')}.layer.length == {LAYERS}")
-        seen.set()
+        held.let_go()
         wait_for_points(page, 4 * LAYERS)
-        runs.join()
     assert set(data(page, "accuracy-points")["run"]) == {"small", "live"}
 
 
@@ -207,7 +185,8 @@ def test_a_token_is_wanted_beyond_loopback(
 ) -> None:
     """None was given: one is made. Without it, or with another, nothing is shown."""
     served = dashboard(run, host="0.0.0.0")
-    url, token = served.url.replace("0.0.0.0", "127.0.0.1").split("?token=")
+    assert served.url.startswith(f"http://{socket.gethostname()}:{served.port}/?token=")
+    url, token = f"http://127.0.0.1:{served.port}/", served.url.split("?token=")[1]
     assert len(token) >= 24
     for bad in ("", "?token=", "?token=x"):
         with pytest.raises(urllib.error.HTTPError) as refused:

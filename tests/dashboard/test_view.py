@@ -121,6 +121,7 @@ def test_a_board_keeps_the_last_runs_and_knows_when_a_driver_is_gone(run: Path) 
     assert [view.state for view in board.views()][-2:] == ["unfinished", "running"]
 
 
+@pytest.mark.slow
 def test_a_scheduler_without_a_dashboard_shows_nothing_and_trains(
     started: Any, tmp_path: Path
 ) -> None:

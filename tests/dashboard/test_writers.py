@@ -168,6 +168,7 @@ def tracked(uri: str, experiment: str) -> tuple[Any, Series]:
     return run, series
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_however_often_it_goes_on(
     client: Client, tmp_path: Path, uri: str
 ) -> None:
