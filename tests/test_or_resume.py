@@ -267,8 +267,30 @@ def test_a_signal_that_gets_lost_comes_again() -> None:
             time.sleep(20)
         except Terminated:
             answered += 1
-            time.sleep(3 * AGAIN)  # cleaning up
+            time.sleep(2.5 * AGAIN)  # cleaning up
     assert answered == 1
+
+
+def test_no_signal_comes_once_the_body_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the body ends as its loss is being noticed: the handler is still there."""
+    sent = []
+    noticed, kill = threading.Event(), os.kill
+
+    def slowly(process: int, number: int) -> None:
+        noticed.set()
+        time.sleep(0.2)
+        sent.append(signal.getsignal(number))
+        kill(process, number)
+
+    monkeypatch.setattr(os, "kill", slowly)
+    before = signal.getsignal(signal.SIGTERM)
+    with terminated_by_signal():
+        with suppress(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+        assert noticed.wait(20)
+    assert len(sent) == 1
+    assert sent[0] is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # the cluster ------------------------------------------------------------------------------------

@@ -28,15 +28,18 @@ def terminated_by_signal(*more: signal.Signals) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ended = threading.Event()
+    ended, insisting = threading.Event(), threading.Lock()
 
     def insist(number: int, raised: weakref.ref[Terminated]) -> None:
         while not ended.wait(AGAIN):
-            if raised() is None:
-                os.kill(os.getpid(), number)
-                return
+            with insisting:
+                if raised() is None and not ended.is_set():
+                    os.kill(os.getpid(), number)
+                    return
 
     def terminate(number: int, _frame: Any) -> None:
+        if ended.is_set():
+            return
         stop = Terminated()
         threading.Thread(target=insist, args=(number, weakref.ref(stop)), daemon=True).start()
         try:
@@ -49,5 +52,7 @@ def terminated_by_signal(*more: signal.Signals) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        with insisting:  # a signal that is on its way arrives while it is still answered here
+            pass
         for number, handler in before.items():
             signal.signal(number, handler)
