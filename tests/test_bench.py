@@ -11,9 +11,11 @@ from PIL import Image
 
 from rescnet_dist.bench import CASES, Result, compared, draw_chart
 from rescnet_dist.cli import main
+from rescnet_dist.kernels import Backend
 
 KERNELS = ["scatter", "scatter of large patches", "features", "discriminants", "filters", "layer"]
-OTHERS = [case.name for case in CASES if case.name not in KERNELS]
+OTHERS = [case.name for case in CASES if case.name not in KERNELS and not case.on_gpu]
+ON_GPU = [case.name for case in CASES if case.on_gpu]
 
 
 def run(*arguments: object) -> str:
@@ -77,6 +79,22 @@ def test_a_chart_needs_a_folder_that_is_there(tmp_path: Path) -> None:
 def test_the_other_cases_run(name: str) -> None:
     """Those that start clusters and processes."""
     assert "ours" in run("--quick", name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_GPU)
+def test_cases_on_a_gpu_run(name: str) -> None:
+    """In seconds, beside their bar."""
+    assert "a layer on a GPU" in run("--quick", name)
+
+
+@pytest.mark.skipif(Backend("cupy").available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ON_GPU)
+def test_cases_on_a_gpu_are_refused_without_one(name: str) -> None:
+    """Before anything is made up or timed."""
+    result = CliRunner().invoke(main, ["bench", name])
+    assert result.exit_code == 2
+    assert "rescnet-dist[gpu]" in result.output
 
 
 def test_ratios_and_bars() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.bench import engine, peers
+from rescnet_dist.bench import engine, gpu, peers
 from rescnet_dist.bench.timing import (
     Result,
     best_seconds,
@@ -45,10 +45,11 @@ CLASSES = 10
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case by name; run(quick) measures it, in its reduced form if quick."""
+    """A case by name; run(quick) measures it, in its reduced form if quick; some need a GPU."""
 
     name: str
     run: Callable[[bool], list[Result]]
+    on_gpu: bool = False
 
 
 def textured(rng: np.random.Generator, n: int, side: int, channels: int) -> Array:
@@ -282,4 +283,7 @@ CASES = (
     Case("workers", engine.workers),
     Case("depth", engine.depth),
     Case("images", engine.images),
+    Case("gpu", partial(gpu.layer, 50_000, 4, 0.45), on_gpu=True),
+    Case("gpu at stride 1", partial(gpu.layer, 50_000, 1, 1.0), on_gpu=True),
+    Case("gpu with mirror images", partial(gpu.layer, 100_000, 4, 0.9), on_gpu=True),
 )

@@ -27,8 +27,9 @@ def bench_command(
 ) -> None:
     """How fast this machine runs the passes, beside peers and beside its own limit.
 
-    CASES are all of them by default. Peers are those that are installed (`pip install -e
-    ".[bench]"`). Ratios are taken within one run, on all cores; the machine should be idle.
+    CASES are all of them by default, those for a GPU where there is one. Peers are those that are
+    installed (`pip install -e ".[bench]"`). Ratios are taken within one run, on all cores; the
+    machine should be idle.
 
     \b
     Example:
@@ -44,6 +45,7 @@ def bench_command(
         machine,
         table,
     )
+    from rescnet_dist.kernels import Backend
 
     known = {case.name: case for case in CASES}
     for name in cases:
@@ -57,7 +59,8 @@ def bench_command(
         raise RescnetError(NO_CHART)
     keep_memory()
     results = []
-    for name in cases or known:
+    possible = [case.name for case in CASES if not case.on_gpu or Backend("cupy").available()]
+    for name in cases or possible:
         with working(f"timing {name}"):
             results += known[name].run(quick)
     Console().print(table(results))
