@@ -26,6 +26,7 @@ from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
+    Changes,
     Listener,
     begin_run,
     check_listeners,
@@ -154,19 +155,22 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         url: str | os.PathLike[str],
         *,
         max_layers: int | None = None,
+        maps: str | None = None,
+        checkpoint_every: int | None = None,
         take_over: bool = False,
         listeners: Sequence[Listener] = (),
     ) -> Self:
-        """Go on with a run after its last finished layer, up to `max_layers` if given.
+        """Go on with a run after its last finished layer, up to `max_layers` if given; `maps` and
+        `checkpoint_every` are those of `RunSpec`, and change nothing of what is learnt.
 
         A run that another driver writes to is refused unless take_over says that it is dead.
         """
         check_listeners(listeners)
-        check_resume(RunStore.open(url), max_layers, take_over=take_over)
-        kept = RunSpec.from_dict(RunStore.open(url).attributes()["run"])
+        changes = Changes(max_layers, maps, checkpoint_every)
+        kept = check_resume(RunStore.open(url), changes, take_over=take_over)
         with current_client(gpus=Backend.of(kept).on_gpu) as client:
             run = resume_run(
-                url, client, [SchedulerPage(client), *listeners], max_layers=max_layers,
+                url, client, [SchedulerPage(client), *listeners], changes=changes,
                 take_over=take_over,
             )  # fmt: skip
         attributes = run.attributes()

@@ -86,9 +86,11 @@ class Network:
         """The same network with all its layers read."""
         return replace(self, layers=tuple(self.layers))
 
-    def on(self, array_backend: str, products: str = "split") -> Network:
-        """The same network, which runs images forward with "numpy" or, on a GPU, with "cupy"."""
-        backend = Backend.of(RunSpec().replace(array_backend=array_backend, products=products))
+    def on(self, array_backend: str, products: str | None = None) -> Network:
+        """The same network, which runs images forward with "numpy" or, on a GPU, with "cupy";
+        matrices are multiplied there as in training unless `products` says otherwise."""
+        how = products or self.backend.products
+        backend = Backend.of(RunSpec().replace(array_backend=array_backend, products=how))
         return replace(self, backend=backend, token=uuid.uuid4().hex)
 
     def check_images(self, images: Images) -> None:
@@ -229,6 +231,7 @@ class Network:
                 read_image_scale(place),
                 StoredLayers(place, depth),
                 AugmentSpec.from_dict(attributes.get("augment", {})),
+                Backend(products=RunSpec.from_dict(attributes.get("run", {})).products),
             )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +18,20 @@ from distributed import Client, LocalCluster
 from rescnet_dist import ClusterError, NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cli import main
 from rescnet_dist.cluster import Workers
-from rescnet_dist.errors import BackendError, SpecError
+from rescnet_dist.errors import BackendError, SpecError, StoreError
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import Forecast, Problem, choose_tier, estimate, make_plan
 from rescnet_dist.planning.tier import group_bytes, held_bytes
-from rescnet_dist.store import RunStore, read_layer
-from rescnet_dist.train import ChunkRebuilt, Event, PassDone, loop, shelf, verify_run
+from rescnet_dist.store import FORMAT_VERSION, RunStore, read_layer
+from rescnet_dist.train import (
+    ChunkRebuilt,
+    Event,
+    PassDone,
+    PassStarted,
+    loop,
+    shelf,
+    verify_run,
+)
 from rescnet_dist.train.chunks import Reader
 from rescnet_dist.train.shelf import Held, Shelf
 
@@ -155,11 +165,21 @@ def test_other_last_digits_are_told_and_gone_on_with(client: Client, tmp_path: P
 def test_a_run_that_ends_early_stores_its_last_maps(client: Client, tmp_path: Path) -> None:
     """It was not known to be the last layer while it was grown; going on needs no replay."""
     spec = SPEC.replace(patience=1, learning_rate=4.0)  # far too large a step
-    clf = fit(tmp_path / "run", spec, RUN.replace(checkpoint_every=4))
+    told: list[Any] = []
+    clf = fit(
+        tmp_path / "run", spec, RUN.replace(checkpoint_every=4),
+        listeners=[lambda e: isinstance(e, PassStarted | PassDone) and told.append(e)],
+    )  # fmt: skip
     last = len(RunStore.open(tmp_path / "run").commits()) - 1
     assert last < SPEC.max_layers
     assert last % 4
     assert clf.depth_ < last
+    assert [(type(e).__name__, e.layer) for e in told if e.phase == "save"] == [
+        ("PassStarted", last),
+        ("PassDone", last),
+    ]
+    written = 240 * (14 * 14 * 4 + 10) * 4
+    assert [e.observed.written for e in told if isinstance(e, PassDone)][-1] == written
     assert stored_layers(tmp_path / "run")[-1] == last
     assert verify_run(tmp_path / "run") == []
 
@@ -181,6 +201,7 @@ def test_a_full_worker_keeps_nothing_and_changes_no_bit(
 
 def test_losing_a_worker_in_the_middle_changes_no_bit(tmp_path: Path, reference: list[Any]) -> None:
     """Its shelves are lost between two checkpoints, and their chunks computed again elsewhere."""
+    told: list[ChunkRebuilt] = []
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
@@ -190,11 +211,44 @@ def test_losing_a_worker_in_the_middle_changes_no_bit(tmp_path: Path, reference:
 
         def kill(event: Event) -> None:
             if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 4):
-                next(iter(cluster.workers.values())).process.process.kill()
+                os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
 
-        fit(tmp_path / "run", listeners=[kill])
+        fit(
+            tmp_path / "run",
+            listeners=[kill, lambda e: isinstance(e, ChunkRebuilt) and told.append(e)],
+        )
         assert client.status == "running"
     assert same(weights(tmp_path / "run"), reference)
+    assert told
+    assert {event.layer for event in told} <= {4, 5}  # and of those done by then
+
+
+def test_idle_workers_leave_shelves_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: list[Any]
+) -> None:
+    """Four groups on three workers, of which one has two that are slow: the one that waits is not
+    taken to where its shelf is empty, which would cost more than waiting."""
+    told: list[ChunkRebuilt] = []
+    held = Reader.held
+
+    def slowly(self: Reader, *given: Any) -> Held:
+        time.sleep(0.05 if self.group.index % 3 else 0.4)
+        return held(self, *given)
+
+    monkeypatch.setattr(Reader, "held", slowly)
+    run = RUN.replace(chunk_images=15, accumulators=4, checkpoint_every=100)
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0",
+            protocol="tcp://", host="127.0.0.1",  # so that what moves is sent
+        ) as cluster,
+        Client(cluster),
+    ):  # fmt: skip
+        fit(
+            tmp_path / "run", SPEC.replace(max_layers=3), run,
+            listeners=[lambda e: isinstance(e, ChunkRebuilt) and told.append(e)],
+        )  # fmt: skip
+    assert told == []
 
 
 def test_a_run_that_dies_before_its_last_maps_are_stored_stores_them_later(
@@ -215,15 +269,19 @@ def test_a_run_that_dies_before_its_last_maps_are_stored_stores_them_later(
         ResCNetClassifier.resume(tmp_path / "run")
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_shelves_are_freed_with_the_run(client: Client, tmp_path: Path, stopped: bool) -> None:
+@pytest.mark.parametrize("how", ["done", "stopped", "failed"])
+def test_shelves_are_freed_with_the_run(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """A cluster that outlives the run has its memory back, even while the traceback is kept."""
     kept: list[BaseException] = []
+    if how == "failed":  # within a pass, whose graph the traceback knows
+        monkeypatch.setattr(Reader, "held", lambda *_: (_ for _ in ()).throw(StoreError("gone")))
     try:
-        fit(tmp_path / "run", listeners=[stop_after(5)] if stopped else [])
-    except Stopped as error:
+        fit(tmp_path / "run", listeners=[stop_after(5)] if how == "stopped" else [])
+    except (Stopped, StoreError) as error:
         kept.append(error)
-    assert len(kept) == stopped
+    assert len(kept) == (how != "done")
 
     def held(dask_worker: Any) -> list[str]:
         return [str(key) for key in dask_worker.data if "shelf" in str(key)]
@@ -232,6 +290,50 @@ def test_shelves_are_freed_with_the_run(client: Client, tmp_path: Path, stopped:
     while any(client.run(held).values()):
         assert time.monotonic() < deadline, client.run(held)
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("maps", ["store", "memory"])
+def test_where_maps_wait_may_change_as_a_run_goes_on(
+    client: Client, tmp_path: Path, reference: list[Any], maps: str
+) -> None:
+    """From what it began with, or by the same command again; what is learnt is the same."""
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", listeners=[stop_after(2)])
+    result = CliRunner().invoke(
+        main, ["resume", str(tmp_path / "run"), "--maps", maps, "--checkpoint-every", "2"]
+    )
+    assert result.exit_code == 0, result.output
+    expected = [3, 4, 5, 6, 7] if maps == "store" else [4, 6, 7]
+    assert stored_layers(tmp_path / "run") == expected
+    assert same(weights(tmp_path / "run"), reference)
+    kept = RunStore.open(tmp_path / "run").attributes()["run"]
+    assert (kept["maps"], kept["checkpoint_every"]) == (maps, 2)
+
+
+def test_a_change_that_contradicts_the_run_is_refused(client: Client, tmp_path: Path) -> None:
+    """Before anything is touched."""
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", run=RUN.replace(keep_maps="all"), listeners=[stop_after(2)])
+    before = RunStore.open(tmp_path / "run").attributes()
+    with pytest.raises(SpecError, match="leave one of them out"):
+        ResCNetClassifier.resume(tmp_path / "run", maps="memory")
+    assert RunStore.open(tmp_path / "run").attributes() == before
+
+
+def test_a_run_of_an_older_release_is_marked_as_one_of_this(
+    client: Client, tmp_path: Path, reference: list[Any]
+) -> None:
+    """That one could not read commits without maps, and is to say so."""
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", run=RUN.replace(maps="store"), listeners=[stop_after(2)])
+    run = RunStore.open(tmp_path / "run")
+    attributes = run.attributes()
+    for name in ("maps", "checkpoint_every", "array_backend", "products"):
+        del attributes["run"][name]
+    run.update_attributes(format_version=3, run=attributes["run"])
+    ResCNetClassifier.resume(tmp_path / "run")
+    assert run.attributes()["format_version"] == FORMAT_VERSION
+    assert same(weights(tmp_path / "run"), reference)
 
 
 def test_a_shelf_travels_empty(client: Client) -> None:

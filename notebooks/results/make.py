@@ -55,7 +55,7 @@ from rescnet_dist.kernels import Backend
 from rescnet_dist.network import Network
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
-from rescnet_dist.train import begin_run, check_run, describe_run, resume_run, run_there
+from rescnet_dist.train import Changes, begin_run, check_run, describe_run, resume_run, run_there
 
 HERE = Path(__file__).parent
 RESULT_VERSION = 1  # changes when an entry is renamed, removed, or means something else
@@ -236,7 +236,7 @@ def train(
     check_run(store, spec, run_spec, training, free=False)
     with TerminalProgress(Console(stderr=True)) as progress:
         if there:
-            resume_run(store, client, [progress])
+            resume_run(store, client, [progress], changes=Changes.to(run_spec))
         else:
             begin_run(
                 store, spec, run_spec, training, client, [progress], source=source, again=True
@@ -247,7 +247,7 @@ def judge(run: RunStore, source: str, *, averaged: bool) -> dict[str, Any]:
     """Read the test images, once: the share that is right after each layer that was judged in
     training, and, if `averaged`, with the chosen layers over each image and its mirror image."""
     began = time.perf_counter()
-    backend = RunSpec.from_dict(run.attributes()["run"]).array_backend
+    backend = RunSpec.from_dict(run.attributes()["run"]).array_backend  # with the run's products
     network, result = Network.load(run.url).on(backend), run.result()
     part = taken(source, None, "test")
     images = Images(np.asarray(part.images.array))

@@ -59,6 +59,8 @@ from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
+    CHANGEABLE,
+    Changes,
     begin_run,
     check_resume,
     check_run,
@@ -116,7 +118,7 @@ def train_command(
             if there:
                 if note := other_plan(there, run_spec):
                     click.echo(note, err=True)
-                run = resume_run(url, client, listeners)
+                run = resume_run(url, client, listeners, changes=Changes.to(run_spec))
             else:
                 run = begin_run(
                     url, spec, run_spec, training, client, listeners, source=data, again=or_resume
@@ -170,9 +172,12 @@ def plan_command(
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
 @telling_options
+@spec_options(RunSpec, only=CHANGEABLE)
 def resume_command(
     run_url: str,
     max_layers: int | None,
+    maps: str | None,
+    checkpoint_every: int | None,
     take_over: bool,
     test_data: str | None,
     **flags: Any,
@@ -184,12 +189,12 @@ def resume_command(
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
     where, how = take_cluster(flags), take_telling(flags)
-    there = RunStore.open(run_url)
-    check_resume(there, max_layers, take_over=take_over)
-    gpus = Backend.of(RunSpec.from_dict(there.attributes()["run"])).on_gpu
+    changes = Changes(max_layers, maps, checkpoint_every)
+    kept = check_resume(RunStore.open(run_url), changes, take_over=take_over)
+    gpus = Backend.of(kept).on_gpu
     with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:
         with watched(run_url, teller, client) as listeners:
-            run = resume_run(run_url, client, listeners, max_layers=max_layers, take_over=take_over)
+            run = resume_run(run_url, client, listeners, changes=changes, take_over=take_over)
         report_outcome(run, run.attributes()["source"], test_data, teller)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -188,12 +188,14 @@ class Levels(click.ParamType):
             self.fail(f"{value!r} is not a list of whole numbers such as 4,2,1", param, ctx)
 
 
-def spec_options(spec: type[Spec]) -> Callable[[Any], Any]:
-    """A decorator that adds one option per field of a spec; all are unset by default."""
+def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Callable[[Any], Any]:
+    """A decorator that adds one option per field of a spec, or for some of them only; all are unset
+    by default."""
     hints = typing.get_type_hints(spec)
 
     def decorate(command: Any) -> Any:
-        for field in reversed(dataclasses.fields(spec)):  # type: ignore[arg-type]
+        fields = dataclasses.fields(spec)  # type: ignore[arg-type]
+        for field in reversed([f for f in fields if only is None or f.name in only]):
             flag = "--" + field.name.replace("_", "-")
             kind: Any = hints[field.name]
             if field.name in CHOICES:

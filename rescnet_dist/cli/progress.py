@@ -113,7 +113,7 @@ class TerminalProgress:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _title(self, phase: str, layer: int) -> str:
-        titles = {"survey": "survey", "score": "final scores"}
+        titles = {"survey": "survey", "score": "final scores", "save": "storing maps"}
         return titles.get(phase, f"layer {layer}/{self.max_layers}")
 
     def _rate(self, now: float) -> str:

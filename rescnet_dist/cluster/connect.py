@@ -20,6 +20,7 @@ from distributed import Client, LocalCluster, get_client, get_worker, worker_cli
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 
 from rescnet_dist.errors import ClusterError, ClusterLost
+from rescnet_dist.kernels.backend import Backend
 
 COMPARED = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cloudpickle")
 SCHEDULER_NEEDS = ("dask", "distributed", "python", "cloudpickle")
@@ -73,6 +74,7 @@ def _cpu_cluster(processes: bool) -> LocalCluster:
 
 def _gpu_cluster() -> LocalCluster:
     """One worker process for each GPU of this machine; for the first, without Dask-CUDA."""
+    Backend("cupy").prepare()  # whoever has none is told so, whatever Dask-CUDA would say
     try:
         from dask_cuda import LocalCUDACluster  # an optional dependency
     except ImportError:

@@ -22,7 +22,7 @@ def describe_html(view: RunView) -> str:
         within = min(view.current.images / view.images, 1.0)
         share += within / max(view.max_layers, 1) if view.current.phase == "grow" else 0
         elapsed = max(time.time() - view.current.began, 1e-3)
-        what = {"survey": "surveying", "score": "scoring"}
+        what = {"survey": "surveying", "score": "scoring", "save": "storing maps"}
         now = what.get(view.current.phase, f"growing layer {view.current.layer}")
         doing += f"; {now}, {100 * within:.0f} %, {view.current.images / elapsed:,.0f} images/s"
     bar = f"<progress value='{min(share, 1):.4f}' max='1' style='width:100%'></progress>"

@@ -45,6 +45,11 @@ def used_share() -> float:
     return 1 - (free + cupy.get_default_memory_pool().free_bytes()) / total
 
 
+def free() -> None:
+    """Give back what CuPy keeps for later."""
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
 def products() -> str:
     """How matrices are multiplied: "float32", "split" or "half"."""
     return _products.get()

@@ -82,6 +82,11 @@ class Backend:
         """The share of the GPU's memory that is in use."""
         return float(self._device().used_share())
 
+    def free(self) -> None:
+        """Give back what this process keeps of the GPU's memory for later."""
+        if self.on_gpu:
+            self._device().free()
+
     def _device(self) -> Any:
         """`rescnet_dist.gpu.device`, if there is CuPy and a GPU."""
         try:

@@ -92,12 +92,12 @@ class GrowingLayer:
         at hand. Works on one slab of images after another, so that little more than what comes in
         and goes out is held.
         """
-        xp, (n, height, width, _) = module_of(images), images.shape
+        xp, (n, height, width, channels) = module_of(images), images.shape
         new_maps = xp.empty((n, height, width, self.spec.filters), np.float32)
         features = xp.empty((n, features_per_layer(height, width, self.spec)), np.float32)
         entering = xp.zeros((n, self.classes), np.float32)
         pixels = self.image_scale(images)
-        for rows in slabs(images, self.spec):
+        for rows in slabs(images, channels, self.spec):
             old = None if maps is None else maps[rows]
             if self.previous is not None and old is not None and scores is not None:
                 known = None if old_features is None else old_features[rows]

@@ -109,11 +109,12 @@ def features_per_layer(height: int, width: int, spec: NetworkSpec) -> int:
     )  # fmt: skip
 
 
-def slabs(images: Array, spec: NetworkSpec) -> Iterator[slice]:
-    """The rows of images (n, H, W, d) that are worked on at a time. Their number can change the
-    rounding of a matrix product, so a chunk is always cut in this way."""
-    n, height, width, channels = images.shape
-    size = GPU_SLAB_BYTES if on_gpu(images) else SLAB_BYTES
+def slabs(chunk: Array, channels: int, spec: NetworkSpec) -> Iterator[slice]:
+    """The rows of a chunk, its maps or images (n, H, W, …), that are worked on at a time, where
+    images have so many channels. Their number can change the rounding of a matrix product, so a
+    chunk is always cut in this way."""
+    n, height, width = chunk.shape[:3]
+    size = GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
     step = max(1, size // (4 * height * width * (channels + spec.filters)))
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
@@ -152,7 +153,7 @@ def chunk_maps(bank: Bank, pixels: Array, maps: Array | None, spec: NetworkSpec)
     """`layer_maps` (n, H, W, f) of a whole chunk, a slab at a time; pixels (n, H, W, d) are
     normalised, maps (n, H, W, f) those of the layer before, if there is one."""
     made = module_of(pixels).empty((*pixels.shape[:3], spec.filters), np.float32)
-    for rows in slabs(pixels, spec):
+    for rows in slabs(pixels, pixels.shape[3], spec):
         old = None if maps is None else maps[rows]
         layer_maps(bank, LayerInput.of(pixels[rows], old), spec, made[rows])
     return made
@@ -191,6 +192,7 @@ def replayed(
         module_of(images).zeros((len(images), classes), np.float32),
     )
     for following in rest:
-        scores = chunk_scores(layer.classifier, maps, scores, spec, slabs(pixels, spec))
+        cut = slabs(pixels, pixels.shape[3], spec)
+        scores = chunk_scores(layer.classifier, maps, scores, spec, cut)
         maps, layer = chunk_maps(following.bank, pixels, maps, spec), following
     return maps, scores

@@ -51,15 +51,23 @@ class Speed:
     threads: int = 1
 
     def layer_seconds(
-        self, problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers
+        self,
+        problem: Problem,
+        spec: NetworkSpec,
+        plan: Plan,
+        workers: Workers,
+        *,
+        in_memory: bool = False,
     ) -> float:
-        """About how long the pass of a layer takes."""
+        """About how long the pass of a layer takes, one whose maps are stored or stay in memory."""
         slots = workers.slots
         height, width, channels = problem.image_shape
         features, busy = problem.features(spec), min(slots, plan.accumulators)
         maps = np.dtype(spec.store_dtype).itemsize * height * width * spec.filters
         stored = maps / self.written + maps / self.read
         stored += height * width * channels * problem.itemsize / self.read
+        if in_memory:
+            stored = 0.0
         each = max(self.image + features**2 / self.product, stored)  # at the same time
         scatter = features**2 * problem.images / self.product
         solve = features**3 / 3 / self.factorisation

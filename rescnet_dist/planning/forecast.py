@@ -136,12 +136,12 @@ def estimate(
 ) -> Forecast:
     """The plan for images and workers that need not be there, and what it takes: arithmetic."""
     plan = make_plan(problem, spec, run_spec, workers)
+    tier = choose_tier(problem, spec, run_spec, plan, workers)
+    check_tier(tier, run_spec)
     seconds = None
     if speed:
         speed = speed.with_threads(plan.solve_threads)
-        seconds = speed.layer_seconds(problem, spec, plan, workers)
-    tier = choose_tier(problem, spec, run_spec, plan, workers)
-    check_tier(tier, run_spec)
+        seconds = speed.layer_seconds(problem, spec, plan, workers, in_memory=tier.in_memory)
     return Forecast(
         problem=problem,
         spec=spec,

@@ -1,7 +1,7 @@
 """Tree reductions over workers: dask graphs of any accumulator; no storage."""
 
-from rescnet_dist.reduce.fold import fold_graph, tree_merge
+from rescnet_dist.reduce.fold import fold_graph, fold_name, tree_merge
 from rescnet_dist.reduce.memory import trim_memory
 from rescnet_dist.reduce.threads import blas_threads
 
-__all__ = ["blas_threads", "fold_graph", "tree_merge", "trim_memory"]
+__all__ = ["blas_threads", "fold_graph", "fold_name", "tree_merge", "trim_memory"]

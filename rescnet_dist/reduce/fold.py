@@ -10,6 +10,11 @@ from typing import Any
 from dask.delayed import Delayed, delayed
 
 
+def fold_name(name: str) -> str:
+    """What Dask calls the tasks that fold the chunks of a pass of this name."""
+    return f"{name}-fold"
+
+
 def fold_graph(
     fold: Callable[..., Any],
     parts: Sequence[tuple[Any, ...]],
@@ -34,7 +39,7 @@ def fold_graph(
     """
     token = uuid.uuid4().hex  # never reuse a key: a store may hold something else by now
     folded = [
-        delayed(fold, pure=False)(*part, dask_key_name=(f"{name}-fold-{token}", index))
+        delayed(fold, pure=False)(*part, dask_key_name=(f"{fold_name(name)}-{token}", index))
         for index, part in enumerate(parts)
     ]
     merged = tree_merge(folded, merge, split_every=split_every, name=name, token=token)

@@ -24,14 +24,16 @@ from rescnet_dist.train.loop import train
 from rescnet_dist.train.observed import PHASES, Observed
 from rescnet_dist.train.report import progress_topic
 from rescnet_dist.train.session import begin_run, resume_run
-from rescnet_dist.train.start import check_resume, check_run
+from rescnet_dist.train.start import CHANGEABLE, Changes, check_resume, check_run
 from rescnet_dist.train.verify import verify_run
 
 __all__ = [
+    "CHANGEABLE",
     "EVENTS_VERSION",
     "PHASES",
     "Accuracy",
     "Callback",
+    "Changes",
     "ChunkDone",
     "ChunkRebuilt",
     "Done",

@@ -15,6 +15,7 @@ from rescnet_dist.store import (
     check_unclaimed,
     reading_attributes,
 )
+from rescnet_dist.train.start import CHANGEABLE
 
 STARTED = {"claims", "data", "work", "zarr.json"}  # all that a run has before its data are complete
 
@@ -25,7 +26,8 @@ def run_there(
     """The attributes of the run at a URL if it is the one with these specs and data; None where
     there is none yet, or one that died before its data were complete, so that it is to begin.
     Anything else that is there is refused, and so is a run that another driver writes to. A run
-    keeps the plan that it began with, so that other wishes for that make it no other run."""
+    keeps the plan that it began with, so that other wishes for that make it no other run, and
+    neither does what may change as it goes on (`Changes`)."""
     place = Location.of(url)
     if not place.exists():
         place.check_bucket()
@@ -94,7 +96,8 @@ def _differences(
         "images of": attributes.get("image_shape"),
         "classes": attributes.get("classes"),
     }
-    names = [name for name in {**there, **asked} if name not in PLANNED]
+    free = {*PLANNED, *CHANGEABLE}
+    names = [name for name in {**there, **asked} if name not in free]
     different = [name for name in names if there.get(name) != asked.get(name)]
     return [
         "other classes"

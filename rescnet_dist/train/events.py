@@ -38,7 +38,8 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class PassStarted:
-    """A pass over all images begins: "survey", "grow" or "score"; layer 0 is the survey's."""
+    """A pass over all images begins: "survey", "grow", "score", or "save" where maps that were in
+    memory alone are stored at the end; layer 0 is the survey's."""
 
     phase: str
     layer: int

@@ -15,6 +15,7 @@ from rescnet_dist.cluster import Workers, check_versions
 from rescnet_dist.errors import StoreError, masked
 from rescnet_dist.kernels import Tally
 from rescnet_dist.planning import Problem, Tier, check_fits, choose_tier, group_bytes
+from rescnet_dist.reduce import fold_name
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
 from rescnet_dist.train import passes, tiled
 from rescnet_dist.train.decide import (
@@ -96,15 +97,16 @@ class _Driver:
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
         self.problem: Problem | None = None  # once it is asked for
         self.gpu_memory: int | None = None
+        self.looked_at: set[str] = set()  # workers whose GPUs have been asked for
         self.stored = 0  # the last layer whose maps are in the store
         self.tier: Tier | None = None
-        self.shelves = Shelves(client)
+        self.shelves = Shelves(client, [fold_name(what.name) for what in passes.ON_SHELVES])
         self.finished = False  # whether the run was done, and nothing has been grown since
+        self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
 
     def close(self) -> None:
         """Free what workers keep for this driver, which a traceback may outlive."""
         self.shelves.release()
-        self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
 
     def history(self) -> History:
         """What is committed: read once, as nobody else writes to the run."""
@@ -209,14 +211,17 @@ class _Driver:
 
     def save(self, layer: int) -> None:
         """Store the maps of the last layer, which its pass has left in memory."""
+        began = time.perf_counter()
+        self.tell(PassStarted("save", layer))
         self.claim.check()
         self.make_room_for(layer)
-        checksums, _ = self.compute(passes.SAVE, self.task(layer))
+        checksums, observed = self.compute(passes.SAVE, self.task(layer))
         record = self.run.commits()[layer]
         self.claim.check()
         self.run.commit(layer, record | {"checksums": checksums.chunks})
         self.stored = layer
         self.tidy()
+        self.tell(PassDone("save", layer, _since(began), None, observed=observed))
 
     def write_result(self, accuracies: tuple[Accuracy, ...], reason: str | None) -> None:
         """Write what is known of the run's outcome."""
@@ -250,8 +255,9 @@ class _Driver:
         state = self.state
         if self.problem is None:
             self.problem = state.problem(self.run.images()[0].dtype.itemsize)
-            if state.backend.on_gpu:
-                self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
+        if state.backend.on_gpu and self.looked_at != (there := set(self.client.nthreads())):
+            self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
+            self.looked_at = there
         if not (present := Workers.present(self.client)):
             return
         workers = replace(present, gpu_memory=self.gpu_memory)

@@ -263,7 +263,7 @@ def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
                 with reader.meter.timing("read"):
                     old = given()
                 with reader.meter.timing("compute"):
-                    cut = slabs(old.maps, state.spec)
+                    cut = slabs(old.maps, state.image_shape[2], state.spec)
                     scores = chunk_scores(
                         classifier, old.maps, old.scores, state.spec, cut, old.features
                     )
@@ -341,3 +341,4 @@ SURVEY = Pass("survey", survey_group, Checked.merge, finish_survey)
 GROW = Pass("grow", grow_group, Checked.merge, finish_layer)
 SCORE = Pass("score", score_group, Tally.merge, finish_score)
 SAVE = Pass("save", save_group, Checksums.merge, finish_save)
+ON_SHELVES = (COUNT, SURVEY, GROW, SCORE, SAVE)  # which find on shelves what another has left there

@@ -16,7 +16,13 @@ from rescnet_dist.store import Claim, Location, RunStore, patiently
 from rescnet_dist.train.again import began_only
 from rescnet_dist.train.events import Listener
 from rescnet_dist.train.loop import train
-from rescnet_dist.train.start import check_run, prepare_resume, prepare_run
+from rescnet_dist.train.start import (
+    NO_CHANGES,
+    Changes,
+    check_run,
+    prepare_resume,
+    prepare_run,
+)
 
 STILL_WRITING = 10  # times that a place that is written to again is cleared
 
@@ -65,16 +71,16 @@ def resume_run(
     client: Client,
     listeners: Sequence[Listener] = (),
     *,
-    max_layers: int | None = None,
+    changes: Changes = NO_CHANGES,
     take_over: bool = False,
 ) -> RunStore:
-    """Go on with a run after its last committed layer, up to `max_layers` if given.
+    """Go on with a run after its last committed layer, with changes.
 
     A run that another driver writes to is refused unless take_over says that it is dead.
     """
     run = RunStore.open(url)
     with Claim.take(run.place, take_over=take_over).kept() as claim, naming_its_loss(client):
-        prepare_resume(run, max_layers)
+        prepare_resume(run, changes)
         train(claim, client, listeners)
     return run
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 from dask.sizeof import sizeof
-from distributed import Client, Future, wait
+from distributed import Client, Future, stealing, wait
 
 from rescnet_dist.cluster.workers import GPU_SHARE, spill_share
 from rescnet_dist.kernels import Backend
@@ -50,9 +50,17 @@ class Shelf:
     images: dict[int, Any] = field(default_factory=dict)
     chunks: list[Any] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    backend: Backend | None = None  # of what is on it
 
     def __reduce__(self) -> tuple[type[Shelf], tuple[int]]:
         return Shelf, (self.planned,)
+
+    def __del__(self) -> None:
+        """Give a GPU's memory back, which others may be waiting for once a run is done."""
+        if self.backend:
+            self.held.clear()
+            self.images.clear()
+            self.backend.free()
 
     def take(self, start: int, layer: int) -> Held | None:
         """What is kept of a chunk and is of this layer or one before; it is kept no longer."""
@@ -65,12 +73,12 @@ class Shelf:
         with self.lock:
             self.held.pop(start, None)
             if has_room(backend):
-                self.held[start] = held
+                self.held[start], self.backend = held, backend
 
     def put_images(self, start: int, images: Any, backend: Backend) -> None:
         """Keep the images (n, H, W, d) of a chunk, if there is room."""
         if has_room(backend):
-            self.images[start] = images
+            self.images[start], self.backend = images, backend
 
 
 sizeof.register(Shelf, lambda shelf: shelf.planned)
@@ -84,11 +92,19 @@ def has_room(backend: Backend) -> bool:
     return not limit or psutil.Process().memory_info().rss < (spill_share() + BEYOND) * limit
 
 
+def keep_from_stealing(names: Sequence[str]) -> None:
+    """On a scheduler: never have idle workers take over tasks of these names, which would find
+    their shelf empty; what is on it is not in the size that Dask weighs against the time."""
+    stealing.fast_tasks.update(names)
+
+
 class Shelves:
     """The shelves of a run's groups, spread over the workers of a cluster."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, users: Sequence[str]) -> None:
+        """users: the names of the tasks that take shelves, as Dask has them."""
         self._client = client
+        self._users = tuple(users)
         self._homes: list[str] = []
         self._futures: list[Future] = []
 
@@ -115,6 +131,8 @@ class Shelves:
             ]
             self._homes = homes
             self._let_go()
+            with suppress(Exception):  # as where the scheduler has not got this package: what is
+                self._client.run_on_scheduler(keep_from_stealing, self._users)  # stolen takes time
 
     def _new(self, group: int, planned: int, home: str) -> Future:
         return self._client.submit(
@@ -133,5 +151,7 @@ class Shelves:
         self._client.sync(self._client.scheduler.set_restrictions, worker=unbound)
 
     def release(self) -> None:
-        """Free all of them."""
+        """Free all of them, even if the graph of a pass that failed still knows of them."""
+        for future in self._futures:
+            future.release()
         self._homes, self._futures = [], []

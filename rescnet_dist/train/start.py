@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -25,6 +25,7 @@ from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.needs import Problem
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
+    FORMAT_VERSION,
     Location,
     RunStore,
     check_unclaimed,
@@ -199,22 +200,45 @@ def _row_reader(parts: list[Any]) -> Callable[[int, int], Array]:
     return rows
 
 
-def check_resume(run: RunStore, max_layers: int | None = None, *, take_over: bool = False) -> None:
-    """Refuse a run that another driver writes to, or that cannot be gone on with."""
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What of a run may be changed as it goes on: the number of layers it is to have at most, where
+    maps wait, and how often they are stored then; None leaves it as it is."""
+
+    max_layers: int | None = None
+    maps: str | None = None
+    checkpoint_every: int | None = None
+
+    @classmethod
+    def to(cls, run_spec: RunSpec) -> Changes:
+        """Those to what another run asks for."""
+        return cls(maps=run_spec.maps, checkpoint_every=run_spec.checkpoint_every)
+
+
+NO_CHANGES = Changes()
+CHANGEABLE = ("maps", "checkpoint_every")  # of how it is run; what is learnt is the same
+
+
+def check_resume(
+    run: RunStore, changes: Changes = NO_CHANGES, *, take_over: bool = False
+) -> RunSpec:
+    """Refuse a run that another driver writes to, or that cannot be gone on with; returns how it is
+    run."""
     if not take_over:
         check_unclaimed(run.place)
-    _resumed_network(run, max_layers)
+    return _changed(run, changes)[1]
 
 
-def _resumed_network(run: RunStore, max_layers: int | None) -> NetworkSpec:
-    """The network of a run that can be gone on with, with `max_layers` if given."""
-    attributes = run.attributes()
+def _changed(run: RunStore, changes: Changes) -> tuple[NetworkSpec, RunSpec]:
+    """The specs of a run that can be gone on with, with changes."""
+    attributes, max_layers = run.attributes(), changes.max_layers
     if not attributes.get("data_complete"):
         raise StoreError(
             f"the data of the run at {run} were never completely written: remove it and train again"
         )
     with reading_attributes(run.place):
         spec = NetworkSpec.from_dict(attributes["network"])
+        run_spec = RunSpec.from_dict(attributes["run"])
     layers = len(run.commits()) - 1
     run.result()  # refuses one that is damaged
     if max_layers is not None and max_layers < layers:
@@ -225,11 +249,15 @@ def _resumed_network(run: RunStore, max_layers: int | None) -> NetworkSpec:
     if max_layers is not None:
         spec = spec.replace(max_layers=max_layers)
     RunState.of(run)  # refuses attributes that are damaged
-    return spec
+    asked = {name: getattr(changes, name) for name in CHANGEABLE}
+    return spec, run_spec.replace(**{k: v for k, v in asked.items() if v is not None})
 
 
-def prepare_resume(run: RunStore, max_layers: int | None = None) -> None:
-    """Make a run ready to be gone on with, up to `max_layers` if given."""
-    spec = _resumed_network(run, max_layers)
-    if max_layers is not None:
-        run.update_attributes(network=spec.to_dict())
+def prepare_resume(run: RunStore, changes: Changes = NO_CHANGES) -> None:
+    """Make a run ready to be gone on with, with changes. One of an older release counts as one of
+    this release from then on: that one may not know what will be in it."""
+    spec, run_spec = _changed(run, changes)
+    now = {"network": spec.to_dict(), "run": run_spec.to_dict(), "format_version": FORMAT_VERSION}
+    there = run.attributes()
+    if any(there[name] != value for name, value in now.items()):
+        run.update_attributes(**now)
