@@ -220,7 +220,7 @@ def test_losing_a_worker_in_the_middle_changes_no_bit(tmp_path: Path, reference:
         assert client.status == "running"
     assert same(weights(tmp_path / "run"), reference)
     assert told
-    assert {event.layer for event in told} <= {4, 5}  # and of those done by then
+    assert min(event.layer for event in told) >= 4  # nothing that came before was lost
 
 
 def test_idle_workers_leave_shelves_where_they_are(

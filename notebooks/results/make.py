@@ -167,8 +167,8 @@ def make(
         check_test_set(test_data or source, training)  # their shape: they are read at the end
     with cluster(where, gpus=Backend.of(run_spec).on_gpu) as client:
         train(store, spec, run_spec, training, source, client)
-        environment = environment_of(client)
         found, run = describe_run(store), RunStore.open(store)
+        environment = run.attributes()["environment"]
         test = judge(run, test_data or source, averaged=result.data in MIRRORED)
     curve = [
         {key: layer[key] for key in ("layer", "train", "validation")} | {"test": share}
@@ -231,9 +231,11 @@ def train(
     source: str,
     client: Client,
 ) -> None:
-    """Train in a run store, or go on with the same run if it is there."""
+    """Train in a run store, or go on with the same run if it is there; what it was grown on is noted
+    in it, as it may be judged elsewhere."""
     there = run_there(store, spec, run_spec, training, source)
     check_run(store, spec, run_spec, training, free=False)
+    before = len(RunStore.open(store).commits()) if there else 0
     with TerminalProgress(Console(stderr=True)) as progress:
         if there:
             resume_run(store, client, [progress], changes=Changes.to(run_spec))
@@ -241,6 +243,9 @@ def train(
             begin_run(
                 store, spec, run_spec, training, client, [progress], source=source, again=True
             )
+    run = RunStore.open(store)
+    if len(run.commits()) > before or "environment" not in run.attributes():
+        run.update_attributes(environment=environment_of(client))
 
 
 def judge(run: RunStore, source: str, *, averaged: bool) -> dict[str, Any]:

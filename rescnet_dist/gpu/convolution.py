@@ -8,13 +8,8 @@ import cupy
 import numpy as np
 
 from rescnet_dist.gpu.device import Array, module, products
+from rescnet_dist.kernels.gpu_tiles import DEPTH, LINE, TILE, Tile, on_matrix_units
 
-SHARED = 44 * 1024  # bytes that a block of threads holds
-MOST_HELD = 48 * 1024  # that it may
-LINE = 8  # neighbours in a row that a thread works on
-MOST_THREADS = 512
-FEW_CHANNELS, DEPTH = 8, 16  # matrix units take 16 at a time, so that fewer would be wasted on them
-TILE = 16  # pixels along the side of what a block of threads works on there
 AT_ONCE = 2**15  # images
 
 
@@ -39,8 +34,8 @@ def convolve(
         "FIRST": channels - second, "SECOND": second, "FILTERS": count, "SIZE": size,
         "HEIGHT": height, "WIDTH": width,
     }  # fmt: skip
-    fits = channels >= FEW_CHANNELS and _held(size, count) <= MOST_HELD
-    cut = _on_matrix_units if fits and products() != "float32" else _in_single_precision
+    matrices = on_matrix_units(size, channels, count, products())
+    cut = _on_matrix_units if matrices else _in_single_precision
     kernel, grid, threads, weights, added = cut(common, filters, bias)
     made = cupy.empty((n, height, width, count), np.float32) if into is None else into
     low, scale = cupy.asarray(low, np.float32), cupy.asarray(scale, np.float32)
@@ -51,30 +46,20 @@ def convolve(
     return made
 
 
-def _held(size: int, count: int) -> int:
-    """Bytes that a block of threads holds on matrix units."""
-    side, wide = TILE + size - 1, -(-count // 8) * 8
-    return 2 * 2 * (DEPTH + 8) * (side**2 + size * wide)
-
-
 Cut = tuple[Any, tuple[int, int], int, Array, Array]  # kernel, grid, threads, weights, bias
 
 
 def _in_single_precision(common: dict[str, int], filters: Array, bias: Array) -> Cut:
     size, count = common["SIZE"], common["FILTERS"]
-    groups = -(-count // 4)
-    columns = -(-min(common["WIDTH"], 32) // LINE) * LINE
-    rows = max(1, min(MOST_THREADS // (groups * (columns // LINE)), 8, common["HEIGHT"]))
-    each = 4 * ((rows + size - 1) * (columns + size) + 4 * size * size * groups)
+    tile = Tile.of(size, count, common["HEIGHT"], common["WIDTH"])
     definitions = common | {
-        "TILE_ROWS": rows, "TILE_COLUMNS": columns, "LINE": LINE,
-        "DEPTH": max(1, min(8, SHARED // each)),
+        "TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "LINE": LINE, "DEPTH": tile.depth,
     }  # fmt: skip
     kernel = module("convolution", tuple(definitions.items())).get_function("convolve")
-    grid = -(-common["WIDTH"] // columns), -(-common["HEIGHT"] // rows)
-    weights = _filled(filters, filters.shape[2], 4 * groups)
-    added = _filled(bias[None], 1, 4 * groups)
-    return kernel, grid, groups * rows * (columns // LINE), weights, added
+    grid = -(-common["WIDTH"] // tile.columns), -(-common["HEIGHT"] // tile.rows)
+    weights = _filled(filters, filters.shape[2], 4 * tile.groups)
+    added = _filled(bias[None], 1, 4 * tile.groups)
+    return kernel, grid, tile.threads, weights, added
 
 
 def _on_matrix_units(common: dict[str, int], filters: Array, bias: Array) -> Cut:

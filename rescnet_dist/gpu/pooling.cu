@@ -188,7 +188,7 @@ extern "C" __global__ void pool(const float* __restrict__ values,
                                 const float* __restrict__ overall,
                                 const float* __restrict__ means,
                                 const float* __restrict__ inverse,
-                                const short4* __restrict__ tasks, float* __restrict__ pooled) {
+                                const int4* __restrict__ tasks, float* __restrict__ pooled) {
     const int bin_of_column[LEVELS][COLUMNS] = BIN_OF_COLUMN;  // known where loops are unrolled
     const long image = blockIdx.y;
     const int task = blockIdx.x * blockDim.x + threadIdx.x;

@@ -70,7 +70,7 @@ def _groups(filters: int) -> int:
 
 @lru_cache(maxsize=16)
 def _tasks(filters: int, channelwise: bool) -> Array:
-    """(m, 4) of 16 bits: a channel, its first partner, the number of them, 1 or 2, and the first of
+    """(m, 4) of 32 bits: a channel, its first partner, the number of them, 1 or 2, and the first of
     their pairs, which are counted row by row of the upper triangle."""
     found, pair = [], 0
     for first in range(filters):
@@ -78,7 +78,7 @@ def _tasks(filters: int, channelwise: bool) -> Array:
             count = min(2, filters - partner)
             found.append((first, partner, count, pair))
             pair += count
-    return cupy.asarray(np.array(found, np.int16))
+    return cupy.asarray(np.array(found, np.int32))
 
 
 @lru_cache(maxsize=16)

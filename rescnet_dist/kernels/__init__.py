@@ -18,6 +18,7 @@ from rescnet_dist.kernels.filters import (
     stacked_lda_draws,
     stacked_lda_filters,
 )
+from rescnet_dist.kernels.gpu_tiles import check_gpu_holds
 from rescnet_dist.kernels.growth import (
     GrowingLayer,
     draws_of_layer,
@@ -80,6 +81,7 @@ __all__ = [
     "TileScatter",
     "Whitening",
     "augmented",
+    "check_gpu_holds",
     "chunk_scores",
     "convolve",
     "draws_of_layer",

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError, SpecError
+from rescnet_dist.kernels import Backend, check_gpu_holds
 from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.tier import choose_tier
@@ -32,6 +33,8 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     What the run spec sets is taken from there. Else chunks are as large, accumulators as many and
     the scatter matrix as whole as fit. What does not fit is refused, with a value that would.
     """
+    if (backend := Backend.of(run_spec)).on_gpu:
+        check_gpu_holds(spec, problem.image_shape, backend.products)
     candidates = _candidates(problem, spec, run_spec, workers)
     fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
     best = next(fitting, None)
