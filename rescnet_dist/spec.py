@@ -169,7 +169,8 @@ class NetworkSpec(Spec):
     Layers
         filters, filter_size, first_filter_size: filters per layer, and their side in pixels in
         the later layers and in the first. minmax: one range for the whole input of a layer, or
-        one per channel.
+        one per channel. rectify: maps go on to the next layer as ReLU(maps), so that it is no
+        longer linear in the images; the paper's go on as they are.
     Stacked-LDA filters
         lda_fraction: their share of the bank, the rest is PCA. lda_positives, lda_negatives,
         lda_tolerance, lda_ridge: patches per draw, training error up to which a draw is kept, and
@@ -197,6 +198,7 @@ class NetworkSpec(Spec):
     filter_size: int = 3
     first_filter_size: int = 3
     minmax: Literal["global", "channel"] = "global"
+    rectify: bool = False
     lda_fraction: float = 0.5
     lda_positives: int = 2
     lda_negatives: int = 32

@@ -535,6 +535,8 @@ def train(
         # 2. to 5. filters and maps
         filters, bias = filter_bank(z, labels, training, n_classes, k, spec, seed, i)
         maps = convolve(z, filters, bias)
+        if spec.rectify:
+            maps = np.maximum(maps, 0.0)
 
         # 6. and 7. features
         features = second_order_features(maps, spec)

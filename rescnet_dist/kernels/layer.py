@@ -88,6 +88,8 @@ def layer_maps(
     """Maps (n, H, W, f) of a layer in float32, as whoever reads them from the store gets them;
     written to `into` where it is given."""
     maps = bank.maps(inputs, into)
+    if spec.rectify:
+        np.maximum(maps, 0, out=maps)
     if spec.store_dtype != "float32":
         maps[...] = maps.astype(spec.store_dtype)
     return maps
