@@ -71,7 +71,10 @@ def test_the_command_measures_here_and_counts_there() -> None:
         (["0x28x28x1", "--workers", "2"], "such as 50000x32x32x3"),
         (["100x28x28", "--workers", "2"], "such as 50000x32x32x3"),
         (["100x28x28x1", "--workers", "2", "--memory", "much"], "--memory much is not"),
-        (["100x28x28x1", "--workers", "2", "--memory", "3"], "give it as 8GiB"),
+        (
+            ["100x28x28x1", "--workers", "2", "--memory", "3"],
+            "3 is not a size of memory of 64 MiB",
+        ),
         (["100x28x28x1", "--workers", "0"], "0 is not in the range x>=1"),
         (["100x28x28x1"], "Missing option '--workers'"),
         (["00x28x28x1", "--workers", "2"], "such as 50000x32x32x3"),

@@ -391,6 +391,32 @@ def test_the_plan_chooses_and_says_why(
     assert any("stored every 10 layers and at the end" in line for line in lines) == in_memory
 
 
+def test_what_is_told_of_the_store_is_what_a_layer_writes() -> None:
+    """At most: the maps of a layer that is stored; of all layers where they are kept."""
+    maps = 50_000 * (32 * 32 * 50 + 10) * 4
+    memory, store, kept = (
+        estimate(CIFAR, BIG.replace(max_layers=30), run, workers(64), None).traffic
+        for run in (RunSpec(), RunSpec(maps="store"), RunSpec(keep_maps="all"))
+    )
+    assert memory.written == store.written == kept.written == maps
+    assert (memory.read, store.read) == (0, maps + 50_000 * 32 * 32 * 3)
+    assert kept.store - store.store == 28 * maps
+
+
+def test_a_gpu_that_is_too_small_for_a_wish_gets_a_value_that_fits() -> None:
+    """By the field that was asked for, else by the filters."""
+    there, asked = workers(64, 1, 80), RunSpec(array_backend="cupy", chunk_images=50_000)
+    with pytest.raises(SpecError, match="replace chunk_images=50000 by chunk_images of at mo") as e:
+        estimate(CIFAR, BIG, asked, there, None)
+    advised = int(str(e.value).split("at most ")[1].split(",")[0])
+    assert 1000 < advised < 50_000
+    estimate(CIFAR, BIG, asked.replace(chunk_images=advised), there, None)
+    with pytest.raises(SpecError, match="replace filters=200 by filters of at most"):
+        estimate(CIFAR, BIG.replace(filters=200), RunSpec(array_backend="cupy"), there, None)
+    with pytest.raises(SpecError, match=r"GiB of a GPU.*give larger GPUs"):
+        estimate(CIFAR, BIG, RunSpec(array_backend="cupy"), workers(64, 1, 0.5), None)
+
+
 def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
     """With what is needed, what is free, and what to do."""
     run = RunSpec(maps="memory")

@@ -191,7 +191,8 @@ def test_flips_are_averaged_in_a_row_of_their_own(
 
     _, _, plain, flips = make(script, "--table", "--into", tmp_path).output.splitlines()
     assert f"| {100 * found['test']:.2f} ± " in plain
-    assert "87.54 (937 layers, stride 1)" in plain
+    assert "| CIFAR-10, 150 images |" in plain
+    assert "87.54" not in plain  # which is of all of them
     assert f"averaged over flips | {found['depth']} of {len(found['curve'])} |" in flips
     assert f"| {100 * found['test_averaged_over_flips']:.2f} ± " in flips
 
@@ -225,14 +226,18 @@ def test_what_cannot_be_made_is_refused(
         (("cifar10", "--data", arrays.with_name("half.npz")), "half.npz has no images to test"),
         (("digits", "--validation", "0"), "validation=0.0 holds no images out"),
         (("digits", "--test", arrays), "test images are"),
+        (("cifar10", "--data", "digits"), r"digits has images of \(28, 28, 1\).*are \(32, 32, 3\)"),
+        (("digits", "--table"), "leave 'digits' out"),
+        (("--table",), "digits.json is not what this command writes"),
         (("digits", "--max-layers", "0"), "max_layers=0 is out of range"),
     )
     before = sorted(tmp_path.iterdir())
     for arguments, message in cases:
         done = make(script, *here, *arguments)
-        assert done.exit_code == 1, (arguments, done.output)
+        assert done.exit_code == 2, (arguments, done.output)
         assert re.search(message, done.output), (arguments, done.output)
         assert sorted(tmp_path.iterdir()) == before, arguments
+    assert "there is no folder" in make(script, "--table", "--into", tmp_path / "gone").output
     missing = make(script, "digits", "--into", tmp_path / "no-folder" / "deep")
     assert "create that folder" in missing.output
     assert (tmp_path / "digits.json").read_text() == "{}"

@@ -31,6 +31,7 @@ from rich.console import Console
 
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.files import check_folder, finished_file
+from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.cli.options import (
     SHOW,
     cluster_options,
@@ -39,6 +40,7 @@ from rescnet_dist.cli.options import (
     take_cluster,
 )
 from rescnet_dist.cli.progress import TerminalProgress
+from rescnet_dist.cli.signals import terminated_by_signal
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.data import (
     Images,
@@ -60,6 +62,8 @@ from rescnet_dist.train import Changes, begin_run, check_run, describe_run, resu
 HERE = Path(__file__).parent
 RESULT_VERSION = 1  # changes when an entry is renamed, removed, or means something else
 MIRRORED = {"cifar10"}  # data sets whose images mean the same when they are mirrored
+SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
+IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}  # to train on
 FLIPS = AugmentSpec(copies=1, flip=True)
 PACKAGES = ("rescnet-dist", "numpy", "scipy", "numba", "dask", "distributed", "zarr")
 HEAD = ("result", "what", "layers", "validation %", "test %", "paper %", "s per layer", "machine")
@@ -122,8 +126,10 @@ def main(
       python make.py cifar10 --data cifar10.npz --max-layers 50
       python make.py --table
     """
-    try:
+    with exit_codes(), terminated_by_signal():
         if as_table:
+            if name:
+                raise RescnetError(f"--table is of all results: leave {name!r} out")
             click.echo(table(stored_results(Path(into))))
             return
         if name not in RESULTS:
@@ -135,9 +141,7 @@ def main(
         record = make(name, data, test_data, store or f"runs/{name}", where, given)
         with finished_file(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    except RescnetError as error:
-        raise click.ClickException(str(error)) from None
-    click.echo(table([record]))
+        click.echo(table([record]))
 
 
 # a result ---------------------------------------------------------------------------------------
@@ -164,6 +168,11 @@ def make(
         training = training_set(source, None, augment=augment)
         if not test_data and not has_test_split(source):  # else the network is judged by `train`
             raise DataError(f"{source} has no images to test: name those by --test")
+        if training.image_shape != SHAPES[result.data]:
+            raise DataError(
+                f"{source} has images of {training.image_shape} (height, width, channels), and "
+                f"those of {result.data} are {SHAPES[result.data]}: give those by --data"
+            )
         check_test_set(test_data or source, training)  # their shape: they are read at the end
     with cluster(where, gpus=Backend.of(run_spec).on_gpu) as client:
         train(store, spec, run_spec, training, source, client)
@@ -236,7 +245,7 @@ def train(
     there = run_there(store, spec, run_spec, training, source)
     check_run(store, spec, run_spec, training, free=False)
     before = len(RunStore.open(store).commits()) if there else 0
-    with TerminalProgress(Console(stderr=True)) as progress:
+    with TerminalProgress(Console(stderr=True)) as progress, naming_how_to_go_on():
         if there:
             resume_run(store, client, [progress], changes=Changes.to(run_spec))
         else:
@@ -246,6 +255,15 @@ def train(
     run = RunStore.open(store)
     if len(run.commits()) > before or "environment" not in run.attributes():
         run.update_attributes(environment=environment_of(client))
+
+
+@contextmanager
+def naming_how_to_go_on() -> Iterator[None]:
+    """Say so where training is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise type(stop)("the same command goes on with it") from None
 
 
 def judge(run: RunStore, source: str, *, averaged: bool) -> dict[str, Any]:
@@ -331,15 +349,30 @@ def processor() -> str:
 
 def stored_results(folder: Path) -> list[dict[str, Any]]:
     """All results in a folder, in the order of `RESULTS`."""
-    paths = [folder / f"{name}.json" for name in RESULTS]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
+    if not folder.is_dir():
+        raise RescnetError(f"there is no folder {folder}: name that of the results by --into")
+    found = []
+    for path in (folder / f"{name}.json" for name in RESULTS):
+        if path.exists():
+            try:
+                found.append(json.loads(path.read_text()))
+                table(found[-1:])
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                raise RescnetError(
+                    f"{path} is not what this command writes ({type(error).__name__}: {error}): "
+                    "remove it, or make it again"
+                ) from None
+    return found
 
 
 def table(results: list[dict[str, Any]]) -> str:
     """Results as a Markdown table; averaging over flips is a row of its own."""
     lines = [HEAD, ("---",) * len(HEAD)]
     for result in results:
-        paper, name = result["paper"], f"`{result['name']}`"
+        paper, name, title = result["paper"], f"`{result['name']}`", result["title"]
+        count = result["data"]["train"]["images"]
+        if count != IMAGES[result["data"]["name"]]:  # which the paper's figure is not of
+            paper, title = None, f"{title}, {count:,} images"
         told = f"{100 * paper['test']:.2f} ({paper['how']})" if paper else "–"
         layers = f"{result['depth']} of {len(result['curve'])}"
         seconds, where = f"{result['seconds']['median_layer']:.2g}", machine_text(result)
@@ -348,7 +381,7 @@ def table(results: list[dict[str, Any]]) -> str:
             share_text(result[key], result["data"]["test"]["images"])
             for key in ("test", "test_averaged_over_flips")
         )
-        lines.append((name, result["title"], layers, validation, test, told, seconds, where))
+        lines.append((name, title, layers, validation, test, told, seconds, where))
         if averaged:
             lines.append((name, "… averaged over flips", layers, "", averaged, "", "", ""))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -36,6 +38,25 @@ COMMANDS = {
 ELSEWHERE = {"bench", "dashboard", "data", "deploy", "estimate", "report", "runs"}
 
 
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Turn what ends the body into a message and an exit code."""
+    try:
+        yield
+    except (ClaimLost, ClusterLost, StoreUnreachable) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(RESUMABLE)
+    except RescnetError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except Terminated as stop:
+        click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
+        sys.exit(RESUMABLE)
+    except KeyboardInterrupt as interrupt:
+        click.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
+        sys.exit(130)
+
+
 class Commands(click.Group):
     """Bad input ends with its message and exit code 2."""
 
@@ -60,20 +81,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        try:
+        with exit_codes():
             return super().invoke(ctx)
-        except (ClaimLost, ClusterLost, StoreUnreachable) as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(RESUMABLE)
-        except RescnetError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(2)
-        except Terminated as stop:
-            click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
-            sys.exit(RESUMABLE)
-        except KeyboardInterrupt as interrupt:
-            click.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
-            sys.exit(130)
 
 
 @click.group(cls=Commands, **SHOW)

@@ -14,6 +14,7 @@ import click
 
 from rescnet_dist.errors import ClusterError, SpecError
 from rescnet_dist.spec import CHOICES, AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
+from rescnet_dist.tables import size_text
 
 SMALLEST = 64 * 2**20  # bytes that anybody can mean by a size of memory
 
@@ -250,5 +251,8 @@ def size_of(option: str, size: str | None) -> int | None:
     except ValueError:
         found = 0
     if found < SMALLEST:
-        raise SpecError(f"{option} {size} is not a size of memory: give it as 8GiB, or more")
+        raise SpecError(
+            f"{option} {size} is not a size of memory of {size_text(SMALLEST)} or more: give it "
+            "with its unit, as in 80GiB"
+        )
     return found

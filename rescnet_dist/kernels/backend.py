@@ -97,6 +97,8 @@ class Backend:
             ) from None
         if problem := device.problem():
             raise BackendError(
-                f'array_backend="cupy" needs a GPU, and there is none ({problem}): {INSTALL}'
+                f'array_backend="cupy" needs a GPU, and none can be used ({problem}): look whether '
+                "`nvidia-smi` shows one, with a driver that is new enough for the CuPy that is "
+                "installed, or leave array_backend out"
             )
         return device

@@ -14,6 +14,7 @@ from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.tables import size_text
 
 CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 GPU_CHUNK_BYTES = 2048 * 2**20  # of the same on a GPU: enough to keep all of it busy
@@ -145,14 +146,10 @@ def _refusal(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Wo
         _candidates(problem, spec, run_spec, workers),
         key=lambda plan: peak_memory(problem, spec, plan, workers),
     )
-    if shortage := _gpu_shortage(problem, spec, smallest, workers):
-        return (
-            f"{shortage}: choose fewer filters than {spec.filters} or a larger stride, give fewer "
-            "workers to each GPU, use larger GPUs, or leave array_backend out"
-        )
-    need = peak_memory(problem, spec, smallest, workers)
-    memory, remedies = workers.memory or 0, []
-    cautious = replace(workers, memory=int(memory / MARGIN))  # what is advised fits for certain
+    need, remedies = peak_memory(problem, spec, smallest, workers), []
+    # what is advised fits for certain
+    memory = None if workers.memory is None else int(workers.memory / MARGIN)
+    cautious = replace(workers, memory=memory)
     for name in ("chunk_images", "accumulators", "tile_features"):
         value = getattr(run_spec, name)
         if value is None:
@@ -172,6 +169,9 @@ def _refusal(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Wo
 
         if fitting := _largest(spec.filters, network_fits):
             remedies.append(f"replace filters={spec.filters} by filters of at most {fitting}")
+    if shortage := _gpu_shortage(problem, spec, smallest, workers):
+        fewer = "fewer workers to each GPU, or " if workers.count > 1 else ""
+        return f"{shortage}: {', or '.join([*remedies, f'give {fewer}larger GPUs'])}"
     remedies.append(f"use workers of at least {_advised(need, workers)} MiB")
     return f"{_shortage(need, workers)}: {', or '.join(remedies)}"
 
@@ -182,8 +182,8 @@ def _gpu_shortage(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Work
     if workers.gpu_budget is None or need <= workers.gpu_budget:
         return ""
     return (
-        f"the run needs {_mib(need)} MiB of a GPU, and {_mib(workers.gpu_budget)} MiB may be used "
-        "of that of each worker"
+        f"the run needs {size_text(need)} of a GPU, and {size_text(workers.gpu_budget)} may be "
+        "used of that of each worker"
     )
 
 

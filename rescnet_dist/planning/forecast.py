@@ -88,8 +88,8 @@ class Forecast:
             "memory": f"{size_text(self.peak_memory)} per worker at most{limit}",
             "maps": self._maps(),
             "driver": f"{size_text(moved.driver)} per layer",
-            "traffic": f"{size_text(moved.read)} read, {size_text(moved.written)} written "
-            "per layer",
+            "traffic": f"{size_text(moved.read)} read, {size_text(moved.written)} written per "
+            + ("layer that is stored" if self.tier.in_memory else "layer"),
             "store": f"{size_text(moved.store)} at most",
         }
         if workers.gpu_memory is not None and workers.gpu_budget is not None:
@@ -149,7 +149,9 @@ def estimate(
         workers=workers,
         features=problem.features(spec),
         peak_memory=peak_memory(problem, spec, plan, workers) + tier.on_host,
-        traffic=traffic(problem, spec, plan, run_spec.checkpoint_every if tier.in_memory else None),
+        traffic=traffic(
+            problem, spec, plan, in_memory=tier.in_memory, keep_all=run_spec.keep_maps == "all"
+        ),
         max_layers=spec.max_layers,
         tier=tier,
         checkpoint_every=run_spec.checkpoint_every,

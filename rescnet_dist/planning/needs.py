@@ -176,19 +176,24 @@ class Traffic:
 
 
 def traffic(
-    problem: Problem, spec: NetworkSpec, plan: Plan, checkpoint_every: int | None = None
+    problem: Problem,
+    spec: NetworkSpec,
+    plan: Plan,
+    *,
+    in_memory: bool = False,
+    keep_all: bool = False,
 ) -> Traffic:
-    """What a layer moves, and what the run takes to store. Where maps stay in memory, and are
-    stored every so many layers, nothing else is written, and nothing is read: on average so much.
-    """
+    """What a layer moves, and what the run takes to store. Where maps stay in memory nothing is
+    read, and what is written is so by the layers that are stored alone. With `keep_all` the maps of
+    all layers stay in the store."""
     height, width, _ = problem.image_shape
     n, features = problem.images, problem.features(spec)
     images = problem.image_bytes
     itemsize = np.dtype(spec.store_dtype).itemsize
     maps = n * (itemsize * height * width * spec.filters + 4 * problem.classes)
     read, written = images + maps, maps
-    if checkpoint_every:
-        read, written = 0, maps // checkpoint_every
+    if in_memory:
+        read = 0
     merges, left = 0, plan.accumulators
     while left > 1:
         left = math.ceil(left / plan.split_every)
@@ -210,6 +215,6 @@ def traffic(
         written=written,
         network=network,
         driver=PER_PASS + plan.chunks * PER_CHUNK + tasks * PER_TASK,
-        store=images + 2 * maps + work + spec.max_layers * layer,
+        store=images + max(2, spec.max_layers * keep_all) * maps + work + spec.max_layers * layer,
         tasks=tasks,
     )

@@ -49,7 +49,10 @@ class Claim:
             lambda: latest_claim(place)[0] if take_over else check_unclaimed(place), what
         )
         if new and number:
-            raise StoreError(f"store {place.url} already holds another run: choose another URL")
+            raise StoreError(
+                f"store {place.url} already holds another run: choose another URL, or go "
+                "on with it (`rescnet resume`, or `--or-resume` with the command that began it)"
+            )
         claim = cls(place, number + 1, uuid.uuid4().hex)
         record = _written_by(claim.writer)  # the same at each try, by which one knows its own
         if not patiently(lambda: claim._record().create_json(record), what):

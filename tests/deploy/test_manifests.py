@@ -453,7 +453,7 @@ SECRET = "AKIA-a-secret"
     ("arguments", "expected"),
     [
         (["--memory", "300MiB"], "MiB of memory per worker"),
-        (["--memory", "much"], "--memory much is not a size of memory: give it as 8GiB"),
+        (["--memory", "much"], "--memory much is not a size of memory of 64 MiB or more"),
         (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes that have 8,192 MiB"),
         (["--node-memory", "100MiB"], "use memory of at most 0 MiB, or larger nodes"),
         (["--node-memory", "512MiB"], "use workers of at least"),
