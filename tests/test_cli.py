@@ -22,11 +22,12 @@ from rich.console import Console
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
-from rescnet_dist.cli.group import COMMANDS
+from rescnet_dist.cli.group import COMMANDS, exit_codes
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.data import training_set
 from rescnet_dist.train import begin_run
+from rescnet_dist.train.loop import _Driver
 from tests.commands import SMALL, run, stored_digits
 
 
@@ -260,6 +261,58 @@ def test_an_interruption_says_how_to_go_on(
     assert result.output.splitlines()[-1].startswith("interrupted; go on with: ")
     assert result.output.endswith(f"resume {url}\n")
     assert run("resume", url).exit_code == 0
+
+
+def test_an_interruption_tells_what_is_done_again(
+    client: Client, data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Layers whose maps were in memory alone, as a comment behind the command."""
+    grow = _Driver.grow
+
+    def interrupted(self: Any, layer: int) -> None:
+        if layer == 3:
+            raise KeyboardInterrupt
+        grow(self, layer)
+
+    monkeypatch.setattr(_Driver, "grow", interrupted)
+    options = ("--preset", "digits", *SMALL, "--max-layers", "4")
+    told = {}
+    for every in (1, 2, 10):
+        url = tmp_path / f"run-{every}"
+        result = run("train", data_url, "--store", url, *options, "--checkpoint-every", every)
+        told[every] = result.output.splitlines()[-1].partition(f" resume {url}")[2]
+    again = "    # layers 1 to 2 are run forward once more, as maps were in memory"
+    assert told == {1: "", 2: "", 10: again}
+
+
+def test_a_second_interruption_says_how_to_go_on_too(capsys: pytest.CaptureFixture[str]):
+    """One that comes while the first is being answered."""
+
+    def twice() -> None:
+        with exit_codes():
+            try:
+                raise KeyboardInterrupt("go on with: rescnet resume here") from None
+            finally:
+                raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        twice()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted; go on with: rescnet resume here\n"
+
+
+def test_info_tells_settings_that_are_not_the_default(
+    client: Client, data_url: str, tmp_path: Path
+):
+    """Those of the run; a tenth is held out by this command."""
+    for more, expected in (
+        ((), "settings  validation=0.1\n"),
+        (("--seed", "3", "--maps", "store"), "settings  seed=3, validation=0.1, maps=store\n"),
+    ):
+        url = tmp_path / f"run{len(more)}"
+        made = run("train", data_url, "--preset", "digits", "--store", url, *SMALL, *more)
+        assert made.exit_code == 0, made.output
+        assert expected in run("info", url).output
 
 
 def test_a_file_or_preset_is_needed_for_data_of_ones_own(data_url: str, tmp_path: Path):

@@ -326,6 +326,12 @@ def info_command(run_url: str, as_json: bool) -> None:
     default = NetworkSpec().to_dict()
     changed = {k: v for k, v in found["network"].items() if default.get(k) != v}
     click.echo("network   " + ", ".join(f"{k}={v}" for k, v in changed.items()))
+    default = RunSpec().to_dict()
+    changed = {k: v for k, v in found["run"].items() if default.get(k) != v}
+    if changed:
+        click.echo("settings  " + ", ".join(f"{k}={v}" for k, v in changed.items()))
+    if not found["layers"]:
+        return
     train = f"train %{with_copies(found['copies'])}"
     table = Table("layer", train, "validation %", "seconds", "")
     for layer in found["layers"]:

@@ -53,8 +53,19 @@ def exit_codes() -> Iterator[None]:
         click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
         sys.exit(RESUMABLE)
     except KeyboardInterrupt as interrupt:
-        click.echo("; ".join(["interrupted", *map(str, interrupt.args)]), err=True)
+        click.echo("; ".join(["interrupted", *map(str, _told(interrupt))]), err=True)
         sys.exit(130)
+
+
+def _told(interrupt: BaseException) -> tuple[Any, ...]:
+    """What an interruption says, or the one before it that it came upon, as the second Ctrl-C of
+    somebody who is impatient."""
+    found: BaseException | None = interrupt
+    while found is not None:
+        if isinstance(found, KeyboardInterrupt) and found.args:
+            return found.args
+        found = found.__context__
+    return ()
 
 
 class Commands(click.Group):

@@ -26,7 +26,7 @@ from rescnet_dist.errors import RescnetError, SpecError, StoreUnreachable, count
 from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.kernels import Backend
 from rescnet_dist.spec import RunSpec
-from rescnet_dist.store import RunStore
+from rescnet_dist.store import RunStore, last_saved
 from rescnet_dist.train import EVENTS_VERSION, Accuracy, Listener, check_resume, describe_run
 
 OUTCOME = ("url", "state", "reason", "depth", "copies", "layers")  # of what `describe_run` tells
@@ -137,14 +137,21 @@ def program() -> str:
 
 
 def how_to_go_on(url: str) -> str:
-    """What to type after an interruption."""
+    """What to type after an interruption, and what that will take."""
+    again = ""
     try:
-        check_resume(RunStore.open(url), take_over=True)
+        run = RunStore.open(url)
+        check_resume(run, take_over=True)
+        commits = run.commits()
+        first, last = last_saved(commits) + 1, len(commits) - 1
+        if first <= last:
+            layers = f"layer {last} is" if first == last else f"layers {first} to {last} are"
+            again = f"    # {layers} run forward once more, as maps were in memory"
     except StoreUnreachable:
         pass
     except RescnetError:
         return "nothing was kept: run the same command again"
-    return f"go on with: {program()} resume {masked(url)}"
+    return f"go on with: {program()} resume {masked(url)}{again}"
 
 
 def report_outcome(run: RunStore, source: str | None, test: str | None, teller: Teller) -> None:
