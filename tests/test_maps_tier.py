@@ -466,6 +466,16 @@ def test_smaller_chunks_keep_maps_on_a_smaller_gpu() -> None:
     assert choose_tier(CIFAR, BIG, run, small, workers(64, 1, 34)).in_memory
 
 
+def test_workers_are_there_whatever_the_client_keeps_of_them(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which Dask replaces now and then, by an answer without any."""
+    monkeypatch.setattr(Client, "scheduler_info", lambda *_args, **_more: {"workers": {}})
+    found = Workers.present(client)
+    assert found
+    assert found.count == len(client.nthreads())
+
+
 def test_workers_of_a_gpu_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As what is planned of its memory is for one task."""
     monkeypatch.setattr(Backend, "prepare", lambda _: None)

@@ -241,6 +241,13 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def workers_of(client: Client) -> dict[str, Any]:
+    """What the scheduler knows of each worker, by address. It is asked itself, as what the client's
+    `scheduler_info` keeps is replaced in the background, by an answer without any worker."""
+    found = client.sync(client.scheduler.identity, n_workers=-1)
+    return dict(found["workers"])
+
+
 def check_versions(client: Client) -> None:
     """Refuse a cluster whose workers or scheduler do not have the same software as this process."""
     found = client.get_versions(packages=[*COMPARED])
@@ -252,10 +259,7 @@ def check_versions(client: Client) -> None:
             if (version := _relevant(there).get(name)) != here[name]:
                 odd.setdefault(f"{name} {version or '(not installed)'}", []).append(where)
     if odd:
-        names_of = {
-            address: str(worker["name"])
-            for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()
-        }
+        names_of = {address: str(worker["name"]) for address, worker in workers_of(client).items()}
         lines = [f"{_parties(who, names_of)} {what}" for what, who in odd.items()]
         wanted = ", ".join(f"{name} {version}" for name, version in here.items())
         raise ClusterError(

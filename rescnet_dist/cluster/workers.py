@@ -12,7 +12,7 @@ import dask
 import psutil
 from distributed import Client, get_worker
 
-from rescnet_dist.cluster.connect import available_cores, check_versions
+from rescnet_dist.cluster.connect import available_cores, check_versions, workers_of
 from rescnet_dist.errors import ClusterError, ClusterLost
 from rescnet_dist.kernels import Backend
 
@@ -75,7 +75,7 @@ class Workers:
     @classmethod
     def present(cls, client: Client) -> Workers | None:
         """The workers that are there just now, as they would be at rest; None without any."""
-        found = client.scheduler_info(n_workers=-1)["workers"].values()
+        found = workers_of(client).values()
         if not found:
             return None
         threads = [worker["nthreads"] for worker in found]
