@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,15 @@ def name_of(url: str) -> str:
     'first'
     """
     return url.rstrip("/").rsplit("/", 1)[-1]
+
+
+def mib_text(size: float) -> str:
+    """Bytes in MiB, rounded up, for sizes that somebody is to give.
+
+    >>> mib_text(3 * 2**30 + 1)
+    '3,073'
+    """
+    return f"{math.ceil(size / 2**20):,}"
 
 
 def size_text(size: float) -> str:

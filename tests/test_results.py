@@ -22,11 +22,11 @@ from rescnet_dist.kernels import forward
 from rescnet_dist.network import Network
 from rescnet_dist.spec import read_toml
 from rescnet_dist.store import Location, RunStore, StoredLayers
+from tests.presets import IMAGES
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "notebooks/results/make.py"
 STORED = sorted(SCRIPT.parent.glob("*.json"))
-SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 SMALL = ("--filters", "4", "--block", "14", "--stride", "14")
 TABLE = re.compile(r"<!-- results -->\n(.*?)\n<!-- end of results -->", re.DOTALL)
 
@@ -251,7 +251,7 @@ def test_every_result_has_settings_that_fit_its_data(script: Any) -> None:
     files = {path.stem: path for path in SCRIPT.parent.glob("*.toml")}
     assert files.keys() == script.RESULTS.keys()
     for name, path in files.items():
-        shape = SHAPES[script.RESULTS[name].data]
+        shape = IMAGES[script.RESULTS[name].data]
         rd.NetworkSpec.from_toml(path).check_images(*shape)
         rd.AugmentSpec.from_toml(path).check_images(*shape)
         assert 0 < rd.RunSpec.from_toml(path).validation < 0.5, name

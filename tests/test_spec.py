@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rescnet_dist import AugmentSpec, NetworkSpec, RunSpec, SpecError
 from rescnet_dist.spec import CHOICES, PRESETS, read_toml
+from tests.presets import IMAGES
 
 WHOLE = st.integers(1, 10**6)
 SHARE = st.floats(0, 1)
@@ -351,13 +352,6 @@ TABLE = {  # the table of algorithm.md
         **{"filters": 40, "block": 32, "stride": 8, "learning_rate": 1, "decay": 0.1},
         **{"decay_every": 10, "rate_floor": 0.478, "max_layers": 512},
     },
-}
-IMAGES = {
-    "digits": (28, 28, 1),
-    "mnist": (28, 28, 1),
-    "cifar10": (32, 32, 3),
-    "cifar100": (32, 32, 3),
-    "tiny-imagenet": (64, 64, 3),
 }
 
 

@@ -59,8 +59,10 @@ def bench_command(
         raise RescnetError(NO_CHART)
     keep_memory()
     results = []
-    possible = [case.name for case in CASES if not case.on_gpu or Backend("cupy").available()]
-    for name in cases or possible:
+    if not cases:
+        gpus = Backend("cupy").available()
+        cases = tuple(case.name for case in CASES if gpus or not case.on_gpu)
+    for name in cases:
         with working(f"timing {name}"):
             results += known[name].run(quick)
     Console().print(table(results))

@@ -56,7 +56,7 @@ from rescnet_dist.errors import (
 from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import forecast
-from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec
+from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     CHANGEABLE,
@@ -323,13 +323,9 @@ def info_command(run_url: str, as_json: bool) -> None:
     click.echo(f"features  {found['features']:,} per layer")
     sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in found["bytes"].items())
     click.echo(f"store     {sizes}")
-    default = NetworkSpec().to_dict()
-    changed = {k: v for k, v in found["network"].items() if default.get(k) != v}
-    click.echo("network   " + ", ".join(f"{k}={v}" for k, v in changed.items()))
-    default = RunSpec().to_dict()
-    changed = {k: v for k, v in found["run"].items() if default.get(k) != v}
-    if changed:
-        click.echo("settings  " + ", ".join(f"{k}={v}" for k, v in changed.items()))
+    click.echo(f"network   {_changed(found['network'], NetworkSpec())}")
+    if settings := _changed(found["run"], RunSpec()):
+        click.echo(f"settings  {settings}")
     if not found["layers"]:
         return
     train = f"train %{with_copies(found['copies'])}"
@@ -342,6 +338,12 @@ def info_command(run_url: str, as_json: bool) -> None:
         chosen = "chosen" if layer["layer"] == found["depth"] else ""
         table.add_row(str(layer["layer"]), *shown, f"{layer['seconds']:.1f}", chosen)
     Console().print(table)
+
+
+def _changed(values: dict[str, Any], default: Spec) -> str:
+    """The values of a spec that are not the default, in words."""
+    usual = default.to_dict()
+    return ", ".join(f"{k}={v}" for k, v in values.items() if usual.get(k) != v)
 
 
 @click.command("check", **SHOW)

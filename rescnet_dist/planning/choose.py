@@ -14,7 +14,7 @@ from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.tables import size_text
+from rescnet_dist.tables import mib_text, size_text
 
 CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 GPU_CHUNK_BYTES = 2048 * 2**20  # of the same on a GPU: enough to keep all of it busy
@@ -189,14 +189,15 @@ def _gpu_shortage(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Work
 
 def _shortage(need: int, workers: Workers) -> str:
     return (
-        f"the run needs {_mib(need)} MiB of memory per worker, and {_mib(workers.budget or 0)} MiB "
-        f"of each worker's {_mib(workers.memory or 0)} MiB may be used before Dask spills"
+        f"the run needs {mib_text(need)} MiB of memory per worker, and "
+        f"{mib_text(workers.budget or 0)} MiB of each worker's "
+        f"{mib_text(workers.memory or 0)} MiB may be used before Dask spills"
     )
 
 
 def _advised(need: int, workers: Workers) -> str:
     """MiB of a worker that is large enough."""
-    return _mib(math.ceil(MARGIN * need / workers.share / STEP) * STEP)
+    return mib_text(math.ceil(MARGIN * need / workers.share / STEP) * STEP)
 
 
 def _any_fits(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:
@@ -217,7 +218,3 @@ def _largest(below: int, fits: Callable[[int], bool]) -> int | None:
             good = False
         low, high = (middle, high) if good else (low, middle)
     return low or None
-
-
-def _mib(size: float) -> str:
-    return f"{math.ceil(size / 2**20):,}"

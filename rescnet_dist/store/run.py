@@ -194,7 +194,7 @@ class RunStore:
         """Make the empty maps (N, H, W, f), of a dtype and compressed or not, and scores (N, C) of
         a layer, in place of any."""
         self._create(
-            f"maps/{layer:04d}", maps, dtype, chunk, ("image", "y", "x", "filter"),
+            maps_path(layer), maps, dtype, chunk, ("image", "y", "x", "filter"),
             compress=compress,
         )  # fmt: skip
         self._create(
@@ -203,7 +203,7 @@ class RunStore:
 
     def maps(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
         """Maps (N, H, W, f) of a layer."""
-        return self._open(f"maps/{layer:04d}", write=write)
+        return self._open(maps_path(layer), write=write)
 
     def scores(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
         """Scores (N, C) that entered a layer."""
@@ -311,9 +311,14 @@ class RunStore:
         return patiently(lambda: _checked(source, RESULT), f"reading {source}")
 
 
+def maps_path(layer: int) -> str:
+    """Where the maps of a layer are in their run, and what their checksums go by."""
+    return f"maps/{layer:04d}"
+
+
 def has_saved_maps(step: int, record: dict[str, Any]) -> bool:
     """Whether the maps of a layer were stored with its commit, or only kept in memory."""
-    return f"maps/{step:04d}" in record["checksums"]
+    return maps_path(step) in record["checksums"]
 
 
 def last_saved(commits: Sequence[dict[str, Any]]) -> int:

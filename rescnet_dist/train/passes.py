@@ -7,7 +7,6 @@ needs from the run store, and can be run again at any time with the same outcome
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
 from operator import add
@@ -214,24 +213,23 @@ def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
     may be resumed."""
     state, statistics = RunState.of(task.run), checked.statistics
     report_solving(task, "grow")
+
+    def next_bank() -> None:
+        store_bank(task, fit_bank(statistics.inputs, state.spec, task.layer + 1))
+
     with (
         blas_threads(state.plan.solve_threads), state.backend.working(),
-        ThreadPoolExecutor(1) as beside,
+        write_behind() as behind,
     ):  # fmt: skip
         # a GPU leaves the processor idle; on that, two at a time would be in each other's way
         if state.backend.on_gpu:
-            coming = beside.submit(_store_next_bank, task, state, statistics)
+            behind.put(next_bank)
         classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
-        if state.backend.on_gpu:
-            coming.result()
-        else:
-            _store_next_bank(task, state, statistics)
+        if not state.backend.on_gpu:
+            next_bank()
+        behind.wait()
     store_classifier(task, classifier)
     return statistics.tally, checked.checksums
-
-
-def _store_next_bank(task: Task, state: RunState, statistics: LayerStatistics) -> None:
-    store_bank(task, fit_bank(statistics.inputs, state.spec, task.layer + 1))
 
 
 def store_classifier(task: Task, classifier: Classifier) -> None:

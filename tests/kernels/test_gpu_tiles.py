@@ -13,14 +13,7 @@ from rescnet_dist.kernels import check_gpu_holds
 from rescnet_dist.kernels.gpu_tiles import MOST_HELD, Tile, on_matrix_units
 from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.spec import PRESETS, NetworkSpec, RunSpec
-
-SHAPES = {
-    "digits": (28, 28, 1),
-    "mnist": (28, 28, 1),
-    "cifar10": (32, 32, 3),
-    "cifar100": (32, 32, 3),
-    "tiny-imagenet": (64, 64, 3),
-}
+from tests.presets import IMAGES
 
 
 def held(tile: Tile, size: int) -> int:
@@ -33,7 +26,7 @@ def held(tile: Tile, size: int) -> int:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_fit(name: str, products: str) -> None:
     """In every precision."""
-    check_gpu_holds(PRESETS[name], SHAPES[name], products)
+    check_gpu_holds(PRESETS[name], IMAGES[name], products)
 
 
 @pytest.mark.parametrize(("size", "filters"), [(3, 50), (13, 60), (7, 16), (5, 200), (1, 2)])

@@ -1,0 +1,9 @@
+"""What the presets are for: height, width and channels of their images."""
+
+IMAGES = {
+    "digits": (28, 28, 1),
+    "mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "cifar100": (32, 32, 3),
+    "tiny-imagenet": (64, 64, 3),
+}
