@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import threadpoolctl
@@ -34,7 +36,7 @@ def blas_threads(count: int) -> Iterator[None]:
     with _limit.changed:
         _limit.changed.wait_for(lambda: _limit.users == 0 or _limit.threads == count)
         _take_control()
-        limiter = ThreadpoolController().limit(limits=count, user_api="blas")
+        limiter = _controller(len(sys.modules)).limit(limits=count, user_api="blas")
         if _limit.users == 0:
             _limit.previous, _limit.threads = limiter, count
         _limit.users += 1
@@ -48,6 +50,13 @@ def blas_threads(count: int) -> Iterator[None]:
                 _limit.previous.restore_original_limits()
                 _take_control()  # and leave it to whoever is next
                 _limit.changed.notify_all()
+
+
+@lru_cache(maxsize=1)
+def _controller(_modules: int) -> ThreadpoolController:
+    """What sets the threads of all BLAS libraries, which takes some time to find; they come with
+    modules, of which there are so many by now."""
+    return ThreadpoolController()
 
 
 def _take_control() -> None:

@@ -324,10 +324,10 @@ class Location:
         (self / path)._written(lambda: self._write_small(path, arrays))
 
     def _write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
-        store = self.zarr_store()
+        store, there = self.zarr_store(), (self / path).listing() or {}
         zarr.open_group(store, path=path, mode="a", zarr_format=3)
         for name, (dims, values) in arrays.items():
-            if self._holds(f"{path}/{name}", values):
+            if name in there and self._holds(f"{path}/{name}", values):
                 continue
             zarr.create_array(
                 store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -89,6 +90,7 @@ class _Driver:
     """Runs the passes of one run on a cluster and commits them; holds nothing of size N."""
 
     def __init__(self, claim: Claim, client: Client, tell: Announcer) -> None:
+        self.name = uuid.uuid4().hex
         self.claim = claim
         self.run = RunStore(claim.place)
         self.client = client
@@ -180,7 +182,7 @@ class _Driver:
         every = self.state.run_spec.checkpoint_every
         keep = self.tier is not None and self.tier.in_memory
         save = not keep or layer % every == 0 or layer == self.state.spec.max_layers
-        return Task(self.run, layer, self.stored, keep, save)
+        return Task(self.run, layer, self.stored, keep, save, self.name)
 
     def tidy(self) -> None:
         """Remove what is not needed any more once a layer is committed."""

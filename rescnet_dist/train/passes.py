@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from operator import add
 from typing import Any
 
@@ -31,7 +31,9 @@ from rescnet_dist.kernels import (
     draws_of_layer,
     fit_bank,
     fit_classifier,
+    fit_first_bank,
     fit_image_scale,
+    raw_pixels,
     slabs,
 )
 from rescnet_dist.planning.plan import Group
@@ -47,6 +49,7 @@ from rescnet_dist.store import (
     write_image_scale,
 )
 from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, Saver, naming, unsaved
+from rescnet_dist.train.known import known, learn, state_of
 from rescnet_dist.train.overlap import read_ahead, write_behind
 from rescnet_dist.train.report import report_begun, report_chunk, report_solving, report_spent
 from rescnet_dist.train.shelf import NOTHING, Held, Shelf
@@ -57,7 +60,7 @@ from rescnet_dist.train.state import Array, RunState, Task
 
 def count_group(task: Task, group: Group, _shelf: Shelf | None = None) -> list[Array]:
     """Rows of each class (C,) to train on in a group of chunks, as a list of one."""
-    state = RunState.of(task.run)
+    state = state_of(task)
     reader, counts = Reader(task, group, state, 0), np.zeros(state.classes, np.int64)
     for chunk in reader.chunks():
         counts += np.bincount(chunk.labels[chunk.train], minlength=state.classes)
@@ -90,11 +93,12 @@ class Checked:
 def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
     """Statistics of the raw images of a group of chunks, for the first layer's filters, and the
     checksums of the images that all later passes must find."""
-    state = RunState.of(task.run)
+    state = state_of(task)
     size = state.spec.size_of_layer(1)
-    draws = draws_of_layer(state.spec, state.run_spec.seed, 1, task.counts, state.input_shape(1))
+    draws = draws_of_layer(state.spec, state.run_spec.seed, 1, task.counts, state.image_shape)
     images = task.run.images()
-    statistics, checksums = BankStatistics.empty(state.image_shape[2], size), Checksums()
+    channels = state.spec.channels_of_layer(1, state.image_shape[2])
+    statistics, checksums = BankStatistics.empty(channels, size), Checksums()
     reader = Reader(task, group, state, 0, shelf=shelf or Shelf())  # nothing is committed yet
     with blas_threads(1), state.backend.working():
         for chunk in reader.chunks():
@@ -105,9 +109,9 @@ def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checke
                     reader.keep_images(chunk, there)
                 with reader.meter.timing("compute"):
                     check_finite(raw, chunk.rows.image)  # of those copied, this has been done
-                    pixels = LayerInput.of(there.astype(np.float32, copy=False))
+                    pixels = raw_pixels(there, state.spec)
                     more = BankStatistics.of(
-                        pixels, chunk.labels, chunk.train, chunk.before, draws, size
+                        LayerInput.of(pixels), chunk.labels, chunk.train, chunk.before, draws, size
                     )
                     statistics = statistics.merge(more)
                     checksums = checksums.plus({"data/images": raw})
@@ -119,13 +123,14 @@ def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checke
 def finish_survey(task: Task, checked: Checked) -> Checksums:
     """Fit and store the normalisation of the images and the first layer's filters; returns the
     checksums to commit."""
-    state, statistics = RunState.of(task.run), checked.statistics
+    state, statistics = state_of(task), checked.statistics
     report_solving(task, "survey")
     with blas_threads(state.plan.solve_threads):
         scale = fit_image_scale(statistics, state.spec)
-        bank = fit_bank(statistics.rescale(scale.low, scale.scale), state.spec, 1)
+        bank = fit_first_bank(statistics, scale, state.spec)
     patiently(lambda: write_image_scale(task.run.place, scale), f"image_scale of {task.run}")
-    patiently(lambda: write_bank(task.run.place, 1, bank), f"layer 1 of {task.run}")
+    learn(task, "image scale", scale)
+    store_bank(task, bank)
     return checked.checksums
 
 
@@ -137,10 +142,11 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
 
     Where the plan has tiles, the features are written for them and their scatter is left out.
     """
-    run, layer, state = task.run, task.layer, RunState.of(task.run)
+    run, layer, state = task.run, task.layer, state_of(task)
     growing = patiently(lambda: _growing(task, state), f"reading layer {layer} of {run}")
     reader = Reader.of(task, group, state, layer - 1, shelf)
-    images, backend, meter = run.images(), state.backend, reader.meter
+    images = known(task, "images", run.images)
+    backend, meter = state.backend, reader.meter
     saving = Saver.of(task, state) if task.save else None
     work = FeatureWriter.of(run, state) if state.plan.tile_features else None
     statistics = growing.empty(*state.image_shape, scatter=work is None, xp=backend.xp)
@@ -197,21 +203,28 @@ def _growing(task: Task, state: RunState) -> GrowingLayer:
         spec=state.spec,
         number=layer,
         classes=state.classes,
-        image_scale=read_image_scale(place),
-        bank=read_bank(place, layer),
-        previous=read_classifier(place, layer - 1) if layer > 1 else None,
-        draws=draws_of_layer(
-            state.spec, state.run_spec.seed, layer + 1, task.counts,
-            state.input_shape(layer + 1),
+        image_scale=known(task, "image scale", lambda: read_image_scale(place)),
+        bank=known(task, f"bank {layer}", lambda: read_bank(place, layer)),
+        previous=_classifier(task, layer - 1) if layer > 1 else None,
+        draws=cache(
+            partial(
+                draws_of_layer, state.spec, state.run_spec.seed, layer + 1, task.counts,
+                state.image_shape,
+            )
         ),
     )  # fmt: skip
+
+
+def _classifier(task: Task, layer: int) -> Classifier:
+    """The classifier of a layer."""
+    return known(task, f"classifier {layer}", lambda: read_classifier(task.run.place, layer))
 
 
 def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
     """Fit and store the layer's classifier and the next layer's filters; returns how well the
     layers before it do and the checksums to commit. The last layer's pass does so too, as the run
     may be resumed."""
-    state, statistics = RunState.of(task.run), checked.statistics
+    state, statistics = state_of(task), checked.statistics
     report_solving(task, "grow")
 
     def next_bank() -> None:
@@ -236,12 +249,14 @@ def store_classifier(task: Task, classifier: Classifier) -> None:
     """Store what the pass of a layer has led to: its classifier."""
     run, layer = task.run, task.layer
     patiently(lambda: write_classifier(run.place, layer, classifier), f"layer {layer} of {run}")
+    learn(task, f"classifier {layer}", classifier)
 
 
 def store_bank(task: Task, bank: Bank) -> None:
     """Store what the pass of a layer has led to: the bank of the next."""
     run, layer = task.run, task.layer + 1
     patiently(lambda: write_bank(run.place, layer, bank), f"layer {layer} of {run}")
+    learn(task, f"bank {layer}", bank)
 
 
 # scoring the last layer -------------------------------------------------------------------------
@@ -249,10 +264,8 @@ def store_bank(task: Task, bank: Bank) -> None:
 
 def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
     """How well the network with `task.layer` layers does on a group of chunks."""
-    run, layer, state = task.run, task.layer, RunState.of(task.run)
-    classifier = patiently(
-        lambda: read_classifier(run.place, layer), f"reading layer {layer} of {run}"
-    )
+    run, layer, state = task.run, task.layer, state_of(task)
+    classifier = patiently(lambda: _classifier(task, layer), f"reading layer {layer} of {run}")
     reader, tally = Reader.of(task, group, state, layer, shelf), Tally.empty()
     held = partial(reader.held, run.images())
     with blas_threads(1), state.backend.working():
@@ -261,7 +274,8 @@ def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
                 with reader.meter.timing("read"):
                     old = given()
                 with reader.meter.timing("compute"):
-                    cut = slabs(old.maps, state.image_shape[2], state.spec)
+                    seen = state.spec.channels_of_layer(1, state.image_shape[2])
+                    cut = slabs(old.maps, seen, state.spec)
                     scores = chunk_scores(
                         classifier, old.maps, old.scores, state.spec, cut, old.features
                     )
@@ -286,7 +300,7 @@ def finish_score(_task: Task, tally: Tally) -> Tally:
 def save_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checksums:
     """Store the maps and scores of the last layer, which are in memory only, of a group of chunks;
     returns their checksums."""
-    state, checksums = RunState.of(task.run), Checksums()
+    state, checksums = state_of(task), Checksums()
     reader = Reader.of(task, group, state, task.layer, shelf)
     saving, images = Saver.of(task, state), task.run.images()
     with blas_threads(1):

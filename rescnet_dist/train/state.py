@@ -24,13 +24,15 @@ class Task:
     many training images of each class (C,) there are, and are before those it works on. One that
     works on no group of images has no counts (0,), and 0 before it (1,). stored is the last layer
     whose maps are in the store; keep and save: whether what is made of a chunk stays in the
-    worker's memory, and whether it goes to the store."""
+    worker's memory, and whether it goes to the store. driver: which one asks, by a name that no
+    other has; none where that does not matter."""
 
     run: RunStore
     layer: int
     stored: int = 0
     keep: bool = False
     save: bool = True
+    driver: str = ""
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     before: Array = field(default_factory=lambda: np.zeros(1, np.int64))
 
@@ -76,11 +78,6 @@ class RunState:
                 RowTable.from_dict(attributes["rows"]),
                 AugmentSpec.from_dict(attributes["augment"]),
             )
-
-    def input_shape(self, layer: int) -> tuple[int, int, int]:
-        """(H, W, c) of the input of a layer."""
-        height, width, channels = self.image_shape
-        return height, width, channels + (self.spec.filters if layer > 1 else 0)
 
     def problem(self, itemsize: int) -> Problem:
         """What is trained on, in numbers; pixels are of so many bytes."""

@@ -27,6 +27,7 @@ from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, patiently, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
+from rescnet_dist.train.known import state_of
 from rescnet_dist.train.observed import Meter
 from rescnet_dist.train.passes import Checked, Pass, grow_group, store_bank, store_classifier
 from rescnet_dist.train.report import report, report_moved, report_solving
@@ -35,7 +36,7 @@ from rescnet_dist.train.state import Array, RunState, Task
 
 def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
     """The graph from the merged statistics of a pass to its fits; merged is a `Checked`."""
-    state = RunState.of(task.run)
+    state = state_of(task)
     blocks = range(len(_blocks(state)))
 
     def task_of(name: str, function: Any, at: tuple[int, ...], *arguments: Any) -> Delayed:
@@ -75,7 +76,7 @@ def scatter_tile(
 ) -> tuple[int, Array]:
     """Sum and store tile (i, j) of the scatter matrix; returns its checksum and, where i = j, its
     diagonal, else nothing."""
-    run, state = task.run, RunState.of(task.run)
+    run, state = task.run, state_of(task)
     blocks, (_, means, checksums) = _blocks(state), facts
     rows, columns = blocks[i], blocks[j]
     features, target = run.work("features"), run.work("scatter", write=True)
@@ -110,7 +111,7 @@ def standardise(
     """How the features are standardised, from the diagonal tiles."""
     report_solving(task, "grow")
     squares = np.concatenate([diagonal for _, diagonal in diagonals])
-    return Standardised.of(squares, facts[0], RunState.of(task.run).spec.ridge)
+    return Standardised.of(squares, facts[0], state_of(task).spec.ridge)
 
 
 def factorise_tile(
@@ -123,7 +124,7 @@ def factorise_tile(
 ) -> int:
     """Make and store tile (i, j) of the Cholesky factor; returns its checksum. needed holds the
     checksums of the tiles of the factor that it is made from."""
-    run, state = task.run, RunState.of(task.run)
+    run, state = task.run, state_of(task)
     blocks = _blocks(state)
     covariance, target = run.work("scatter"), run.work("factor", write=True)
     meter = Meter()
@@ -152,7 +153,7 @@ def finish_tiled_layer(
     checksums: dict[tuple[int, int], int],
 ) -> tuple[Tally, Checksums]:
     """As `passes.finish_layer`, with the factor in tiles."""
-    run, state, statistics = task.run, RunState.of(task.run), checked.statistics
+    run, state, statistics = task.run, state_of(task), checked.statistics
     blocks = _blocks(state)
     meter = Meter()
     read = partial(_factor, run.work("factor"), blocks, checksums, run, meter)
