@@ -462,7 +462,7 @@ def test_smaller_chunks_keep_maps_on_a_smaller_gpu() -> None:
     """Rather than large ones whose maps go through the store."""
     run = RunSpec(array_backend="cupy")
     large, small = (make_plan(CIFAR, BIG, run, workers(64, 1, gpu)) for gpu in (80, 34))
-    assert (large.chunk_images, small.chunk_images) == (8334, 4167)
+    assert (large.chunk_images, small.chunk_images) == (16_667, 4167)
     assert choose_tier(CIFAR, BIG, run, small, workers(64, 1, 34)).in_memory
 
 

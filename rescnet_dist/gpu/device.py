@@ -79,18 +79,54 @@ def turned(matrix: Array) -> tuple[Array, ...]:
     """A matrix (n, m) of numbers of the order of 1, rows of which may lie apart, turned round: (m',
     n'), filled up with zeros. As products are to be (`using_products`) it is in single precision,
     in half precision, or split into that and the rest."""
-    how = products()
-    half = how != "float32"
-    (n, m), (high_n, high_m) = matrix.shape, (aligned(side) for side in matrix.shape)
-    kind = np.float16 if half else np.float32
-    high = cupy.empty((high_m, high_n), kind)
-    low = cupy.empty_like(high) if how == "split" else None
-    definitions = (("HALF", int(half)),)
-    module("turned", definitions).get_function("turn")(
-        (high_m // ALIGNED, high_n // ALIGNED), (32, 8),
-        (matrix, high, np.intp(0) if low is None else low, n, m, matrix.strides[0] // 4, high_n),
+    n, m = matrix.shape
+    parts = _turned_parts(n, m)
+    high, low = parts
+    _turning()("turn")(
+        (len(high) // ALIGNED, high.shape[1] // ALIGNED), (32, 8),
+        (matrix, high, _pointer(low), n, m, matrix.strides[0] // 4, high.shape[1]),
     )  # fmt: skip
-    return (high,) if low is None else (high, low)
+    return tuple(part for part in parts if part is not None)
+
+
+def turned_pixels(
+    inputs: tuple[Array, Array], shift: Array, scale: Array, margin: int, across: int, channels: int
+) -> tuple[Array, ...]:
+    """(Pixels − shift)·scale of maps (n, H, W, f) and images (n, H, W, d), of shift and scale
+    (f + d,), as a matrix turned round, as `turned` does it: (P·c, n'). Each row of pixels is begun
+    by `margin` zeros and filled up to `across`, the last is followed by a margin, P = H·across +
+    margin, and pixels are filled up to c channels."""
+    maps, images = inputs
+    n, height, width, second = images.shape
+    parts = _turned_parts(n, (height * across + margin) * channels)
+    high, low = parts
+    _turning()("turn_pixels")(
+        (len(high) // ALIGNED, high.shape[1] // ALIGNED), (32, 8),
+        (
+            maps, images, shift, scale, high, _pointer(low),
+            *(np.int32(v) for v in (n, height, width, maps.shape[3], second, margin, across)),
+            np.int32(channels), high.shape[1],
+        ),
+    )  # fmt: skip
+    return tuple(part for part in parts if part is not None)
+
+
+def _turned_parts(n: int, m: int) -> tuple[Array, Array | None]:
+    """Room for a matrix (n, m) turned round, and for what half precision leaves of it, if that is
+    wanted."""
+    kind = np.float32 if products() == "float32" else np.float16
+    high = cupy.empty((aligned(m), aligned(n)), kind)
+    return high, cupy.empty_like(high) if products() == "split" else None
+
+
+def _turning() -> Any:
+    """What gives the kernels that turn matrices as products are to be."""
+    return module("turned", (("HALF", int(products() != "float32")),)).get_function
+
+
+def _pointer(array: Array | None) -> Any:
+    """An argument of a kernel, or that there is none."""
+    return np.intp(0) if array is None else array
 
 
 def aligned(side: int) -> int:
@@ -105,14 +141,14 @@ def braces(values: Any) -> str:
     return str(int(values))
 
 
-def gemm(a: Array, b: Array, c: int, pitch: int, *, beta: float = 1.0) -> None:
-    """C (m, n) += A Bᵀ of A (m, k) and B (n, k), all rows of which lie side by side; C is a pointer
-    to columns of this pitch in single precision."""
+def gemm(a: Array, b: Array, c: int, pitch: int, factor: float = 1.0) -> None:
+    """C (m, n) += factor·A Bᵀ of A (m, k) and B (n, k), all rows of which lie side by side; C is a
+    pointer to columns of this pitch in single precision."""
     (m, k), n = a.shape, len(b)
-    one, scale = np.array(1, np.float32), np.array(beta, np.float32)
+    one, scale = np.array(1, np.float32), np.array(factor, np.float32)
     kind = HALF if a.dtype == np.float16 else REAL
     cublas.gemmEx(
         cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, m, n, k,
-        one.ctypes.data, a.data.ptr, kind, k, b.data.ptr, kind, k, scale.ctypes.data, c, REAL,
+        scale.ctypes.data, a.data.ptr, kind, k, b.data.ptr, kind, k, one.ctypes.data, c, REAL,
         pitch, FLOAT32, -1,
     )  # fmt: skip

@@ -1,43 +1,51 @@
 """Products of all patches of images with themselves on a GPU, without unfolding the patches.
 
 A row of pixels is cut into segments of k − 1 pixels, so that all pixels of a patch are in one
-segment or in neighbours. The products of each segment of each row with itself, its neighbours, and
-those in the k − 1 rows below are summed over all images, as one batch of matrix products; what a
-pair of offsets sweeps over is then a rectangle of these sums.
+segment or in neighbours. The products of each segment of each row with itself and its neighbours,
+in its own row and in the k − 1 rows below, are summed over all images, as one batch of matrix
+products; what a pair of offsets sweeps over is then a rectangle of these sums.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas
 
-from rescnet_dist.gpu.device import FLOAT32, HALF, PAIRS, REAL, Array, turned
+from rescnet_dist.gpu.device import FLOAT32, HALF, PAIRS, REAL, Array, module, turned_pixels
 
-ALIGNED = 4  # channels
-SLAB_BYTES = 2 * 2**30  # of pixels that are worked on at a time
-
-
-scaled_difference = cupy.ElementwiseKernel(
-    "T x, T by, T times", "T y", "y = (x - by) * times", "rescnet_scaled_difference"
-)
+ALIGNED = 4  # channels, as matrix units take them
+SLAB_BYTES = 4 * 2**30  # of pixels that are worked on at a time
+LANES, ROWS = 256, 512  # columns of a block, and rows that are summed up in one go
+CHANNELS = 64  # that are worked on side by side
 
 
 def gather_sums(maps: Array, images: Array) -> tuple[Any, Any, Any]:
     """The least and largest value of each channel (c,) of maps (n, H, W, f) and images (n, H, W,
     d), and the sum (H, W, c) over all of them in float64; not on the GPU any more."""
-    found = []
-    for part in (maps, images):
-        n, height, width, channels = part.shape
-        if channels:
-            flat = part.reshape(n, -1)  # whose columns are many, as reductions like them
-            low, high = (reduced(axis=0).reshape(-1, channels) for reduced in (flat.min, flat.max))
-            sums = flat.sum(axis=0, dtype=np.float64).reshape(height, width, channels)
-            found.append((low.min(axis=0), high.max(axis=0), sums))
+    found = [_sums_of(part) for part in (maps, images) if part.shape[3]]
     low, high, sums = (cupy.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
     return low.astype(np.float64).get(), high.astype(np.float64).get(), sums.get()
+
+
+def _sums_of(part: Array) -> tuple[Array, Array, Array]:
+    """The least and largest value of each channel (c,) of pixels (n, H, W, c), in single precision,
+    and their sum (H, W, c)."""
+    n, height, width, channels = part.shape
+    columns, parts = height * width * channels, -(-n // ROWS)
+    low, high = (cupy.empty((parts, columns), np.float32) for _ in range(2))
+    sums = cupy.empty((parts, columns))
+    module("sums", ()).get_function("gather")(
+        (-(-columns // LANES), parts), (LANES,), (part, low, high, sums, n, columns, ROWS)
+    )
+    return (
+        low.reshape(-1, channels).min(axis=0),
+        high.reshape(-1, channels).max(axis=0),
+        sums.sum(axis=0).reshape(height, width, channels),
+    )
 
 
 def patch_products(maps: Array, images: Array, size: int, shift: Any, extent: Any) -> Any:
@@ -48,92 +56,104 @@ def patch_products(maps: Array, images: Array, size: int, shift: Any, extent: An
     A patch is flattened in the order row, column, channel.
     """
     n, height, width, images_channels = images.shape
-    used, size_of_row = maps.shape[3] + images_channels, max(1, size - 1)
-    channels = -(-used // ALIGNED) * ALIGNED  # as matrix units take them
-    length, segments = size_of_row, -(-width // size_of_row)
-    total = np.zeros((size, size, used, size, size, used))
+    used = maps.shape[3] + images_channels
+    cut = Cut.of(size, height, width, used)
     # by a power of 2, which loses nothing, to what half precision can hold
     scale = 2.0 ** -np.ceil(np.log2(np.where(extent > 0, extent, 1)))
-    step = max(1, SLAB_BYTES // (4 * height * segments * length * channels))
+    by, times = (cupy.asarray(values, np.float32) for values in (shift, scale))
+    sums = [cut.empty_sums(down) for down in range(size)]
+    step = max(1, SLAB_BYTES // (4 * cut.pixels * cut.channels))
     for start in range(0, n, step):
         some = slice(start, start + step)
-        pixels = cupy.zeros((len(images[some]), height, segments * length, channels), np.float32)
-        for part, first in ((maps, 0), (images, maps.shape[3])):
-            if part.shape[3]:
-                last = first + part.shape[3]
-                by, times = (cupy.asarray(a[first:last], np.float32) for a in (shift, scale))
-                scaled_difference(part[some], by, times, pixels[:, :, :width, first:last])
-        found = _products(pixels, size, width, length).get()
-        total += found[:, :, :used, :, :, :used]
-    total /= scale[:, None, None, None] * scale
-    return total.reshape(size * size * used, -1)
-
-
-def _products(pixels: Array, size: int, width: int, length: int) -> Array:
-    """(k, k, c, k, k, c) of pixels (n, H, W', c), of which the first W columns count."""
-    _, height, across, channels = pixels.shape
-    segments = across // length
-    parts = turned(pixels.reshape(len(pixels), -1))
-    total = cupy.zeros((size, size, channels, size, size, channels))
+        parts = turned_pixels(
+            (maps[some], images[some]), by, times, cut.length, cut.across, cut.channels
+        )
+        for down in range(size):
+            cut.add_products(sums[down], parts, down, first=start == 0)
+    total = cupy.empty((size, size, used, size, size, used))
     for down in range(size):
-        found: dict[int, Array] = {}  # by displacement: sums (H − down, W, c, c) of each place
-        for aside in (-1, 0, 1) if size > 1 else (0,):
-            if down == 0 and aside < 0:
-                continue  # the same pairs the other way round
-            batch = (height - down) * segments
-            sums = _segment_products(
-                parts, length * channels, down * segments + aside, batch, batch - max(0, aside)
-            )
-            sums = sums.reshape(height - down, segments, length, channels, length, channels)
-            for one in range(length):
-                for other in range(length):
-                    right = aside * length + other - one
-                    if abs(right) >= size or (down == 0 and right < 0):
-                        continue
-                    if right not in found:
-                        shape = (height - down, width, channels, channels)
-                        found[right] = cupy.zeros(shape, np.float32)
-                    at = np.arange(segments) * length + one
-                    here = np.flatnonzero((at < width) & (at + right >= 0) & (at + right < width))
-                    if len(here):
-                        run = slice(here[0], here[-1] + 1)
-                        places = slice(at[here[0]], at[here[-1]] + 1, length)
-                        found[right][:, places] = sums[:, run, one, :, other, :]
-        for right, value in found.items():
-            _add_rectangles(value, down, right, size, total)
-    return total
+        cut.sweep(sums[down], down, total)
+    products = total.get()
+    products /= scale[:, None, None, None] * scale
+    return products.reshape(size * size * used, -1)
 
 
-def _segment_products(
-    parts: tuple[Array, ...], across: int, apart: int, batch: int, useful: int
-) -> Array:
-    """Σ over images of each segment ⊗ that so many segments on, (batch, a, a), of parts (H·W'·c,
-    n); where a row ends there is none aside, and it is of no use."""
-    n = parts[0].shape[1]
-    out = cupy.empty((batch, across, across), np.float32)
-    one, zero = np.array(1, np.float32), np.array(0, np.float32)
-    kind = HALF if parts[0].dtype == np.float16 else REAL
-    for number, (left, right) in enumerate(PAIRS[len(parts)]):
-        cublas.gemmStridedBatchedEx(
-            cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N,
-            across, across, n, one.ctypes.data,
-            parts[right][apart * across :].data.ptr, kind, n, across * n,
-            parts[left].data.ptr, kind, n, across * n,
-            (one if number else zero).ctypes.data, out.data.ptr, REAL, across, across * across,
-            useful, FLOAT32, -1,
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How rows of pixels are cut: each is begun by `length` zeros, which end the row before it as
+    well, and filled up to whole segments of this length. A last one of zeros ends all of them."""
+
+    size: int
+    height: int
+    width: int
+    channels: int
+    length: int
+    segments: int
+
+    @classmethod
+    def of(cls, size: int, height: int, width: int, channels: int) -> Cut:
+        """For patches of size×size pixels of images (H, W, c)."""
+        length = max(1, size - 1)
+        return cls(
+            size, height, width, -(-channels // ALIGNED) * ALIGNED, length, -(-width // length)
+        )
+
+    @property
+    def across(self) -> int:
+        """Pixels of a row with its margin."""
+        return (self.segments + 1) * self.length
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image."""
+        return self.height * self.across + self.length
+
+    def neighbours(self, down: int) -> range:
+        """The segments that one is multiplied with, `down` rows below it, by their distance: what
+        is to the left in its own row has the same pairs the other way round."""
+        return range(-1 if down else 0, 2)
+
+    def empty_sums(self, down: int) -> Array:
+        """Room for the products of all segments, (H − down, S + 1, l, c, g·l, c), g being the
+        neighbours; what is in the last segment of each row is of no use."""
+        beside = len(self.neighbours(down)) * self.length
+        return cupy.zeros(
+            (
+                self.height - down, self.segments + 1, self.length, self.channels, beside,
+                self.channels,
+            ),
+            np.float32,
         )  # fmt: skip
-    return out
 
+    def add_products(
+        self, sums: Array, parts: tuple[Array, ...], down: int, *, first: bool
+    ) -> None:
+        """Add the sum over images of parts (pixels·c, n), each segment ⊗ its neighbours; in place
+        of what there is if these are the `first` images."""
+        n, each = parts[0].shape[1], self.length * self.channels
+        around, batch = self.neighbours(down), (self.height - down) * (self.segments + 1) - 1
+        beside = (down * (self.segments + 1) + 1 + around[0]) * each
+        one, zero = np.array(1, np.float32), np.array(0, np.float32)
+        kind = HALF if parts[0].dtype == np.float16 else REAL
+        for number, (left, right) in enumerate(PAIRS[len(parts)]):
+            cublas.gemmStridedBatchedEx(
+                cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N,
+                len(around) * each, each, n, one.ctypes.data,
+                parts[right][beside:].data.ptr, kind, n, each * n,
+                parts[left][each:].data.ptr, kind, n, each * n,
+                (zero if first and not number else one).ctypes.data,
+                sums.data.ptr, REAL, len(around) * each, len(around) * each * each,
+                batch, FLOAT32, -1,
+            )  # fmt: skip
 
-def _add_rectangles(found: Array, down: int, right: int, size: int, total: Array) -> None:
-    """Add to total (k, k, c, k, k, c) what each pair of offsets, one `down` below and `right` of
-    the other, sweeps over of found (H − down, W, c, c)."""
-    height, width = found.shape[0] + down, found.shape[1]
-    rows, columns = height - size + 1, width - size + 1
-    for top in range(size - down):
-        lines = found[top : top + rows].sum(axis=0, dtype=np.float64)  # (W, c, c)
-        for left in range(max(0, -right), size - max(0, right)):
-            value = lines[left : left + columns].sum(axis=0)
-            total[top, left, :, top + down, left + right, :] = value
-            if down or right:
-                total[top + down, left + right, :, top, left, :] = value.T
+    def sweep(self, sums: Array, down: int, total: Array) -> None:
+        """Put into total (k, k, c', k, k, c'), of the channels that are used, what each pair of
+        offsets, one `down` below the other, sweeps over: a rectangle of the sums."""
+        around, used = self.neighbours(down), total.shape[2]
+        module("rectangles", ()).get_function("sweep")(
+            ((self.size - down) * self.size**2, used), (CHANNELS,),
+            (sums, total, *map(np.int32, (
+                self.size, self.height, self.width, self.channels, used, self.length,
+                self.segments, len(around), around[0], down,
+            ))),
+        )  # fmt: skip

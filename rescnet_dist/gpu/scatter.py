@@ -8,7 +8,7 @@ from cupy_backends.cuda.libs import cublas
 
 from rescnet_dist.gpu.device import PAIRS, Array, aligned, gemm, products, turned
 
-PANEL = 2048  # columns of the lower triangle that are made at a time
+PANEL = 1024  # columns of the lower triangle that are made at a time
 
 add_product = cupy.ElementwiseKernel("T a, T b", "T total", "total += a * b", "rescnet_outer")
 
@@ -48,7 +48,7 @@ def add_scatter(total: Array, rows: Array) -> None:
         return
     parts = turned(rows)
     for left, right in PAIRS[len(parts)]:
-        _add_panels(total, parts[left], parts[right])
+        add_panels(total, parts[left], parts[right])
 
 
 def add_outer(total: Array, vector: Array, factor: float) -> None:
@@ -57,7 +57,7 @@ def add_outer(total: Array, vector: Array, factor: float) -> None:
     add_product((factor * v)[:, None], v, total)
 
 
-def _pitch(array: Array) -> int:
+def pitch_of(array: Array) -> int:
     """From one column, or row, to the next, in numbers."""
     return int(max(array.strides)) // array.dtype.itemsize
 
@@ -68,14 +68,14 @@ def _syrk(total: Array, rows: Array) -> None:
     routine = {"f": cublas.ssyrk, "d": cublas.dsyrk}[total.dtype.char]
     routine(
         cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_FILL_MODE_LOWER, cublas.CUBLAS_OP_N,
-        width, n, one.ctypes.data, rows.data.ptr, _pitch(rows), one.ctypes.data, total.data.ptr,
-        _pitch(total),
+        width, n, one.ctypes.data, rows.data.ptr, pitch_of(rows), one.ctypes.data, total.data.ptr,
+        pitch_of(total),
     )  # fmt: skip
 
 
-def _add_panels(total: Array, left: Array, right: Array) -> None:
-    """total += left rightᵀ of (D', n) each, panels of columns from the diagonal down."""
-    pitch = _pitch(total)
+def add_panels(total: Array, left: Array, right: Array, factor: float = 1.0) -> None:
+    """total += factor·left rightᵀ of (D', n) each, panels of columns from the diagonal down."""
+    pitch = pitch_of(total)
     for start in range(0, len(left), PANEL):
         into = total.data.ptr + 4 * (start + start * pitch)
-        gemm(left[start:], right[start : start + PANEL], into, pitch)
+        gemm(left[start:], right[start : start + PANEL], into, pitch, factor)

@@ -8,8 +8,8 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas, cusolver
 
-from rescnet_dist.gpu.device import Array
-from rescnet_dist.gpu.scatter import in_square, new_square
+from rescnet_dist.gpu.device import Array, products, turned, using_products
+from rescnet_dist.gpu.scatter import add_panels, in_square, new_square, pitch_of
 from rescnet_dist.kernels.discriminant import (
     SINGLE_FROM,
     FeatureMoments,
@@ -21,6 +21,7 @@ from rescnet_dist.kernels.discriminant import (
 
 REFINED = 1e-7  # residual that is reached: weights are stored in single precision
 ROWS = 2048  # of a matrix that are worked on at a time in double precision
+PANEL = 1024  # columns that are factorised at a time
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
 Solve = Callable[[Array], Array]
 
@@ -88,19 +89,54 @@ def _factor(scatter: Array, root: Array, diagonal: Array, kind: np.dtype[np.floa
         _whole(scatter), root.astype(kind), diagonal.astype(kind), len(scatter),
         len(_whole(scatter)), _whole(factor),
     )  # fmt: skip
-    handle, width = cupy.cuda.device.get_cusolver_handle(), factor.strides[1] // kind.itemsize
+    _cholesky(factor)
+    return factor
+
+
+def _cholesky(square: Array) -> None:
+    """Put the lower Cholesky factor of a matrix (D, D) of `new_square` in its place.
+
+    Where products are on matrix units (`using_products`), what a panel of columns takes off those
+    to its right, which is nearly all of the work, is so too, and always of split numbers: what is
+    left has to be positive."""
+    side, kind = len(square), square.dtype
+    panel = PANEL if kind == np.float32 and products() != "float32" else side
+    failed = cupy.zeros(-(-side // panel), np.int32)
+    for number, start in enumerate(range(0, side, panel)):
+        stop = min(start + panel, side)
+        _factor_block(square[start:stop, start:stop], failed[number:])
+        if stop < side:
+            below = square[stop:, start:stop]
+            _solve_block(square[start:stop, start:stop], below)
+            with using_products("split"):
+                high, low = turned(below.T)
+            for left, right in ((high, high), (high, low), (low, high)):
+                add_panels(square[stop:, stop:], left, right, -1.0)
+    if minors := failed[failed != 0].tolist():
+        raise np.linalg.LinAlgError(f"leading minor {minors[0]} of a panel is not positive")
+
+
+def _factor_block(block: Array, failed: Array) -> None:
+    """Put the lower factor of a block on the diagonal in its place; failed[0] is not 0 after that
+    where there is none."""
+    handle, kind, pitch = cupy.cuda.device.get_cusolver_handle(), block.dtype, pitch_of(block)
     buffer_size, routine = {
         "f": (cusolver.spotrf_bufferSize, cusolver.spotrf),
         "d": (cusolver.dpotrf_bufferSize, cusolver.dpotrf),
     }[kind.char]
-    size = buffer_size(handle, LOWER, len(factor), factor.data.ptr, width)
-    work, failed = cupy.empty(size, kind), cupy.zeros(1, np.int32)
-    routine(
-        handle, LOWER, len(factor), factor.data.ptr, width, work.data.ptr, size, failed.data.ptr
-    )
-    if minor := int(failed[0]):
-        raise np.linalg.LinAlgError(f"leading minor {minor} is not positive")
-    return factor
+    size = buffer_size(handle, LOWER, len(block), block.data.ptr, pitch)
+    work = cupy.empty(size, kind)
+    routine(handle, LOWER, len(block), block.data.ptr, pitch, work.data.ptr, size, failed.data.ptr)
+
+
+def _solve_block(factor: Array, below: Array) -> None:
+    """below (m, b) ← below · factor⁻ᵀ, in single precision, of a lower factor (b, b)."""
+    one = np.array(1, np.float32)
+    cublas.strsm(
+        cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_SIDE_RIGHT, LOWER, cublas.CUBLAS_OP_T,
+        cublas.CUBLAS_DIAG_NON_UNIT, *below.shape, one.ctypes.data, factor.data.ptr,
+        pitch_of(factor), below.data.ptr, pitch_of(below),
+    )  # fmt: skip
 
 
 def _nearly(factor: Array, columns: Array) -> Array:

@@ -87,7 +87,8 @@ class FeatureMoments:
         if self.count:
             rows[n] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
         (gpu().add_scatter if on_gpu(scatter) else add_scatter)(scatter, rows)
-        if (n * offset**2 > NEGLIGIBLE * np.diagonal(scatter)).any():
+        # a GPU would have to be waited for to know
+        if on_gpu(scatter) or (n * offset**2 > NEGLIGIBLE * np.diagonal(scatter)).any():
             _rank_one(scatter, offset, -float(n))
         return mean
 
@@ -258,18 +259,18 @@ def conjugate_gradients(
     nearly; a few steps then suffice for a residual of `refined` of the columns."""
     x, residual = np.zeros_like(columns, dtype=np.float64), columns.astype(np.float64)
     wanted = refined * np.linalg.norm(residual, axis=0)
-    towards = step = precondition(residual).astype(np.float64)
-    square = (residual * towards).sum(axis=0)
-    for _ in range(STEPS):
+    step, previous = np.zeros_like(x), np.zeros_like(wanted)
+    for _ in range(STEPS + 1):
         if (np.linalg.norm(residual, axis=0) <= wanted).all():
             return x
+        towards = precondition(residual).astype(np.float64)
+        square = (residual * towards).sum(axis=0)
+        step = towards + _quotient(square, previous, previous > 0) * step
         image = product(step)
         length = _quotient(square, (step * image).sum(axis=0), square > 0)
         x += length * step
         residual -= length * image
-        towards = precondition(residual).astype(np.float64)
-        previous, square = square, (residual * towards).sum(axis=0)
-        step = towards + _quotient(square, previous, previous > 0) * step
+        previous = square
     raise np.linalg.LinAlgError("conjugate gradients did not converge")
 
 

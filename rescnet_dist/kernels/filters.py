@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import eigh
 
 from rescnet_dist.kernels.arrays import Array, to_host
 from rescnet_dist.kernels.inputs import LayerInput
@@ -19,8 +20,11 @@ def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
 
     Each has a fixed sign: its largest absolute entry is positive.
     """
-    channels = len(moments.mean) // size**2
-    vectors = np.linalg.eigh(moments.scatter)[1][:, ::-1][:, :count]
+    directions = len(moments.mean)
+    channels, leading = directions // size**2, [directions - count, directions - 1]
+    vectors = np.zeros((directions, 0))
+    if count:
+        vectors = eigh(moments.scatter, subset_by_index=leading)[1][:, ::-1]
     peaks = np.abs(vectors).argmax(axis=0)
     vectors = vectors * np.where(vectors[peaks, np.arange(count)] < 0, -1.0, 1.0)
     return vectors.reshape(size, size, channels, count)
@@ -95,6 +99,8 @@ class PatchSample:
 
     def merge(self, other: PatchSample) -> PatchSample:
         """Both samples together."""
+        if not (len(self.slots) and len(other.slots)):
+            return self if len(self.slots) else other
         slots = np.concatenate([self.slots, other.slots])
         order = np.argsort(slots, kind="stable")
         place = np.empty_like(order)

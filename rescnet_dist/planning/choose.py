@@ -17,7 +17,7 @@ from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.tables import mib_text, size_text
 
 CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
-GPU_CHUNK_BYTES = 2048 * 2**20  # of the same on a GPU: enough to keep all of it busy
+GPU_CHUNK_BYTES = 4096 * 2**20  # of the same on a GPU: enough to keep all of it busy
 SMALLER = 4  # times, that such chunks may be, if maps then fit the GPU's memory
 GOOD_CHUNK = 16  # images: with fewer, the product of features with themselves is slow
 GROUPS_PER_SLOT = 4  # so that a worker that dies costs a quarter of what it would have done
@@ -136,7 +136,7 @@ def _gpu_candidates(
             chunk_images=size,
             accumulators=min(run_spec.accumulators or workers.count, chunks),
             split_every=run_spec.split_every,
-            solve_threads=run_spec.solve_threads or workers.machine_threads,
+            solve_threads=run_spec.solve_threads or 1,  # what is left to it is small
         )
 
 
