@@ -41,7 +41,7 @@ PREDICT_SEED = 0  # of the copies that are averaged
 SHOWN_CLASSES = 12  # of a network in a notebook
 OTHER_SCALE = 50  # times as large or small a range of values as in training
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
-GPU_BATCH_BYTES = 1024 * 2**20
+GPU_BATCH_BYTES = 4096 * 2**20  # the same on a GPU
 GPU_TURN = threading.Lock()  # threads take turns on a GPU, whose memory is not for all of them
 
 
@@ -173,7 +173,7 @@ class Network:
         """Images that are run forward at a time."""
         height, width, channels = self.image_shape
         size = GPU_BATCH_BYTES if self.backend.on_gpu else BATCH_BYTES
-        return max(1, size // (4 * height * width * (channels + self.spec.filters)))
+        return max(1, size // (4 * height * width * self.spec.channels_of_layer(2, channels)))
 
     def _chunked(self, images: Images) -> da.Array:
         """The images as a dask array in chunks of whole images."""

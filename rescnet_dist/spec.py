@@ -163,6 +163,21 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
+class Tower:
+    """A part of the bank of a layer: its filters see these input channels alone. The first `pca` of
+    them are of PCA, the others stacked-LDA filters."""
+
+    channels: tuple[int, ...]
+    filters: range
+    pca: int
+
+    @property
+    def lda(self) -> int:
+        """Number of stacked-LDA filters."""
+        return len(self.filters) - self.pca
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSpec(Spec):
     """Every choice that defines a network; the defaults are the paper's.
 
@@ -170,7 +185,9 @@ class NetworkSpec(Spec):
         filters, filter_size, first_filter_size: filters per layer, and their side in pixels in
         the later layers and in the first. minmax: one range for the whole input of a layer, or
         one per channel. rectify: maps go on to the next layer as ReLU(maps), so that it is no
-        longer linear in the images; the paper's go on as they are.
+        longer linear in the images; the paper's go on as they are. local_contrast: the network has
+        two towers, half of the filters each, which meet in the features alone: one sees the images,
+        as the paper's does, the other their local contrast.
     Stacked-LDA filters
         lda_fraction: their share of the bank, the rest is PCA. lda_positives, lda_negatives,
         lda_tolerance, lda_ridge: patches per draw, training error up to which a draw is kept, and
@@ -199,6 +216,7 @@ class NetworkSpec(Spec):
     first_filter_size: int = 3
     minmax: Literal["global", "channel"] = "global"
     rectify: bool = False
+    local_contrast: bool = False
     lda_fraction: float = 0.5
     lda_positives: int = 2
     lda_negatives: int = 32
@@ -255,6 +273,11 @@ class NetworkSpec(Spec):
                 'filters=1 leaves no feature with zscore="channel", which drops the diagonal: '
                 'use at least 2 filters, or zscore="block"'
             )
+        if self.filters < self.views:
+            raise SpecError(
+                f"filters={self.filters} with local_contrast leaves a tower without any: use at "
+                f"least {self.views} filters, or leave local_contrast out"
+            )
 
     @classmethod
     def preset(cls, name: str) -> NetworkSpec:
@@ -283,14 +306,31 @@ class NetworkSpec(Spec):
         steps = (layer - 1) // self.decay_every
         return max(self.rate_floor, self.learning_rate * (1 - self.decay) ** steps)
 
-    def bank_of_layer(self, layer: int, channels: int) -> tuple[int, int]:
-        """Number of PCA and of stacked-LDA filters of a layer with `channels` input channels.
+    @property
+    def views(self) -> int:
+        """How many forms of an image layers see: itself, and its local contrast if wanted."""
+        return 1 + self.local_contrast
 
-        A patch has k²·channels directions; where PCA wants more, stacked-LDA fills up.
+    def channels_of_layer(self, layer: int, channels: int) -> int:
+        """Input channels of a layer, of images with `channels`: the maps of the layer before, if
+        there is one, and all views of the images."""
+        return (self.filters if layer > 1 else 0) + self.views * channels
+
+    def towers_of_layer(self, layer: int, channels: int) -> list[Tower]:
+        """The parts of the bank of a layer, of images with `channels`; together they have all of
+        its filters and input channels.
+
+        A patch has k² directions per channel; where PCA wants more, stacked-LDA fills up.
         """
-        directions = self.size_of_layer(layer) ** 2 * channels
-        pca = min(self.filters - math.floor(self.filters * self.lda_fraction + 0.5), directions)
-        return pca, self.filters - pca
+        towers, maps = [], self.filters if layer > 1 else 0
+        for view in range(self.views):
+            filters = range(*(self.filters * (view + end) // self.views for end in (0, 1)))
+            seen = range(maps + view * channels, maps + (view + 1) * channels)
+            inputs = (*(filters if layer > 1 else ()), *seen)
+            directions = self.size_of_layer(layer) ** 2 * len(inputs)
+            lda = math.floor(len(filters) * self.lda_fraction + 0.5)
+            towers.append(Tower(inputs, filters, min(len(filters) - lda, directions)))
+        return towers
 
     def check_images(self, height: int, width: int, channels: int) -> None:
         """Refuse images this network cannot be trained on."""
@@ -302,7 +342,8 @@ class NetworkSpec(Spec):
                     f"{name}={size} is larger than the image ({height}×{width} pixels): "
                     f"use {name} of at most {side}"
                 )
-        directions = self.first_filter_size**2 * channels  # later layers have more than `filters`
+        # of layer 1: later layers have more than `filters`
+        directions = self.views * self.first_filter_size**2 * channels
         if self.lda_fraction == 0 and self.filters > directions:
             raise SpecError(
                 f"filters={self.filters} PCA filters are more than the {directions} directions "

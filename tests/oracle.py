@@ -170,13 +170,15 @@ def stacked_lda(
     spec: Any,
     seed: int,
     layer: int,
+    first_draw: int = 0,
 ) -> tuple[Array, Array]:
-    """Filters (k, k, c, n_lda) and bias (n_lda,) from normalised inputs (N, H, W, c)."""
+    """Filters (k, k, c, n_lda) and bias (n_lda,) from normalised inputs (N, H, W, c), of the draws
+    from first_draw on."""
     _, height, width, channels = inputs.shape
     n_pos = spec.lda_positives
     n_neg = spec.lda_negatives
     fitted = []
-    for _, images, rows, cols in draws(
+    all_draws = draws(
         labels,
         training,
         n_classes,
@@ -186,8 +188,9 @@ def stacked_lda(
         n_neg,
         seed,
         layer,
-        spec.lda_draws * n_lda,
-    ):
+        first_draw + spec.lda_draws * n_lda,
+    )
+    for _, images, rows, cols in list(all_draws)[first_draw:]:
         patches = []
         for image, row, col in zip(images, rows, cols, strict=True):
             patches.append(inputs[image, row : row + k, col : col + k, :].reshape(-1))
@@ -229,13 +232,67 @@ def filter_bank(
 ) -> tuple[Array, Array]:
     """Filters (k, k, c, f), PCA first, and bias (f,) from normalised inputs (N, H, W, c)."""
     channels = inputs.shape[3]
-    n_pca, n_lda = bank_sizes(spec.filters, spec.lda_fraction, k * k * channels)
-    _, _, covariance = patch_covariance(inputs[training], k)
-    pca = pca_filters(covariance, k, n_pca)
-    lda, lda_bias = stacked_lda(inputs, labels, training, n_classes, k, n_lda, spec, seed, layer)
-    filters = np.concatenate([pca, lda], axis=3)
-    bias = np.concatenate([np.zeros(n_pca), lda_bias])
+    filters, bias = np.zeros((k, k, channels, spec.filters)), np.zeros(spec.filters)
+    first_draw = 0
+    for inside, numbers in towers(spec, layer, channels):
+        seen = inputs[:, :, :, inside]
+        n_pca, n_lda = bank_sizes(len(numbers), spec.lda_fraction, k * k * len(inside))
+        _, _, covariance = patch_covariance(seen[training], k)
+        pca = pca_filters(covariance, k, n_pca)
+        lda, lda_bias = stacked_lda(
+            seen, labels, training, n_classes, k, n_lda, spec, seed, layer, first_draw
+        )
+        first_draw += spec.lda_draws * n_lda
+        for place, number in enumerate(numbers):
+            if place < n_pca:
+                filters[:, :, inside, number] = pca[:, :, :, place]
+            else:
+                filters[:, :, inside, number] = lda[:, :, :, place - n_pca]
+                bias[number] = lda_bias[place - n_pca]
     return filters, bias
+
+
+def towers(spec: Any, layer: int, channels: int) -> list[tuple[list[int], list[int]]]:
+    """Input channels and filters of each tower of a layer: one of all; or two, with local_contrast,
+    the first of the image and the first half of the filters and of the maps."""
+    f = spec.filters
+    maps = f if layer > 1 else 0
+    if not spec.local_contrast:
+        return [(list(range(channels)), list(range(f)))]
+    d = (channels - maps) // 2
+    one, other = list(range(f // 2)), list(range(f // 2, f))
+    image, contrast = list(range(maps, maps + d)), list(range(maps + d, channels))
+    if layer == 1:
+        return [(image, one), (contrast, other)]
+    return [(one + image, one), (other + contrast, other)]
+
+
+def local_contrast(images: Array) -> Array:
+    """(N, H, W, d) of images (N, H, W, d): a pixel less its surroundings, by their deviation."""
+    n, height, width, channels = images.shape
+    rows = np.arange(height)[:, None]
+    columns = np.arange(width)[None, :]
+    result = np.zeros(images.shape)
+
+    def surroundings(values: Array, y: int, x: int) -> float:
+        weights = np.exp(-((rows - y) ** 2 + (columns - x) ** 2) / (2 * 2.0**2))
+        return float((weights * values).sum() / weights.sum())
+
+    for i in range(n):
+        for c in range(channels):
+            values = images[i, :, :, c].astype(np.float64)
+            difference = np.zeros((height, width))
+            for y in range(height):
+                for x in range(width):
+                    difference[y, x] = values[y, x] - surroundings(values, y, x)
+            overall = math.sqrt((difference**2).mean())
+            if values.max() == values.min():
+                continue
+            for y in range(height):
+                for x in range(width):
+                    local = math.sqrt(surroundings(difference**2, y, x))
+                    result[i, y, x, c] = difference[y, x] / (local + 0.25 * overall)
+    return result
 
 
 # ---------------------------------------------------------------------------- step 5: convolution
@@ -514,22 +571,21 @@ def train(
 
     x = np.asarray(images).astype(np.float64)
     image_low, image_scale = min_max(x[training], spec.minmax)
+    contrast = local_contrast(x) if spec.local_contrast else None
     x = (x - image_low) * image_scale
+    if contrast is not None:
+        x = np.concatenate([x, contrast], axis=3)
 
     y = one_hot(labels, n_classes)
     scores = np.zeros((len(labels), n_classes))
     layers: list[OracleLayer] = []
     for i in range(1, n_layers + 1):
         # 1. input and min-max
-        if i == 1:
-            k = spec.first_filter_size
-            raw = x
-            low = np.zeros(x.shape[3])
-            scale = np.ones(x.shape[3])
-        else:
-            k = spec.filter_size
-            raw = np.concatenate([layers[-1].maps, x], axis=3)
-            low, scale = min_max(raw[training], spec.minmax)
+        k = spec.first_filter_size if i == 1 else spec.filter_size
+        raw = x if i == 1 else np.concatenate([layers[-1].maps, x], axis=3)
+        low, scale = np.zeros(raw.shape[3]), np.zeros(raw.shape[3])
+        for inside, _ in towers(spec, i, raw.shape[3]):
+            low[inside], scale[inside] = min_max(raw[training][..., inside], spec.minmax)
         z = (raw - low) * scale
 
         # 2. to 5. filters and maps

@@ -74,6 +74,11 @@ CASES = [
     Case("z-score per block", options={"zscore": "block"}, seed=22),
     Case("PCA only", options={"lda_fraction": 0.0}, seed=3),
     Case("rectified maps", options={"rectify": True}),
+    Case("two towers", options={"local_contrast": True}),
+    Case(
+        "two towers, rectified",
+        options={"local_contrast": True, "rectify": True, "minmax": "channel"},
+    ),
     Case("bytes, share held out", seed=13, dtype="uint8", held_out=0.3, chunk=11),
 ]
 CLASSIFY = [  # softmax matters in this mode only

@@ -422,7 +422,11 @@ def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, ch
         filters=filters, lda_fraction=fraction, first_filter_size=first, filter_size=later
     )
     assert spec.size_of_layer(layer) == size
-    pca, lda = spec.bank_of_layer(layer, channels)
+    maps = filters if layer > 1 else 0
+    (tower,) = spec.towers_of_layer(layer, channels)
+    assert tower.channels == tuple(range(maps + channels))
+    assert tower.filters == range(filters)
+    pca, lda, channels = tower.pca, tower.lda, maps + channels
     assert (pca, lda) == oracle.bank_sizes(filters, fraction, size * size * channels)
     assert pca + lda == filters
     assert 0 <= pca <= size * size * channels
@@ -431,7 +435,6 @@ def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, ch
 @pytest.mark.parametrize(
     ("filters", "fraction", "channels", "bank"),
     [
-        (50, 0.5, 53, (25, 25)),
         (50, 0.5, 3, (25, 25)),  # 27 directions are just enough
         (50, 0.5, 1, (9, 41)),  # 9 directions
         (5, 0.5, 3, (2, 3)),  # half rounds up
@@ -441,8 +444,25 @@ def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, ch
 )
 def test_bank_is_split_by_the_fraction(filters, fraction, channels, bank):
     """lda_fraction of the filters are stacked-LDA, more where a patch is too small for PCA."""
-    spec = NetworkSpec(filters=filters, lda_fraction=fraction)
-    assert spec.bank_of_layer(2, channels) == bank
+    (tower,) = NetworkSpec(filters=filters, lda_fraction=fraction).towers_of_layer(1, channels)
+    assert (tower.pca, tower.lda) == bank
+
+
+def test_two_towers_share_filters_and_channels():
+    """With local contrast, each tower sees its own maps and its own view of the images."""
+    spec = NetworkSpec(filters=5, local_contrast=True)
+    assert spec.channels_of_layer(1, 3) == 6
+    assert spec.channels_of_layer(2, 3) == 11
+    first = [(t.channels, t.filters) for t in spec.towers_of_layer(1, 3)]
+    assert first == [((0, 1, 2), range(2)), ((3, 4, 5), range(2, 5))]
+    later = [(t.channels, t.filters) for t in spec.towers_of_layer(2, 3)]
+    assert later == [((0, 1, 5, 6, 7), range(2)), ((2, 3, 4, 8, 9, 10), range(2, 5))]
+
+
+def test_two_towers_need_two_filters():
+    """A tower without filters is refused, with the remedy."""
+    with pytest.raises(SpecError, match=r"filters=1 with local_contrast .* at least 2 filters"):
+        NetworkSpec(filters=1, zscore="block", local_contrast=True)
 
 
 # images -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster
 from rescnet_dist.bench.timing import Result
 from rescnet_dist.cluster import Workers, available_cores
 from rescnet_dist.data import training_set
-from rescnet_dist.kernels import LayerInput, fit_bank, fit_classifier
+from rescnet_dist.kernels import LayerInput, fit_bank, fit_classifier, layer_pixels
 from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.planning.calibrate import made_up_layer
 from rescnet_dist.reduce import blas_threads
@@ -67,7 +67,9 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
     one = Workers(count=1, slots=1, threads=1, machine_threads=1, memory=None)
     groups = make_plan(problem, spec, RunSpec(), one).groups()
     growing = made_up_layer(problem, spec)
-    maps = growing.bank.maps(LayerInput.of(growing.image_scale(images), noise(n, spec.filters)))
+    maps = growing.bank.maps(
+        LayerInput.of(layer_pixels(images, growing.image_scale, spec), noise(n, spec.filters))
+    )
     scores, train = np.zeros((n, CLASSES), np.float32), np.ones(n, bool)
     with blas_threads(1):
         began = time.perf_counter()

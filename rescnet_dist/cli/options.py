@@ -30,6 +30,7 @@ HELP = {
     "first_filter_size": "side of the filters of layer 1",
     "minmax": "range of the normalisation",
     "rectify": "hand maps on as ReLU(maps), not as they are",
+    "local_contrast": "have half of the filters see the images' local contrast",
     "lda_fraction": "share of stacked-LDA filters, the rest is PCA",
     "lda_positives": "patches of the class in a stacked-LDA draw",
     "lda_negatives": "patches of other classes in a draw",

@@ -11,6 +11,7 @@ from PIL import Image
 
 from rescnet_dist.kernels import forward
 from rescnet_dist.network import Network
+from rescnet_dist.spec import Tower
 
 # colours at equal steps, as those of matplotlib's RdBu_r and viridis
 DIVERGING = ((33, 102, 172), (146, 197, 222), (247, 247, 247), (244, 165, 130), (178, 24, 43))
@@ -32,21 +33,25 @@ def shown_filters(network: Network, layer: int) -> list[tuple[str, Array]]:
     with the largest weights is shown, red where positive and blue where negative.
     """
     filters = np.asarray(network.layers[layer - 1].bank.filters)
-    channels = filters.shape[2]
-    pca, _ = network.spec.bank_of_layer(layer, channels)
-    found = []
-    for number in range(filters.shape[3]):
-        weights = filters[..., number]
-        kind, place = ("PCA", number) if number < pca else ("LDA", number - pca)
-        name = f"{kind} {place + 1}"
-        if layer == 1 and channels == 3:
-            found.append((name, _unit(weights)))
-            continue
-        strongest = int(np.square(weights).sum(axis=(0, 1)).argmax())
-        if channels > 1:
-            name += f" · in {strongest + 1}"
-        found.append((name, _signed(weights[..., strongest])))
+    channels, found = filters.shape[2], []
+    for view, tower in enumerate(_towers(network, layer)):
+        for place, number in enumerate(tower.filters):
+            kind, place = ("PCA", place) if place < tower.pca else ("LDA", place - tower.pca)
+            name = f"{'contrast ' if view else ''}{kind} {place + 1}"
+            weights = filters[:, :, list(tower.channels), number]
+            if layer == 1 and weights.shape[2] == 3:
+                found.append((name, _unit(weights)))
+                continue
+            strongest = int(np.square(weights).sum(axis=(0, 1)).argmax())
+            if channels > 1:
+                name += f" · in {tower.channels[strongest] + 1}"
+            found.append((name, _signed(weights[..., strongest])))
     return found
+
+
+def _towers(network: Network, layer: int) -> list[Tower]:
+    """The parts of the bank of a layer, from 1."""
+    return network.spec.towers_of_layer(layer, len(network.image_scale.low))
 
 
 def _unit(weights: Array) -> Array:
@@ -73,9 +78,10 @@ def shown_image(image: Array) -> Array:
 
 def chosen_filters(network: Network, layer: int, count: int) -> list[int]:
     """Numbers of a few filters of a layer: PCA and stacked-LDA in turn, each from its first."""
-    _, _, channels, filters = np.asarray(network.layers[layer - 1].bank.filters).shape
-    pca, _ = network.spec.bank_of_layer(layer, channels)
-    kinds = [list(range(pca)), list(range(pca, filters))]
+    kinds: list[list[int]] = [[], []]
+    for tower in _towers(network, layer):
+        kinds[0] += tower.filters[: tower.pca]
+        kinds[1] += tower.filters[tower.pca :]
     half = min(len(kinds[0]), max(count - len(kinds[1]), (count + 1) // 2))
     return kinds[0][:half] + kinds[1][: count - half]
 

@@ -3,6 +3,7 @@
 from rescnet_dist.kernels.arrays import to_host
 from rescnet_dist.kernels.augment import augmented
 from rescnet_dist.kernels.backend import Backend
+from rescnet_dist.kernels.contrast import local_contrast
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -24,6 +25,7 @@ from rescnet_dist.kernels.growth import (
     draws_of_layer,
     fit_bank,
     fit_classifier,
+    fit_first_bank,
     fit_image_scale,
     targets_per_layer,
 )
@@ -38,6 +40,8 @@ from rescnet_dist.kernels.layer import (
     features_of,
     features_per_layer,
     forward,
+    layer_pixels,
+    raw_pixels,
     replayed,
     slabs,
     updated_scores,
@@ -92,10 +96,13 @@ __all__ = [
     "features_per_layer",
     "fit_bank",
     "fit_classifier",
+    "fit_first_bank",
     "fit_image_scale",
     "forward",
     "hashed",
+    "layer_pixels",
     "layer_targets",
+    "local_contrast",
     "min_max_scale",
     "normalise",
     "one_hot",
@@ -105,6 +112,7 @@ __all__ = [
     "prepare",
     "probabilities",
     "project_to_simplex",
+    "raw_pixels",
     "replayed",
     "residual_labels",
     "ridge_regression",

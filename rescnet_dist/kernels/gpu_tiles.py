@@ -50,11 +50,8 @@ class Tile:
 def check_gpu_holds(spec: NetworkSpec, image_shape: tuple[int, int, int], products: str) -> None:
     """Refuse filters that are too many, or too large, for the convolution on a GPU."""
     height, width, channels = image_shape
-    for name, inputs in (
-        ("first_filter_size", channels),
-        ("filter_size", channels + spec.filters),
-    ):
-        size = getattr(spec, name)
+    for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
+        size, inputs = getattr(spec, name), spec.channels_of_layer(layer, channels)
         if on_matrix_units(size, inputs, spec.filters, products):
             continue
         if not Tile.of(size, spec.filters, height, width).depth:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +31,13 @@ from rescnet_dist.kernels.layer import (
     features_of,
     features_per_layer,
     layer_maps,
+    layer_pixels,
     slabs,
     updated_scores,
 )
 from rescnet_dist.kernels.residual import layer_targets
 from rescnet_dist.kernels.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
-from rescnet_dist.spec import NetworkSpec
+from rescnet_dist.spec import NetworkSpec, Tower
 
 
 def targets_per_layer(classes: int, spec: NetworkSpec) -> int:
@@ -46,8 +49,8 @@ def targets_per_layer(classes: int, spec: NetworkSpec) -> int:
 class GrowingLayer:
     """A layer in the making: what its pass needs to know to work on one chunk after another.
 
-    number counts from 1; previous is the layer before (None for the first); draws are those of
-    the *next* layer's stacked-LDA filters.
+    number counts from 1; previous is the layer before (None for the first); draws gives those of
+    the *next* layer's stacked-LDA filters, and is called once there is time.
     """
 
     spec: NetworkSpec
@@ -56,7 +59,7 @@ class GrowingLayer:
     image_scale: ImageScale
     bank: Bank
     previous: Classifier | None
-    draws: Draws
+    draws: Callable[[], Draws]
 
     def empty(
         self, height: int, width: int, channels: int, *, scatter: bool, xp: Any = np
@@ -70,7 +73,9 @@ class GrowingLayer:
                 scatter=scatter,
                 xp=xp,
             ),
-            BankStatistics.empty(channels + self.spec.filters, self.spec.filter_size),
+            BankStatistics.empty(
+                self.spec.channels_of_layer(self.number + 1, channels), self.spec.filter_size
+            ),
             Tally.empty(),
         )
 
@@ -92,65 +97,94 @@ class GrowingLayer:
         at hand. Works on one slab of images after another, so that little more than what comes in
         and goes out is held.
         """
-        xp, (n, height, width, channels) = module_of(images), images.shape
+        xp, (n, height, width, _) = module_of(images), images.shape
         new_maps = xp.empty((n, height, width, self.spec.filters), np.float32)
         features = xp.empty((n, features_per_layer(height, width, self.spec)), np.float32)
         entering = xp.zeros((n, self.classes), np.float32)
-        pixels = self.image_scale(images)
-        for rows in slabs(images, channels, self.spec):
+        pixels = layer_pixels(images, self.image_scale, self.spec)
+        for rows in slabs(pixels, pixels.shape[3], self.spec):
             old = None if maps is None else maps[rows]
             if self.previous is not None and old is not None and scores is not None:
                 known = None if old_features is None else old_features[rows]
                 entering[rows] = updated_scores(self.previous, old, scores[rows], self.spec, known)
             layer_maps(self.bank, LayerInput.of(pixels[rows], old), self.spec, new_maps[rows])
             features[rows] = features_of(new_maps[rows], self.spec)
-        inputs = BankStatistics.of(
-            LayerInput.of(pixels, new_maps), labels, train, before, self.draws,
-            self.spec.filter_size,
-        )  # fmt: skip
         targets = layer_targets(
             entering, like(labels, entering), first=self.number == 1,
             residual=self.spec.residual, target=self.spec.target,
         )  # fmt: skip
-        tally = Tally.of(entering, labels, train, self.spec.target)
-        return GrownChunk(new_maps, entering, features, targets, train, inputs, tally)
+
+        def gather() -> tuple[BankStatistics, Tally]:
+            inputs = LayerInput.of(pixels, new_maps)
+            size = self.spec.filter_size
+            return (
+                BankStatistics.of(inputs, labels, train, before, self.draws(), size),
+                Tally.of(entering, labels, train, self.spec.target),
+            )
+
+        return GrownChunk(new_maps, entering, features, targets, train, gather)
 
 
 def draws_of_layer(
     spec: NetworkSpec, seed: int, layer: int, class_counts: Array, shape: tuple[int, int, int]
 ) -> Draws:
-    """The stacked-LDA draws for the filters of `layer`, whose input is of shape (H, W, c)."""
+    """The stacked-LDA draws for the filters of `layer`, of images of shape (H, W, d)."""
     height, width, channels = shape
-    size = spec.size_of_layer(layer)
+    size, towers = spec.size_of_layer(layer), spec.towers_of_layer(layer, channels)
     return stacked_lda_draws(
-        seed, layer, spec.lda_draws * spec.bank_of_layer(layer, channels)[1], class_counts,
+        seed, layer, spec.lda_draws * sum(tower.lda for tower in towers), class_counts,
         positives=spec.lda_positives, negatives=spec.lda_negatives,
         rows=height - size + 1, columns=width - size + 1,
     )  # fmt: skip
 
 
 def fit_image_scale(statistics: BankStatistics, spec: NetworkSpec) -> ImageScale:
-    """The normalisation of the images from their statistics."""
-    return ImageScale(*min_max_scale(statistics.low, statistics.high, spec.minmax))
+    """The normalisation of the images from the statistics of their views."""
+    own = slice(len(statistics.low) // spec.views)
+    return ImageScale(*min_max_scale(statistics.low[own], statistics.high[own], spec.minmax))
+
+
+def fit_first_bank(statistics: BankStatistics, scale: ImageScale, spec: NetworkSpec) -> Bank:
+    """The filters of the first layer, from the statistics of the views of raw images."""
+    others = len(statistics.low) - len(scale.low)  # channels that have their own scale
+    low = np.concatenate([scale.low, np.zeros(others)])
+    return fit_bank(
+        statistics.rescale(low, np.concatenate([scale.scale, np.ones(others)])), spec, 1
+    )
 
 
 def fit_bank(statistics: BankStatistics, spec: NetworkSpec, layer: int) -> Bank:
-    """The filters of a layer, PCA before stacked-LDA, from the statistics of its input."""
-    size = spec.size_of_layer(layer)
-    low, scale = min_max_scale(statistics.low, statistics.high, spec.minmax)
-    pca, lda = spec.bank_of_layer(layer, len(low))
-    scaled = statistics.rescale(low, scale)
-    filters, bias = [pca_filters(scaled.moments, size, pca)], [np.zeros(pca)]
-    if lda:
-        m = spec.lda_positives + spec.lda_negatives
-        patches = scaled.sample.patches.reshape(spec.lda_draws * lda, m, -1)
-        more, more_bias = stacked_lda_filters(
-            patches, spec.lda_positives, size, lda,
-            ridge=spec.lda_ridge, tolerance=spec.lda_tolerance,
-        )  # fmt: skip
-        filters.append(more)
-        bias.append(more_bias)
-    return Bank(low, scale, np.concatenate(filters, axis=3), np.concatenate(bias))
+    """The filters of a layer, PCA before stacked-LDA in each tower, from the statistics of its
+    input."""
+    size, channels = spec.size_of_layer(layer), len(statistics.low)
+    maps = spec.filters if layer > 1 else 0
+    low, scale = np.zeros(channels), np.zeros(channels)
+    filters, bias = np.zeros((size, size, channels, spec.filters)), np.zeros(spec.filters)
+    drawn = 0
+    for tower in spec.towers_of_layer(layer, (channels - maps) // spec.views):
+        draws = range(drawn, drawn := drawn + spec.lda_draws * tower.lda)
+        seen = np.array(tower.channels)
+        low[seen], scale[seen] = min_max_scale(
+            statistics.low[seen], statistics.high[seen], spec.minmax
+        )
+        part = statistics.only(seen, draws, spec.lda_positives + spec.lda_negatives)
+        made, bias[tower.filters] = _fit_tower(part.rescale(low[seen], scale[seen]), spec, tower)
+        filters[:, :, seen[:, None], tower.filters] = made
+    return Bank(low, scale, filters, bias)
+
+
+def _fit_tower(statistics: BankStatistics, spec: NetworkSpec, tower: Tower) -> tuple[Array, Array]:
+    """Filters (k, k, c, f) and bias (f,) of one tower from the statistics of what it sees."""
+    size = math.isqrt(len(statistics.moments.mean) // len(statistics.low))
+    pca = pca_filters(statistics.moments, size, tower.pca)
+    if not tower.lda:
+        return pca, np.zeros(tower.pca)
+    m = spec.lda_positives + spec.lda_negatives
+    lda, bias = stacked_lda_filters(
+        statistics.sample.patches.reshape(-1, m, len(statistics.moments.mean)),
+        spec.lda_positives, size, tower.lda, ridge=spec.lda_ridge, tolerance=spec.lda_tolerance,
+    )  # fmt: skip
+    return np.concatenate([pca, lda], axis=3), np.concatenate([np.zeros(tower.pca), bias])
 
 
 def fit_classifier(

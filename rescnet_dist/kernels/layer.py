@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array, alone, like, module_of, on_gpu
+from rescnet_dist.kernels.contrast import local_contrast
 from rescnet_dist.kernels.convolution import convolve, normalise
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
@@ -82,6 +83,22 @@ class ImageScale:
         return normalise(images, self.low, self.scale)
 
 
+def layer_pixels(images: Array, image_scale: ImageScale, spec: NetworkSpec) -> Array:
+    """What layers see of images (n, H, W, d) as stored, beside maps: (n, H, W, d') in float32."""
+    return _with_views(image_scale(images), images, spec)
+
+
+def raw_pixels(images: Array, spec: NetworkSpec) -> Array:
+    """The same, of images that are not normalised, as it is not known how to yet."""
+    return _with_views(images.astype(np.float32, copy=False), images, spec)
+
+
+def _with_views(pixels: Array, images: Array, spec: NetworkSpec) -> Array:
+    if not spec.local_contrast:
+        return pixels
+    return np.concatenate([pixels, local_contrast(images)], axis=3)
+
+
 def layer_maps(
     bank: Bank, inputs: LayerInput, spec: NetworkSpec, into: Array | None = None
 ) -> Array:
@@ -112,8 +129,8 @@ def features_per_layer(height: int, width: int, spec: NetworkSpec) -> int:
 
 
 def slabs(chunk: Array, channels: int, spec: NetworkSpec) -> Iterator[slice]:
-    """The rows of a chunk, its maps or images (n, H, W, …), that are worked on at a time, where
-    images have so many channels. Their number can change the rounding of a matrix product, so a
+    """The rows of a chunk, its maps or pixels (n, H, W, …), that are worked on at a time, where
+    pixels have so many channels. Their number can change the rounding of a matrix product, so a
     chunk is always cut in this way."""
     n, height, width = chunk.shape[:3]
     size = GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
@@ -152,8 +169,8 @@ def chunk_scores(
 
 
 def chunk_maps(bank: Bank, pixels: Array, maps: Array | None, spec: NetworkSpec) -> Array:
-    """`layer_maps` (n, H, W, f) of a whole chunk, a slab at a time; pixels (n, H, W, d) are
-    normalised, maps (n, H, W, f) those of the layer before, if there is one."""
+    """`layer_maps` (n, H, W, f) of a whole chunk, a slab at a time; pixels (n, H, W, d') are what
+    layers see of images, maps (n, H, W, f) those of the layer before, if there is one."""
     made = module_of(pixels).empty((*pixels.shape[:3], spec.filters), np.float32)
     for rows in slabs(pixels, pixels.shape[3], spec):
         old = None if maps is None else maps[rows]
@@ -165,11 +182,11 @@ def forward(
     images: Array, layers: Iterable[Layer], image_scale: ImageScale, spec: NetworkSpec, classes: int
 ) -> Iterator[tuple[Array, Array]]:
     """Maps (n, H, W, f) and running scores (n, C) of images (n, H, W, d) after each layer."""
-    images = image_scale(images)
+    pixels = layer_pixels(images, image_scale, spec)
     maps: Array | None = None
-    scores = module_of(images).zeros((len(images), classes), np.float32)
+    scores = module_of(pixels).zeros((len(pixels), classes), np.float32)
     for layer in layers:
-        maps = layer_maps(layer.bank, LayerInput.of(images, maps), spec)
+        maps = layer_maps(layer.bank, LayerInput.of(pixels, maps), spec)
         scores = updated_scores(layer.classifier, maps, scores, spec)
         yield maps, scores
 
@@ -187,7 +204,7 @@ def replayed(
 
     begun: those of the first of the layers, which need not be the network's first then.
     """
-    pixels, rest = image_scale(images), iter(layers)
+    pixels, rest = layer_pixels(images, image_scale, spec), iter(layers)
     layer = next(rest)
     maps, scores = begun or (
         chunk_maps(layer.bank, pixels, None, spec),

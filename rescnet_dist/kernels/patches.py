@@ -37,6 +37,11 @@ class PatchMoments:
         between = np.outer(delta, delta) * (self.count * other.count / count)
         return PatchMoments(count, mean, self.scatter + other.scatter + between)
 
+    def only(self, directions: Array) -> PatchMoments:
+        """Moments of some directions (p',) of the patches."""
+        scatter = self.scatter[np.ix_(directions, directions)]
+        return PatchMoments(self.count, self.mean[directions], scatter)
+
     def rescale(self, low: Array, scale: Array) -> PatchMoments:
         """Moments of the patches of (image − low)·scale, both (c,): min-max after the fact."""
         repeats = len(self.mean) // len(low)

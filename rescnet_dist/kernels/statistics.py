@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,20 @@ class BankStatistics:
             self.sample.merge(other.sample),
         )
 
+    def only(self, channels: Array, draws: range, patches: int) -> BankStatistics:
+        """The statistics of some channels (c',), and of some of the draws of so many patches."""
+        if len(channels) == len(self.low):  # of all, as there is one tower
+            return self
+        size = len(self.moments.mean) // len(self.low)
+        directions = np.add.outer(np.arange(size) * len(self.low), channels).ravel()
+        slots = slice(draws.start * patches, draws.stop * patches)
+        return BankStatistics(
+            self.low[channels],
+            self.high[channels],
+            self.moments.only(directions),
+            PatchSample(self.sample.slots[slots], self.sample.patches[slots][:, directions]),
+        )
+
     def rescale(self, low: Array, scale: Array) -> BankStatistics:
         """The statistics of (inputs − low)·scale, low and scale (c,)."""
         return BankStatistics(
@@ -116,15 +131,15 @@ class Tally:
 @dataclass(frozen=True, slots=True)
 class GrownChunk:
     """What a layer's pass makes of one chunk of n images: maps (n, H, W, f), the scores (n, C) that
-    enter the layer, features (n, D), targets (n, K), train (n,) bool; input statistics; a tally."""
+    enter the layer, features (n, D), targets (n, K), train (n,) bool; and what gathers statistics
+    of the next layer's input and a tally, which is to be called once a GPU has all else to do."""
 
     maps: Array
     scores: Array
     features: Array
     targets: Array
     train: Array
-    inputs: BankStatistics
-    tally: Tally
+    gather: Callable[[], tuple[BankStatistics, Tally]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +153,13 @@ class LayerStatistics:
 
     def fold(self, chunk: GrownChunk) -> LayerStatistics:
         """These statistics with one more chunk; takes over the memory of `self.features`."""
-        train = slice(None) if chunk.train.all() else like(chunk.train, chunk.features)
-        return LayerStatistics(
-            self.features.fold(chunk.features[train], chunk.targets[train]),
-            self.inputs.merge(chunk.inputs),
-            self.tally.merge(chunk.tally),
-        )
+        features, targets = chunk.features, chunk.targets
+        if not chunk.train.all():
+            train = like(np.flatnonzero(chunk.train), features)
+            features, targets = features[train], targets[train]
+        moments = self.features.fold(features, targets)
+        inputs, tally = chunk.gather()
+        return LayerStatistics(moments, self.inputs.merge(inputs), self.tally.merge(tally))
 
     def merge(self, other: LayerStatistics) -> LayerStatistics:
         """The statistics of both sets of images."""

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -143,7 +143,9 @@ def _seconds_per_image(problem: Problem, spec: NetworkSpec, seed: int) -> float:
 def made_up_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
     """A second layer with random filters and weights."""
     height, width, channels = problem.image_shape
-    rng, inputs, size = np.random.default_rng(0), channels + spec.filters, spec.filter_size
+    rng, inputs, size = (
+        np.random.default_rng(0), spec.channels_of_layer(2, channels), spec.filter_size
+    )  # fmt: skip
     signs = targets_per_layer(problem.classes, spec) // problem.classes
     features = features_per_layer(height, width, spec)
     return GrowingLayer(
@@ -160,9 +162,12 @@ def made_up_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
             np.zeros((signs, problem.classes)), np.ones((signs, problem.classes), bool),
             np.ones(signs), 1.0,
         ),
-        draws=draws_of_layer(
-            spec, 0, 3, np.full(problem.classes, max(1, problem.images // problem.classes)),
-            (height, width, inputs),
+        draws=cache(
+            partial(
+                draws_of_layer, spec, 0, 3,
+                np.full(problem.classes, max(1, problem.images // problem.classes)),
+                problem.image_shape,
+            )
         ),
     )  # fmt: skip
 

@@ -64,9 +64,9 @@ class Problem:
         return features_per_layer(*self.image_shape[:2], spec)
 
     def map_bytes(self, spec: NetworkSpec) -> int:
-        """Bytes of one image and its maps, in float32."""
+        """Bytes of one image, as layers see it, and its maps, in float32."""
         height, width, channels = self.image_shape
-        return 4 * height * width * (channels + spec.filters)
+        return 4 * height * width * spec.channels_of_layer(2, channels)
 
 
 def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> int:
@@ -74,7 +74,7 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
     if workers.gpu_memory is not None:
         height, width, channels = problem.image_shape
         maps = 3 * 4 * height * width * spec.filters  # on their way to the store
-        images = (2 * problem.itemsize + 4) * height * width * channels
+        images = (2 * problem.itemsize + 4 * spec.views) * height * width * channels
         staged = plan.chunk_images * (maps + images) + bank_memory(problem, spec)
         return int(workers.resident + GPU_PROCESS + MARGIN * staged)
     threads = min(workers.threads, plan.accumulators)
@@ -92,10 +92,10 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
 
 def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Bytes that one worker takes of its GPU, beside the maps that wait there."""
-    height, width, channels = problem.image_shape
+    height, width, _ = problem.image_shape
     features = problem.features(spec)
     each = GPU_MAPS * 4 * height * width * spec.filters + GPU_FEATURES * 4 * features
-    each += GPU_INPUTS * 4 * height * width * (channels + spec.filters)
+    each += GPU_INPUTS * problem.map_bytes(spec)
     working = plan.chunk_images * each + accumulators_held(plan, 1) * 4 * features**2
     working += 2 * small_accumulator(problem, spec)
     return int(GPU_CONTEXT + GPU_MARGIN * working)
@@ -106,7 +106,7 @@ def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     height, width, channels = problem.image_shape
     n, features = plan.chunk_images, problem.features(spec)
     # as stored, as read and normalised, and those of the next chunk
-    images = (3 * problem.itemsize + 4) * height * width * channels
+    images = (3 * problem.itemsize + 4 * spec.views) * height * width * channels
     # of the layer before, of this chunk and the next; new ones, of this chunk and the one before
     maps = 4 * 4 * height * width * spec.filters
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
@@ -121,7 +121,7 @@ def laid_out(problem: Problem, spec: NetworkSpec, layer: int) -> int:
     """Bytes of the patches and strips of pixels that are laid out at a time: of one image at
     least, whatever its size."""
     height, width, channels = problem.image_shape
-    size, inputs = spec.size_of_layer(layer), channels + (spec.filters if layer > 1 else 0)
+    size, inputs = spec.size_of_layer(layer), spec.channels_of_layer(layer, channels)
     patches = 4 * height * width * size**2 * inputs
     strips = 8 * height * width * (2 * size - 1) * inputs
     return max(PATCH_BYTES, patches) + max(STRIP_BYTES, strips)
@@ -135,7 +135,7 @@ def small_accumulator(problem: Problem, spec: NetworkSpec) -> int:
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Bytes of an accumulator, as it travels."""
     whole = 0 if plan.tile_features else 4 * problem.features(spec) ** 2
-    channels = problem.image_shape[2] + spec.filters
+    channels = spec.channels_of_layer(2, problem.image_shape[2])
     return whole + small_accumulator(problem, spec) // 2 + 8 * (spec.filter_size**2 * channels) ** 2
 
 
@@ -151,9 +151,9 @@ def accumulators_held(plan: Plan, threads: int) -> int:
 def bank_memory(problem: Problem, spec: NetworkSpec) -> int:
     """Bytes of what the filters are learnt from: patch scatter, and patches for stacked-LDA."""
     channels, total = problem.image_shape[2], 0
-    for layer, inputs in ((1, channels), (2, channels + spec.filters)):
-        directions = spec.size_of_layer(layer) ** 2 * inputs
-        draws = spec.lda_draws * spec.bank_of_layer(layer, inputs)[1]
+    for layer in (1, 2):
+        directions = spec.size_of_layer(layer) ** 2 * spec.channels_of_layer(layer, channels)
+        draws = spec.lda_draws * sum(t.lda for t in spec.towers_of_layer(layer, channels))
         sample = draws * (spec.lda_positives + spec.lda_negatives) * directions * 4
         total = max(total, SAMPLES * sample + PATCH_SCATTERS * 8 * directions**2)
     return total

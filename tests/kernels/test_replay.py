@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -44,7 +46,8 @@ def test_replayed_layers_have_the_bits_of_their_passes(
         counts = np.full(10, count // 10)
         growing = GrowingLayer(
             spec=SPEC, number=number, classes=10, image_scale=SCALE, bank=layer.bank,
-            previous=previous, draws=draws_of_layer(SPEC, 0, number + 1, counts, (32, 32, 27)),
+            previous=previous,
+            draws=partial(draws_of_layer, SPEC, 0, number + 1, counts, (32, 32, 3)),
         )  # fmt: skip
         labels, train = np.arange(count) % 10, np.ones(count, bool)
         grown = growing.step(images, maps, scores, labels, train, np.zeros(10, np.int64))
