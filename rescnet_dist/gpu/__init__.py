@@ -6,14 +6,16 @@
 from rescnet_dist.gpu import device
 from rescnet_dist.gpu.convolution import convolve
 from rescnet_dist.gpu.device import using_products
-from rescnet_dist.gpu.patches import gather_sums, patch_products
+from rescnet_dist.gpu.patches import patch_products
 from rescnet_dist.gpu.pooling import pool_blocks
 from rescnet_dist.gpu.scatter import add_outer, add_scatter, new_rows, new_square
 from rescnet_dist.gpu.solve import whitened
+from rescnet_dist.gpu.sums import column_means, gather_sums
 
 __all__ = [
     "add_outer",
     "add_scatter",
+    "column_means",
     "convolve",
     "device",
     "gather_sums",

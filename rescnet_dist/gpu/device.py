@@ -84,7 +84,7 @@ def turned(matrix: Array) -> tuple[Array, ...]:
     high, low = parts
     _turning()("turn")(
         (len(high) // ALIGNED, high.shape[1] // ALIGNED), (32, 8),
-        (matrix, high, _pointer(low), n, m, matrix.strides[0] // 4, high.shape[1]),
+        (matrix, high, pointer(low), n, m, matrix.strides[0] // 4, high.shape[1]),
     )  # fmt: skip
     return tuple(part for part in parts if part is not None)
 
@@ -103,7 +103,7 @@ def turned_pixels(
     _turning()("turn_pixels")(
         (len(high) // ALIGNED, high.shape[1] // ALIGNED), (32, 8),
         (
-            maps, images, shift, scale, high, _pointer(low),
+            maps, images, shift, scale, high, pointer(low),
             *(np.int32(v) for v in (n, height, width, maps.shape[3], second, margin, across)),
             np.int32(channels), high.shape[1],
         ),
@@ -124,7 +124,7 @@ def _turning() -> Any:
     return module("turned", (("HALF", int(products() != "float32")),)).get_function
 
 
-def _pointer(array: Array | None) -> Any:
+def pointer(array: Array | None) -> Any:
     """An argument of a kernel, or that there is none."""
     return np.intp(0) if array is None else array
 

@@ -19,33 +19,7 @@ from rescnet_dist.gpu.device import FLOAT32, HALF, PAIRS, REAL, Array, module, t
 
 ALIGNED = 4  # channels, as matrix units take them
 SLAB_BYTES = 4 * 2**30  # of pixels that are worked on at a time
-LANES, ROWS = 256, 512  # columns of a block, and rows that are summed up in one go
 CHANNELS = 64  # that are worked on side by side
-
-
-def gather_sums(maps: Array, images: Array) -> tuple[Any, Any, Any]:
-    """The least and largest value of each channel (c,) of maps (n, H, W, f) and images (n, H, W,
-    d), and the sum (H, W, c) over all of them in float64; not on the GPU any more."""
-    found = [_sums_of(part) for part in (maps, images) if part.shape[3]]
-    low, high, sums = (cupy.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
-    return low.astype(np.float64).get(), high.astype(np.float64).get(), sums.get()
-
-
-def _sums_of(part: Array) -> tuple[Array, Array, Array]:
-    """The least and largest value of each channel (c,) of pixels (n, H, W, c), in single precision,
-    and their sum (H, W, c)."""
-    n, height, width, channels = part.shape
-    columns, parts = height * width * channels, -(-n // ROWS)
-    low, high = (cupy.empty((parts, columns), np.float32) for _ in range(2))
-    sums = cupy.empty((parts, columns))
-    module("sums", ()).get_function("gather")(
-        (-(-columns // LANES), parts), (LANES,), (part, low, high, sums, n, columns, ROWS)
-    )
-    return (
-        low.reshape(-1, channels).min(axis=0),
-        high.reshape(-1, channels).max(axis=0),
-        sums.sum(axis=0).reshape(height, width, channels),
-    )
 
 
 def patch_products(maps: Array, images: Array, size: int, shift: Any, extent: Any) -> Any:

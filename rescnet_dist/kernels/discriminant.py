@@ -60,7 +60,7 @@ class FeatureMoments:
         """
         if len(features) == 0:
             return self
-        n, mean = len(features), features.mean(axis=0, dtype=np.float64)
+        n, mean = len(features), _means(features)
         if self.scatter is not None:
             mean = self._add_scatter(features.astype(self.scatter.dtype, copy=False), mean)
         more = FeatureMoments(
@@ -82,7 +82,7 @@ class FeatureMoments:
         rows = _new_rows(n + bool(self.count), scatter)
         rounded = mean.astype(scatter.dtype)
         np.subtract(features, rounded, out=rows[:n])
-        offset = rows[:n].mean(axis=0, dtype=np.float64)  # what rounding the mean left behind
+        offset = _means(rows[:n])  # what rounding the mean left behind
         mean = rounded + offset
         if self.count:
             rows[n] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
@@ -113,6 +113,13 @@ class FeatureMoments:
             self.cross + other.cross,
             self.target_sums + other.target_sums,
         )
+
+
+def _means(rows: Array) -> Array:
+    """The mean of each column (m,) of rows (n, m), in float64."""
+    if on_gpu(rows) and rows.dtype == np.float32:
+        return gpu().column_means(rows)
+    return rows.mean(axis=0, dtype=np.float64)
 
 
 def _new_square(side: int, dtype: np.dtype[Any], xp: Any) -> Array:

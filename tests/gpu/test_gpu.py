@@ -103,6 +103,16 @@ def test_patches_of_any_size_are_those_of_the_processor(
     assert relative(found[2].scatter, moments.scatter) < CLOSE["split"]
 
 
+def test_a_chunk_without_training_images_adds_nothing(backend: Backend) -> None:
+    """As where all of it is held out."""
+    images, nobody = np.zeros((5, 8, 8, 3), np.float32), np.zeros(5, bool)
+    expected = patch_statistics(LayerInput.of(images).only(nobody), 3)
+    found = patch_statistics(LayerInput.of(backend.put(images)).only(nobody), 3)
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        assert np.array_equal(one, other)
+    assert found[2].count == expected[2].count == 0
+
+
 def test_local_contrast_is_that_of_the_processor(
     backend: Backend, rng: np.random.Generator
 ) -> None:
