@@ -22,9 +22,8 @@ def gather_sums(maps: Array, images: Array) -> tuple[Any, Any, Any]:
     """The least and largest value of each channel (c,) of maps (n, H, W, f) and images (n, H, W,
     d), and the sum (H, W, c) over all of them in float64; not on the GPU any more."""
     if not len(images):
-        height, width, channels = (*images.shape[1:3], maps.shape[3] + images.shape[3])
-        none = np.full(channels, np.inf)
-        return none, -none, np.zeros((height, width, channels))
+        none = np.full(maps.shape[3] + images.shape[3], np.inf)
+        return none, -none, np.zeros((*images.shape[1:3], len(none)))
     found = [_sums_of(part) for part in (maps, images) if part.shape[3]]
     low, high, sums = (cupy.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
     return low.astype(np.float64).get(), high.astype(np.float64).get(), sums.get()
