@@ -41,7 +41,8 @@ PREDICT_SEED = 0  # of the copies that are averaged
 SHOWN_CLASSES = 12  # of a network in a notebook
 OTHER_SCALE = 50  # times as large or small a range of values as in training
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
-GPU_BATCH_BYTES = 4096 * 2**20  # the same on a GPU
+GPU_BATCH_BYTES = 4096 * 2**20  # the same on a GPU, but for small ones: not more than
+GPU_PARTS = 16  # such parts of its memory, as a few times as much is held, beside others
 GPU_TURN = threading.Lock()  # threads take turns on a GPU, whose memory is not for all of them
 
 
@@ -172,7 +173,11 @@ class Network:
     def batch_images(self) -> int:
         """Images that are run forward at a time."""
         height, width, channels = self.image_shape
-        size = GPU_BATCH_BYTES if self.backend.on_gpu else BATCH_BYTES
+        size = BATCH_BYTES
+        if self.backend.on_gpu:
+            size = GPU_BATCH_BYTES
+            if self.backend.available() and (memory := self.backend.memory()):
+                size = min(size, memory[1] // GPU_PARTS)
         return max(1, size // (4 * height * width * self.spec.channels_of_layer(2, channels)))
 
     def _chunked(self, images: Images) -> da.Array:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client
 
 from rescnet_dist import NetworkSpec, RunSpec, load_digits
 from rescnet_dist.data import training_set
-from rescnet_dist.store import Location, RunStore
+from rescnet_dist.store import (
+    Location,
+    RunStore,
+    read_bank,
+    read_classifier,
+    read_image_scale,
+)
 from rescnet_dist.train import begin_run, known, passes
 from rescnet_dist.train.state import Task
 
@@ -21,13 +28,6 @@ SPEC = NetworkSpec.preset("digits").replace(filters=4, max_layers=4)
 def asked_by(driver: str) -> Task:
     """A task of a driver of this name."""
     return Task(RunStore(Location("memory://known")), 1, driver=driver)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_known() -> Iterator[None]:
-    known.learn(asked_by(""), "nothing", None)
-    yield
-    known.learn(asked_by(""), "nothing", None)
 
 
 def test_what_is_known_is_not_found_again() -> None:
@@ -40,23 +40,56 @@ def test_what_is_known_is_not_found_again() -> None:
 
 
 def test_each_driver_has_its_own() -> None:
-    """As another run may be at the same place by then; and none is not one."""
-    assert known.known(asked_by("one"), "a", lambda: 1) == 1
-    assert known.known(asked_by("two"), "a", lambda: 2) == 2
-    assert known.known(asked_by("one"), "a", lambda: 3) == 3
+    """As another run may be at the same place by then; they leave each other's alone."""
+    for driver in ("this", "that"):
+        known.learn(asked_by(driver), "a", driver)
+    for driver in ("this", "that"):
+        assert known.known(asked_by(driver), "a", lambda: "found") == driver
+
+
+def test_without_a_driver_nothing_is_known() -> None:
+    """And nothing is learnt."""
     for value in range(3):
         assert known.known(asked_by(""), "a", lambda value=value: value) == value
 
 
+def test_one_layer_is_known_at_a_time() -> None:
+    """The latest."""
+    one = asked_by("layers")
+    known.learn(one, "bank", "first", 1)
+    known.learn(one, "bank", "second", 2)
+    assert known.known(one, "bank", lambda: "read", 2) == "second"
+    assert known.known(one, "bank", lambda: "read", 1) == "read"
+
+
 def test_the_oldest_go() -> None:
     """Not those that are in use."""
-    one = asked_by("one")
+    one = asked_by("oldest")
     known.learn(one, "in use", 0)
     for number in range(2 * known.KEPT):
-        known.learn(one, f"layer {number}", number)
+        known.learn(one, f"thing {number}", number)
         assert known.known(one, "in use", lambda: -1) == 0
-    assert known.known(one, "layer 0", lambda: -1) == -1
-    assert known.known(one, f"layer {2 * known.KEPT - 1}", lambda: -1) == 2 * known.KEPT - 1
+    assert known.known(one, "thing 0", lambda: -1) == -1
+    assert known.known(one, f"thing {2 * known.KEPT - 1}", lambda: -1) == 2 * known.KEPT - 1
+
+
+def test_what_is_learnt_has_the_bits_of_what_is_stored(client: Client, tmp_path: Path) -> None:
+    """Else a run that is resumed would go another way."""
+    images, labels = load_digits()
+    data = training_set(images[:200], labels[:200])
+    run = begin_run(tmp_path / "run", SPEC, RunSpec(), data, client)
+    learnt = {name: at for (_, name), at in known._known.items()}  # the latest of each name
+    assert_same(learnt["image scale"][1], read_image_scale(run.place))
+    assert_same(learnt["bank"][1], read_bank(run.place, learnt["bank"][0]))
+    assert_same(learnt["classifier"][1], read_classifier(run.place, learnt["classifier"][0]))
+    assert (learnt["bank"][0], learnt["classifier"][0]) == (5, 4)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """All fields are equal, in kind and bits."""
+    for field in fields(one):
+        a, b = (np.asarray(getattr(value, field.name)) for value in (one, other))
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), field.name
 
 
 def test_a_worker_reads_no_layer_that_it_has_stored(

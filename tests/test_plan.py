@@ -70,6 +70,10 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
         CIFAR.replace(filters=8, block=32, stride=16),
         *(240, (96, 96, 3), "float32", RunSpec(chunk_images=60), 1),
     ),
+    "two towers": (
+        CIFAR.replace(filters=4, local_contrast=True, block=32, stride=16, max_layers=2),
+        *(1024, (64, 64, 12), "uint8", RunSpec(chunk_images=512), 1),
+    ),
     "two threads": (CIFAR, 2000, (32, 32, 3), "uint8", RunSpec(chunk_images=400), 2),
     "tiles": (
         CIFAR.replace(filters=32, filter_size=1, max_layers=1),

@@ -219,7 +219,7 @@ def pass_operations(spec: NetworkSpec, shape: tuple[int, int, int]) -> float:
     """Operations of matrix products that the pass of a later layer needs per image: convolution,
     patch scatter by displacements, lower half of the features' scatter."""
     height, width, channels = shape
-    inputs, size = channels + spec.filters, spec.filter_size
+    inputs, size = spec.channels_of_layer(2, channels), spec.filter_size
     convolution = 2 * height * width * size**2 * inputs * spec.filters
     displacements = size + (size - 1) * (2 * size - 1)
     patches = 2 * height * width * inputs**2 * displacements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def shown_filters(network: Network, layer: int) -> list[tuple[str, Array]]:
     with the largest weights is shown, red where positive and blue where negative.
     """
     filters = np.asarray(network.layers[layer - 1].bank.filters)
-    channels, found = filters.shape[2], []
+    found = []
     for view, tower in enumerate(_towers(network, layer)):
         for place, number in enumerate(tower.filters):
             kind, place = ("PCA", place) if place < tower.pca else ("LDA", place - tower.pca)
@@ -43,7 +44,7 @@ def shown_filters(network: Network, layer: int) -> list[tuple[str, Array]]:
                 found.append((name, _unit(weights)))
                 continue
             strongest = int(np.square(weights).sum(axis=(0, 1)).argmax())
-            if channels > 1:
+            if weights.shape[2] > 1:
                 name += f" · in {tower.channels[strongest] + 1}"
             found.append((name, _signed(weights[..., strongest])))
     return found
@@ -77,13 +78,21 @@ def shown_image(image: Array) -> Array:
 
 
 def chosen_filters(network: Network, layer: int, count: int) -> list[int]:
-    """Numbers of a few filters of a layer: PCA and stacked-LDA in turn, each from its first."""
-    kinds: list[list[int]] = [[], []]
-    for tower in _towers(network, layer):
-        kinds[0] += tower.filters[: tower.pca]
-        kinds[1] += tower.filters[tower.pca :]
+    """Numbers of a few filters of a layer: of PCA and stacked-LDA, of its towers in turns, each
+    from its first."""
+    towers = _towers(network, layer)
+    kinds = [
+        _in_turns([list(tower.filters[: tower.pca]) for tower in towers]),
+        _in_turns([list(tower.filters[tower.pca :]) for tower in towers]),
+    ]
     half = min(len(kinds[0]), max(count - len(kinds[1]), (count + 1) // 2))
     return kinds[0][:half] + kinds[1][: count - half]
+
+
+def _in_turns(parts: list[list[int]]) -> list[int]:
+    """All numbers of some lists, the first of each, then the second of each."""
+    rows = zip_longest(*parts)
+    return [number for row in rows for number in row if number is not None]
 
 
 def shown_maps(

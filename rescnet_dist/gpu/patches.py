@@ -9,6 +9,7 @@ products; what a pair of offsets sweeps over is then a rectangle of these sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import cupy
@@ -16,9 +17,9 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas
 
 from rescnet_dist.gpu.device import FLOAT32, HALF, PAIRS, REAL, Array, module, turned_pixels
+from rescnet_dist.kernels.gpu_tiles import SEGMENT_CHANNELS
 
-ALIGNED = 4  # channels, as matrix units take them
-SLAB_BYTES = 4 * 2**30  # of pixels that are worked on at a time
+SLAB_BYTES = 5 * 2**30  # of pixels that are worked on at a time: of a chunk, mostly
 CHANNELS = 64  # that are worked on side by side
 
 
@@ -29,24 +30,27 @@ def patch_products(maps: Array, images: Array, size: int, shift: Any, extent: An
 
     A patch is flattened in the order row, column, channel.
     """
+    maps, images = (cupy.ascontiguousarray(part, np.float32) for part in (maps, images))
     n, height, width, images_channels = images.shape
     used = maps.shape[3] + images_channels
     cut = Cut.of(size, height, width, used)
     # by a power of 2, which loses nothing, to what half precision can hold
     scale = 2.0 ** -np.ceil(np.log2(np.where(extent > 0, extent, 1)))
     by, times = (cupy.asarray(values, np.float32) for values in (shift, scale))
-    sums = [cut.empty_sums(down) for down in range(size)]
     step = max(1, SLAB_BYTES // (4 * cut.pixels * cut.channels))
-    for start in range(0, n, step):
-        some = slice(start, start + step)
-        parts = turned_pixels(
-            (maps[some], images[some]), by, times, cut.length, cut.across, cut.channels
-        )
-        for down in range(size):
-            cut.add_products(sums[down], parts, down, first=start == 0)
+    slabs = [slice(start, start + step) for start in range(0, n, step)]
+
+    @lru_cache(maxsize=1)  # one slab, as it mostly is, is turned round once
+    def parts_of(number: int) -> tuple[Array, ...]:
+        some = maps[slabs[number]], images[slabs[number]]
+        return turned_pixels(some, by, times, cut.length, cut.across, cut.channels)
+
     total = cupy.empty((size, size, used, size, size, used))
     for down in range(size):
-        cut.sweep(sums[down], down, total)
+        sums = cut.empty_sums(down)
+        for number in range(len(slabs)):
+            cut.add_products(sums, parts_of(number), down)
+        cut.sweep(sums, down, total)
     products = total.get()
     products /= scale[:, None, None, None] * scale
     return products.reshape(size * size * used, -1)
@@ -68,9 +72,8 @@ class Cut:
     def of(cls, size: int, height: int, width: int, channels: int) -> Cut:
         """For patches of size×size pixels of images (H, W, c)."""
         length = max(1, size - 1)
-        return cls(
-            size, height, width, -(-channels // ALIGNED) * ALIGNED, length, -(-width // length)
-        )
+        filled = -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
+        return cls(size, height, width, filled, length, -(-width // length))
 
     @property
     def across(self) -> int:
@@ -99,24 +102,20 @@ class Cut:
             np.float32,
         )  # fmt: skip
 
-    def add_products(
-        self, sums: Array, parts: tuple[Array, ...], down: int, *, first: bool
-    ) -> None:
-        """Add the sum over images of parts (pixels·c, n), each segment ⊗ its neighbours; in place
-        of what there is if these are the `first` images."""
+    def add_products(self, sums: Array, parts: tuple[Array, ...], down: int) -> None:
+        """Add the sum over images of parts (pixels·c, n), each segment ⊗ its neighbours."""
         n, each = parts[0].shape[1], self.length * self.channels
         around, batch = self.neighbours(down), (self.height - down) * (self.segments + 1) - 1
         beside = (down * (self.segments + 1) + 1 + around[0]) * each
-        one, zero = np.array(1, np.float32), np.array(0, np.float32)
+        one = np.array(1, np.float32)
         kind = HALF if parts[0].dtype == np.float16 else REAL
-        for number, (left, right) in enumerate(PAIRS[len(parts)]):
+        for left, right in PAIRS[len(parts)]:
             cublas.gemmStridedBatchedEx(
                 cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N,
                 len(around) * each, each, n, one.ctypes.data,
                 parts[right][beside:].data.ptr, kind, n, each * n,
                 parts[left][each:].data.ptr, kind, n, each * n,
-                (zero if first and not number else one).ctypes.data,
-                sums.data.ptr, REAL, len(around) * each, len(around) * each * each,
+                one.ctypes.data, sums.data.ptr, REAL, len(around) * each, len(around) * each * each,
                 batch, FLOAT32, -1,
             )  # fmt: skip
 

@@ -24,7 +24,8 @@ def gather_sums(maps: Array, images: Array) -> tuple[Any, Any, Any]:
     if not len(images):
         none = np.full(maps.shape[3] + images.shape[3], np.inf)
         return none, -none, np.zeros((*images.shape[1:3], len(none)))
-    found = [_sums_of(part) for part in (maps, images) if part.shape[3]]
+    parts = (cupy.ascontiguousarray(part, np.float32) for part in (maps, images))
+    found = [_sums_of(part) for part in parts if part.shape[3]]
     low, high, sums = (cupy.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
     return low.astype(np.float64).get(), high.astype(np.float64).get(), sums.get()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import eigh
 
+from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.arrays import Array, to_host
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import PatchMoments
@@ -23,6 +24,12 @@ def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
     directions = len(moments.mean)
     channels, leading = directions // size**2, [directions - count, directions - 1]
     vectors = np.zeros((directions, 0))
+    if not np.isfinite(moments.scatter).all():
+        raise SingularError(
+            "the covariance of the patches that filters are learnt from is not finite: maps have "
+            'grown too large for single precision; use minmax="channel", or images of a smaller '
+            "range"
+        )
     if count:
         vectors = eigh(moments.scatter, subset_by_index=leading)[1][:, ::-1]
     peaks = np.abs(vectors).argmax(axis=0)

@@ -1,4 +1,4 @@
-"""How the convolution on a GPU is cut, and what it cannot hold: arithmetic, for those who plan."""
+"""How work on a GPU is cut, and what it takes or cannot hold: arithmetic, for those who plan."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ WANTED, MOST_HELD = 44 * 1024, 48 * 1024  # bytes that a block of threads is to 
 LINE = 8  # neighbours in a row that a thread works on
 MOST_THREADS = 512
 FEW_CHANNELS, DEPTH = 8, 16  # matrix units take 16 at a time, so that fewer would be wasted on them
+SEGMENT_CHANNELS = 4  # that those of segments of pixels are filled up to a multiple of
 TILE = 16  # pixels along the side of what a block of threads works on there
 
 
@@ -62,3 +63,12 @@ def check_gpu_holds(spec: NetworkSpec, image_shape: tuple[int, int, int], produc
                 f"filters={spec.filters} with {name}={size} are more than a GPU holds at a time: "
                 f"use {remedy}a smaller {name}, or leave array_backend out"
             )
+
+
+def segment_sums_bytes(size: int, height: int, width: int, channels: int) -> int:
+    """Bytes of the products of segments of pixels, at most, that products of size×size patches of
+    images (H, W, c) are made from on a GPU."""
+    length = max(1, size - 1)
+    each = length * -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
+    beside = 3 if size > 1 else 2
+    return 4 * height * (-(-width // length) + 1) * beside * each**2

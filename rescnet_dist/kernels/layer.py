@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from rescnet_dist.spec import NetworkSpec
 
 SLAB_BYTES = 4 * 2**20  # of maps and images in float32 that are worked on at a time: a cache's
 GPU_SLAB_BYTES = 2048 * 2**20  # more than keeps all of a GPU busy
+CONTRAST_COPIES = 6  # of images in float32, while their local contrast is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +86,26 @@ class ImageScale:
 
 def layer_pixels(images: Array, image_scale: ImageScale, spec: NetworkSpec) -> Array:
     """What layers see of images (n, H, W, d) as stored, beside maps: (n, H, W, d') in float32."""
-    return _with_views(image_scale(images), images, spec)
+    return _views(images, image_scale, spec)
 
 
 def raw_pixels(images: Array, spec: NetworkSpec) -> Array:
     """The same, of images that are not normalised, as it is not known how to yet."""
-    return _with_views(images.astype(np.float32, copy=False), images, spec)
+    return _views(images, lambda some: some.astype(np.float32, copy=False), spec)
 
 
-def _with_views(pixels: Array, images: Array, spec: NetworkSpec) -> Array:
+def _views(images: Array, scaled: Callable[[Array], Array], spec: NetworkSpec) -> Array:
     if not spec.local_contrast:
-        return pixels
-    return np.concatenate([pixels, local_contrast(images)], axis=3)
+        return scaled(images)
+    n, height, width, channels = images.shape
+    pixels = module_of(images).empty((n, height, width, 2 * channels), np.float32)
+    size = GPU_SLAB_BYTES if on_gpu(images) else SLAB_BYTES
+    step = max(1, size // (CONTRAST_COPIES * 4 * height * width * channels))
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        pixels[rows, ..., :channels] = scaled(images[rows])
+        pixels[rows, ..., channels:] = local_contrast(images[rows])
+    return pixels
 
 
 def layer_maps(

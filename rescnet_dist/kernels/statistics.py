@@ -69,6 +69,8 @@ class BankStatistics:
         size = len(self.moments.mean) // len(self.low)
         directions = np.add.outer(np.arange(size) * len(self.low), channels).ravel()
         slots = slice(draws.start * patches, draws.stop * patches)
+        if not np.array_equal(self.sample.slots[slots], range(slots.start, slots.stop)):
+            raise ValueError(f"patches of draws {draws.start} to {draws.stop} are missing")
         return BankStatistics(
             self.low[channels],
             self.high[channels],

@@ -11,6 +11,7 @@ from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels import features_per_layer, targets_per_layer
 from rescnet_dist.kernels.convolution import PATCH_BYTES
+from rescnet_dist.kernels.gpu_tiles import segment_sums_bytes
 from rescnet_dist.kernels.layer import SLAB_BYTES
 from rescnet_dist.kernels.products import STRIP_BYTES
 from rescnet_dist.planning.plan import Plan
@@ -74,7 +75,7 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
     if workers.gpu_memory is not None:
         height, width, channels = problem.image_shape
         maps = 3 * 4 * height * width * spec.filters  # on their way to the store
-        images = (2 * problem.itemsize + 4 * spec.views) * height * width * channels
+        images = (2 * problem.itemsize + 4) * height * width * channels
         staged = plan.chunk_images * (maps + images) + bank_memory(problem, spec)
         return int(workers.resident + GPU_PROCESS + MARGIN * staged)
     threads = min(workers.threads, plan.accumulators)
@@ -92,11 +93,17 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
 
 def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Bytes that one worker takes of its GPU, beside the maps that wait there."""
-    height, width, _ = problem.image_shape
+    height, width, channels = problem.image_shape
     features = problem.features(spec)
     each = GPU_MAPS * 4 * height * width * spec.filters + GPU_FEATURES * 4 * features
     each += GPU_INPUTS * problem.map_bytes(spec)
     working = plan.chunk_images * each + accumulators_held(plan, 1) * 4 * features**2
+    working += max(
+        segment_sums_bytes(
+            spec.size_of_layer(layer), height, width, spec.channels_of_layer(layer, channels)
+        )
+        for layer in (1, 2)
+    )
     working += 2 * small_accumulator(problem, spec)
     return int(GPU_CONTEXT + GPU_MARGIN * working)
 

@@ -324,10 +324,10 @@ class Location:
         (self / path)._written(lambda: self._write_small(path, arrays))
 
     def _write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
-        store, there = self.zarr_store(), (self / path).listing() or {}
+        store = self.zarr_store()
         zarr.open_group(store, path=path, mode="a", zarr_format=3)
         for name, (dims, values) in arrays.items():
-            if name in there and self._holds(f"{path}/{name}", values):
+            if self._holds(f"{path}/{name}", values):
                 continue
             zarr.create_array(
                 store,
@@ -340,6 +340,8 @@ class Location:
 
     def _holds(self, path: str, values: Array) -> bool:
         """Whether an array with these values, bit for bit, is at `path`."""
+        if self.is_local and not os.path.exists(os.path.join(self.url, path)):
+            return False  # mostly so, and sooner known
         try:
             found = read_checked(self.open_array(path))
         except StoreUnreachable:

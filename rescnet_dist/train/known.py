@@ -3,51 +3,46 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rescnet_dist.train.state import RunState, Task
 
-KEPT = 8  # things: the state of the run, and the filters and weights of a few layers
+KEPT = 16  # things: of a few drivers that share a worker
 
 Value = TypeVar("Value")
 
-
-class _Known:
-    """What is known for one driver: others may have written to the same place before it."""
-
-    def __init__(self) -> None:
-        self.driver = ""
-        self.values: dict[str, Any] = {}
-        self.lock = threading.Lock()
+_lock = threading.Lock()
+_known: OrderedDict[tuple[str, str], tuple[int, Any]] = OrderedDict()
 
 
-_known = _Known()
-
-
-def known(task: Task, name: str, find: Callable[[], Value]) -> Value:
-    """What goes by this name for the task's driver: `find` it if it is not known by now."""
-    with _known.lock:
-        if task.driver and task.driver == _known.driver and name in _known.values:
-            value: Value = _known.values.pop(name)
-            _known.values[name] = value  # the latest is the last to go
+def known(task: Task, name: str, find: Callable[[], Value], layer: int = 0) -> Value:
+    """What goes by this name for the task's driver, of a layer if it has one: `find` it if it is
+    not known by now. Others may have written to the same place before, so each driver has its own,
+    and a task without one trusts nothing."""
+    if not task.driver:
+        return find()
+    with _lock:
+        found = _known.get((task.driver, name))
+        if found and found[0] == layer:
+            _known.move_to_end((task.driver, name))
+            value: Value = found[1]
             return value
     value = find()
-    learn(task, name, value)
+    learn(task, name, value, layer)
     return value
 
 
-def learn(task: Task, name: str, value: Any) -> None:
-    """Have something known, until others are. One that names no driver is not to be trusted with
-    what was known before."""
-    with _known.lock:
-        if task.driver != _known.driver:
-            _known.driver = task.driver
-            _known.values.clear()
-        _known.values.pop(name, None)
-        _known.values[name] = value
-        while len(_known.values) > KEPT:
-            del _known.values[next(iter(_known.values))]
+def learn(task: Task, name: str, value: Any, layer: int = 0) -> None:
+    """Have something known, in place of that of another layer."""
+    if not task.driver:
+        return
+    with _lock:
+        _known[task.driver, name] = layer, value
+        _known.move_to_end((task.driver, name))
+        while len(_known) > KEPT:
+            _known.popitem(last=False)
 
 
 def state_of(task: Task) -> RunState:

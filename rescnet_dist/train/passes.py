@@ -204,7 +204,7 @@ def _growing(task: Task, state: RunState) -> GrowingLayer:
         number=layer,
         classes=state.classes,
         image_scale=known(task, "image scale", lambda: read_image_scale(place)),
-        bank=known(task, f"bank {layer}", lambda: read_bank(place, layer)),
+        bank=known(task, "bank", lambda: read_bank(place, layer), layer),
         previous=_classifier(task, layer - 1) if layer > 1 else None,
         draws=cache(
             partial(
@@ -217,7 +217,7 @@ def _growing(task: Task, state: RunState) -> GrowingLayer:
 
 def _classifier(task: Task, layer: int) -> Classifier:
     """The classifier of a layer."""
-    return known(task, f"classifier {layer}", lambda: read_classifier(task.run.place, layer))
+    return known(task, "classifier", lambda: read_classifier(task.run.place, layer), layer)
 
 
 def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
@@ -249,14 +249,14 @@ def store_classifier(task: Task, classifier: Classifier) -> None:
     """Store what the pass of a layer has led to: its classifier."""
     run, layer = task.run, task.layer
     patiently(lambda: write_classifier(run.place, layer, classifier), f"layer {layer} of {run}")
-    learn(task, f"classifier {layer}", classifier)
+    learn(task, "classifier", classifier, layer)
 
 
 def store_bank(task: Task, bank: Bank) -> None:
     """Store what the pass of a layer has led to: the bank of the next."""
     run, layer = task.run, task.layer + 1
     patiently(lambda: write_bank(run.place, layer, bank), f"layer {layer} of {run}")
-    learn(task, f"bank {layer}", bank)
+    learn(task, "bank", bank, layer)
 
 
 # scoring the last layer -------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
     run, layer, state = task.run, task.layer, state_of(task)
     classifier = patiently(lambda: _classifier(task, layer), f"reading layer {layer} of {run}")
     reader, tally = Reader.of(task, group, state, layer, shelf), Tally.empty()
-    held = partial(reader.held, run.images())
+    held = partial(reader.held, known(task, "images", run.images))
     with blas_threads(1), state.backend.working():
         for chunk, given in read_ahead(reader.chunks(), held):
             with naming(group, chunk):
@@ -302,7 +302,7 @@ def save_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checksum
     returns their checksums."""
     state, checksums = state_of(task), Checksums()
     reader = Reader.of(task, group, state, task.layer, shelf)
-    saving, images = Saver.of(task, state), task.run.images()
+    saving, images = Saver.of(task, state), known(task, "images", task.run.images)
     with blas_threads(1):
         for chunk in reader.chunks():
             with naming(group, chunk):

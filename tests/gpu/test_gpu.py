@@ -103,6 +103,24 @@ def test_patches_of_any_size_are_those_of_the_processor(
     assert relative(found[2].scatter, moments.scatter) < CLOSE["split"]
 
 
+@pytest.mark.parametrize("slab", [2**20, None], ids=["many slabs", "one slab"])
+def test_sums_over_many_images_keep_their_digits(
+    backend: Backend, slab: int | None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as a chunk of a large GPU has, whose products are summed in single precision."""
+    from rescnet_dist.gpu import patches
+
+    if slab:
+        monkeypatch.setattr(patches, "SLAB_BYTES", slab)
+    images = (rng.random((20_000, 6, 6, 2)) + 3).astype(np.float32)
+    whole = images.astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(whole, (3, 3), (1, 2))
+    rows = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 18)
+    centred = rows - rows.mean(axis=0)
+    found = patch_statistics(LayerInput.of(backend.put(images)), 3)[2]
+    assert relative(found.scatter, centred.T @ centred) < CLOSE["split"]
+
+
 def test_a_chunk_without_training_images_adds_nothing(backend: Backend) -> None:
     """As where all of it is held out."""
     images, nobody = np.zeros((5, 8, 8, 3), np.float32), np.zeros(5, bool)

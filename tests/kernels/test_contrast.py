@@ -6,7 +6,8 @@ import numpy as np
 import oracle
 import pytest
 
-from rescnet_dist.kernels import contrast, local_contrast
+from rescnet_dist import NetworkSpec
+from rescnet_dist.kernels import layer, local_contrast, raw_pixels
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 12, 2), (2, 28, 28, 1), (1, 1, 7, 3)])
@@ -25,17 +26,39 @@ def test_light_makes_no_difference(rng: np.random.Generator) -> None:
     assert np.allclose(local_contrast(lit), local_contrast(images), atol=1e-3)
 
 
-def test_flat_images_have_none() -> None:
-    """And no division by zero."""
-    assert not local_contrast(np.full((2, 8, 8, 3), 200, np.uint8)).any()
+@pytest.mark.parametrize(
+    ("value", "side", "kind"),
+    [
+        (200, 8, "uint8"), (255, 300, "uint8"), (60_001, 30, "uint16"), (0.1, 32, "float32"),
+        (0.7, 32, "float64"), (0.0, 9, "float32"), (-3e30, 9, "float32"), (1e-25, 9, "float32"),
+    ],
+)  # fmt: skip
+def test_flat_images_have_none(value: float, side: int, kind: str) -> None:
+    """Nor noise of rounding, even of one flat channel beside another."""
+    images = np.full((2, side, side, 2), value, kind)
+    images[..., 1] *= np.arange(side).astype(kind) % 2
+    found = local_contrast(images)
+    assert not found[..., 0].any()
+    assert found[..., 1].any() == (value != 0)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
+def test_scale_makes_no_difference(rng: np.random.Generator, scale: float) -> None:
+    """Not even where squares would be out of range."""
+    images = rng.random((2, 16, 16, 1))
+    scaled = (images * scale).astype(np.float32)
+    assert np.allclose(local_contrast(scaled), local_contrast(images), atol=1e-4)
 
 
 def test_images_do_not_depend_on_others(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many are worked on at a time."""
-    images = rng.random((7, 12, 12, 1), np.float32)
-    whole = local_contrast(images)
-    monkeypatch.setattr(contrast, "AT_ONCE", 3)
-    assert np.array_equal(local_contrast(images), whole)
-    assert np.array_equal(local_contrast(images[2:4]), whole[2:4])
+    images = rng.integers(0, 255, (7, 12, 12, 1)).astype(np.uint8)
+    spec = NetworkSpec(local_contrast=True)
+    whole = raw_pixels(images, spec)
+    assert np.array_equal(whole[..., 1:], local_contrast(images))
+    monkeypatch.setattr(layer, "SLAB_BYTES", 3 * layer.CONTRAST_COPIES * 4 * 12 * 12)
+    assert np.array_equal(raw_pixels(images, spec), whole)
+    assert np.array_equal(raw_pixels(images[2:4], spec), whole[2:4])

@@ -34,20 +34,22 @@ def made_up(rng: np.random.Generator, channels: int) -> Layer:
 
 
 @pytest.mark.parametrize("count", [22, 38, 43])
+@pytest.mark.parametrize("spec", [SPEC, SPEC.replace(local_contrast=True)], ids=["one", "two"])
 def test_replayed_layers_have_the_bits_of_their_passes(
-    rng: np.random.Generator, count: int
+    rng: np.random.Generator, count: int, spec: NetworkSpec
 ) -> None:
     """Numbers of images of which the last slab, or that of a cut by other channels, has but one,
     where BLAS sums in another order."""
+    first = spec.channels_of_layer(1, 3)
     images = rng.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8)
-    layers = [made_up(rng, channels) for channels in (3, 27, 27)]
+    layers = [made_up(rng, channels) for channels in (first, first + 24, first + 24)]
     stages, previous, maps, scores = [], None, None, None
     for number, layer in enumerate(layers, start=1):
         counts = np.full(10, count // 10)
         growing = GrowingLayer(
-            spec=SPEC, number=number, classes=10, image_scale=SCALE, bank=layer.bank,
+            spec=spec, number=number, classes=10, image_scale=SCALE, bank=layer.bank,
             previous=previous,
-            draws=partial(draws_of_layer, SPEC, 0, number + 1, counts, (32, 32, 3)),
+            draws=partial(draws_of_layer, spec, 0, number + 1, counts, (32, 32, 3)),
         )  # fmt: skip
         labels, train = np.arange(count) % 10, np.ones(count, bool)
         grown = growing.step(images, maps, scores, labels, train, np.zeros(10, np.int64))
@@ -55,7 +57,7 @@ def test_replayed_layers_have_the_bits_of_their_passes(
         stages.append((maps, scores))
     cuts = [tuple(rows.stop for rows in slabs(images, channels, SPEC)) for channels in (3, 24)]
     assert cuts[0] != cuts[1]
-    for begun, first in ((None, 0), (stages[1], 1)):
-        found = replayed(images, layers[first:], SCALE, SPEC, 10, begun)
+    for begun, start in ((None, 0), (stages[1], 1)):
+        found = replayed(images, layers[start:], SCALE, spec, 10, begun)
         for array, expected in zip(found, stages[-1], strict=True):
             assert np.array_equal(array, expected)
