@@ -138,7 +138,7 @@ def test_a_failed_run_tells_that_it_stopped(client: Client, tmp_path: Path) -> N
     def break_it(event: Event) -> None:
         heard.append(event)
         if isinstance(event, PassDone) and event.layer == 1:
-            shutil.rmtree(tmp_path / "run/layers")
+            shutil.rmtree(tmp_path / "run")
 
     with pytest.raises(RescnetError) as raised:
         fit(tmp_path / "run", [break_it])
