@@ -268,15 +268,15 @@ class NetworkSpec(Spec):
             )
         if not self.levels or min(self.levels) < 1:
             raise SpecError(f"levels={self.levels!r}: give at least one level, each at least 1")
-        if self.zscore == "channel" and self.filters < 2:
-            raise SpecError(
-                'filters=1 leaves no feature with zscore="channel", which drops the diagonal: '
-                'use at least 2 filters, or zscore="block"'
-            )
         if self.filters < self.views:
             raise SpecError(
                 f"filters={self.filters} with local_contrast leaves a tower without any: use at "
                 f"least {self.views} filters, or leave local_contrast out"
+            )
+        if self.zscore == "channel" and self.filters < 2:
+            raise SpecError(
+                'filters=1 leaves no feature with zscore="channel", which drops the diagonal: '
+                'use at least 2 filters, or zscore="block"'
             )
 
     @classmethod

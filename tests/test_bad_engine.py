@@ -281,6 +281,9 @@ RUNS: dict[str, Case] = {
     "a claim of another driver": (
         claimed(), RESUME, ["process 1 on elsewhere", "last sign of life", "--take-over"]
     ),
+    "a layer that is gone": (
+        removed("run/layers/0001"), RESUME, ["layers/0001 is missing", "train again"]
+    ),
     "a layer without its filters": (
         removed("run/layers/0003/filters"), RESUME, ["layers/0003/filters", "no Zarr array"]
     ),

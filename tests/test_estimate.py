@@ -83,6 +83,7 @@ def test_the_command_measures_here_and_counts_there() -> None:
         (["100x28x28x1", "--workers", "3", "--machines", "2"], "--machines 2"),
         (["100x28x28x1", "--workers", "2", "--copies", "1", "--shift", "28"], "shift=28"),
         (["50000x32x32x3", "--workers", "2", "--memory", "300MiB"], "MiB of memory per worker"),
+        (["100x28x28x1", "--workers", "2", "--gpu-memory", "8GiB"], "add --array-backend cupy"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], expected: str) -> None:

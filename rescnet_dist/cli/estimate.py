@@ -85,6 +85,11 @@ def estimate_command(
 def gpu_memory_of(run_spec: RunSpec, given: str | None) -> int | None:
     """Bytes of a GPU, for a run that uses one."""
     if not Backend.of(run_spec).on_gpu:
+        if given is not None:
+            raise SpecError(
+                f"--gpu-memory {given} is of GPUs, and this run uses none: add --array-backend "
+                "cupy, or leave it out"
+            )
         return None
     if given is None:
         raise SpecError(

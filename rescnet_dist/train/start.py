@@ -18,7 +18,7 @@ from distributed import Client
 from rescnet_dist.cluster.connect import check_versions
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import BLOCK_IMAGES, RowTable, TrainingSet, classes_to_json
-from rescnet_dist.errors import DataError, SpecError, StoreError, counted, masked
+from rescnet_dist.errors import DamagedError, DataError, SpecError, StoreError, counted, masked
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.forecast import estimate
@@ -29,6 +29,7 @@ from rescnet_dist.store import (
     Location,
     RunStore,
     check_unclaimed,
+    layer_path,
     patiently,
     reading_attributes,
 )
@@ -240,6 +241,7 @@ def _changed(run: RunStore, changes: Changes) -> tuple[NetworkSpec, RunSpec]:
         spec = NetworkSpec.from_dict(attributes["network"])
         run_spec = RunSpec.from_dict(attributes["run"])
     layers = len(run.commits()) - 1
+    check_layers(run, layers)
     run.result()  # refuses one that is damaged
     if max_layers is not None and max_layers < layers:
         raise SpecError(
@@ -251,6 +253,17 @@ def _changed(run: RunStore, changes: Changes) -> tuple[NetworkSpec, RunSpec]:
     RunState.of(run)  # refuses attributes that are damaged
     asked = {name: getattr(changes, name) for name in CHANGEABLE}
     return spec, run_spec.replace(**{k: v for k, v in asked.items() if v is not None})
+
+
+def check_layers(run: RunStore, layers: int) -> None:
+    """Refuse a run of which a layer is gone before anything is added to it: the network could not
+    be used."""
+    there = (run.place / "layers").listing() or {}
+    for layer in range(1, layers + 1):
+        if layer_path(layer).split("/")[1] not in there:
+            raise DamagedError(
+                f"{layer_path(layer)} is missing at {run}: put it back from a copy, or train again"
+            )
 
 
 def prepare_resume(run: RunStore, changes: Changes = NO_CHANGES) -> None:
