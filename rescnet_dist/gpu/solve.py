@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas, cusolver
 
-from rescnet_dist.gpu.device import Array, products, turned, using_products
+from rescnet_dist.gpu.device import PAIRS, Array, products, turned, using_products
 from rescnet_dist.gpu.scatter import add_panels, in_square, new_square, pitch_of
 from rescnet_dist.kernels.discriminant import (
     SINGLE_FROM,
@@ -109,9 +109,9 @@ def _cholesky(square: Array) -> None:
             below = square[stop:, start:stop]
             _solve_block(square[start:stop, start:stop], below)
             with using_products("split"):
-                high, low = turned(below.T)
-            for left, right in ((high, high), (high, low), (low, high)):
-                add_panels(square[stop:, stop:], left, right, -1.0)
+                parts = turned(below.T)
+            for left, right in PAIRS[len(parts)]:
+                add_panels(square[stop:, stop:], parts[left], parts[right], -1.0)
     if minors := failed[failed != 0].tolist():
         raise np.linalg.LinAlgError(f"leading minor {minors[0]} of a panel is not positive")
 
