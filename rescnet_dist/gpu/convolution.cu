@@ -1,22 +1,23 @@
 // The convolution of a layer on a GPU, of maps and image side by side, normalised on the way in.
-// The host defines FIRST and SECOND (channels of either), FILTERS, SIZE (of a filter), HEIGHT,
-// WIDTH, and how the work is cut: a block of threads makes all filters of TILE_ROWS × TILE_COLUMNS
-// pixels, each thread four filters of LINE neighbours in a row; DEPTH channels are held at a time.
+// The host defines FIRST and SECOND (channels of either), FILTERS, OF (how many filters there are in
+// all), SIZE (of a filter), HEIGHT, WIDTH, and how the work is cut: a block of threads makes all
+// FILTERS of TILE_ROWS × TILE_COLUMNS pixels, each thread four filters of LINE neighbours in a row;
+// DEPTH channels are held at a time.
 
-#define CHANNELS (FIRST + SECOND)
 #define GROUPS ((FILTERS + 3) / 4)
 #define LINES (TILE_COLUMNS / LINE)
 #define IN_ROWS (TILE_ROWS + SIZE - 1)
 #define IN_COLUMNS (TILE_COLUMNS + SIZE - 1)
 #define BEFORE ((SIZE - 1) / 2)
 
-// maps (n, H, W, FILTERS) of first (n, H, W, FIRST) and second (n, H, W, SECOND), (… − low)·scale,
-// with weights (SIZE, SIZE, CHANNELS, 4·GROUPS) and bias (4·GROUPS,), filled up with zeros.
+// maps (n, H, W, FILTERS of OF) of some channels (count,) of first (n, H, W, FIRST) and second
+// (n, H, W, SECOND), counted through both, normalised as (… − low)·scale, with weights
+// (SIZE, SIZE, count, 4·GROUPS) and bias (4·GROUPS,), filled up with zeros.
 extern "C" __global__ void __launch_bounds__(GROUPS * TILE_ROWS * LINES)
 convolve(const float* __restrict__ first, const float* __restrict__ second,
-         const float* __restrict__ low, const float* __restrict__ scale,
-         const float4* __restrict__ weights, const float4* __restrict__ bias,
-         float* __restrict__ maps) {
+         const int* __restrict__ channels, int count, const float* __restrict__ low,
+         const float* __restrict__ scale, const float4* __restrict__ weights,
+         const float4* __restrict__ bias, float* __restrict__ maps) {
     __shared__ float inputs[DEPTH][IN_ROWS][IN_COLUMNS + 1];
     __shared__ float4 filters[DEPTH][SIZE][SIZE][GROUPS];
     const long image = blockIdx.z;
@@ -27,24 +28,26 @@ convolve(const float* __restrict__ first, const float* __restrict__ second,
     float4 sums[LINE];
 #pragma unroll
     for (int p = 0; p < LINE; p++) sums[p] = make_float4(0, 0, 0, 0);
-    for (int begin = 0; begin < CHANNELS; begin += DEPTH) {
+    for (int begin = 0; begin < count; begin += DEPTH) {
         __syncthreads();
         for (int t = thread; t < DEPTH * IN_ROWS * IN_COLUMNS; t += threads) {
             int c = begin + t % DEPTH, x = t / DEPTH % IN_COLUMNS, y = t / DEPTH / IN_COLUMNS;
             int from_y = top + y - BEFORE, from_x = left + x - BEFORE;
             float value = 0;
-            if (c < CHANNELS && from_y >= 0 && from_y < HEIGHT && from_x >= 0 && from_x < WIDTH) {
+            if (c < count && from_y >= 0 && from_y < HEIGHT && from_x >= 0 && from_x < WIDTH) {
                 long pixel = (image * HEIGHT + from_y) * WIDTH + from_x;
-                value = c < FIRST ? first[pixel * FIRST + c] : second[pixel * SECOND + c - FIRST];
+                int channel = channels[c];
+                value = channel < FIRST ? first[pixel * FIRST + channel]
+                                        : second[pixel * SECOND + channel - FIRST];
                 value = (value - low[c]) * scale[c];
             }
             inputs[t % DEPTH][y][x] = value;
         }
         for (int t = thread; t < DEPTH * SIZE * SIZE * GROUPS; t += threads) {
             int g = t % GROUPS, tap = t / GROUPS % (SIZE * SIZE), c = t / GROUPS / (SIZE * SIZE);
-            bool there = begin + c < CHANNELS;
+            bool there = begin + c < count;
             filters[c][tap / SIZE][tap % SIZE][g] =
-                there ? weights[(tap * CHANNELS + begin + c) * GROUPS + g]
+                there ? weights[(tap * count + begin + c) * GROUPS + g]
                       : make_float4(0, 0, 0, 0);
         }
         __syncthreads();
@@ -76,7 +79,7 @@ convolve(const float* __restrict__ first, const float* __restrict__ second,
     for (int p = 0; p < LINE; p++) {
         int x = left + column + p;
         if (x >= WIDTH) break;
-        float* into = maps + ((image * HEIGHT + y) * WIDTH + x) * FILTERS + 4 * group;
+        float* into = maps + ((image * HEIGHT + y) * WIDTH + x) * OF + 4 * group;
         if (4 * group < FILTERS) into[0] = sums[p].x + add.x;
         if (4 * group + 1 < FILTERS) into[1] = sums[p].y + add.y;
         if (4 * group + 2 < FILTERS) into[2] = sums[p].z + add.z;

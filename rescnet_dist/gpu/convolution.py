@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from rescnet_dist.gpu.device import Array, module, products
-from rescnet_dist.kernels.gpu_tiles import DEPTH, LINE, TILE, Tile, on_matrix_units
+from rescnet_dist.kernels.gpu_tiles import DEPTH, LINE, TILE, Tile, launches
 
 AT_ONCE = 2**15  # images
 
@@ -29,40 +29,48 @@ def convolve(
     """
     maps, images = inputs
     n, height, width, second = images.shape
-    size, _, channels, count = filters.shape
-    common = {
-        "FIRST": channels - second, "SECOND": second, "FILTERS": count, "SIZE": size,
-        "HEIGHT": height, "WIDTH": width,
-    }  # fmt: skip
-    matrices = on_matrix_units(size, channels, count, products())
-    cut = _on_matrix_units if matrices else _in_single_precision
-    kernel, grid, threads, weights, added = cut(common, filters, bias)
+    host, added, low, scale = (cupy.asnumpy(part) for part in (filters, bias, low, scale))
+    size, _, channels, count = host.shape
     made = cupy.empty((n, height, width, count), np.float32) if into is None else into
-    low, scale = cupy.asarray(low, np.float32), cupy.asarray(scale, np.float32)
-    for start in range(0, n, AT_ONCE):
-        some = slice(start, start + AT_ONCE)
-        arguments = (maps[some], images[some], low, scale, weights, added, made[some])
-        kernel((*grid, len(images[some])), (threads,), arguments)
+    for launch in launches(host, products(), height, width):
+        own, seen = launch.filters, launch.channels
+        common = {
+            "FIRST": channels - second, "SECOND": second, "FILTERS": own.stop - own.start,
+            "OF": count, "SIZE": size, "HEIGHT": height, "WIDTH": width,
+        }  # fmt: skip
+        cut = _on_matrix_units if launch.matrix_units else _in_single_precision
+        kernel, grid, threads, weights, wide = cut(common, host[:, :, seen, own])
+        constants = (
+            cupy.asarray(seen.astype(np.int32)),
+            np.int32(len(seen)),
+            cupy.asarray(low[seen].astype(np.float32)),
+            cupy.asarray(scale[seen].astype(np.float32)),
+            cupy.asarray(weights),
+            cupy.asarray(_filled(added[None, own], 1, wide)),
+        )
+        for start in range(0, n, AT_ONCE):
+            some = slice(start, start + AT_ONCE)
+            arguments = (maps[some], images[some], *constants, made[some, ..., own])
+            kernel((*grid, len(images[some])), (threads,), arguments)
     return made
 
 
-Cut = tuple[Any, tuple[int, int], int, Array, Array]  # kernel, grid, threads, weights, bias
+# Kernel, grid, threads, weights, and what the number of filters is filled up to
+Cut = tuple[Any, tuple[int, int], int, Array, int]
 
 
-def _in_single_precision(common: dict[str, int], filters: Array, bias: Array) -> Cut:
-    size, count = common["SIZE"], common["FILTERS"]
-    tile = Tile.of(size, count, common["HEIGHT"], common["WIDTH"])
+def _in_single_precision(common: dict[str, int], filters: Array) -> Cut:
+    tile = Tile.of(common["SIZE"], common["FILTERS"], common["HEIGHT"], common["WIDTH"])
     definitions = common | {
         "TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "LINE": LINE, "DEPTH": tile.depth,
     }  # fmt: skip
     kernel = module("convolution", tuple(definitions.items())).get_function("convolve")
     grid = -(-common["WIDTH"] // tile.columns), -(-common["HEIGHT"] // tile.rows)
-    weights = _filled(filters, filters.shape[2], 4 * tile.groups)
-    added = _filled(bias[None], 1, 4 * tile.groups)
-    return kernel, grid, tile.threads, weights, added
+    wide = 4 * tile.groups
+    return kernel, grid, tile.threads, _filled(filters, filters.shape[2], wide), wide
 
 
-def _on_matrix_units(common: dict[str, int], filters: Array, bias: Array) -> Cut:
+def _on_matrix_units(common: dict[str, int], filters: Array) -> Cut:
     split = products() == "split"
     kernel = module("matrices", (*common.items(), ("SPLIT", int(split)))).get_function("convolve")
     grid = -(-common["WIDTH"] // TILE), -(-common["HEIGHT"] // TILE)
@@ -72,11 +80,11 @@ def _on_matrix_units(common: dict[str, int], filters: Array, bias: Array) -> Cut
     weights = whole.reshape(size, size, -1, DEPTH, wide).transpose(0, 2, 1, 4, 3)
     high = weights.astype(np.float16)
     parts = [high, (weights - high.astype(np.float32)).astype(np.float16)]
-    return kernel, grid, 16 * TILE, cupy.stack(parts[: 1 + split]), _filled(bias[None], 1, wide)
+    return kernel, grid, 16 * TILE, np.stack(parts[: 1 + split]), wide
 
 
 def _filled(array: Array, rows: int, columns: int) -> Array:
     """An array (…, c, f) in single precision, filled up with zeros to (…, rows, columns)."""
-    whole = cupy.zeros((*array.shape[:-2], rows, columns), np.float32)
-    whole[..., : array.shape[-2], : array.shape[-1]] = cupy.asarray(array, np.float32)
+    whole = np.zeros((*array.shape[:-2], rows, columns), np.float32)
+    whole[..., : array.shape[-2], : array.shape[-1]] = array
     return whole

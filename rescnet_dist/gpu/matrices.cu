@@ -2,14 +2,12 @@
 // multiplied in half precision, split into 11 bits and the rest where SPLIT is set, and summed in
 // single precision. A block of threads makes all filters of TILE × TILE pixels, each of its warps two
 // rows of them; 16 channels and one row of the filters are held at a time. The host defines FIRST,
-// SECOND, FILTERS, SIZE, HEIGHT, WIDTH and SPLIT.
+// SECOND, FILTERS, OF, SIZE, HEIGHT, WIDTH and SPLIT.
 
 #include <cuda_fp16.h>
 
-#define CHANNELS (FIRST + SECOND)
 #define TILE 16
 #define DEPTH 16
-#define CHUNKS ((CHANNELS + DEPTH - 1) / DEPTH)
 #define EIGHTS ((FILTERS + 7) / 8)
 #define WIDE (8 * EIGHTS)
 #define SIDE (TILE + SIZE - 1)
@@ -29,15 +27,17 @@ __device__ __forceinline__ void multiply(float sums[4], const unsigned a[4], con
 
 __device__ __forceinline__ unsigned pair(const half* place) { return *(const unsigned*)place; }
 
-// maps (n, H, W, FILTERS) of first (n, H, W, FIRST) and second (n, H, W, SECOND), (… − low)·scale,
-// with weights (PARTS, SIZE, CHUNKS, SIZE, WIDE, DEPTH), rows of filters first, and bias (WIDE,).
+// maps (n, H, W, FILTERS of OF) of some channels (count,) of first (n, H, W, FIRST) and second
+// (n, H, W, SECOND), counted through both, normalised as (… − low)·scale, with weights
+// (PARTS, SIZE, ⌈count / DEPTH⌉, SIZE, WIDE, DEPTH), rows of filters first, and bias (WIDE,).
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const float* __restrict__ first, const float* __restrict__ second,
-         const float* __restrict__ low, const float* __restrict__ scale,
-         const half* __restrict__ weights, const float* __restrict__ bias,
-         float* __restrict__ maps) {
+         const int* __restrict__ channels, int count, const float* __restrict__ low,
+         const float* __restrict__ scale, const half* __restrict__ weights,
+         const float* __restrict__ bias, float* __restrict__ maps) {
     __shared__ __align__(16) half inputs[PARTS][SIDE][SIDE][PITCH];
     __shared__ __align__(16) half filters[PARTS][SIZE][WIDE][PITCH];
+    const int chunks = (count + DEPTH - 1) / DEPTH;
     const long image = blockIdx.z;
     const int top = blockIdx.y * TILE, left = blockIdx.x * TILE;
     const int thread = threadIdx.x, row = thread / 32 * 2;
@@ -49,16 +49,17 @@ convolve(const float* __restrict__ first, const float* __restrict__ second,
         for (int f = 0; f < EIGHTS; f++)
 #pragma unroll
             for (int q = 0; q < 4; q++) sums[r][f][q] = 0;
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+    for (int chunk = 0; chunk < chunks; chunk++) {
         __syncthreads();
         for (int t = thread; t < SIDE * SIDE * DEPTH; t += THREADS) {
             int c = t % DEPTH, x = t / DEPTH % SIDE, y = t / DEPTH / SIDE;
             int from_y = top + y - BEFORE, from_x = left + x - BEFORE, from = chunk * DEPTH + c;
             float value = 0;
-            if (from < CHANNELS && from_y >= 0 && from_y < HEIGHT && from_x >= 0 && from_x < WIDTH) {
+            if (from < count && from_y >= 0 && from_y < HEIGHT && from_x >= 0 && from_x < WIDTH) {
                 long pixel = (image * HEIGHT + from_y) * WIDTH + from_x;
-                value = from < FIRST ? first[pixel * FIRST + from]
-                                     : second[pixel * SECOND + from - FIRST];
+                int channel = channels[from];
+                value = channel < FIRST ? first[pixel * FIRST + channel]
+                                        : second[pixel * SECOND + channel - FIRST];
                 value = (value - low[from]) * scale[from];
             }
             half kept = __float2half_rn(value);
@@ -71,7 +72,7 @@ convolve(const float* __restrict__ first, const float* __restrict__ second,
             for (int t = thread; t < PARTS * eights; t += THREADS) {
                 int part = t / eights, at = t % eights * 8;
                 const half* from =
-                    weights + (((long)part * SIZE + down) * CHUNKS + chunk) * eights * 8 + at;
+                    weights + (((long)part * SIZE + down) * chunks + chunk) * eights * 8 + at;
                 half* into = &filters[part][0][0][0] + at / DEPTH * PITCH + at % DEPTH;
                 *(uint4*)into = *(const uint4*)from;
             }
@@ -112,7 +113,7 @@ convolve(const float* __restrict__ first, const float* __restrict__ second,
         for (int q = 0; q < 4; q++) {
             int y = top + row + r, x = left + across + q / 2 * 8;
             if (y >= HEIGHT || x >= WIDTH) continue;
-            float* into = maps + ((image * HEIGHT + y) * WIDTH + x) * FILTERS;
+            float* into = maps + ((image * HEIGHT + y) * WIDTH + x) * OF;
 #pragma unroll
             for (int f = 0; f < EIGHTS; f++) {
                 int filter = 8 * f + along + q % 2;

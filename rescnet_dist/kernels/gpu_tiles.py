@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+import numpy as np
+
 from rescnet_dist.errors import SpecError
+from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.spec import NetworkSpec
 
 WANTED, MOST_HELD = 44 * 1024, 48 * 1024  # bytes that a block of threads is to hold, and may
@@ -13,13 +17,6 @@ MOST_THREADS = 512
 FEW_CHANNELS, DEPTH = 8, 16  # matrix units take 16 at a time, so that fewer would be wasted on them
 SEGMENT_CHANNELS = 4  # that those of segments of pixels are filled up to a multiple of
 TILE = 16  # pixels along the side of what a block of threads works on there
-
-
-def on_matrix_units(size: int, channels: int, filters: int, products: str) -> bool:
-    """Whether filters (size, size, channels, filters) are for a GPU's matrix units."""
-    side, wide = TILE + size - 1, -(-filters // 8) * 8
-    held = 2 * 2 * (DEPTH + 8) * (side**2 + size * wide)
-    return products != "float32" and channels >= FEW_CHANNELS and held <= MOST_HELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +45,75 @@ class Tile:
         return self.groups * self.rows * (self.columns // LINE)
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Filters, of those of a layer, that are made together, from some channels (c',); on matrix
+    units or not."""
+
+    filters: slice
+    channels: Array
+    matrix_units: bool
+
+
+def launches(filters: Array, products: str, height: int, width: int) -> list[Launch]:
+    """How filters (k, k, c, f) are made on maps (H, W): filters that have no channel in common with
+    those before them begin another launch, and a launch has as many as a block of threads holds.
+
+    >>> filters = np.kron(np.eye(2), np.ones((4, 3)))[None, None]  # two towers
+    >>> [(x.filters, x.channels.tolist()) for x in launches(filters, "split", 9, 9)]
+    [(slice(0, 3, None), [0, 1, 2, 3]), (slice(3, 6, None), [4, 5, 6, 7])]
+    """
+    size, _, _, count = filters.shape
+    seen = (filters != 0).any(axis=(0, 1)).T
+    towers, common = [0], seen[0]
+    for filter in range(1, count):
+        if common.any() and seen[filter].any() and not (common & seen[filter]).any():
+            towers.append(filter)
+            common = seen[filter]
+        common = common | seen[filter]
+    found = []
+    for first, end in itertools.pairwise([*towers, count]):
+        channels = np.flatnonzero(seen[first:end].any(axis=0))
+        units = on_matrix_units(size, len(channels), products)
+        most = filters_at_once(size, end - first, height, width, matrix_units=units)
+        each = -(-(end - first) // -(-(end - first) // most))
+        found += [
+            Launch(slice(start, min(start + each, end)), channels, units)
+            for start in range(first, end, each)
+        ]
+    return found
+
+
+def on_matrix_units(size: int, channels: int, products: str) -> bool:
+    """Whether filters (size, size, channels) are for a GPU's matrix units."""
+    return products != "float32" and channels >= FEW_CHANNELS and _most_on_matrix_units(size) > 0
+
+
+def filters_at_once(size: int, filters: int, height: int, width: int, *, matrix_units: bool) -> int:
+    """How many of some filters of this size a block of threads holds at a time, 0 if not one; on
+    maps (H, W)."""
+    if matrix_units:
+        return min(filters, _most_on_matrix_units(size))
+    fitting = (n for n in range(filters, 0, -1) if Tile.of(size, n, height, width).depth)
+    return next(fitting, 0)
+
+
+def _most_on_matrix_units(size: int) -> int:
+    rows = MOST_HELD // (2 * 2 * (DEPTH + 8)) - (TILE + size - 1) ** 2  # those of filters
+    return max(0, rows // size // 8 * 8)
+
+
 def check_gpu_holds(spec: NetworkSpec, image_shape: tuple[int, int, int], products: str) -> None:
-    """Refuse filters that are too many, or too large, for the convolution on a GPU."""
+    """Refuse filters that are too large for the convolution on a GPU."""
     height, width, channels = image_shape
     for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
         size, inputs = getattr(spec, name), spec.channels_of_layer(layer, channels)
-        if on_matrix_units(size, inputs, spec.filters, products):
-            continue
-        if not Tile.of(size, spec.filters, height, width).depth:
-            fewer = range(spec.filters - 1, 0, -1)
-            most = next((n for n in fewer if Tile.of(size, n, height, width).depth), 0)
-            remedy = f"at most {most} filters, or " if most else ""
+        units = on_matrix_units(size, inputs // spec.views, products)
+        if not filters_at_once(size, 1, height, width, matrix_units=units):
+            fitting = (n for n in range(size, 0, -1) if Tile.of(n, 1, height, width).depth)
             raise SpecError(
-                f"filters={spec.filters} with {name}={size} are more than a GPU holds at a time: "
-                f"use {remedy}a smaller {name}, or leave array_backend out"
+                f"{name}={size}: a filter is more than a GPU holds at a time, use at most "
+                f"{next(fitting)}, or leave array_backend out"
             )
 
 

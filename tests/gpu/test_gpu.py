@@ -53,9 +53,10 @@ def relative(one: Any, other: Any) -> float:
     [
         {"filters": 12, "block": 8, "stride": 4},
         {"filters": 50, "block": 16, "stride": 1},
+        {"filters": 72, "block": 16, "stride": 4},
         {"filters": 9, "block": 7, "stride": 3, "zscore": "block", "pool": "mean", "power": True},
     ],
-    ids=["stride 4", "stride 1", "block, mean, power"],
+    ids=["stride 4", "stride 1", "72 filters", "block, mean, power"],
 )
 def test_features_are_those_of_the_processor(backend: Backend, change: dict[str, Any]) -> None:
     """Flat channels and all, in every way of pooling."""
@@ -86,6 +87,30 @@ def test_maps_and_patch_moments_are_those_of_the_processor(
         found = patch_statistics(there, 3)[2]
     assert found.count == moments.count
     assert relative(found.scatter, moments.scatter) < CLOSE[products]
+
+
+@pytest.mark.parametrize("products", CLOSE)
+@pytest.mark.parametrize(("size", "filters"), [(3, 72), (5, 60), (13, 75), (3, 151)])
+def test_any_number_of_filters_makes_the_maps_of_the_processor(
+    backend: Backend, size: int, filters: int, products: str, rng: np.random.Generator
+) -> None:
+    """More than a block of threads holds, and in two towers that see some of the channels each."""
+    maps = rng.normal(size=(5, 32, 32, filters)).astype(np.float32)
+    images = rng.random((5, 32, 32, 6)).astype(np.float32)
+    channels, half = filters + 6, filters // 2
+    whole = rng.normal(size=(size, size, channels, filters)) / (size * channels**0.5)
+    towers = np.zeros_like(whole)
+    for mine, seen in (
+        (slice(half), [*range(half), *range(filters, filters + 3)]),
+        (slice(half, None), [*range(half, filters), *range(filters + 3, channels)]),
+    ):
+        towers[:, :, seen, mine] = whole[:, :, seen, mine]
+    there = LayerInput.of(backend.put(images), backend.put(maps))
+    for made in (whole, towers):
+        bank = Bank(rng.normal(size=channels), rng.random(channels), made, rng.normal(size=filters))
+        expected = bank.maps(LayerInput.of(images, maps))
+        with Backend("cupy", products).working():
+            assert relative(backend.get(bank.maps(there)), expected) < CLOSE[products]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
