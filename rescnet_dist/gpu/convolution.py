@@ -45,8 +45,8 @@ def convolve(
             np.int32(len(seen)),
             cupy.asarray(low[seen].astype(np.float32)),
             cupy.asarray(scale[seen].astype(np.float32)),
-            cupy.asarray(weights),
-            cupy.asarray(_filled(added[None, own], 1, wide)),
+            weights,
+            _filled(added[None, own], 1, wide),
         )
         for start in range(0, n, AT_ONCE):
             some = slice(start, start + AT_ONCE)
@@ -80,11 +80,12 @@ def _on_matrix_units(common: dict[str, int], filters: Array) -> Cut:
     weights = whole.reshape(size, size, -1, DEPTH, wide).transpose(0, 2, 1, 4, 3)
     high = weights.astype(np.float16)
     parts = [high, (weights - high.astype(np.float32)).astype(np.float16)]
-    return kernel, grid, 16 * TILE, np.stack(parts[: 1 + split]), wide
+    return kernel, grid, 16 * TILE, cupy.stack(parts[: 1 + split]), wide
 
 
 def _filled(array: Array, rows: int, columns: int) -> Array:
-    """An array (…, c, f) in single precision, filled up with zeros to (…, rows, columns)."""
+    """An array (…, c, f), filled up with zeros to (…, rows, columns), in single precision on the
+    GPU."""
     whole = np.zeros((*array.shape[:-2], rows, columns), np.float32)
     whole[..., : array.shape[-2], : array.shape[-1]] = array
-    return whole
+    return cupy.asarray(whole)

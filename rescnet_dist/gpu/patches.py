@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import cupy
 import numpy as np
@@ -23,10 +22,9 @@ SLAB_BYTES = 5 * 2**30  # of pixels that are worked on at a time: of a chunk, mo
 CHANNELS = 64  # that are worked on side by side
 
 
-def patch_products(maps: Array, images: Array, size: int, shift: Any, extent: Any) -> Any:
+def patch_products(maps: Array, images: Array, size: int, shift: Array, extent: Array) -> Array:
     """Σ p pᵀ over all valid size×size patches p of maps (n, H, W, f) and images (n, H, W, d) less
-    shift (c,), which they are at most extent (c,) from: (k²c, k²c) in float64, not on the GPU any
-    more.
+    shift (c,), which they are at most extent (c,) from: (k²c, k²c) in float64.
 
     A patch is flattened in the order row, column, channel.
     """
@@ -35,8 +33,9 @@ def patch_products(maps: Array, images: Array, size: int, shift: Any, extent: An
     used = maps.shape[3] + images_channels
     cut = Cut.of(size, height, width, used)
     # by a power of 2, which loses nothing, to what half precision can hold
-    scale = 2.0 ** -np.ceil(np.log2(np.where(extent > 0, extent, 1)))
-    by, times = (cupy.asarray(values, np.float32) for values in (shift, scale))
+    extent = cupy.where(extent > 0, extent, 1)
+    scale = cupy.ldexp(cupy.ones_like(extent), -cupy.ceil(cupy.log2(extent)).astype(np.int32))
+    by, times = shift.astype(np.float32), scale.astype(np.float32)
     step = max(1, SLAB_BYTES // (4 * cut.pixels * cut.channels))
     slabs = [slice(start, start + step) for start in range(0, n, step)]
 
@@ -51,9 +50,8 @@ def patch_products(maps: Array, images: Array, size: int, shift: Any, extent: An
         for number in range(len(slabs)):
             cut.add_products(sums, parts_of(number), down)
         cut.sweep(sums, down, total)
-    products = total.get()
-    products /= scale[:, None, None, None] * scale
-    return products.reshape(size * size * used, -1)
+    total /= scale[:, None, None, None] * scale
+    return total.reshape(size * size * used, -1)
 
 
 @dataclass(frozen=True, slots=True)

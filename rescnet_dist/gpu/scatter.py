@@ -54,7 +54,7 @@ def add_scatter(total: Array, rows: Array) -> None:
 def add_outer(total: Array, vector: Array, factor: float) -> None:
     """total (D, D) += factor·v vᵀ, v = vector (D,)."""
     v = vector.astype(total.dtype)
-    add_product((factor * v)[:, None], v, total)
+    add_product((factor * v)[:, None], v, total.T)  # whose rows lie side by side
 
 
 def pitch_of(array: Array) -> int:

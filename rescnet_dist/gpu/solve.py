@@ -152,11 +152,11 @@ def _nearly(factor: Array, columns: Array) -> Array:
 
 
 def _product(square: Array, x: Array) -> Array:
-    """square (D, D) · x (D, K) in double precision, some rows at a time."""
-    result = cupy.empty_like(x)
+    """square (D, D), which is symmetric, · x (D, K) in double precision, some rows at a time."""
+    result, by_rows = cupy.empty_like(x), square.T  # whose rows lie side by side
     for start in range(0, len(square), ROWS):
         rows = slice(start, start + ROWS)
-        result[rows] = square[rows].astype(np.float64) @ x
+        result[rows] = by_rows[rows].astype(np.float64) @ x
     return result
 
 

@@ -18,16 +18,16 @@ def column_means(matrix: Array) -> Array:
     return _gathered(matrix, extremes=False)[2].sum(axis=0) / len(matrix)
 
 
-def gather_sums(maps: Array, images: Array) -> tuple[Any, Any, Any]:
+def gather_sums(maps: Array, images: Array) -> tuple[Array, Array, Array]:
     """The least and largest value of each channel (c,) of maps (n, H, W, f) and images (n, H, W,
-    d), and the sum (H, W, c) over all of them in float64; not on the GPU any more."""
+    d), and the sum (H, W, c) over all of them, in float64."""
     if not len(images):
-        none = np.full(maps.shape[3] + images.shape[3], np.inf)
-        return none, -none, np.zeros((*images.shape[1:3], len(none)))
+        none = cupy.full(maps.shape[3] + images.shape[3], np.inf)
+        return none, -none, cupy.zeros((*images.shape[1:3], len(none)))
     parts = (cupy.ascontiguousarray(part, np.float32) for part in (maps, images))
     found = [_sums_of(part) for part in parts if part.shape[3]]
     low, high, sums = (cupy.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
-    return low.astype(np.float64).get(), high.astype(np.float64).get(), sums.get()
+    return low.astype(np.float64), high.astype(np.float64), sums
 
 
 def _sums_of(part: Array) -> tuple[Array, Array, Array]:
@@ -36,8 +36,8 @@ def _sums_of(part: Array) -> tuple[Array, Array, Array]:
     n, height, width, channels = part.shape
     low, high, sums = _gathered(part.reshape(n, -1), extremes=True)
     return (
-        low.reshape(-1, channels).min(axis=0),
-        high.reshape(-1, channels).max(axis=0),
+        low.min(axis=0).reshape(-1, channels).min(axis=0),
+        high.max(axis=0).reshape(-1, channels).max(axis=0),
         sums.sum(axis=0).reshape(height, width, channels),
     )
 

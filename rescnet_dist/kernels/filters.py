@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from rescnet_dist.errors import SingularError
-from rescnet_dist.kernels.arrays import Array, to_host
+from rescnet_dist.kernels.arrays import Array, like
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import PatchMoments
 
@@ -110,11 +110,8 @@ class PatchSample:
             return self if len(self.slots) else other
         slots = np.concatenate([self.slots, other.slots])
         order = np.argsort(slots, kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        patches = np.empty((len(order), self.patches.shape[1]), np.float32)
-        patches[place[: len(self.slots)]] = self.patches
-        patches[place[len(self.slots) :]] = other.patches
+        joined = np.concatenate([self.patches, other.patches])
+        patches = joined[like(order, joined)]
         return PatchSample(slots[order], patches)
 
     def rescale(self, low: Array, scale: Array) -> PatchSample:
@@ -153,7 +150,7 @@ def sample_patches(
     order = np.argsort(slot)
     slot, source = slot[order], source[order]
     patches = inputs.windows(size, source, draws.row.flat[slot], draws.column.flat[slot])
-    return PatchSample(slot, np.asarray(to_host(patches), dtype=np.float32))
+    return PatchSample(slot, patches.astype(np.float32, copy=False))
 
 
 def stacked_lda_filters(

@@ -74,9 +74,9 @@ class GrowingLayer:
                 xp=xp,
             ),
             BankStatistics.empty(
-                self.spec.channels_of_layer(self.number + 1, channels), self.spec.filter_size
+                self.spec.channels_of_layer(self.number + 1, channels), self.spec.filter_size, xp
             ),
-            Tally.empty(),
+            Tally.empty(xp),
         )
 
     def step(

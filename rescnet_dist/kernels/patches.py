@@ -77,9 +77,8 @@ def patch_statistics(inputs: LayerInput, size: int) -> tuple[Array, Array, Patch
 def _offset_sums(sums: Array, size: int) -> Array:
     """Σ over all patches, (k²c,), from that over all images (H, W, c): of the rectangle that each
     offset sweeps over."""
-    height, width, channels = sums.shape
-    table = np.zeros((height + 1, width + 1, channels))
-    table[1:, 1:] = sums.cumsum(axis=0).cumsum(axis=1)
+    height, width, _ = sums.shape
+    table = np.pad(sums.cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0), (0, 0)))
     rows, columns = height - size + 1, width - size + 1
     first = table[:size, :size]
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +30,12 @@ class BankStatistics:
     sample: PatchSample
 
     @classmethod
-    def empty(cls, channels: int, size: int) -> BankStatistics:
-        """The statistics of no image."""
+    def empty(cls, channels: int, size: int, xp: Any = np) -> BankStatistics:
+        """The statistics of no image, to be merged with arrays of NumPy or CuPy."""
         directions = size * size * channels
         return cls(
-            np.full(channels, np.inf),
-            np.full(channels, -np.inf),
+            xp.full(channels, np.inf),
+            xp.full(channels, -np.inf),
             PatchMoments.empty(directions),
             PatchSample.empty(directions),
         )
@@ -98,9 +99,9 @@ class Tally:
     positive: Array
 
     @classmethod
-    def empty(cls) -> Tally:
-        """Nothing seen."""
-        return cls(*np.zeros((3, 2), np.int64))
+    def empty(cls, xp: Any = np) -> Tally:
+        """Nothing seen, in arrays of NumPy or CuPy."""
+        return cls(*xp.zeros((3, 2), np.int64))
 
     @classmethod
     def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
@@ -111,7 +112,7 @@ class Tally:
         positive = residual_labels(scores, labels, target)[1] > 0
         kinds = (np.ones_like(right), right, positive)
         roles = np.stack([train, ~train])
-        return cls(*to_host(np.stack([(kind & roles).sum(axis=1) for kind in kinds])))
+        return cls(*((kind & roles).sum(axis=1) for kind in kinds))
 
     def merge(self, other: Tally) -> Tally:
         """Both counts together."""
@@ -162,6 +163,11 @@ class LayerStatistics:
         moments = self.features.fold(features, targets)
         inputs, tally = chunk.gather()
         return LayerStatistics(moments, self.inputs.merge(inputs), self.tally.merge(tally))
+
+    def settled(self) -> LayerStatistics:
+        """These statistics with all of it that is small, which is all but the features' moments, in
+        the memory of the machine itself; a GPU is waited for."""
+        return LayerStatistics(self.features, to_host(self.inputs), to_host(self.tally))
 
     def merge(self, other: LayerStatistics) -> LayerStatistics:
         """The statistics of both sets of images."""

@@ -35,6 +35,7 @@ from rescnet_dist.kernels import (
     fit_image_scale,
     raw_pixels,
     slabs,
+    to_host,
 )
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
@@ -98,7 +99,7 @@ def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checke
     draws = draws_of_layer(state.spec, state.run_spec.seed, 1, task.counts, state.image_shape)
     images = task.run.images()
     channels = state.spec.channels_of_layer(1, state.image_shape[2])
-    statistics, checksums = BankStatistics.empty(channels, size), Checksums()
+    statistics, checksums = BankStatistics.empty(channels, size, state.backend.xp), Checksums()
     reader = Reader(task, group, state, 0, shelf=shelf or Shelf())  # nothing is committed yet
     with blas_threads(1), state.backend.working():
         for chunk in reader.chunks():
@@ -116,6 +117,8 @@ def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checke
                     statistics = statistics.merge(more)
                     checksums = checksums.plus({"data/images": raw})
             report_chunk(task, "survey", chunk.start, chunk.stop)
+        with reader.meter.timing("compute"):
+            statistics = to_host(statistics)
     report_spent(task, "survey", reader.meter)
     return Checked(statistics, checksums)
 
@@ -190,6 +193,8 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
             with meter.timing("write"):
                 checksums = checksums.merge(behind.put(writing) or Checksums())
             del writing
+        with meter.timing("compute"):
+            statistics = statistics.settled()
         with meter.timing("write"):
             checksums = checksums.merge(behind.wait() or Checksums())
     report_spent(task, "grow", meter)
@@ -266,7 +271,7 @@ def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
     """How well the network with `task.layer` layers does on a group of chunks."""
     run, layer, state = task.run, task.layer, state_of(task)
     classifier = patiently(lambda: _classifier(task, layer), f"reading layer {layer} of {run}")
-    reader, tally = Reader.of(task, group, state, layer, shelf), Tally.empty()
+    reader, tally = Reader.of(task, group, state, layer, shelf), Tally.empty(state.backend.xp)
     held = partial(reader.held, known(task, "images", run.images))
     with blas_threads(1), state.backend.working():
         for chunk, given in read_ahead(reader.chunks(), held):
@@ -285,6 +290,8 @@ def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
                     reader.shelf.put(chunk.start, old, state.backend)
                 del old
             report_chunk(task, "score", chunk.start, chunk.stop)
+        with reader.meter.timing("compute"):
+            tally = to_host(tally)
     report_spent(task, "score", reader.meter)
     return tally
 
