@@ -21,7 +21,7 @@ CHOICES = {
     "zscore": ("channel", "block"),
     "residual": ("classify", "regress"),
     "probability": ("sigmoid", "softmax"),
-    "keep_maps": ("last", "all"),
+    "keep_maps": ("last", "all", "none"),
     "store_dtype": ("float32", "float16"),
     "codec": ("none", "zstd"),
     "maps": ("auto", "store", "memory"),
@@ -393,7 +393,8 @@ class RunSpec(Spec):
     of the reduction. solve_threads: BLAS threads of the solve. tile_features: side of the tiles
     that the features' scatter matrix is cut into (None: from the plan, which does so only where a
     worker cannot hold it whole). keep_maps: maps and scores kept in the store, of the last layer or
-    of all. codec: that maps are compressed with.
+    of all, or of none once the run is done: whoever goes on with it computes them again. codec:
+    that maps are compressed with.
     maps: where those of a layer wait for the next, in the store, in the workers' memory, or (auto)
     in memory where the plan finds room. checkpoint_every: layers after which those in memory are
     stored as well, as they are at the end; what lies between is computed again on resume.
@@ -410,7 +411,7 @@ class RunSpec(Spec):
     split_every: int = 2
     solve_threads: int | None = None
     tile_features: int | None = None
-    keep_maps: Literal["last", "all"] = "last"
+    keep_maps: Literal["last", "all", "none"] = "last"
     codec: Literal["none", "zstd"] = "none"
     maps: Literal["auto", "store", "memory"] = "auto"
     checkpoint_every: int = 10

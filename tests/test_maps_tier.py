@@ -162,6 +162,23 @@ def test_other_last_digits_are_told_and_gone_on_with(client: Client, tmp_path: P
     assert len(RunStore.open(tmp_path / "run").commits()) == 8
 
 
+@pytest.mark.parametrize("maps", ["memory", "store"])
+def test_maps_of_none_are_gone_with_the_end_and_computed_again_to_go_on(
+    client: Client, tmp_path: Path, reference: list[Any], maps: Any
+) -> None:
+    """Which is quicker, and smaller, for those who do not mean to go on."""
+    run = RUN.replace(maps=maps, keep_maps="none")
+    told: list[Event] = []
+    fit(tmp_path / "run", SPEC.replace(max_layers=5), run, listeners=[told.append])
+    assert not any(isinstance(e, PassDone) and e.phase == "save" for e in told)
+    there = RunStore.open(tmp_path / "run")
+    assert not any(there.has_maps(n) for n in range(8))
+    assert verify_run(tmp_path / "run") == []
+    ResCNetClassifier.resume(tmp_path / "run", max_layers=7)
+    assert same(weights(tmp_path / "run"), reference)
+    assert not any(there.has_maps(n) for n in range(8))
+
+
 def test_a_run_that_ends_early_stores_its_last_maps(client: Client, tmp_path: Path) -> None:
     """It was not known to be the last layer while it was grown; going on needs no replay."""
     spec = SPEC.replace(patience=1, learning_rate=4.0)  # far too large a step

@@ -179,16 +179,21 @@ class _Driver:
     def task(self, layer: int) -> Task:
         """What all tasks of the pass of a layer know; the store gets its maps unless they stay in
         memory, and every so many layers even then, and at the end."""
-        every = self.state.run_spec.checkpoint_every
+        every, at_end = self.state.run_spec.checkpoint_every, self.state.spec.max_layers
         keep = self.tier is not None and self.tier.in_memory
-        save = not keep or layer % every == 0 or layer == self.state.spec.max_layers
+        save = not keep or layer % every == 0 or (layer == at_end and self.maps_stay)
         return Task(self.run, layer, self.stored, keep, save, self.name)
+
+    @property
+    def maps_stay(self) -> bool:
+        """Whether the store has the maps of the last layer once the run is done."""
+        return self.state.run_spec.keep_maps != "none"
 
     def tidy(self) -> None:
         """Remove what is not needed any more once a layer is committed."""
         if self.state.plan.tile_features:
             self.run.remove_work()
-        if self.state.run_spec.keep_maps == "last":
+        if self.state.run_spec.keep_maps != "all":
             self.run.remove_maps_but(self.stored)
 
     def score(self, layer: int) -> None:
@@ -203,12 +208,15 @@ class _Driver:
         self.tell(PassDone("score", layer, _since(began), accuracy, tally.residual, observed))
 
     def done(self, done: Done) -> None:
-        """Note the chosen depth; the maps that are in memory only are stored before."""
+        """Note the chosen depth; the maps that are in memory only are stored before, if they are to
+        stay."""
         last = len(self.accuracies) - 1
-        if self.stored < last and not self.finished:
+        if self.stored < last and self.maps_stay and not self.finished:
             self.check_cluster()
             self.save(last)
         self.write_result(self.history().accuracies, done.reason)
+        if not self.maps_stay:
+            self.run.remove_maps_but()
         self.tell(RunDone(str(self.run), done.depth, done.reason))
 
     def save(self, layer: int) -> None:
