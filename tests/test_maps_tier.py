@@ -162,6 +162,26 @@ def test_other_last_digits_are_told_and_gone_on_with(client: Client, tmp_path: P
     assert len(RunStore.open(tmp_path / "run").commits()) == 8
 
 
+def test_maps_of_half_precision_take_half_of_the_memory(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are rounded to it before anything is learnt from them, the bits are the store's."""
+    kept: list[Any] = []
+
+    def put(self: Shelf, start: int, held: Held, backend: Backend) -> None:
+        kept.append(held.maps)
+        there(self, start, held, backend)
+
+    there = Shelf.put
+    monkeypatch.setattr(Shelf, "put", put)
+    spec = SPEC.replace(store_dtype="float16", max_layers=4)
+    fit(tmp_path / "memory", spec)
+    assert kept
+    assert {maps.dtype for maps in kept} == {np.dtype("float16")}
+    fit(tmp_path / "store", spec, RUN.replace(maps="store"))
+    assert same(weights(tmp_path / "memory"), weights(tmp_path / "store"))
+
+
 @pytest.mark.parametrize("maps", ["memory", "store"])
 def test_maps_of_none_are_gone_with_the_end_and_computed_again_to_go_on(
     client: Client, tmp_path: Path, reference: list[Any], maps: Any
@@ -380,6 +400,8 @@ def workers(gib: float, count: int = 1, gpu: float | None = None) -> Workers:
 def test_held_bytes_are_those_of_the_arrays() -> None:
     """Maps, features, scores and pixels of one row."""
     assert held_bytes(CIFAR, BIG, 1) == 32 * 32 * (4 * 50 + 3) + 4 * 17_150 + 4 * 10
+    half = BIG.replace(store_dtype="float16")
+    assert held_bytes(CIFAR, half, 1) == 32 * 32 * (2 * 50 + 3) + 4 * 17_150 + 4 * 10
 
 
 @pytest.mark.parametrize(
@@ -406,6 +428,15 @@ def test_the_plan_chooses_and_says_why(
     told = next(line for line in lines if line.startswith("maps "))
     assert told.split(None, 1)[1].startswith(tier.why)
     assert any("stored every 10 layers and at the end" in line for line in lines) == in_memory
+
+
+@pytest.mark.parametrize("maps", ["auto", "store"])
+def test_the_plan_tells_that_maps_are_removed_at_the_end(maps: Any) -> None:
+    """Where none are to be kept."""
+    told = str(estimate(CIFAR, BIG, RunSpec(maps=maps, keep_maps="none"), workers(64), None))
+    line = next(line for line in told.splitlines() if line.startswith("maps "))
+    assert line.endswith("; removed at the end")
+    assert ("stored every 10 layers;" in line) == (maps == "auto")
 
 
 def test_what_is_told_of_the_store_is_what_a_layer_writes() -> None:

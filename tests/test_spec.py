@@ -272,7 +272,7 @@ def test_numbers_must_be_finite(name, value):
         (NetworkSpec, "patience", 1.5, "a whole number or nothing"),
         (NetworkSpec, "pool", 3, "one of max, mean"),
         (RunSpec, "chunk_images", 1.5, "a whole number or nothing"),
-        (RunSpec, "keep_maps", None, "one of last, all"),
+        (RunSpec, "keep_maps", None, "one of last, all, none"),
     ],
 )
 def test_value_of_another_kind_is_named_with_the_kind_expected(kind, name, value, what):

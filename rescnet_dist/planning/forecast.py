@@ -36,6 +36,7 @@ class Forecast:
     max_layers: int
     tier: Tier
     checkpoint_every: int
+    maps_stay: bool
     layer_seconds: float | None = None
 
     @property
@@ -57,10 +58,10 @@ class Forecast:
 
     def _maps(self) -> str:
         """Where they wait for the next layer, and why."""
-        if not self.tier.in_memory:
-            return self.tier.why
-        every = self.checkpoint_every
-        return f"{self.tier.why}; stored every {counted(every, 'layer')} and at the end"
+        every, told = counted(self.checkpoint_every, "layer"), self.tier.why
+        if self.tier.in_memory:
+            told += f"; stored every {every}" + (" and at the end" if self.maps_stay else "")
+        return told if self.maps_stay else f"{told}; removed at the end"
 
     def _lines(self) -> dict[str, str]:
         """What is told, by what it is about."""
@@ -155,5 +156,6 @@ def estimate(
         max_layers=spec.max_layers,
         tier=tier,
         checkpoint_every=run_spec.checkpoint_every,
+        maps_stay=run_spec.keep_maps != "none",
         layer_seconds=seconds,
     )

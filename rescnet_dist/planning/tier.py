@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
@@ -35,7 +37,8 @@ class Tier:
 def held_bytes(problem: Problem, spec: NetworkSpec, rows: int) -> int:
     """Bytes that are kept of so many rows: maps, features, scores, and the images themselves."""
     height, width, channels = problem.image_shape
-    pixels = height * width * (4 * spec.filters + problem.itemsize * channels)
+    maps = np.dtype(spec.store_dtype).itemsize * spec.filters
+    pixels = height * width * (maps + problem.itemsize * channels)
     return rows * (pixels + 4 * problem.features(spec) + 4 * problem.classes)
 
 

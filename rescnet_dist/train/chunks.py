@@ -146,6 +146,12 @@ class Reader:
         if self.task.keep:
             self.shelf.put_images(chunk.start, images, self.backend)
 
+    def keep(self, chunk: Chunk, held: Held) -> None:
+        """Keep what a layer made of a chunk on the shelf, if the task keeps anything."""
+        if self.task.keep:
+            packed = held.with_maps_in(self.state.spec.store_dtype)
+            self.shelf.put(chunk.start, packed, self.backend)
+
     def read_images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:
         """As `images`, from the store, in NumPy's arrays."""
         (array, first), rows, state = source, chunk.rows, self.state
@@ -174,6 +180,8 @@ class Reader:
         the last that is there. What is lost of the store is written again."""
         task, step = self.task, self.step
         found = self.shelf.take(chunk.start, step)
+        if found:
+            found = found.with_maps_in("float32")
         if found and found.layer == step:
             return found
         if task.stored < step:

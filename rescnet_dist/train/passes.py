@@ -185,8 +185,7 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
                     del pixels, old
                     statistics = statistics.fold(grown)
             made = Held(layer, grown.maps, grown.scores, grown.features if task.keep else None)
-            if task.keep:
-                reader.shelf.put(chunk.start, made, backend)
+            reader.keep(chunk, made)
             features = grown.features if work else None
             writing = partial(write_all, chunk, made, features)
             del grown, features, made  # what is written is held until then, and no more
@@ -286,8 +285,7 @@ def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
                     )
                     more = Tally.of(scores, chunk.labels, chunk.train, state.spec.target)
                     tally = tally.merge(more)
-                if task.keep:
-                    reader.shelf.put(chunk.start, old, state.backend)
+                reader.keep(chunk, old)
                 del old
             report_chunk(task, "score", chunk.start, chunk.stop)
         with reader.meter.timing("compute"):

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -36,6 +36,10 @@ class Held:
     maps: Any
     scores: Any
     features: Any
+
+    def with_maps_in(self, dtype: str) -> Held:
+        """The same, its maps in another precision, which they have been rounded to before."""
+        return replace(self, maps=self.maps.astype(dtype, copy=False))
 
 
 NOTHING = Held(0, None, None, None)  # what there is before the first layer
