@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import tomllib
 import typing
@@ -19,6 +20,7 @@ CHOICES = {
     "cells": ("centre", "even"),
     "pool": ("max", "mean"),
     "zscore": ("channel", "block"),
+    "pairs": ("all", "tower"),
     "residual": ("classify", "regress"),
     "probability": ("sigmoid", "softmax"),
     "keep_maps": ("last", "all", "none"),
@@ -194,8 +196,9 @@ class NetworkSpec(Spec):
         the ridge of its covariance. lda_draws: draws made per filter wanted; where too few of
         them are kept, the bank is filled up with those of least error.
     Features
-        block, stride: second-order pooling. zscore, power: normalisation. levels, cells, pool:
-        the spatial pyramid.
+        block, stride: second-order pooling. zscore, power: normalisation. pairs: of maps whose
+        covariance is a feature, all, or those of one tower (local_contrast), which leaves room for
+        more filters. levels, cells, pool: the spatial pyramid.
     Classifiers
         residual: classify the sign of the largest error (the paper), or regress all of them.
         ridge: γ, relative to the mean feature variance. probability, sigma, beta: sigmoid(s/σ) or
@@ -227,6 +230,7 @@ class NetworkSpec(Spec):
     stride: int = 4
     zscore: Literal["channel", "block"] = "channel"
     power: bool = False
+    pairs: Literal["all", "tower"] = "all"
     levels: tuple[int, ...] = (4, 2, 1)
     cells: Literal["centre", "even"] = "centre"
     pool: Literal["max", "mean"] = "max"
@@ -273,10 +277,17 @@ class NetworkSpec(Spec):
                 f"filters={self.filters} with local_contrast leaves a tower without any: use at "
                 f"least {self.views} filters, or leave local_contrast out"
             )
-        if self.zscore == "channel" and self.filters < 2:
+        if self.pairs == "tower" and not self.local_contrast:
             raise SpecError(
-                'filters=1 leaves no feature with zscore="channel", which drops the diagonal: '
-                'use at least 2 filters, or zscore="block"'
+                'pairs="tower" is for networks of two towers, and this one has one: give '
+                'local_contrast, or use pairs="all"'
+            )
+        if self.zscore == "channel" and min(map(len, self.pooled_together)) < 2:
+            raise SpecError(
+                f"filters={self.filters} leaves no feature "
+                + ("of a tower " if self.pairs == "tower" else "")
+                + 'with zscore="channel", which drops the diagonal: use at least '
+                f'{2 * len(self.pooled_together)} filters, or zscore="block"'
             )
 
     @classmethod
@@ -311,6 +322,17 @@ class NetworkSpec(Spec):
         """How many forms of an image layers see: itself, and its local contrast if wanted."""
         return 1 + self.local_contrast
 
+    @property
+    def filters_of_towers(self) -> list[range]:
+        """The filters of each tower: one for each view."""
+        ends = [self.filters * view // self.views for view in range(self.views + 1)]
+        return [range(*pair) for pair in itertools.pairwise(ends)]
+
+    @property
+    def pooled_together(self) -> list[range]:
+        """The filters whose maps are pooled together: features are of pairs among these."""
+        return self.filters_of_towers if self.pairs == "tower" else [range(self.filters)]
+
     def channels_of_layer(self, layer: int, channels: int) -> int:
         """Input channels of a layer, of images with `channels`: the maps of the layer before, if
         there is one, and all views of the images."""
@@ -323,8 +345,7 @@ class NetworkSpec(Spec):
         A patch has k² directions per channel; where PCA wants more, stacked-LDA fills up.
         """
         towers, maps = [], self.filters if layer > 1 else 0
-        for view in range(self.views):
-            filters = range(*(self.filters * (view + end) // self.views for end in (0, 1)))
+        for view, filters in enumerate(self.filters_of_towers):
             seen = range(maps + view * channels, maps + (view + 1) * channels)
             inputs = (*(filters if layer > 1 else ()), *seen)
             directions = self.size_of_layer(layer) ** 2 * len(inputs)

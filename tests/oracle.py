@@ -6,7 +6,7 @@ C classes, D features, S signs (2 for classify: positive, negative; 1 for regres
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -382,7 +382,12 @@ def block_cells(starts: list[int], size: int, block: int, g: int, cells: str) ->
 
 
 def second_order_features(maps: Array, spec: Any) -> Array:
-    """Features (N, D) of maps (N, H, W, f): ReLU, block covariances, spatial pyramid."""
+    """Features (N, D) of maps (N, H, W, f): ReLU, block covariances, spatial pyramid; of the towers
+    one after the other, if pairs are those of a tower."""
+    if spec.pairs == "tower":
+        half, whole = maps.shape[3] // 2, replace(spec, pairs="all")
+        towers = maps[..., :half], maps[..., half:]
+        return np.concatenate([second_order_features(part, whole) for part in towers], axis=1)
     n, height, width, _ = maps.shape
     r = spec.block
     row_starts = block_starts(height, r, spec.stride)

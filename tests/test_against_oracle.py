@@ -79,6 +79,10 @@ CASES = [
         "two towers, rectified",
         options={"local_contrast": True, "rectify": True, "minmax": "channel"},
     ),
+    Case(
+        "two towers, pooled each by itself",
+        options={"local_contrast": True, "pairs": "tower", "filters": 7},
+    ),
     Case("bytes, share held out", seed=13, dtype="uint8", held_out=0.3, chunk=11),
 ]
 CLASSIFY = [  # softmax matters in this mode only

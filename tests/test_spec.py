@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import oracle
@@ -20,9 +21,18 @@ SHARE = st.floats(0, 1)
 NOT_NEGATIVE = st.floats(0, 1e6) | st.integers(0, 100)
 POSITIVE = st.floats(0, 1e6, exclude_min=True)
 
+
+def network_spec(pairs: str, **fields: Any) -> NetworkSpec:
+    """A spec whose pairs are so where there are such."""
+    spec = NetworkSpec(**fields)
+    return spec.replace(pairs=pairs) if spec.local_contrast and spec.filters > 3 else spec
+
+
 NETWORK_SPECS = st.builds(
-    NetworkSpec,
+    network_spec,
     filters=st.integers(2, 500),
+    rectify=st.booleans(),
+    local_contrast=st.booleans(),
     filter_size=WHOLE,
     first_filter_size=WHOLE,
     lda_fraction=SHARE,
@@ -288,8 +298,9 @@ def test_unknown_choice_names_the_nearest_and_lists_all(name):
     kind = next(
         kind for kind in (NetworkSpec, RunSpec, AugmentSpec) if name in kind.__dataclass_fields__
     )
+    needed = {"local_contrast": True} if name == "pairs" else {}
     for choice in CHOICES[name]:
-        assert getattr(kind(**{name: choice}), name) == choice
+        assert getattr(kind(**{name: choice}, **needed), name) == choice
         with pytest.raises(SpecError) as caught:
             kind(**{name: f"{choice}x"})
         listing = ", ".join(sorted(CHOICES[name]))
@@ -463,6 +474,16 @@ def test_two_towers_need_two_filters():
     """A tower without filters is refused, with the remedy."""
     with pytest.raises(SpecError, match=r"filters=1 with local_contrast .* at least 2 filters"):
         NetworkSpec(filters=1, zscore="block", local_contrast=True)
+
+
+def test_pairs_of_towers_need_two_towers_of_two_filters():
+    """Else there are no such pairs."""
+    with pytest.raises(SpecError, match=r'pairs="tower" is for .* two towers.* local_contrast'):
+        NetworkSpec(pairs="tower")
+    with pytest.raises(SpecError, match=r"filters=3 leaves no feature of a tower .* at least 4"):
+        NetworkSpec(filters=3, pairs="tower", local_contrast=True)
+    spec = NetworkSpec(filters=5, pairs="tower", local_contrast=True)
+    assert spec.pooled_together == [range(2), range(2, 5)]
 
 
 # images -----------------------------------------------------------------------------------------

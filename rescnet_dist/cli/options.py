@@ -41,6 +41,7 @@ HELP = {
     "stride": "stride of the pooling blocks",
     "zscore": "normalisation within a block",
     "power": "take sign(v)·|v|^½ of the features",
+    "pairs": "maps whose covariance is a feature: all pairs, or those of a tower",
     "levels": "levels of the spatial pyramid, such as 4,2,1",
     "cells": "how blocks are shared out over pyramid cells",
     "pool": "pooling over the blocks of a cell",

@@ -123,17 +123,25 @@ def layer_maps(
 
 def features_of(maps: Array, spec: NetworkSpec) -> Array:
     """Features (n, D) of maps (n, H, W, f)."""
-    return second_order_features(
-        maps, spec.block, spec.stride, spec.levels,
-        cells=spec.cells, pool=spec.pool, zscore=spec.zscore, power=spec.power,
-    )  # fmt: skip
+    parts = [
+        second_order_features(
+            maps if len(some) == maps.shape[3] else maps[..., some.start : some.stop],
+            spec.block, spec.stride, spec.levels,
+            cells=spec.cells, pool=spec.pool, zscore=spec.zscore, power=spec.power,
+        )
+        for some in spec.pooled_together
+    ]  # fmt: skip
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 def features_per_layer(height: int, width: int, spec: NetworkSpec) -> int:
     """Number of features D of a layer on images of height×width pixels."""
-    return feature_count(
-        height, width, spec.filters, block=spec.block, stride=spec.stride,
-        levels=spec.levels, cells=spec.cells, zscore=spec.zscore,
+    return sum(
+        feature_count(
+            height, width, len(some), block=spec.block, stride=spec.stride,
+            levels=spec.levels, cells=spec.cells, zscore=spec.zscore,
+        )
+        for some in spec.pooled_together
     )  # fmt: skip
 
 

@@ -55,9 +55,10 @@ def relative(one: Any, other: Any) -> float:
         {"filters": 12, "block": 8, "stride": 4},
         {"filters": 50, "block": 16, "stride": 1},
         {"filters": 72, "block": 16, "stride": 4},
+        {"filters": 30, "local_contrast": True, "pairs": "tower"},
         {"filters": 9, "block": 7, "stride": 3, "zscore": "block", "pool": "mean", "power": True},
     ],
-    ids=["stride 4", "stride 1", "72 filters", "block, mean, power"],
+    ids=["stride 4", "stride 1", "72 filters", "towers", "block, mean, power"],
 )
 def test_features_are_those_of_the_processor(backend: Backend, change: dict[str, Any]) -> None:
     """Flat channels and all, in every way of pooling."""

@@ -34,17 +34,20 @@ def maps_of(rng: np.random.Generator, n: int, height: int, width: int, filters: 
     return rng.normal(size=(n, height, width, filters)) @ mix
 
 
-def spec_of(grid, **options) -> SimpleNamespace:
+def spec_of(grid, filters, **options) -> SimpleNamespace:
     """The fields of a network's spec that features depend on."""
     _, _, block, stride, levels = grid
-    return SimpleNamespace(block=block, stride=stride, levels=levels, **options)
+    return SimpleNamespace(
+        block=block, stride=stride, levels=levels, pairs="all", pooled_together=[range(filters)],
+        **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_features_equal_oracle(grid, options, rng):
     """All options on all grids: to rounding in float64, and to single precision in float32."""
-    maps, spec = maps_of(rng, 3, *grid[:2], 4), spec_of(grid, **options)
+    maps, spec = maps_of(rng, 3, *grid[:2], 4), spec_of(grid, 4, **options)
     expected = oracle.second_order_features(maps, spec)
     found = features_of(maps, spec)
     assert found.shape == expected.shape
@@ -61,7 +64,9 @@ def test_features_equal_oracle(grid, options, rng):
 def test_feature_count_is_the_number_of_features(grid, options, filters, rng):
     """D is known before any image is seen."""
     height, width, block, stride, levels = grid
-    features = features_of(maps_of(rng, 1, height, width, filters), spec_of(grid, **options))
+    features = features_of(
+        maps_of(rng, 1, height, width, filters), spec_of(grid, filters, **options)
+    )
     count = feature_count(
         height, width, filters, block=block, stride=stride, levels=levels,
         cells=options["cells"], zscore=options["zscore"],
