@@ -90,8 +90,8 @@ class Network:
     def on(self, array_backend: str, products: str | None = None) -> Network:
         """The same network, which runs images forward with "numpy" or, on a GPU, with "cupy";
         matrices are multiplied there as in training unless `products` says otherwise."""
-        how = products or self.backend.products
-        backend = Backend.of(RunSpec().replace(array_backend=array_backend, products=how))
+        asked = RunSpec().replace(array_backend=array_backend, products=products or "split")
+        backend = Backend(asked.array_backend, products or self.backend.products)
         return replace(self, backend=backend, token=uuid.uuid4().hex)
 
     def check_images(self, images: Images) -> None:
@@ -272,8 +272,21 @@ def _stages(
         )  # fmt: skip
         with GPU_TURN if backend.on_gpu else nullcontext(), backend.working():
             for stage, (_, scores) in enumerate(stages):
-                mean = scores.reshape(1 + copies, n, -1).mean(axis=0)
-                yield rows, stage, backend.get(mean)
+                mean = backend.get(scores.reshape(1 + copies, n, -1).mean(axis=0))
+                _check_scores(mean, images[rows], first + start)
+                yield rows, stage, mean
+
+
+def _check_scores(scores: Array, images: Array, first: int) -> None:
+    """Refuse images (n, H, W, d), the first of this index, that scores (n, C) cannot be told of."""
+    wrong = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+    if len(wrong):
+        low, high = float(images[wrong[0]].min()), float(images[wrong[0]].max())
+        raise DataError(
+            f"image {first + wrong[0]} of X has values from {low:g} to {high:g}, which are too far "
+            "from those that the network was trained on for single precision: give images on the "
+            "same scale"
+        )
 
 
 def _first_index(block_info: Any) -> int:

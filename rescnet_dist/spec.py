@@ -454,6 +454,11 @@ class RunSpec(Spec):
                 'keep_maps="all" stores the maps of every layer, and maps="memory" does not: leave '
                 "one of them out"
             )
+        if self.products != "split" and self.array_backend != "cupy":
+            raise SpecError(
+                f'products="{self.products}" is how a GPU multiplies: give array_backend="cupy", '
+                "or leave products out"
+            )
         if self.tile_features and (self.maps == "memory" or self.array_backend == "cupy"):
             other = 'maps="memory"' if self.maps == "memory" else 'array_backend="cupy"'
             raise SpecError(

@@ -317,6 +317,15 @@ def test_flips_average_over_an_image_and_its_mirror_image(fitted: ResCNetClassif
     assert fitted.staged_score(X_TEST, Y_TEST, augment=FLIPS)[-1] == np.mean(labels == Y_TEST)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_images_beyond_single_precision_are_refused(fitted: ResCNetClassifier) -> None:
+    """Rather than all taken for the first class, as an argmax of NaN has it."""
+    images = X[:3].astype(np.float64)
+    images[1] *= 1e25
+    with pytest.raises(rd.DataError, match=r"image 1 of X has values .*e\+27.* same scale"):
+        fitted.predict(images)
+
+
 def test_images_on_another_scale_are_warned_of(fitted: ResCNetClassifier) -> None:
     """As are those divided by 255, which are one dark grey to the network."""
     with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values from 0 to 255"):

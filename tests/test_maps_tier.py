@@ -481,6 +481,7 @@ def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
         ({"checkpoint_every": 0}, "at least 1"),
         ({"array_backend": "cuda"}, "did you mean 'cupy'"),
         ({"products": "tf32"}, "'float32'"),
+        ({"products": "half"}, 'products="half" is how a GPU multiplies.*array_backend="cupy"'),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], fragment: str) -> None:

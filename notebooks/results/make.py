@@ -51,7 +51,14 @@ from rescnet_dist.data import (
     taken,
     training_set,
 )
-from rescnet_dist.errors import DataError, RescnetError, SpecError, masked, nearest_name
+from rescnet_dist.errors import (
+    DataError,
+    RescnetError,
+    SpecError,
+    counted,
+    masked,
+    nearest_name,
+)
 from rescnet_dist.flags import flag
 from rescnet_dist.kernels import Backend
 from rescnet_dist.network import Network
@@ -403,7 +410,7 @@ def machine_text(result: dict[str, Any]) -> str:
     on_gpu = result["spec"]["run"].get("array_backend", "numpy") != "numpy"
     names = []
     for kind in result["environment"]["machines"]:
-        cores = f"{kind['processor']}, {kind['cores']} cores"
+        cores = f"{kind['processor']}, {counted(kind['cores'], 'core')}"
         names.append(", ".join(kind["gpus"]) if on_gpu and kind.get("gpus") else cores)
     return "; ".join(names)
 
