@@ -157,16 +157,18 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         max_layers: int | None = None,
         maps: str | None = None,
         checkpoint_every: int | None = None,
+        keep_maps: str | None = None,
         take_over: bool = False,
         listeners: Sequence[Listener] = (),
     ) -> Self:
-        """Go on with a run after its last finished layer, up to `max_layers` if given; `maps` and
-        `checkpoint_every` are those of `RunSpec`, and change nothing of what is learnt.
+        """Go on with a run after its last finished layer, up to `max_layers` if given; `maps`,
+        `checkpoint_every` and `keep_maps` are those of `RunSpec`, and change nothing of what is
+        learnt.
 
         A run that another driver writes to is refused unless take_over says that it is dead.
         """
         check_listeners(listeners)
-        changes = Changes(max_layers, maps, checkpoint_every)
+        changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
         kept = check_resume(RunStore.open(url), changes, take_over=take_over)
         with current_client(gpus=Backend.of(kept).on_gpu) as client:
             run = resume_run(

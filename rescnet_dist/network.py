@@ -17,7 +17,14 @@ from dask.delayed import delayed
 
 from rescnet_dist.data import Images, classes_from_json, classes_to_json
 from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.kernels import Backend, ImageScale, Layer, augmented, forward
+from rescnet_dist.kernels import (
+    Backend,
+    ImageScale,
+    Layer,
+    augmented,
+    check_gpu_holds,
+    forward,
+)
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
@@ -90,8 +97,10 @@ class Network:
     def on(self, array_backend: str, products: str | None = None) -> Network:
         """The same network, which runs images forward with "numpy" or, on a GPU, with "cupy";
         matrices are multiplied there as in training unless `products` says otherwise."""
-        asked = RunSpec().replace(array_backend=array_backend, products=products or "split")
-        backend = Backend(asked.array_backend, products or self.backend.products)
+        how = products or self.backend.products
+        backend = Backend.of(RunSpec().replace(array_backend=array_backend, products=how))
+        if backend.on_gpu:
+            check_gpu_holds(self.spec, self.image_shape, how)
         return replace(self, backend=backend, token=uuid.uuid4().hex)
 
     def check_images(self, images: Images) -> None:

@@ -418,7 +418,8 @@ class RunSpec(Spec):
     that maps are compressed with.
     maps: where those of a layer wait for the next, in the store, in the workers' memory, or (auto)
     in memory where the plan finds room. checkpoint_every: layers after which those in memory are
-    stored as well, as they are at the end; what lies between is computed again on resume.
+    stored as well, as they are at the end unless none are kept; what lies between is computed again
+    on resume.
     array_backend: "numpy", or "cupy" for workers with a GPU. products: of matrices on a GPU, in
     single precision, as three products of halves, or in half precision.
     """
@@ -454,16 +455,24 @@ class RunSpec(Spec):
                 'keep_maps="all" stores the maps of every layer, and maps="memory" does not: leave '
                 "one of them out"
             )
-        if self.products != "split" and self.array_backend != "cupy":
-            raise SpecError(
-                f'products="{self.products}" is how a GPU multiplies: give array_backend="cupy", '
-                "or leave products out"
-            )
         if self.tile_features and (self.maps == "memory" or self.array_backend == "cupy"):
             other = 'maps="memory"' if self.maps == "memory" else 'array_backend="cupy"'
             raise SpecError(
                 f"tile_features={self.tile_features} is for scatter matrices that no worker can "
                 f"hold, and {other} needs workers that can: leave one of them out"
+            )
+
+    @property
+    def maps_stay(self) -> bool:
+        """Whether the store has the maps of the last layer once the run is done."""
+        return self.keep_maps != "none"
+
+    def check_effect(self) -> None:
+        """Refuse, of a run that is to begin, what would do nothing."""
+        if self.products != "split" and self.array_backend != "cupy":
+            raise SpecError(
+                f'products="{self.products}" is how a GPU multiplies: give array_backend="cupy", '
+                "or leave products out"
             )
 
 

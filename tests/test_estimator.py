@@ -326,6 +326,15 @@ def test_images_beyond_single_precision_are_refused(fitted: ResCNetClassifier) -
         fitted.predict(images)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_held_out_images_beyond_single_precision_are_refused(client: Client) -> None:
+    """Rather than a depth chosen by scores that are no numbers."""
+    far = X[:30].astype(np.float64) * 1e25
+    clf = ResCNetClassifier(ONE_LAYER.replace(max_layers=2), run=RUN.replace(validation=0.0))
+    with pytest.raises(rd.DataError, match=r"0 images to train on and 30 that are held out"):
+        clf.fit(X[30:].astype(np.float64), Y[30:], validation=(far, Y[:30]))
+
+
 def test_images_on_another_scale_are_warned_of(fitted: ResCNetClassifier) -> None:
     """As are those divided by 255, which are one dark grey to the network."""
     with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values from 0 to 255"):

@@ -182,21 +182,61 @@ def test_maps_of_half_precision_take_half_of_the_memory(
     assert same(weights(tmp_path / "memory"), weights(tmp_path / "store"))
 
 
-@pytest.mark.parametrize("maps", ["memory", "store"])
+@pytest.mark.parametrize(
+    ("maps", "layers"), [("memory", 5), ("memory", 6), ("store", 5)], ids=str
+)  # a checkpoint would be due at 6
 def test_maps_of_none_are_gone_with_the_end_and_computed_again_to_go_on(
-    client: Client, tmp_path: Path, reference: list[Any], maps: Any
+    client: Client, tmp_path: Path, reference: list[Any], maps: Any, layers: int
 ) -> None:
-    """Which is quicker, and smaller, for those who do not mean to go on."""
+    """Which is quicker, and smaller, for those who do not mean to go on; also where what is
+    computed again comes out with other last digits, as on another processor."""
     run = RUN.replace(maps=maps, keep_maps="none")
     told: list[Event] = []
-    fit(tmp_path / "run", SPEC.replace(max_layers=5), run, listeners=[told.append])
+    fit(tmp_path / "run", SPEC.replace(max_layers=layers), run, listeners=[told.append])
     assert not any(isinstance(e, PassDone) and e.phase == "save" for e in told)
+    last = next(e for e in told if isinstance(e, PassDone) and e.layer == layers)
+    assert (last.observed.written == 0) == (maps == "memory")
     there = RunStore.open(tmp_path / "run")
     assert not any(there.has_maps(n) for n in range(8))
     assert verify_run(tmp_path / "run") == []
-    ResCNetClassifier.resume(tmp_path / "run", max_layers=7)
+    record = there.commits()[layers]
+    for path, sums in record["checksums"].items():
+        record["checksums"][path] = [sums[0] ^ 1, *sums[1:]] if "scores" in path else sums
+    there.commit(layers, record)
+    resumed: list[Event] = []
+    ResCNetClassifier.resume(tmp_path / "run", max_layers=7, listeners=[resumed.append])
     assert same(weights(tmp_path / "run"), reference)
+    assert any(isinstance(e, ChunkRebuilt) and "other last digits" in e.reason for e in resumed)
     assert not any(there.has_maps(n) for n in range(8))
+
+
+def test_which_maps_stay_may_change_but_not_to_those_that_are_gone(
+    client: Client, tmp_path: Path, reference: list[Any]
+) -> None:
+    """From none to those of the last layer."""
+    fit(tmp_path / "run", SPEC.replace(max_layers=4), RUN.replace(keep_maps="none"))
+    with pytest.raises(SpecError, match=r'keep_maps="all".*earlier layers.*are gone: give "last"'):
+        ResCNetClassifier.resume(tmp_path / "run", keep_maps="all")
+    done = CliRunner().invoke(
+        main, ["resume", str(tmp_path / "run"), "--max-layers", "7", "--keep-maps", "last"]
+    )
+    assert done.exit_code == 0, done.output
+    assert same(weights(tmp_path / "run"), reference)
+    assert RunStore.open(tmp_path / "run").has_maps(7)
+
+
+def test_damaged_maps_of_a_run_that_keeps_none_are_found_while_they_are_there(
+    client: Client, tmp_path: Path
+) -> None:
+    """After it was done once, and gone on with."""
+    run = RUN.replace(maps="store", keep_maps="none")
+    fit(tmp_path / "run", SPEC.replace(max_layers=3), run)
+    with pytest.raises(Stopped):
+        ResCNetClassifier.resume(tmp_path / "run", max_layers=7, listeners=[stop_after(5)])
+    assert verify_run(tmp_path / "run") == []
+    chunk = next(path for path in (tmp_path / "run/maps/0005/c").rglob("*") if path.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    assert verify_run(tmp_path / "run")
 
 
 def test_a_run_that_ends_early_stores_its_last_maps(client: Client, tmp_path: Path) -> None:
@@ -481,13 +521,27 @@ def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
         ({"checkpoint_every": 0}, "at least 1"),
         ({"array_backend": "cuda"}, "did you mean 'cupy'"),
         ({"products": "tf32"}, "'float32'"),
-        ({"products": "half"}, 'products="half" is how a GPU multiplies.*array_backend="cupy"'),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], fragment: str) -> None:
     """Before anything is done."""
     with pytest.raises(SpecError, match=fragment):
         RunSpec(**fields)
+
+
+def test_products_without_a_gpu_are_refused_and_old_runs_of_such_are_not(
+    client: Client, tmp_path: Path
+) -> None:
+    """Earlier releases took them, to no effect."""
+    run = RUN.replace(products="half")
+    with pytest.raises(SpecError, match=r'products="half" is how a GPU.*array_backend="cupy"'):
+        fit(tmp_path / "new", SPEC.replace(max_layers=2), run)
+    assert not (tmp_path / "new").exists()
+    fit(tmp_path / "old", SPEC.replace(max_layers=2))
+    place = RunStore.open(tmp_path / "old").place
+    place.update_attributes({"run": place.attributes()["run"] | {"products": "half"}})
+    assert verify_run(tmp_path / "old") == []
+    assert ResCNetClassifier.resume(tmp_path / "old", max_layers=3).network_.depth
 
 
 def test_what_is_held_counts_as_memory_of_a_worker() -> None:

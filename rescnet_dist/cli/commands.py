@@ -178,6 +178,7 @@ def resume_command(
     max_layers: int | None,
     maps: str | None,
     checkpoint_every: int | None,
+    keep_maps: str | None,
     take_over: bool,
     test_data: str | None,
     **flags: Any,
@@ -189,7 +190,7 @@ def resume_command(
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
     where, how = take_cluster(flags), take_telling(flags)
-    changes = Changes(max_layers, maps, checkpoint_every)
+    changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
     kept = check_resume(RunStore.open(run_url), changes, take_over=take_over)
     gpus = Backend.of(kept).on_gpu
     with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:

@@ -143,7 +143,8 @@ def how_to_go_on(url: str) -> str:
         run = RunStore.open(url)
         check_resume(run, take_over=True)
         commits = run.commits()
-        first, last = last_saved(commits) + 1, len(commits) - 1
+        stored, last = last_saved(commits), len(commits) - 1
+        first = 1 + (stored if run.has_maps(stored) else 0)
         if first <= last:
             layers = f"layer {last} is" if first == last else f"layers {first} to {last} are"
             again = f"    # {layers} run forward once more, as maps were in memory"

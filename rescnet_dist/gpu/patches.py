@@ -8,6 +8,7 @@ products; what a pair of offsets sweeps over is then a rectangle of these sums.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ from cupy_backends.cuda.libs import cublas
 from rescnet_dist.gpu.device import FLOAT32, HALF, PAIRS, REAL, Array, module, turned_pixels
 from rescnet_dist.kernels.gpu_tiles import SEGMENT_CHANNELS
 
+MOST_SUMMED = 4096  # images, by matrix units, which round towards zero: sums of more lose digits
 SLAB_BYTES = 5 * 2**30  # of pixels that are worked on at a time: of a chunk, mostly
 CHANNELS = 64  # that are worked on side by side
 
@@ -107,12 +109,13 @@ class Cut:
         beside = (down * (self.segments + 1) + 1 + around[0]) * each
         one = np.array(1, np.float32)
         kind = HALF if parts[0].dtype == np.float16 else REAL
-        for left, right in PAIRS[len(parts)]:
+        starts = range(0, n, MOST_SUMMED)
+        for (left, right), start in itertools.product(PAIRS[len(parts)], starts):
             cublas.gemmStridedBatchedEx(
                 cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N,
-                len(around) * each, each, n, one.ctypes.data,
-                parts[right][beside:].data.ptr, kind, n, each * n,
-                parts[left][each:].data.ptr, kind, n, each * n,
+                len(around) * each, each, min(MOST_SUMMED, n - start), one.ctypes.data,
+                parts[right][beside:, start:].data.ptr, kind, n, each * n,
+                parts[left][each:, start:].data.ptr, kind, n, each * n,
                 one.ctypes.data, sums.data.ptr, REAL, len(around) * each, len(around) * each * each,
                 batch, FLOAT32, -1,
             )  # fmt: skip

@@ -66,11 +66,11 @@ def launches(filters: Array, products: str, height: int, width: int) -> list[Lau
     size, _, _, count = filters.shape
     seen = (filters != 0).any(axis=(0, 1)).T
     towers, common = [0], seen[0]
-    for filter in range(1, count):
-        if common.any() and seen[filter].any() and not (common & seen[filter]).any():
-            towers.append(filter)
-            common = seen[filter]
-        common = common | seen[filter]
+    for number, mine in enumerate(seen):
+        if common.any() and mine.any() and not (common & mine).any():
+            towers.append(number)
+            common = mine
+        common = common | mine
     found = []
     for first, end in itertools.pairwise([*towers, count]):
         channels = np.flatnonzero(seen[first:end].any(axis=0))

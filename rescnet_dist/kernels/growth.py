@@ -91,11 +91,11 @@ class GrowingLayer:
     ) -> GrownChunk:
         """One chunk of the layer's pass.
 
-        images (n, H, W, d) as stored; maps (n, H, W, f) of the layer before and scores (n, C) that
-        entered it (None for the first layer); labels (n,); train (n,) bool; before (C,) training
-        images of each class ahead of this chunk; features (n, D) of the layer before, if they are
-        at hand. Works on one slab of images after another, so that little more than what comes in
-        and goes out is held.
+        images (n, H, W, d) and maps (n, H, W, f) of the layer before as stored, and scores (n, C)
+        that entered it (None for the first layer); labels (n,); train (n,) bool; before (C,)
+        training images of each class ahead of this chunk; features (n, D) of the layer before, if
+        they are at hand. Works on one slab of images after another, so that little more than what
+        comes in and goes out is held.
         """
         xp, (n, height, width, _) = module_of(images), images.shape
         new_maps = xp.empty((n, height, width, self.spec.filters), np.float32)
@@ -103,7 +103,7 @@ class GrowingLayer:
         entering = xp.zeros((n, self.classes), np.float32)
         pixels = layer_pixels(images, self.image_scale, self.spec)
         for rows in slabs(pixels, pixels.shape[3], self.spec):
-            old = None if maps is None else maps[rows]
+            old = None if maps is None else maps[rows].astype(np.float32, copy=False)
             if self.previous is not None and old is not None and scores is not None:
                 known = None if old_features is None else old_features[rows]
                 entering[rows] = updated_scores(self.previous, old, scores[rows], self.spec, known)

@@ -181,7 +181,8 @@ def chunk_scores(
     updated = module_of(scores).empty_like(scores)
     for rows in cut:
         given = None if features is None else features[rows]
-        updated[rows] = updated_scores(classifier, maps[rows], scores[rows], spec, given)
+        some = maps[rows].astype(np.float32, copy=False)
+        updated[rows] = updated_scores(classifier, some, scores[rows], spec, given)
     return updated
 
 

@@ -91,17 +91,18 @@ class BankStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Images seen, classified rightly, and with a positive largest error, by role; `merge` adds.
-    All are (2,): training images, validation images."""
+    """Images seen, classified rightly, with a positive largest error, and with scores that are no
+    numbers any more, by role; `merge` adds. All are (2,): training images, validation images."""
 
     seen: Array
     right: Array
     positive: Array
+    beyond: Array
 
     @classmethod
     def empty(cls, xp: Any = np) -> Tally:
         """Nothing seen, in arrays of NumPy or CuPy."""
-        return cls(*xp.zeros((3, 2), np.int64))
+        return cls(*xp.zeros((4, 2), np.int64))
 
     @classmethod
     def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
@@ -110,14 +111,18 @@ class Tally:
         labels, train = like(labels, scores), like(train, scores)
         right = scores.argmax(axis=1) == labels
         positive = residual_labels(scores, labels, target)[1] > 0
-        kinds = (np.ones_like(right), right, positive)
+        finite = np.isfinite(scores).all(axis=1)
+        kinds = (np.ones_like(right), right & finite, positive, ~finite)
         roles = np.stack([train, ~train])
         return cls(*((kind & roles).sum(axis=1) for kind in kinds))
 
     def merge(self, other: Tally) -> Tally:
         """Both counts together."""
         return Tally(
-            self.seen + other.seen, self.right + other.right, self.positive + other.positive
+            self.seen + other.seen,
+            self.right + other.right,
+            self.positive + other.positive,
+            self.beyond + other.beyond,
         )
 
     def accuracy(self, role: int) -> float | None:

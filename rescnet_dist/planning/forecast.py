@@ -156,6 +156,6 @@ def estimate(
         max_layers=spec.max_layers,
         tier=tier,
         checkpoint_every=run_spec.checkpoint_every,
-        maps_stay=run_spec.keep_maps != "none",
+        maps_stay=run_spec.maps_stay,
         layer_seconds=seconds,
     )

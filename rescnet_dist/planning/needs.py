@@ -104,7 +104,7 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
         )
         for layer in (1, 2)
     )
-    working += 2 * small_accumulator(problem, spec)
+    working += 2 * small_accumulator(problem, spec) + bank_memory(problem, spec)
     return int(GPU_CONTEXT + GPU_MARGIN * working)
 
 

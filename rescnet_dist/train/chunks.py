@@ -180,8 +180,6 @@ class Reader:
         the last that is there. What is lost of the store is written again."""
         task, step = self.task, self.step
         found = self.shelf.take(chunk.start, step)
-        if found:
-            found = found.with_maps_in("float32")
         if found and found.layer == step:
             return found
         if task.stored < step:
@@ -199,8 +197,7 @@ class Reader:
         run, number = self.task.run, self._number(chunk.start)
         arrays = run.maps(layer), run.scores(layer)
         maps, scores = (self._read(a, chunk.start, chunk.stop, a.path, number) for a in arrays)
-        put = self.backend.put
-        return put(maps.astype(np.float32, copy=False)), put(scores)
+        return self.backend.put(maps), self.backend.put(scores)
 
     def _caught_up(
         self, source: tuple[zarr.Array[Any], int], chunk: Chunk, found: Held | None
@@ -214,7 +211,9 @@ class Reader:
             with suppress(DamagedError):  # what is lost is replayed, from the images
                 begun, first = self._stored(chunk, stored), stored
         maps, scores = self._replayed(source, chunk, begun, first)
-        expected = self._expected(unsaved(self.step), self._number(chunk.start))
+        paths = unsaved(self.step), f"scores/{self.step:04d}"  # those of a layer that was stored
+        found_so = (self._expected(path, self._number(chunk.start)) for path in paths)
+        expected = next((sums for sums in found_so if sums is not None), None)
         reason = f"kept in memory, and there no longer; made again from layer {first}"
         if expected is not None and checksum(self.backend.get(scores)) != expected:
             reason += (

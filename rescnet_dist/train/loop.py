@@ -13,7 +13,7 @@ import numpy as np
 from distributed import Client
 
 from rescnet_dist.cluster import Workers, check_versions
-from rescnet_dist.errors import StoreError, masked
+from rescnet_dist.errors import DataError, StoreError, masked
 from rescnet_dist.kernels import Tally
 from rescnet_dist.planning import Problem, Tier, check_fits, choose_tier, group_bytes
 from rescnet_dist.reduce import fold_name
@@ -119,6 +119,8 @@ class _Driver:
         commits, plan = self.run.commits(), self.state.plan
         self.accuracies = [{"accuracy": record.get("accuracy")} for record in commits]
         self.stored = last_saved(commits)
+        if not (self.state.run_spec.maps_stay or self.run.has_maps(self.stored)):
+            self.stored = 0  # they were removed as the run was done
         history, result = self.history(), self.run.result()
         judged = len(result["accuracies"]) if result and result.get("reason") else 0
         self.finished = bool(judged) and judged >= history.layers - 1
@@ -170,6 +172,7 @@ class _Driver:
             self.run.create_work(*features, plan.chunk_images, plan.tile_features)
         self.finished = False
         (tally, checksums), observed = self.compute(how, task)
+        _check_scores(tally)
         if not task.keep:
             self.shelves.release()  # what was on them has been read
         accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
@@ -178,16 +181,12 @@ class _Driver:
 
     def task(self, layer: int) -> Task:
         """What all tasks of the pass of a layer know; the store gets its maps unless they stay in
-        memory, and every so many layers even then, and at the end."""
+        memory, and every so many layers even then, and at the end if they are to stay there."""
         every, at_end = self.state.run_spec.checkpoint_every, self.state.spec.max_layers
         keep = self.tier is not None and self.tier.in_memory
-        save = not keep or layer % every == 0 or (layer == at_end and self.maps_stay)
+        stays = self.state.run_spec.maps_stay
+        save = not keep or (stays if layer == at_end else layer % every == 0)
         return Task(self.run, layer, self.stored, keep, save, self.name)
-
-    @property
-    def maps_stay(self) -> bool:
-        """Whether the store has the maps of the last layer once the run is done."""
-        return self.state.run_spec.keep_maps != "none"
 
     def tidy(self) -> None:
         """Remove what is not needed any more once a layer is committed."""
@@ -203,6 +202,7 @@ class _Driver:
         self.tell(PassStarted("score", layer))
         self.find_maps_of(layer)
         tally, observed = self.compute(passes.SCORE, self.task(layer))
+        _check_scores(tally)
         accuracy = _accuracy(layer, tally)
         self.write_result((*self.history().accuracies, accuracy), reason=None)
         self.tell(PassDone("score", layer, _since(began), accuracy, tally.residual, observed))
@@ -211,11 +211,11 @@ class _Driver:
         """Note the chosen depth; the maps that are in memory only are stored before, if they are to
         stay."""
         last = len(self.accuracies) - 1
-        if self.stored < last and self.maps_stay and not self.finished:
+        if self.stored < last and self.state.run_spec.maps_stay and not self.finished:
             self.check_cluster()
             self.save(last)
         self.write_result(self.history().accuracies, done.reason)
-        if not self.maps_stay:
+        if not self.state.run_spec.maps_stay:
             self.run.remove_maps_but()
         self.tell(RunDone(str(self.run), done.depth, done.reason))
 
@@ -317,3 +317,13 @@ def _since(began: float) -> float:
 
 def _accuracy(layer: int, tally: Tally) -> Accuracy:
     return Accuracy(layer, tally.accuracy(0) or 0.0, tally.accuracy(1))
+
+
+def _check_scores(tally: Tally) -> None:
+    """Refuse images whose scores are no numbers any more: all would pass for the first class."""
+    if tally.beyond.any():
+        trained, held_out = tally.beyond.tolist()
+        raise DataError(
+            f"{trained} images to train on and {held_out} that are held out have values too far "
+            "from the others for single precision: give all images on the same scale"
+        )

@@ -38,7 +38,7 @@ class Held:
     features: Any
 
     def with_maps_in(self, dtype: str) -> Held:
-        """The same, its maps in another precision, which they have been rounded to before."""
+        """The same, its maps in the precision that they have been rounded to."""
         return replace(self, maps=self.maps.astype(dtype, copy=False))
 
 

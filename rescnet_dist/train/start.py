@@ -50,6 +50,7 @@ def check_run(
 ) -> None:
     """Refuse what can be refused before any work: a network that does not fit the images, a split
     that they do not allow, and, if the store must be free, one that is taken."""
+    run_spec.check_effect()
     spec.check_images(*data.image_shape)
     data.augment.check_images(*data.image_shape)
     fraction, images, classes = run_spec.validation, data.train_count, len(data.classes)
@@ -204,20 +205,22 @@ def _row_reader(parts: list[Any]) -> Callable[[int, int], Array]:
 @dataclass(frozen=True, slots=True)
 class Changes:
     """What of a run may be changed as it goes on: the number of layers it is to have at most, where
-    maps wait, and how often they are stored then; None leaves it as it is."""
+    maps wait, how often they are stored then, and which of them stay; None leaves it as it is."""
 
     max_layers: int | None = None
     maps: str | None = None
     checkpoint_every: int | None = None
+    keep_maps: str | None = None
 
     @classmethod
     def to(cls, run_spec: RunSpec) -> Changes:
         """Those to what another run asks for."""
-        return cls(maps=run_spec.maps, checkpoint_every=run_spec.checkpoint_every)
+        return cls(**{name: getattr(run_spec, name) for name in CHANGEABLE})
 
 
 NO_CHANGES = Changes()
-CHANGEABLE = ("maps", "checkpoint_every")  # of how it is run; what is learnt is the same
+# of how it is run; what is learnt is the same
+CHANGEABLE = ("maps", "checkpoint_every", "keep_maps")
 
 
 def check_resume(
@@ -251,6 +254,11 @@ def _changed(run: RunStore, changes: Changes) -> tuple[NetworkSpec, RunSpec]:
     if max_layers is not None:
         spec = spec.replace(max_layers=max_layers)
     RunState.of(run)  # refuses attributes that are damaged
+    if changes.keep_maps == "all" != run_spec.keep_maps and layers > 0:
+        raise SpecError(
+            f'keep_maps="all", but the maps of earlier layers of the run at {run} are gone: give '
+            '"last" or "none", or train anew'
+        )
     asked = {name: getattr(changes, name) for name in CHANGEABLE}
     return spec, run_spec.replace(**{k: v for k, v in asked.items() if v is not None})
 

@@ -60,12 +60,12 @@ def _committed_chunks(
 ) -> Iterator[tuple[str, int, list[int]]]:
     """Path, number of the first chunk and checksums of some chunks at a time, of all arrays that
     were committed with a step and are kept; last: whether it is the last whose maps are."""
-    keep, result = RunState.of(run).run_spec.keep_maps, run.result()
-    removed = keep == "none" and result is not None and result.get("reason") is not None
+    how = RunState.of(run).run_spec
+    removed = not how.maps_stay and not run.has_maps(step)  # as the run was done
     for path, checksums in run.checksums(step).items():
         if path.startswith(UNSAVED):
             continue
-        if path.startswith("data/") or (last and not removed) or keep == "all":
+        if path.startswith("data/") or (last and not removed) or how.keep_maps == "all":
             for first in range(0, len(checksums), CHUNKS_PER_TASK):
                 yield path, first, checksums[first : first + CHUNKS_PER_TASK]
 

@@ -34,6 +34,10 @@ GPU = RunSpec(array_backend="cupy", validation=0.2, checkpoint_every=2)
 SPEC = NetworkSpec.preset("digits").replace(
     filters=8, first_filter_size=5, max_layers=5, learning_rate=0.4
 )
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"store_dtype": "float16", "local_contrast": True, "pairs": "tower", "rectify": True},
+]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,7 @@ def test_sums_over_many_images_keep_their_digits(
     backend: Backend, slab: int | None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as a chunk of a large GPU has, whose products are summed in single precision; matrix
-    units round towards zero as they do it, by 6e-9 of the sum for each image of a slab."""
+    units round towards zero as they do it, by 6e-9 of the sum for each image."""
     from rescnet_dist.gpu import patches
 
     if slab:
@@ -146,7 +150,7 @@ def test_sums_over_many_images_keep_their_digits(
     rows = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 18)
     centred = rows - rows.mean(axis=0)
     found = to_host(patch_statistics(LayerInput.of(backend.put(images)), 3)[2])
-    assert relative(found.scatter, centred.T @ centred) < (CLOSE["split"] if slab else 2e-4)
+    assert relative(found.scatter, centred.T @ centred) < 2 * CLOSE["split"]
 
 
 def test_a_chunk_without_training_images_adds_nothing(backend: Backend) -> None:
@@ -259,19 +263,21 @@ class Stopped(KeyboardInterrupt):
     """Raised by a listener."""
 
 
+@pytest.mark.parametrize("change", CHANGES, ids=["plain", "half maps, towers"])
 @pytest.mark.parametrize("maps", ["memory", "store"])
 def test_a_stopped_run_goes_on_to_the_same_bits(
-    client: Client, backend: Backend, tmp_path: Path, maps: str
+    client: Client, backend: Backend, tmp_path: Path, maps: str, change: dict[str, Any]
 ) -> None:
     """Maps on the GPU or in the store: all is the same to the bit, and so is what is replayed."""
-    fit(tmp_path / "whole", GPU)
+    spec = SPEC.replace(**change)
+    fit(tmp_path / "whole", GPU.replace(keep_maps="none"), spec)
 
     def stop(event: Event) -> None:
         if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 3):
             raise Stopped
 
     with pytest.raises(Stopped):
-        fit(tmp_path / "run", GPU.replace(maps=maps), listeners=[stop])
+        fit(tmp_path / "run", GPU.replace(maps=maps), spec, listeners=[stop])
     ResCNetClassifier.resume(tmp_path / "run")
     found, expected = weights(tmp_path / "run"), weights(tmp_path / "whole")
     assert len(found) == len(expected) == 10
@@ -297,8 +303,9 @@ def test_two_workers_merge_what_they_have(
     assert relative(clf.decision_function(images), expected) < 1e-3
 
 
+@pytest.mark.parametrize("change", CHANGES, ids=["plain", "half maps, towers"])
 def test_device_memory_stays_within_the_plan(
-    client: Client, backend: Backend, tmp_path: Path
+    client: Client, backend: Backend, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     """Of CIFAR-10's shapes with mirror images, N = 100,000: what CuPy ever took of the GPU."""
     pool = backend.xp.get_default_memory_pool()
@@ -306,9 +313,9 @@ def test_device_memory_stays_within_the_plan(
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (100_000, 32, 32, 3), dtype=np.uint8)
     spec = NetworkSpec.preset("cifar10").replace(
-        stride=4, residual="regress", max_layers=2, stop_at_zero_error=False
+        stride=4, residual="regress", max_layers=2, stop_at_zero_error=False, **change
     )
-    run = RunSpec(array_backend="cupy")
+    run = RunSpec(array_backend="cupy", keep_maps="none")
     clf = ResCNetClassifier(spec, store=tmp_path / "run", run=run)
     clf.fit(images, rng.integers(0, 10, 100_000))
     store = RunStore.open(tmp_path / "run")
