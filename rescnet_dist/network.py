@@ -47,6 +47,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PREDICT_SEED = 0  # of the copies that are averaged
 SHOWN_CLASSES = 12  # of a network in a notebook
 OTHER_SCALE = 50  # times as large or small a range of values as in training
+LOOKED_AT = 64  # lazy images, whose values tell of the scale of all
 BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
 GPU_BATCH_BYTES = 4096 * 2**20  # the same on a GPU, but for small ones: not more than
 GPU_PARTS = 16  # such parts of its memory, as a few times as much is held, beside others
@@ -105,23 +106,40 @@ class Network:
 
     def check_images(self, images: Images) -> None:
         """Refuse images of another shape than the network was trained on, and warn of those in
-        memory whose values are on quite another scale."""
+        memory whose values are on quite another scale; of lazy ones nothing is computed."""
         if images.shape[1:] != tuple(self.image_shape):
             raise DataError(
                 f"X has images of shape {images.shape[1:]} and the network was trained on "
                 f"{tuple(self.image_shape)} (height, width, channels): give images of that shape"
             )
-        if images.is_lazy or not images.shape[0]:
+        if not images.is_lazy:
+            self._warn_of_scale(np.asarray(images.array))
+
+    def look_at(self, images: Images) -> None:
+        """As `check_images`, by the first few of lazy images too: for those who compute all."""
+        if images.is_lazy:
+            self._warn_of_scale(np.asarray(images.array[:LOOKED_AT]))
+        else:
+            self.check_images(images)
+
+    def _warn_of_scale(self, images: Array) -> None:
+        if not len(images):
             return
-        low, high = float(np.min(images.array)), float(np.max(images.array))
-        trained = 1 / float(np.max(self.image_scale.scale) or 1)
-        if low < high and not trained / OTHER_SCALE <= high - low <= trained * OTHER_SCALE:
-            first = float(np.min(self.image_scale.low))
+        low, high = float(images.min()), float(images.max())
+        least, most = self.trained_range
+        width = most - least
+        if low < high and not width / OTHER_SCALE <= high - low <= width * OTHER_SCALE:
             warnings.warn(
                 f"these images have values from {low:g} to {high:g}, and the network was trained "
-                f"on values from {first:g} to {first + trained:g}: give them on the same scale",
-                stacklevel=3,
+                f"on values from {least:g} to {most:g}: give them on the same scale",
+                stacklevel=4,
             )
+
+    @property
+    def trained_range(self) -> tuple[float, float]:
+        """The least and the largest value of the images that the network was trained on."""
+        low = float(np.min(self.image_scale.low))
+        return low, low + 1 / float(np.max(self.image_scale.scale) or 1)
 
     def scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
         """Running scores (N, C) after the last layer; lazy for lazy images.
@@ -169,6 +187,8 @@ class Network:
         """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
         dask, −1 for a label that is no class; augment as for `scores`."""
         self.check_images(images)
+        if images.is_lazy:
+            self.look_at(images)
         array = self._chunked(images)
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
         counts = da.map_blocks(
@@ -279,22 +299,24 @@ def _stages(
             backend.put(some), network.layers, network.image_scale, network.spec,
             len(network.classes),
         )  # fmt: skip
-        with GPU_TURN if backend.on_gpu else nullcontext(), backend.working():
+        turn = GPU_TURN if backend.on_gpu else nullcontext()
+        with turn, backend.working(), np.errstate(all="ignore"):
             for stage, (_, scores) in enumerate(stages):
                 mean = backend.get(scores.reshape(1 + copies, n, -1).mean(axis=0))
-                _check_scores(mean, images[rows], first + start)
+                _check_scores(mean, images[rows], first + start, network)
                 yield rows, stage, mean
 
 
-def _check_scores(scores: Array, images: Array, first: int) -> None:
+def _check_scores(scores: Array, images: Array, first: int, network: Network) -> None:
     """Refuse images (n, H, W, d), the first of this index, that scores (n, C) cannot be told of."""
     wrong = np.flatnonzero(~np.isfinite(scores).all(axis=1))
     if len(wrong):
         low, high = float(images[wrong[0]].min()), float(images[wrong[0]].max())
+        least, most = network.trained_range
         raise DataError(
-            f"image {first + wrong[0]} of X has values from {low:g} to {high:g}, which are too far "
-            "from those that the network was trained on for single precision: give images on the "
-            "same scale"
+            f"image {first + wrong[0]} of X has values from {low:g} to {high:g}, and the network "
+            f"was trained on values from {least:g} to {most:g}: single precision cannot hold what "
+            "it makes of them; give images on the same scale"
         )
 
 

@@ -185,6 +185,16 @@ IMAGES: dict[str, Case] = {
         DataError,
         ["image 7 of X", "pixel value nan", "replace or drop"],
     ),
+    "beyond single precision": (
+        fit(X.astype(np.float64) * 1e300),
+        DataError,
+        [
+            "image 0 of X",
+            "pixel value 3e+301",
+            "single precision ends at 3.4e+38",
+            "divide all images",
+        ],
+    ),
     "infinite": (fit(with_pixel(-np.inf)), DataError, ["image 7 of X", "pixel value -inf"]),
     "lazy nan": (
         fit(lazily(with_pixel(np.nan, 13))),

@@ -339,6 +339,10 @@ def test_images_on_another_scale_are_warned_of(fitted: ResCNetClassifier) -> Non
     """As are those divided by 255, which are one dark grey to the network."""
     with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values from 0 to 255"):
         fitted.predict(X[:5].astype(np.float32) / 255)
+    lazy = da.from_array(X[:50].astype(np.float32) / 255, (20, -1, -1, -1))
+    for scored in (fitted.score, fitted.staged_score):  # which compute it all anyway
+        with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values"):
+            scored(lazy, Y[:50])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted.predict(X[:5].astype(np.float32))

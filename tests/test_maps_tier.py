@@ -479,6 +479,16 @@ def test_the_plan_tells_that_maps_are_removed_at_the_end(maps: Any) -> None:
     assert ("stored every 10 layers;" in line) == (maps == "auto")
 
 
+def test_no_room_is_told_of_for_maps_that_are_never_stored() -> None:
+    """As where no checkpoint is due before the end."""
+    run, spec = RunSpec(keep_maps="none"), BIG.replace(max_layers=11)
+    maps = 50_000 * (32 * 32 * 50 + 10) * 4
+    some = estimate(CIFAR, spec, run, workers(64), None).traffic
+    none = estimate(CIFAR, spec, run.replace(checkpoint_every=11), workers(64), None).traffic
+    assert (some.written, none.written) == (maps, 0)
+    assert some.store - none.store == 2 * maps
+
+
 def test_what_is_told_of_the_store_is_what_a_layer_writes() -> None:
     """At most: the maps of a layer that is stored; of all layers where they are kept."""
     maps = 50_000 * (32 * 32 * 50 + 10) * 4
@@ -508,7 +518,10 @@ def test_a_gpu_that_is_too_small_for_a_wish_gets_a_value_that_fits() -> None:
 def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
     """With what is needed, what is free, and what to do."""
     run = RunSpec(maps="memory")
-    with pytest.raises(ClusterError, match=r'maps="memory".*13\.0 GiB.*free.*more or larger wor'):
+    with pytest.raises(
+        ClusterError,
+        match=r'maps="memory".*13\.0 GiB.*free.*larger workers, store_dtype="float16" for',
+    ):
         estimate(CIFAR, BIG, run, workers(16), None)
 
 

@@ -145,10 +145,12 @@ def main(
         where, path = take_cluster(flags), os.path.join(into, f"{name}.json")
         check_folder(path)
         given = {key: value for key, value in flags.items() if value is not None}
-        record = make(name, data, test_data, store or f"runs/{name}", where, given)
+        place = store or f"runs/{name}"
+        record = make(name, data, test_data, place, where, given)
         with finished_file(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         click.echo(table([record]))
+        click.echo(f"wrote {path}; the run is at {masked(place)}", err=True)
 
 
 # a result ---------------------------------------------------------------------------------------

@@ -278,6 +278,7 @@ def predict_command(
     part = part_to_judge(split_of(data, split) if split else data)
     images, files = part.images, part.files
     clf.network_.check_images(images)
+    clf.network_.look_at(images)
     augment = averaged_over(flips, copies)
     with finished_file(output) as file:
         writer = csv.writer(file)

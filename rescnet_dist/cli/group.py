@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -40,9 +41,11 @@ ELSEWHERE = {"bench", "dashboard", "data", "deploy", "estimate", "report", "runs
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Turn what ends the body into a message and an exit code."""
+    """Turn what ends the body into a message and an exit code, and warnings into one line each."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _told_in_one_line
+            yield
     except (ClaimLost, ClusterLost, StoreUnreachable) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(RESUMABLE)
@@ -55,6 +58,10 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         click.echo("; ".join(["interrupted", *map(str, _told(interrupt))]), err=True)
         sys.exit(130)
+
+
+def _told_in_one_line(message: Warning | str, *_where: Any, **_more: Any) -> None:
+    click.echo(f"warning: {message}", err=True)
 
 
 def _told(interrupt: BaseException) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from rescnet_dist.errors import DataError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 IMAGE_NAMES = ("images", "image", "X", "x")
+LARGEST = float(np.finfo(np.float32).max)  # what a pixel is in the end
 LABEL_NAMES = ("labels", "label", "y")
 
 
@@ -72,19 +73,27 @@ def as_images(source: Any, *, name: str = "X") -> Images:
 
 
 def are_finite(images: Array) -> Array:
-    """Which of images (n, …) have no NaN or infinite pixels, (n,) bool."""
+    """Which of images (n, …) have only pixels that are numbers of single precision, (n,) bool."""
     if images.dtype.kind != "f":
         return np.ones(len(images), bool)
-    return np.asarray(np.isfinite(images).reshape(len(images), -1).all(axis=1))
+    fine = np.isfinite(images) if images.dtype.itemsize <= 4 else np.abs(images) <= LARGEST
+    return np.asarray(fine.reshape(len(images), -1).all(axis=1))
 
 
 def check_finite(images: Array, numbers: Array | int, name: str = "X") -> None:
-    """Refuse NaN or infinite pixels in images (n, …) of these numbers (n,), or from this one on."""
+    """Refuse NaN or infinite pixels in images (n, …) of these numbers (n,), or from this one on,
+    and those that single precision cannot hold."""
     finite = are_finite(images)
     if not finite.all():
         first = int(np.flatnonzero(~finite)[0])
-        value = images[first][~np.isfinite(images[first])].flat[0]
+        image = images[first].astype(np.float64)
+        value = image[~(np.abs(image) <= LARGEST)].flat[0]
         number = numbers + first if isinstance(numbers, int) else numbers[first]
+        if np.isfinite(value):
+            raise DataError(
+                f"image {number} of {name} has the pixel value {value:g}, and single precision "
+                f"ends at {LARGEST:.2g}: divide all images by the same number"
+            )
         raise DataError(
             f"image {number} of {name} has the pixel value {value}: pixels must be finite; "
             "replace or drop such images"

@@ -15,8 +15,9 @@ from rescnet_dist.kernels.loading import prepare
 from rescnet_dist.spec import RunSpec
 
 INSTALL = (
-    "pip install 'rescnet-dist[gpu]' (with NVIDIA's driver), or leave array_backend out; a run "
-    "that was begun on a GPU goes on where there is one"
+    "pip install 'rescnet-dist[gpu]' (in a checkout '.[gpu]'; cupy-cuda12x for CUDA 12), with "
+    "NVIDIA's driver, or leave array_backend out; a run that was begun on a GPU goes on where "
+    "there is one"
 )
 
 

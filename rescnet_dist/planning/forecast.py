@@ -15,7 +15,7 @@ from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import GOOD_CHUNK, make_plan
 from rescnet_dist.planning.needs import Problem, Traffic, device_memory, peak_memory, traffic
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.planning.tier import Tier, check_tier, choose_tier
+from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, stored_at_once
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.tables import html_table, size_text, time_text
 
@@ -138,7 +138,7 @@ def estimate(
     """The plan for images and workers that need not be there, and what it takes: arithmetic."""
     plan = make_plan(problem, spec, run_spec, workers)
     tier = choose_tier(problem, spec, run_spec, plan, workers)
-    check_tier(tier, run_spec)
+    check_tier(tier, spec, run_spec)
     seconds = None
     if speed:
         speed = speed.with_threads(plan.solve_threads)
@@ -151,7 +151,11 @@ def estimate(
         features=problem.features(spec),
         peak_memory=peak_memory(problem, spec, plan, workers) + tier.on_host,
         traffic=traffic(
-            problem, spec, plan, in_memory=tier.in_memory, keep_all=run_spec.keep_maps == "all"
+            problem,
+            spec,
+            plan,
+            in_memory=tier.in_memory,
+            stored=stored_at_once(spec, run_spec, tier),
         ),
         max_layers=spec.max_layers,
         tier=tier,

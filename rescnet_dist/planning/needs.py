@@ -188,17 +188,17 @@ def traffic(
     plan: Plan,
     *,
     in_memory: bool = False,
-    keep_all: bool = False,
+    stored: int = 2,
 ) -> Traffic:
-    """What a layer moves, and what the run takes to store. Where maps stay in memory nothing is
-    read, and what is written is so by the layers that are stored alone. With `keep_all` the maps of
-    all layers stay in the store."""
+    """What a layer moves, and what the run takes to store, of maps those of so many layers at most.
+    Where maps stay in memory nothing is read, and what is written is so by the layers that are
+    stored alone."""
     height, width, _ = problem.image_shape
     n, features = problem.images, problem.features(spec)
     images = problem.image_bytes
     itemsize = np.dtype(spec.store_dtype).itemsize
     maps = n * (itemsize * height * width * spec.filters + 4 * problem.classes)
-    read, written = images + maps, maps
+    read, written = images + maps, maps if stored else 0
     if in_memory:
         read = 0
     merges, left = 0, plan.accumulators
@@ -222,6 +222,6 @@ def traffic(
         written=written,
         network=network,
         driver=PER_PASS + plan.chunks * PER_CHUNK + tasks * PER_TASK,
-        store=images + max(2, spec.max_layers * keep_all) * maps + work + spec.max_layers * layer,
+        store=images + stored * maps + work + spec.max_layers * layer,
         tasks=tasks,
     )

@@ -80,10 +80,20 @@ def choose_tier(
     return tier(True, f"in workers' {place}: {sizes}")
 
 
-def check_tier(tier: Tier, run_spec: RunSpec) -> None:
+def check_tier(tier: Tier, spec: NetworkSpec, run_spec: RunSpec) -> None:
     """Refuse maps="memory" where there is no room for them."""
+    half = "" if spec.store_dtype == "float16" else 'store_dtype="float16" for half as much, '
     if run_spec.maps == "memory" and not tier.in_memory:
         raise ClusterError(
             f'maps="memory", and they do not fit: {tier.why.partition(": ")[2] or tier.why}; use '
-            'more or larger workers, or leave maps="memory" out'
+            f'more or larger workers, {half}or leave maps="memory" out'
         )
+
+
+def stored_at_once(spec: NetworkSpec, run_spec: RunSpec, tier: Tier) -> int:
+    """The layers whose maps are in the store at a time, at most: those of one are removed once
+    those of a later one are there."""
+    if run_spec.keep_maps == "all":
+        return max(2, spec.max_layers)
+    at_end = tier.in_memory and not run_spec.maps_stay
+    return 0 if at_end and spec.max_layers <= run_spec.checkpoint_every else 2

@@ -214,7 +214,7 @@ class Reader:
         paths = unsaved(self.step), f"scores/{self.step:04d}"  # those of a layer that was stored
         found_so = (self._expected(path, self._number(chunk.start)) for path in paths)
         expected = next((sums for sums in found_so if sums is not None), None)
-        reason = f"kept in memory, and there no longer; made again from layer {first}"
+        reason = f"in no store, and in memory no longer; made again from layer {first}"
         if expected is not None and checksum(self.backend.get(scores)) != expected:
             reason += (
                 ", with other last digits than were committed, as on another processor or with "
