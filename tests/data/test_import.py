@@ -75,9 +75,19 @@ def tasks_left(dask_worker: Any) -> int:
 
 
 def quiet(client: Client) -> None:
-    """Wait until nothing runs that an import has left behind."""
-    while any(client.processing().values()) or any(client.run(tasks_left).values()):
+    """Wait until nothing runs that an import has left behind, nor waits to: what is cancelled may
+    be on its way to a worker, where nobody sees it for a moment."""
+    seen = 0
+    while seen < 20:
+        busy = client.run_on_scheduler(tasks_waiting) or any(client.run(tasks_left).values())
+        seen = 0 if busy else seen + 1
         time.sleep(0.01)
+
+
+def tasks_waiting(dask_scheduler: Any) -> int:
+    """Tasks that a scheduler knows and that are not done."""
+    done = {"memory", "erred", "released", "forgotten"}
+    return sum(task.state not in done for task in dask_scheduler.tasks.values())
 
 
 # the images -------------------------------------------------------------------------------------
