@@ -239,8 +239,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         part = taken(X, y, "test")
         codes = encode(part.labels, self.classes_, unknown=-1)
-        if part.images.is_lazy:
-            self.network_.look_at(part.images)
+        self.network_.look_at(part.images)
         right = self._scores(part.images, augment).argmax(axis=1) == codes
         if sample_weight is None:
             return float(right.mean())

@@ -116,11 +116,9 @@ class Network:
             self._warn_of_scale(np.asarray(images.array))
 
     def look_at(self, images: Images) -> None:
-        """As `check_images`, by the first few of lazy images too: for those who compute all."""
+        """Warn of lazy images on another scale too, by the first few: for those who compute all."""
         if images.is_lazy:
             self._warn_of_scale(np.asarray(images.array[:LOOKED_AT]))
-        else:
-            self.check_images(images)
 
     def _warn_of_scale(self, images: Array) -> None:
         if not len(images):
@@ -187,8 +185,7 @@ class Network:
         """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
         dask, −1 for a label that is no class; augment as for `scores`."""
         self.check_images(images)
-        if images.is_lazy:
-            self.look_at(images)
+        self.look_at(images)
         array = self._chunked(images)
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
         counts = da.map_blocks(

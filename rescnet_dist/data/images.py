@@ -13,8 +13,8 @@ from rescnet_dist.errors import DataError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 IMAGE_NAMES = ("images", "image", "X", "x")
-LARGEST = float(np.finfo(np.float32).max)  # what a pixel is in the end
 LABEL_NAMES = ("labels", "label", "y")
+LARGEST = float(np.finfo(np.float32).max)  # of a pixel, as all are in single precision in the end
 
 
 @dataclass(frozen=True, slots=True)

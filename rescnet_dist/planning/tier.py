@@ -82,8 +82,8 @@ def choose_tier(
 
 def check_tier(tier: Tier, spec: NetworkSpec, run_spec: RunSpec) -> None:
     """Refuse maps="memory" where there is no room for them."""
-    half = "" if spec.store_dtype == "float16" else 'store_dtype="float16" for half as much, '
     if run_spec.maps == "memory" and not tier.in_memory:
+        half = "" if spec.store_dtype == "float16" else 'store_dtype="float16" for half as much, '
         raise ClusterError(
             f'maps="memory", and they do not fit: {tier.why.partition(": ")[2] or tier.why}; use '
             f'more or larger workers, {half}or leave maps="memory" out'

@@ -61,11 +61,12 @@ def _committed_chunks(
     """Path, number of the first chunk and checksums of some chunks at a time, of all arrays that
     were committed with a step and are kept; last: whether it is the last whose maps are."""
     how = RunState.of(run).run_spec
-    removed = not how.maps_stay and not run.has_maps(step)  # as the run was done
+    # those of a run that keeps none are removed as it is done
+    kept = how.keep_maps == "all" or (last and (how.maps_stay or run.has_maps(step)))
     for path, checksums in run.checksums(step).items():
         if path.startswith(UNSAVED):
             continue
-        if path.startswith("data/") or (last and not removed) or how.keep_maps == "all":
+        if path.startswith("data/") or kept:
             for first in range(0, len(checksums), CHUNKS_PER_TASK):
                 yield path, first, checksums[first : first + CHUNKS_PER_TASK]
 
