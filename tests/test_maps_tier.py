@@ -111,6 +111,26 @@ def test_memory_gives_the_bits_of_the_store(
     assert verify_run(tmp_path / "run") == []
 
 
+def test_features_that_have_no_room_are_made_again_to_the_same_bits(
+    client: Client, tmp_path: Path, reference: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the maps, which stay in memory without them."""
+    kept: list[Held] = []
+    put = Shelf.put
+
+    def told(self: Shelf, start: int, held: Held, backend: Backend) -> None:
+        kept.append(held)
+        put(self, start, held, backend)
+
+    monkeypatch.setattr(Shelf, "put", told)
+    monkeypatch.setattr(loop, "choose_tier", lambda *a: replace(choose_tier(*a), features=False))
+    fit(tmp_path / "run")
+    assert same(weights(tmp_path / "run"), reference)
+    assert {held.features is None for held in kept} == {True}
+    assert {held.maps is None for held in kept} == {False}
+    assert verify_run(tmp_path / "run") == []
+
+
 def test_a_stopped_run_goes_on_from_the_last_checkpoint(
     client: Client, tmp_path: Path, reference: list[Any]
 ) -> None:
@@ -442,19 +462,31 @@ def test_held_bytes_are_those_of_the_arrays() -> None:
     assert held_bytes(CIFAR, BIG, 1) == 32 * 32 * (4 * 50 + 3) + 4 * 17_150 + 4 * 10
     half = BIG.replace(store_dtype="float16")
     assert held_bytes(CIFAR, half, 1) == 32 * 32 * (2 * 50 + 3) + 4 * 17_150 + 4 * 10
+    assert held_bytes(CIFAR, half, 1, features=False) == 32 * 32 * (2 * 50 + 3) + 4 * 10
 
 
 @pytest.mark.parametrize(
     ("there", "run", "in_memory", "why"),
     [
-        (workers(64), RunSpec(), True, "in workers' memory: 13.0 GiB of them per worker, of "),
-        (workers(16), RunSpec(), False, "in the store: 13.0 GiB of them per worker, of "),
-        (workers(24, 4), RunSpec(), True, "in workers' memory: 3.3 GiB of them per worker, of "),
+        (
+            workers(64),
+            RunSpec(),
+            True,
+            "in workers' memory: 13.0 GiB of them and their features per",
+        ),
+        (workers(28), RunSpec(), True, "memory: 9.7 GiB of them per worker, of 11.1 GiB free in"),
+        (workers(16), RunSpec(), False, "in the store: 9.7 GiB of them per worker, of "),
+        (
+            workers(24, 4),
+            RunSpec(),
+            True,
+            "memory: 3.3 GiB of them and their features per worker, of",
+        ),
         (workers(64), RunSpec(maps="store"), False, 'in the store, as maps="store" says'),
         (workers(64), RunSpec(keep_maps="all"), False, 'in the store, as keep_maps="all" says'),
         (workers(2), RunSpec(), False, "in the store, as not even the scatter matrix fits"),
         (workers(64, 1, 80), RunSpec(array_backend="cupy"), True, "in workers' GPU's memory: "),
-        (workers(64, 1, 24), RunSpec(array_backend="cupy"), False, "free in its GPU's memory"),
+        (workers(64, 1, 16), RunSpec(array_backend="cupy"), False, "free in its GPU's memory"),
     ],
 )
 def test_the_plan_chooses_and_says_why(
@@ -520,7 +552,7 @@ def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
     run = RunSpec(maps="memory")
     with pytest.raises(
         ClusterError,
-        match=r'maps="memory".*13\.0 GiB.*free.*larger workers, store_dtype="float16" for',
+        match=r'maps="memory".*9\.7 GiB.*free.*larger workers, store_dtype="float16" for',
     ):
         estimate(CIFAR, BIG, run, workers(16), None)
 

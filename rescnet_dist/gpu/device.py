@@ -34,15 +34,21 @@ def problem() -> str | None:
 
 
 def memory() -> tuple[str, int]:
-    """A name of the GPU in use, which no other has, and its bytes."""
+    """A name of the GPU in use, which no other has, and its bytes, or those that CuPy may take of
+    it (CUPY_GPU_MEMORY_LIMIT)."""
     device = cupy.cuda.Device()
-    return str(device.pci_bus_id), int(device.mem_info[1])
+    limit = cupy.get_default_memory_pool().get_limit()
+    return str(device.pci_bus_id), int(min(limit or np.inf, device.mem_info[1]))
 
 
 def used_share() -> float:
-    """The share of the GPU's memory that is taken, but for what CuPy keeps for later."""
+    """The share of the GPU's memory that is taken, but for what CuPy keeps for later; of what CuPy
+    may take of it, if that is limited."""
+    pool = cupy.get_default_memory_pool()
+    if limit := pool.get_limit():
+        return float(pool.used_bytes() / limit)
     free, total = cupy.cuda.Device().mem_info
-    return 1 - (free + cupy.get_default_memory_pool().free_bytes()) / total
+    return float(1 - (free + pool.free_bytes()) / total)
 
 
 def free() -> None:

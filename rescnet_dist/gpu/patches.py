@@ -8,7 +8,6 @@ products; what a pair of offsets sweeps over is then a rectangle of these sums.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +15,16 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas
 
-from rescnet_dist.gpu.device import FLOAT32, HALF, PAIRS, REAL, Array, module, turned_pixels
+from rescnet_dist.gpu.device import (
+    FLOAT32,
+    HALF,
+    PAIRS,
+    REAL,
+    Array,
+    aligned,
+    module,
+    turned_pixels,
+)
 from rescnet_dist.kernels.gpu_tiles import SEGMENT_CHANNELS
 
 MOST_SUMMED = 4096  # images, by matrix units, which round towards zero: sums of more lose digits
@@ -109,16 +117,23 @@ class Cut:
         beside = (down * (self.segments + 1) + 1 + around[0]) * each
         one = np.array(1, np.float32)
         kind = HALF if parts[0].dtype == np.float16 else REAL
-        starts = range(0, n, MOST_SUMMED)
-        for (left, right), start in itertools.product(PAIRS[len(parts)], starts):
+        for left, right, start, stop in self.products_of(len(parts), n):
             cublas.gemmStridedBatchedEx(
                 cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N,
-                len(around) * each, each, min(MOST_SUMMED, n - start), one.ctypes.data,
+                len(around) * each, each, stop - start, one.ctypes.data,
                 parts[right][beside:, start:].data.ptr, kind, n, each * n,
                 parts[left][each:, start:].data.ptr, kind, n, each * n,
                 one.ctypes.data, sums.data.ptr, REAL, len(around) * each, len(around) * each * each,
                 batch, FLOAT32, -1,
             )  # fmt: skip
+
+    @staticmethod
+    def products_of(parts: int, n: int) -> list[tuple[int, int, int, int]]:
+        """Which of so many parts are multiplied, over which of n images, each start to stop: what
+        half precision leaves is so small that digits lost of it are none of the sum."""
+        step = aligned(-(-n // -(-n // MOST_SUMMED)))
+        few = [(start, min(start + step, n)) for start in range(0, n, step)]
+        return [(*p, *s) for p in PAIRS[parts] for s in (few if p == (0, 0) else [(0, n)])]
 
     def sweep(self, sums: Array, down: int, total: Array) -> None:
         """Put into total (k, k, c', k, k, c'), of the channels that are used, what each pair of

@@ -43,12 +43,13 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
         raise SpecError(_refusal(problem, spec, run_spec, workers))
     if workers.gpu_memory is None:
         return best
-    # chunks of half or a quarter the size cost less than maps that go through the store
+    # chunks of half or a quarter the size cost less than features that are made twice, and those
+    # less than maps that go through the store
     nearly = takewhile(lambda plan: SMALLER * plan.chunk_images >= best.chunk_images, fitting)
-    for plan in (best, *nearly):
-        if choose_tier(problem, spec, run_spec, plan, workers).in_memory:
-            return plan
-    return best
+    plans = [best, *nearly]
+    tiers = [choose_tier(problem, spec, run_spec, plan, workers) for plan in plans]
+    rank = [(tier.in_memory, tier.in_memory and tier.features) for tier in tiers]
+    return plans[rank.index(max(rank))]
 
 
 def check_fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> None:

@@ -20,10 +20,11 @@ from rescnet_dist.tables import size_text
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Whether maps stay in memory, the bytes that a worker keeps then, whether it is a GPU's
-    memory, and why it is so."""
+    """Whether maps stay in memory, and their features beside them, the bytes that a worker keeps
+    then, whether it is a GPU's memory, and why it is so."""
 
     in_memory: bool
+    features: bool
     held: int
     on_gpu: bool
     why: str
@@ -34,17 +35,19 @@ class Tier:
         return self.held if self.in_memory and not self.on_gpu else 0
 
 
-def held_bytes(problem: Problem, spec: NetworkSpec, rows: int) -> int:
-    """Bytes that are kept of so many rows: maps, features, scores, and the images themselves."""
+def held_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool = True) -> int:
+    """Bytes that are kept of so many rows: maps, scores, the images themselves, and features, if
+    those are kept too."""
     height, width, channels = problem.image_shape
     maps = np.dtype(spec.store_dtype).itemsize * spec.filters
     pixels = height * width * (maps + problem.itemsize * channels)
-    return rows * (pixels + 4 * problem.features(spec) + 4 * problem.classes)
+    beside = 4 * problem.features(spec) if features else 0
+    return rows * (pixels + beside + 4 * problem.classes)
 
 
-def group_bytes(problem: Problem, spec: NetworkSpec, group: Group) -> int:
+def group_bytes(problem: Problem, spec: NetworkSpec, group: Group, *, features: bool = True) -> int:
     """Bytes that are kept of a group of chunks."""
-    return held_bytes(problem, spec, group.stop - group.start)
+    return held_bytes(problem, spec, group.stop - group.start, features=features)
 
 
 def choose_tier(
@@ -52,16 +55,18 @@ def choose_tier(
 ) -> Tier:
     """Where the maps of a run go with these workers."""
     groups = plan.groups()
-    most = math.ceil(len(groups) / workers.count) * max(
-        group_bytes(problem, spec, group) for group in groups
-    )
     on_gpu = workers.gpu_memory is not None
     place, used, budget = "memory", peak_memory(problem, spec, plan, workers), workers.budget
     if on_gpu:
         place, used, budget = "GPU's memory", device_memory(problem, spec, plan), workers.gpu_budget
 
-    def tier(in_memory: bool, why: str) -> Tier:
-        return Tier(in_memory, most, on_gpu, why)
+    def most(features: bool) -> int:
+        """Bytes that the fullest worker keeps."""
+        each = (group_bytes(problem, spec, group, features=features) for group in groups)
+        return math.ceil(len(groups) / workers.count) * max(each)
+
+    def tier(in_memory: bool, why: str, features: bool = True) -> Tier:
+        return Tier(in_memory, features, most(features), on_gpu, why)
 
     if run_spec.maps == "store":
         return tier(False, 'in the store, as maps="store" says')
@@ -71,13 +76,19 @@ def choose_tier(
         return tier(False, "in the store, as not even the scatter matrix fits in memory")
     if budget is None:  # as large as it takes: for those who ask for it
         wanted = run_spec.maps == "memory"
-        where = f"workers' {place}: {size_text(most)} of them per worker" if wanted else "the store"
-        return tier(wanted, f"in {where}")
+        sizes = f"workers' {place}: {size_text(most(True))} of them per worker"
+        return tier(wanted, f"in {sizes if wanted else 'the store'}")
     room = max(0, budget - used)
-    sizes = f"{size_text(most)} of them per worker, of {size_text(room)} free in its {place}"
-    if most > room:
-        return tier(False, f"in the store: {sizes}")
-    return tier(True, f"in workers' {place}: {sizes}")
+    free = f"per worker, of {size_text(room)} free in its {place}"
+    if most(True) <= room:
+        why = f"{size_text(most(True))} of them and their features {free}"
+        return tier(True, f"in workers' {place}: {why}")
+    # maps without their features, which are made again from them: less work than to store both
+    sizes = f"{size_text(most(False))} of them {free}"
+    if most(False) <= room:
+        why = f"{sizes}; no room for their features, which are made twice"
+        return tier(True, f"in workers' {place}: {why}", features=False)
+    return tier(False, f"in the store: {sizes}", features=False)
 
 
 def check_tier(tier: Tier, spec: NetworkSpec, run_spec: RunSpec) -> None:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,8 @@ class _Driver:
         keep = self.tier is not None and self.tier.in_memory
         stays = self.state.run_spec.maps_stay
         save = not keep or (stays if layer == at_end else layer % every == 0)
-        return Task(self.run, layer, self.stored, keep, save, self.name)
+        features = self.tier is not None and self.tier.features
+        return Task(self.run, layer, self.stored, keep, save, features, self.name)
 
     def tidy(self) -> None:
         """Remove what is not needed any more once a layer is committed."""
@@ -274,10 +276,8 @@ class _Driver:
         check_fits(state.plan, self.problem, state.spec, workers)
         self.tier = choose_tier(self.problem, state.spec, state.run_spec, state.plan, workers)
         if self.tier.in_memory:
-            sizes = [
-                0 if state.backend.on_gpu else group_bytes(self.problem, state.spec, group)
-                for group in state.plan.groups()
-            ]
+            size = partial(group_bytes, self.problem, state.spec, features=self.tier.features)
+            sizes = [0 if state.backend.on_gpu else size(group) for group in state.plan.groups()]
             self.shelves.spread(sizes, stored=self.stored == len(self.accuracies) - 1)
 
     def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:

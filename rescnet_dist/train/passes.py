@@ -184,11 +184,12 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
                     )  # fmt: skip
                     del pixels, old
                     statistics = statistics.fold(grown)
-            made = Held(layer, grown.maps, grown.scores, grown.features if task.keep else None)
+            kept = grown.features if task.keep and task.features else None
+            made = Held(layer, grown.maps, grown.scores, kept)
             reader.keep(chunk, made)
             features = grown.features if work else None
             writing = partial(write_all, chunk, made, features)
-            del grown, features, made  # what is written is held until then, and no more
+            del grown, features, kept, made  # what is written is held until then, and no more
             with meter.timing("write"):
                 checksums = checksums.merge(behind.put(writing) or Checksums())
             del writing

@@ -24,14 +24,15 @@ class Task:
     many training images of each class (C,) there are, and are before those it works on. One that
     works on no group of images has no counts (0,), and 0 before it (1,). stored is the last layer
     whose maps are in the store; keep and save: whether what is made of a chunk stays in the
-    worker's memory, and whether it goes to the store. driver: which one asks, by a name that no
-    other has; none where that does not matter."""
+    worker's memory, and whether it goes to the store; features: whether they stay beside maps that
+    do. driver: which one asks, by a name that no other has; none where that does not matter."""
 
     run: RunStore
     layer: int
     stored: int = 0
     keep: bool = False
     save: bool = True
+    features: bool = True
     driver: str = ""
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     before: Array = field(default_factory=lambda: np.zeros(1, np.int64))
