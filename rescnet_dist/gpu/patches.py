@@ -25,10 +25,9 @@ from rescnet_dist.gpu.device import (
     module,
     turned_pixels,
 )
-from rescnet_dist.kernels.gpu_tiles import SEGMENT_CHANNELS
+from rescnet_dist.kernels.gpu_tiles import PATCH_SLAB_BYTES, SEGMENT_CHANNELS
 
 MOST_SUMMED = 4096  # images, by matrix units, which round towards zero: sums of more lose digits
-SLAB_BYTES = 5 * 2**30  # of pixels that are worked on at a time: of a chunk, mostly
 CHANNELS = 64  # that are worked on side by side
 
 
@@ -46,7 +45,7 @@ def patch_products(maps: Array, images: Array, size: int, shift: Array, extent: 
     extent = cupy.where(extent > 0, extent, 1)
     scale = cupy.ldexp(cupy.ones_like(extent), -cupy.ceil(cupy.log2(extent)).astype(np.int32))
     by, times = shift.astype(np.float32), scale.astype(np.float32)
-    step = max(1, SLAB_BYTES // (4 * cut.pixels * cut.channels))
+    step = max(1, PATCH_SLAB_BYTES // (4 * cut.pixels * cut.channels))
     slabs = [slice(start, start + step) for start in range(0, n, step)]
 
     @lru_cache(maxsize=1)  # one slab, as it mostly is, is turned round once

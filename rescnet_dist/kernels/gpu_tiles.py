@@ -16,6 +16,7 @@ LINE = 8  # neighbours in a row that a thread works on
 MOST_THREADS = 512
 FEW_CHANNELS, DEPTH = 8, 16  # matrix units take 16 at a time, so that fewer would be wasted on them
 SEGMENT_CHANNELS = 4  # that those of segments of pixels are filled up to a multiple of
+PATCH_SLAB_BYTES = 5 * 2**30  # of pixels whose patches are worked on at a time: of a chunk, mostly
 TILE = 16  # pixels along the side of what a block of threads works on there
 
 
@@ -117,10 +118,12 @@ def check_gpu_holds(spec: NetworkSpec, image_shape: tuple[int, int, int], produc
             )
 
 
-def segment_sums_bytes(size: int, height: int, width: int, channels: int) -> int:
-    """Bytes of the products of segments of pixels, at most, that products of size×size patches of
-    images (H, W, c) are made from on a GPU."""
+def patch_products_bytes(size: int, height: int, width: int, channels: int, images: int) -> int:
+    """Bytes that products of size×size patches of so many images (H, W, c) are made from on a GPU,
+    at most: pixels, of a slab of images at a time, and products of segments of them."""
     length = max(1, size - 1)
-    each = length * -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
+    segments, filled = -(-width // length), -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
+    pixels = 4 * (height * (segments + 1) * length + length) * filled
     beside = 3 if size > 1 else 2
-    return 4 * height * (-(-width // length) + 1) * beside * each**2
+    sums = 4 * height * (segments + 1) * beside * (length * filled) ** 2
+    return sums + min(images * pixels, max(PATCH_SLAB_BYTES, pixels))

@@ -11,7 +11,7 @@ from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels import features_per_layer, targets_per_layer
 from rescnet_dist.kernels.convolution import PATCH_BYTES
-from rescnet_dist.kernels.gpu_tiles import segment_sums_bytes
+from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.kernels.layer import SLAB_BYTES
 from rescnet_dist.kernels.products import STRIP_BYTES
 from rescnet_dist.planning.plan import Plan
@@ -30,7 +30,8 @@ MARGIN = 1.15  # for what malloc and the codecs hold beside
 # on a GPU
 GPU_PROCESS = 1500 * 2**20  # bytes of the machine's memory that CUDA and CuPy take in a worker
 GPU_CONTEXT = 1024 * 2**20  # bytes of the GPU's that they and the libraries' workspaces take
-GPU_MAPS, GPU_FEATURES, GPU_INPUTS = 4, 6, 4  # how often each is there at most
+# how often each is there at most: maps that are read, made and written, features and their halves
+GPU_MAPS, GPU_FEATURES, GPU_PIXELS = 4, 3, 3
 GPU_MARGIN = 1.25  # for what CuPy keeps to be used again, in pieces
 
 
@@ -95,15 +96,17 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Bytes that one worker takes of its GPU, beside the maps that wait there."""
     height, width, channels = problem.image_shape
     features = problem.features(spec)
+    pixels = 4 * height * width * spec.channels_of_layer(1, channels)
     each = GPU_MAPS * 4 * height * width * spec.filters + GPU_FEATURES * 4 * features
-    each += GPU_INPUTS * problem.map_bytes(spec)
+    each += GPU_PIXELS * pixels
     working = plan.chunk_images * each + accumulators_held(plan, 1) * 4 * features**2
     working += max(
-        segment_sums_bytes(
-            spec.size_of_layer(layer), height, width, spec.channels_of_layer(layer, channels)
+        patch_products_bytes(
+            spec.size_of_layer(layer), height, width, spec.channels_of_layer(layer, channels),
+            plan.chunk_images,
         )
         for layer in (1, 2)
-    )
+    )  # fmt: skip
     working += 2 * small_accumulator(problem, spec) + bank_memory(problem, spec)
     return int(GPU_CONTEXT + GPU_MARGIN * working)
 
