@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import ClusterError, NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cli import main
-from rescnet_dist.cluster import Workers
+from rescnet_dist.cluster import Workers, workers_of
 from rescnet_dist.errors import BackendError, SpecError, StoreError
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import Forecast, Problem, choose_tier, estimate, make_plan
@@ -619,9 +619,34 @@ def test_workers_are_there_whatever_the_client_keeps_of_them(
 ) -> None:
     """Which Dask replaces now and then, by an answer without any."""
     monkeypatch.setattr(Client, "scheduler_info", lambda *_args, **_more: {"workers": {}})
-    found = Workers.present(client)
+    found = Workers.among(workers_of(client))
     assert found
     assert found.count == len(client.nthreads())
+
+
+def test_workers_are_asked_for_their_software_when_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with every layer, as all of them would wait for it."""
+    asked: list[tuple[int, int]] = []  # with which layer, of how many workers
+
+    def look(client: Client) -> None:
+        asked.append((len(RunStore.open(tmp_path / "run").commits()), len(client.nthreads())))
+
+    def another(event: Event) -> None:
+        if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 3):
+            cluster.scale(2)
+            client.wait_for_workers(2, timeout=60)
+
+    monkeypatch.setattr(loop, "check_versions", look)
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        fit(tmp_path / "run", listeners=[another])
+    assert asked == [(0, 1), (4, 2)]
 
 
 def test_workers_of_a_gpu_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

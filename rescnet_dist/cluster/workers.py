@@ -7,6 +7,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import dask
 import psutil
@@ -57,7 +58,7 @@ class Workers:
         await_worker(client)
         check_versions(client)
         resident, cores, gpu_memory = _prepared(client, backend)
-        found = cls.present(client)
+        found = cls.among(workers_of(client))
         if backend.on_gpu and found is not None and found.threads > 1:
             raise ClusterError(
                 f'array_backend="cupy" has one task at a time on a GPU, and there are workers of '
@@ -73,16 +74,15 @@ class Workers:
         )
 
     @classmethod
-    def present(cls, client: Client) -> Workers | None:
-        """The workers that are there just now, as they would be at rest; None without any."""
-        found = workers_of(client).values()
+    def among(cls, found: dict[str, Any]) -> Workers | None:
+        """Those that `workers_of` has found, as they would be at rest; None without any."""
         if not found:
             return None
-        threads = [worker["nthreads"] for worker in found]
+        threads = [worker["nthreads"] for worker in found.values()]
         machines: Counter[str] = Counter()
-        for worker in found:
+        for worker in found.values():
             machines[worker["host"]] += worker["nthreads"]
-        limits = [worker["memory_limit"] for worker in found]
+        limits = [worker["memory_limit"] for worker in found.values()]
         return cls(
             count=len(threads),
             slots=sum(threads),
