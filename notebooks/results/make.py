@@ -90,7 +90,9 @@ class Result:
 RESULTS = {
     "digits": Result("embedded digits", "digits"),
     "mnist": Result("MNIST", "mnist", 0.9952, "231 layers"),
-    "mnist-shifts": Result("MNIST, shifted copies", "mnist", 0.9952, "231 layers, no shifts"),
+    "mnist-shifts": Result(
+        "MNIST, shifted, turned copies", "mnist", 0.9952, "231 layers, no copies"
+    ),
     "cifar10": Result("CIFAR-10", "cifar10", 0.8754, "937 layers, stride 1"),
     "cifar10-stride1": Result("CIFAR-10, stride 1", "cifar10", 0.8754, "937 layers"),
     "cifar10-flips": Result("CIFAR-10, flips", "cifar10", 0.8835, "flips"),
