@@ -203,7 +203,8 @@ class Network:
         if self.backend.on_gpu:
             size = GPU_BATCH_BYTES
             if self.backend.available() and (memory := self.backend.memory()):
-                size = min(size, memory[1] // GPU_PARTS)
+                _, total, limit = memory
+                size = min(size, min(total, limit or total) // GPU_PARTS)
         return max(1, size // (4 * height * width * self.spec.channels_of_layer(2, channels)))
 
     def _chunked(self, images: Images) -> da.Array:

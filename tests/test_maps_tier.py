@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster
 from rescnet_dist import ClusterError, NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cli import main
 from rescnet_dist.cluster import Workers, workers_of
+from rescnet_dist.cluster.workers import _least_of_a_gpu
 from rescnet_dist.errors import BackendError, SpecError, StoreError
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import Forecast, Problem, choose_tier, estimate, make_plan
@@ -637,6 +638,8 @@ def test_workers_are_asked_for_their_software_when_they_come(
         if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 3):
             cluster.scale(2)
             client.wait_for_workers(2, timeout=60)
+        elif isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 5):
+            client.retire_workers(sorted(client.nthreads())[:1])  # nobody is new
 
     monkeypatch.setattr(loop, "check_versions", look)
     with (
@@ -649,10 +652,26 @@ def test_workers_are_asked_for_their_software_when_they_come(
     assert asked == [(0, 1), (4, 2)]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "least"),
+    [
+        ([None], None),
+        ([("a", "0", 80, None)], 80),
+        ([("a", "0", 80, None), ("a", "0", 80, None), ("b", "0", 80, None)], 40),
+        ([("a", "0", 80, 30), ("a", "0", 80, 30)], 30),  # each its own limit
+        ([("a", "0", 80, 60), ("a", "0", 80, 60)], 40),
+        ([("a", "0", 80, 100), ("b", "0", 80, 70)], 70),
+    ],
+)
+def test_workers_count_on_their_part_of_a_gpu(gpus: list[Any], least: int | None) -> None:
+    """Or on what they may take, where that is less."""
+    assert _least_of_a_gpu(gpus) == least
+
+
 def test_workers_of_a_gpu_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As what is planned of its memory is for one task."""
     monkeypatch.setattr(Backend, "prepare", lambda _: None)
-    monkeypatch.setattr(Backend, "memory", lambda _: ("gpu", 2**30))
+    monkeypatch.setattr(Backend, "memory", lambda _: ("gpu", 2**30, None))
     with pytest.raises(ClusterError, match="workers of 2 threads: start them with --nthreads 1"):
         Workers.of(client, Backend("cupy"))
 

@@ -6,6 +6,7 @@ from rescnet_dist.cluster.connect import (
     connected,
     current_client,
     naming_its_loss,
+    processes,
     workers_of,
 )
 from rescnet_dist.cluster.workers import WORKER_TIMEOUT, Workers, await_worker
@@ -19,5 +20,6 @@ __all__ = [
     "connected",
     "current_client",
     "naming_its_loss",
+    "processes",
     "workers_of",
 ]

@@ -248,6 +248,12 @@ def workers_of(client: Client) -> dict[str, Any]:
     return dict(found["workers"])
 
 
+def processes(found: dict[str, Any]) -> set[tuple[str, str]]:
+    """What tells apart the processes of workers that `workers_of` has found: one that is started
+    again may have the address of the one before, but not its folder."""
+    return {(address, str(worker["local_directory"])) for address, worker in found.items()}
+
+
 def check_versions(client: Client) -> None:
     """Refuse a cluster whose workers or scheduler do not have the same software as this process."""
     found = client.get_versions(packages=[*COMPARED])

@@ -120,16 +120,21 @@ def _prepared(client: Client, backend: Backend) -> tuple[int, int, int | None]:
     return max(resident), min(cores), _least_of_a_gpu(gpus)
 
 
-def _least_of_a_gpu(found: Sequence[tuple[str, str, int] | None]) -> int | None:
-    """The bytes of a GPU that each worker may count on: machine, name and bytes of that of each."""
+Gpu = tuple[str, str, int, int | None]  # machine, name, bytes, and those that a process may take
+
+
+def _least_of_a_gpu(found: Sequence[Gpu | None]) -> int | None:
+    """The bytes of a GPU that each worker may count on, of those that they have: an equal part of
+    one that several share, or what it may take, if that is less."""
     gpus = [gpu for gpu in found if gpu]
     sharing = Counter(gpu[:2] for gpu in gpus)
-    return min((gpu[2] // sharing[gpu[:2]] for gpu in gpus), default=None)
+    parts = [(size // sharing[host, name], limit) for host, name, size, limit in gpus]
+    return min((min(part, limit or part) for part, limit in parts), default=None)
 
 
-def _ready(backend: Backend) -> tuple[int, int, tuple[str, str, int] | None]:
+def _ready(backend: Backend) -> tuple[int, int, Gpu | None]:
     """Load the kernels; returns the bytes that are resident in this process, a worker's, the cores
-    that it may use, and machine, name and bytes of its GPU."""
+    that it may use, and its GPU."""
     backend.prepare()
     memory = backend.memory()
     gpu = (socket.gethostname(), *memory) if memory else None

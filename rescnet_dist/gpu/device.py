@@ -33,22 +33,27 @@ def problem() -> str | None:
         return str(error)
 
 
-def memory() -> tuple[str, int]:
-    """A name of the GPU in use, which no other has, and its bytes, or those that CuPy may take of
-    it (CUPY_GPU_MEMORY_LIMIT)."""
+def memory() -> tuple[str, int, int | None]:
+    """A name of the GPU in use, which no other has, its bytes, and those that CuPy may take of it,
+    if that is limited (CUPY_GPU_MEMORY_LIMIT)."""
     device = cupy.cuda.Device()
-    limit = cupy.get_default_memory_pool().get_limit()
-    return str(device.pci_bus_id), int(min(limit or np.inf, device.mem_info[1]))
+    return str(device.pci_bus_id), int(device.mem_info[1]), _limit()
 
 
 def used_share() -> float:
-    """The share of the GPU's memory that is taken, but for what CuPy keeps for later; of what CuPy
-    may take of it, if that is limited."""
-    pool = cupy.get_default_memory_pool()
-    if limit := pool.get_limit():
-        return float(pool.used_bytes() / limit)
-    free, total = cupy.cuda.Device().mem_info
-    return float(1 - (free + pool.free_bytes()) / total)
+    """The share of the GPU's memory, or of what CuPy may take of it, that is taken, but for what
+    CuPy keeps for later: by this process, or by others where they have left less."""
+    pool, (free, total) = cupy.get_default_memory_pool(), cupy.cuda.Device().mem_info
+    mine, left = total, free + pool.free_bytes()
+    if limit := _limit():
+        mine = min(limit, total)
+        left = min(mine - pool.used_bytes(), left)
+    return float(1 - left / mine)
+
+
+def _limit() -> int | None:
+    """The bytes that CuPy may take, if that is limited."""
+    return cupy.get_default_memory_pool().get_limit() or None
 
 
 def free() -> None:

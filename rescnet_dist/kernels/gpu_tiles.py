@@ -120,10 +120,10 @@ def check_gpu_holds(spec: NetworkSpec, image_shape: tuple[int, int, int], produc
 
 def patch_products_bytes(size: int, height: int, width: int, channels: int, images: int) -> int:
     """Bytes that products of size×size patches of so many images (H, W, c) are made from on a GPU,
-    at most: pixels, of a slab of images at a time, and products of segments of them."""
+    at most: pixels, of two slabs of images at a time, and products of segments of them."""
     length = max(1, size - 1)
     segments, filled = -(-width // length), -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
     pixels = 4 * (height * (segments + 1) * length + length) * filled
     beside = 3 if size > 1 else 2
     sums = 4 * height * (segments + 1) * beside * (length * filled) ** 2
-    return sums + min(images * pixels, max(PATCH_SLAB_BYTES, pixels))
+    return sums + min(images * pixels, 2 * max(PATCH_SLAB_BYTES, pixels))

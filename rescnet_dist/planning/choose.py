@@ -48,7 +48,7 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     nearly = takewhile(lambda plan: SMALLER * plan.chunk_images >= best.chunk_images, fitting)
     plans = [best, *nearly]
     tiers = [choose_tier(problem, spec, run_spec, plan, workers) for plan in plans]
-    rank = [(tier.in_memory, tier.in_memory and tier.features) for tier in tiers]
+    rank = [(tier.in_memory, tier.features) for tier in tiers]
     return plans[rank.index(max(rank))]
 
 

@@ -30,8 +30,9 @@ MARGIN = 1.15  # for what malloc and the codecs hold beside
 # on a GPU
 GPU_PROCESS = 1500 * 2**20  # bytes of the machine's memory that CUDA and CuPy take in a worker
 GPU_CONTEXT = 1024 * 2**20  # bytes of the GPU's that they and the libraries' workspaces take
-# how often each is there at most: maps that are read, made and written, features and their halves
-GPU_MAPS, GPU_FEATURES, GPU_PIXELS = 4, 3, 3
+# how often each is there at most: maps that are read, made and written; features, those that are
+# trained on, these about their mean, and their halves
+GPU_MAPS, GPU_FEATURES, GPU_PIXELS = 4, 4, 3
 GPU_MARGIN = 1.25  # for what CuPy keeps to be used again, in pieces
 
 

@@ -65,8 +65,8 @@ def choose_tier(
         each = (group_bytes(problem, spec, group, features=features) for group in groups)
         return math.ceil(len(groups) / workers.count) * max(each)
 
-    def tier(in_memory: bool, why: str, features: bool = True) -> Tier:
-        return Tier(in_memory, features, most(features), on_gpu, why)
+    def tier(in_memory: bool, why: str, *, features: bool = True) -> Tier:
+        return Tier(in_memory, in_memory and features, most(features), on_gpu, why)
 
     if run_spec.maps == "store":
         return tier(False, 'in the store, as maps="store" says')
@@ -76,7 +76,7 @@ def choose_tier(
         return tier(False, "in the store, as not even the scatter matrix fits in memory")
     if budget is None:  # as large as it takes: for those who ask for it
         wanted = run_spec.maps == "memory"
-        sizes = f"workers' {place}: {size_text(most(True))} of them per worker"
+        sizes = f"workers' {place}: {size_text(most(True))} of them and their features per worker"
         return tier(wanted, f"in {sizes if wanted else 'the store'}")
     room = max(0, budget - used)
     free = f"per worker, of {size_text(room)} free in its {place}"

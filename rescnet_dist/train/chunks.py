@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -147,9 +147,11 @@ class Reader:
             self.shelf.put_images(chunk.start, images, self.backend)
 
     def keep(self, chunk: Chunk, held: Held) -> None:
-        """Keep what a layer made of a chunk on the shelf, if the task keeps anything."""
+        """Keep what a layer made of a chunk on the shelf, if the task keeps anything, and features
+        only if it keeps those."""
         if self.task.keep:
-            packed = held.with_maps_in(self.state.spec.store_dtype)
+            features = held.features if self.task.features else None
+            packed = replace(held.with_maps_in(self.state.spec.store_dtype), features=features)
             self.shelf.put(chunk.start, packed, self.backend)
 
     def read_images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:

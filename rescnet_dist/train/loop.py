@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from rescnet_dist.cluster import Workers, check_versions, workers_of
+from rescnet_dist.cluster import Workers, check_versions, processes, workers_of
 from rescnet_dist.errors import DataError, StoreError, masked
 from rescnet_dist.kernels import Tally
 from rescnet_dist.planning import Problem, Tier, check_fits, choose_tier, group_bytes
@@ -100,7 +100,7 @@ class _Driver:
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
         self.problem: Problem | None = None  # once it is asked for
         self.gpu_memory: int | None = None
-        self.looked_at: set[str] = set()  # workers whose software and GPUs have been asked for
+        self.looked_at: set[tuple[str, str]] = set()  # workers that have been asked what they are
         self.stored = 0  # the last layer whose maps are in the store
         self.tier: Tier | None = None
         self.shelves = Shelves(client, [fold_name(what.name) for what in passes.ON_SHELVES])
@@ -262,15 +262,16 @@ class _Driver:
 
     def check_cluster(self) -> None:
         """Refuse other software, and workers that are too small for the plan, before anything is
-        written: others than it was made for may be there by now. All workers are asked once."""
+        written: others than it was made for may be there by now. Those that stay are asked once."""
         state, found = self.state, workers_of(self.client)
         if self.problem is None:
             self.problem = state.problem(self.run.images()[0].dtype.itemsize)
-        if self.looked_at != set(found):
+        if (new := processes(found) - self.looked_at) and state.backend.on_gpu:
+            self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
+            found = workers_of(self.client)
+        elif new or not found:
             check_versions(self.client)
-            if state.backend.on_gpu:
-                self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
-            self.looked_at = set(found)
+        self.looked_at = processes(found)
         if not (present := Workers.among(found)):
             return
         workers = replace(present, gpu_memory=self.gpu_memory)

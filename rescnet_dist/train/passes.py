@@ -7,7 +7,7 @@ needs from the run store, and can be run again at any time with the same outcome
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from operator import add
 from typing import Any
@@ -184,12 +184,11 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
                     )  # fmt: skip
                     del pixels, old
                     statistics = statistics.fold(grown)
-            kept = grown.features if task.keep and task.features else None
-            made = Held(layer, grown.maps, grown.scores, kept)
-            reader.keep(chunk, made)
+            made = Held(layer, grown.maps, grown.scores, None)
+            reader.keep(chunk, replace(made, features=grown.features))
             features = grown.features if work else None
             writing = partial(write_all, chunk, made, features)
-            del grown, features, kept, made  # what is written is held until then, and no more
+            del grown, features, made  # what is written is held until then, and no more
             with meter.timing("write"):
                 checksums = checksums.merge(behind.put(writing) or Checksums())
             del writing

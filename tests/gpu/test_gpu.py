@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rescnet_dist.kernels.patches import patch_statistics
 from rescnet_dist.planning.needs import device_memory
 from rescnet_dist.planning.tier import held_bytes
 from rescnet_dist.store import RunStore, read_layer
-from rescnet_dist.train import Event, PassDone
+from rescnet_dist.train import Event, PassDone, loop
 from rescnet_dist.train.state import RunState
 
 pytestmark = pytest.mark.gpu
@@ -143,7 +144,7 @@ def test_sums_over_many_images_keep_their_digits(
     from rescnet_dist.gpu import patches
 
     if slab:
-        monkeypatch.setattr(patches, "SLAB_BYTES", slab)
+        monkeypatch.setattr(patches, "PATCH_SLAB_BYTES", slab)
     images = (rng.random((20_000, 6, 6, 2)) + 3).astype(np.float32)
     whole = images.astype(np.float64)
     windows = np.lib.stride_tricks.sliding_window_view(whole, (3, 3), (1, 2))
@@ -303,11 +304,24 @@ def test_two_workers_merge_what_they_have(
     assert relative(clf.decision_function(images), expected) < 1e-3
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=["plain", "half maps, towers"])
+@pytest.mark.parametrize(
+    ("change", "features"),
+    [(CHANGES[0], True), (CHANGES[1], True), (CHANGES[0], False)],
+    ids=["plain", "half maps, towers", "without features"],
+)
 def test_device_memory_stays_within_the_plan(
-    client: Client, backend: Backend, tmp_path: Path, change: dict[str, Any]
+    client: Client,
+    backend: Backend,
+    tmp_path: Path,
+    change: dict[str, Any],
+    features: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of CIFAR-10's shapes with mirror images, N = 100,000: what CuPy ever took of the GPU."""
+    """Of CIFAR-10's shapes with mirror images, N = 100,000, some held out: what CuPy ever took of
+    the GPU."""
+    if not features:
+        tier = loop.choose_tier
+        monkeypatch.setattr(loop, "choose_tier", lambda *a: replace(tier(*a), features=False))
     pool = backend.xp.get_default_memory_pool()
     pool.free_all_blocks()
     rng = np.random.default_rng(0)
@@ -315,12 +329,13 @@ def test_device_memory_stays_within_the_plan(
     spec = NetworkSpec.preset("cifar10").replace(
         stride=4, residual="regress", max_layers=2, stop_at_zero_error=False, **change
     )
-    run = RunSpec(array_backend="cupy", keep_maps="none")
+    run = RunSpec(array_backend="cupy", keep_maps="none", validation=0.04)
     clf = ResCNetClassifier(spec, store=tmp_path / "run", run=run)
     clf.fit(images, rng.integers(0, 10, 100_000))
     store = RunStore.open(tmp_path / "run")
     state = RunState.of(store)
     problem = state.problem(1)
-    planned = device_memory(problem, spec, state.plan) + held_bytes(problem, spec, 100_000)
+    planned = device_memory(problem, spec, state.plan)
+    planned += held_bytes(problem, spec, 100_000, features=features)
     print(f"taken {pool.total_bytes() / 2**30:.1f} GiB, planned {planned / 2**30:.1f} GiB")
     assert 0.4 * planned < pool.total_bytes() < planned
