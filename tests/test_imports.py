@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,3 +115,9 @@ def test_everything_public_has_a_docstring(path: Path) -> None:
                 if isinstance(node, ast.ClassDef):
                     bodies.append((f"{owner}{node.name}.", node.body))
     assert not silent
+
+
+def test_commands_start_without_scikit_learn() -> None:
+    """Which takes most of a second, and few of them need it."""
+    look = "import sys, rescnet_dist.cli.commands; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look]).returncode == 0

@@ -16,6 +16,7 @@ import dask.array as da
 from rich.console import Console
 from rich.table import Table
 
+import rescnet_dist
 from rescnet_dist.cli.clusters import cluster, working
 from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import (
@@ -53,7 +54,6 @@ from rescnet_dist.errors import (
     counted,
     masked,
 )
-from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
@@ -228,7 +228,7 @@ def evaluate_command(
     Example:
       rescnet evaluate runs/digits-20260101-120000 --staged
     """
-    clf = ResCNetClassifier.load(run_url, array_backend=array_backend)
+    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
     data = data or test_of_run(run_url)
     chosen = split_of(data, split) if split else data
     augment = averaged_over(flips, copies)
@@ -274,7 +274,7 @@ def predict_command(
     Example:
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
-    clf = ResCNetClassifier.load(run_url, array_backend=array_backend)
+    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
     part = part_to_judge(split_of(data, split) if split else data)
     images, files = part.images, part.files
     clf.network_.check_images(images)

@@ -16,6 +16,7 @@ import click
 from distributed import Client
 from rich.console import Console
 
+import rescnet_dist
 from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy
@@ -23,7 +24,6 @@ from rescnet_dist.cli.signals import Terminated, terminated_by_signal
 from rescnet_dist.dashboard import MLflowWriter, SchedulerPage, TensorBoardWriter
 from rescnet_dist.data import has_test_split
 from rescnet_dist.errors import RescnetError, SpecError, StoreUnreachable, counted, masked
-from rescnet_dist.estimator import ResCNetClassifier
 from rescnet_dist.kernels import Backend
 from rescnet_dist.spec import RunSpec
 from rescnet_dist.store import RunStore, last_saved
@@ -165,7 +165,7 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, teller: 
             backend = Backend.of(RunSpec.from_dict(found["run"]))
             # it may be the workers that have GPUs
             name = backend.name if backend.available() else "numpy"
-            accuracy = ResCNetClassifier.load(run.url, array_backend=name).score(data)
+            accuracy = rescnet_dist.ResCNetClassifier.load(run.url, array_backend=name).score(data)
     if teller.how.as_json or teller.how.json_lines:
         teller.outcome({key: found[key] for key in OUTCOME} | {"test": accuracy})
         return
