@@ -203,8 +203,7 @@ class Network:
         if self.backend.on_gpu:
             size = GPU_BATCH_BYTES
             if self.backend.available() and (memory := self.backend.memory()):
-                _, total, limit = memory
-                size = min(size, min(total, limit or total) // GPU_PARTS)
+                size = min(size, memory[2] // GPU_PARTS)
         return max(1, size // (4 * height * width * self.spec.channels_of_layer(2, channels)))
 
     def _chunked(self, images: Images) -> da.Array:

@@ -15,14 +15,11 @@ import pytest
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
 
-from rescnet_dist import ClusterError, NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cli import main
-from rescnet_dist.cluster import Workers, workers_of
-from rescnet_dist.cluster.workers import _least_of_a_gpu
 from rescnet_dist.errors import BackendError, SpecError, StoreError
 from rescnet_dist.kernels import Backend
-from rescnet_dist.planning import Forecast, Problem, choose_tier, estimate, make_plan
-from rescnet_dist.planning.tier import group_bytes, held_bytes
+from rescnet_dist.planning import choose_tier
 from rescnet_dist.store import FORMAT_VERSION, RunStore, read_layer
 from rescnet_dist.train import (
     ChunkRebuilt,
@@ -445,136 +442,6 @@ def test_a_shelf_travels_empty(client: Client) -> None:
     assert one.take(0, 1) is None  # it is kept no longer
 
 
-# the plan chooses, and says why -----------------------------------------------------------------
-
-CIFAR = Problem(50_000, (32, 32, 3), 10)
-BIG = NetworkSpec.preset("cifar10").replace(stride=4)
-
-
-def workers(gib: float, count: int = 1, gpu: float | None = None) -> Workers:
-    """Single-threaded workers of so many GiB, and of a GPU of so many."""
-    size = int(gib * 2**30)
-    memory = None if gpu is None else int(gpu * 2**30)
-    return Workers(count, count, 1, 1, size, gpu_memory=memory)
-
-
-def test_held_bytes_are_those_of_the_arrays() -> None:
-    """Maps, features, scores and pixels of one row."""
-    assert held_bytes(CIFAR, BIG, 1) == 32 * 32 * (4 * 50 + 3) + 4 * 17_150 + 4 * 10
-    half = BIG.replace(store_dtype="float16")
-    assert held_bytes(CIFAR, half, 1) == 32 * 32 * (2 * 50 + 3) + 4 * 17_150 + 4 * 10
-    assert held_bytes(CIFAR, half, 1, features=False) == 32 * 32 * (2 * 50 + 3) + 4 * 10
-
-
-@pytest.mark.parametrize(
-    ("there", "run", "in_memory", "why"),
-    [
-        (
-            workers(64),
-            RunSpec(),
-            True,
-            "in workers' memory: 13.0 GiB of them and their features per",
-        ),
-        (workers(28), RunSpec(), True, "memory: 9.7 GiB of them per worker, of 11.1 GiB free in"),
-        (workers(16), RunSpec(), False, "in the store: 9.7 GiB of them per worker, of "),
-        (
-            workers(24, 4),
-            RunSpec(),
-            True,
-            "memory: 3.3 GiB of them and their features per worker, of",
-        ),
-        (workers(64), RunSpec(maps="store"), False, 'in the store, as maps="store" says'),
-        (workers(64), RunSpec(keep_maps="all"), False, 'in the store, as keep_maps="all" says'),
-        (workers(2), RunSpec(), False, "in the store, as not even the scatter matrix fits"),
-        (workers(64, 1, 80), RunSpec(array_backend="cupy"), True, "in workers' GPU's memory: "),
-        (workers(64, 1, 16), RunSpec(array_backend="cupy"), False, "free in its GPU's memory"),
-    ],
-)
-def test_the_plan_chooses_and_says_why(
-    there: Workers, run: RunSpec, in_memory: bool, why: str
-) -> None:
-    """By what a worker has to keep and what is free in it."""
-    plan = make_plan(CIFAR, BIG, run, there)
-    tier = choose_tier(CIFAR, BIG, run, plan, there)
-    assert (tier.in_memory, why in tier.why) == (in_memory, True), tier.why
-    lines = str(estimate(CIFAR, BIG, run, there, None)).splitlines()
-    told = next(line for line in lines if line.startswith("maps "))
-    assert told.split(None, 1)[1].startswith(tier.why)
-    assert any("stored every 10 layers and at the end" in line for line in lines) == in_memory
-
-
-@pytest.mark.parametrize("maps", ["auto", "store"])
-def test_the_plan_tells_that_maps_are_removed_at_the_end(maps: Any) -> None:
-    """Where none are to be kept."""
-    told = str(estimate(CIFAR, BIG, RunSpec(maps=maps, keep_maps="none"), workers(64), None))
-    line = next(line for line in told.splitlines() if line.startswith("maps "))
-    assert line.endswith("; removed at the end")
-    assert ("stored every 10 layers;" in line) == (maps == "auto")
-
-
-def test_no_room_is_told_of_for_maps_that_are_never_stored() -> None:
-    """As where no checkpoint is due before the end."""
-    run, spec = RunSpec(keep_maps="none"), BIG.replace(max_layers=11)
-    maps = 50_000 * (32 * 32 * 50 + 10) * 4
-    some = estimate(CIFAR, spec, run, workers(64), None).traffic
-    none = estimate(CIFAR, spec, run.replace(checkpoint_every=11), workers(64), None).traffic
-    assert (some.written, none.written) == (maps, 0)
-    assert some.store - none.store == 2 * maps
-
-
-def test_what_is_told_of_the_store_is_what_a_layer_writes() -> None:
-    """At most: the maps of a layer that is stored; of all layers where they are kept."""
-    maps = 50_000 * (32 * 32 * 50 + 10) * 4
-    memory, store, kept = (
-        estimate(CIFAR, BIG.replace(max_layers=30), run, workers(64), None).traffic
-        for run in (RunSpec(), RunSpec(maps="store"), RunSpec(keep_maps="all"))
-    )
-    assert memory.written == store.written == kept.written == maps
-    assert (memory.read, store.read) == (0, maps + 50_000 * 32 * 32 * 3)
-    assert kept.store - store.store == 28 * maps
-
-
-def test_a_gpu_that_is_too_small_for_a_wish_gets_a_value_that_fits() -> None:
-    """By the field that was asked for, else by the filters."""
-    there, asked = workers(64, 1, 80), RunSpec(array_backend="cupy", chunk_images=50_000)
-    with pytest.raises(SpecError, match="replace chunk_images=50000 by chunk_images of at mo") as e:
-        estimate(CIFAR, BIG, asked, there, None)
-    advised = int(str(e.value).split("at most ")[1].split(",")[0])
-    assert 1000 < advised < 50_000
-    estimate(CIFAR, BIG, asked.replace(chunk_images=advised), there, None)
-    with pytest.raises(SpecError, match="replace filters=200 by filters of at most"):
-        estimate(CIFAR, BIG.replace(filters=200), RunSpec(array_backend="cupy"), there, None)
-    with pytest.raises(SpecError, match=r"GiB of a GPU.*give larger GPUs"):
-        estimate(CIFAR, BIG, RunSpec(array_backend="cupy"), workers(64, 1, 0.5), None)
-
-
-def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
-    """With what is needed, what is free, and what to do."""
-    run = RunSpec(maps="memory")
-    with pytest.raises(
-        ClusterError,
-        match=r'maps="memory".*9\.7 GiB.*free.*larger workers, store_dtype="float16" for',
-    ):
-        estimate(CIFAR, BIG, run, workers(16), None)
-
-
-@pytest.mark.parametrize(
-    ("fields", "fragment"),
-    [
-        ({"maps": "memory", "keep_maps": "all"}, "leave one of them out"),
-        ({"maps": "memory", "tile_features": 64}, "leave one of them out"),
-        ({"array_backend": "cupy", "tile_features": 64}, "leave one of them out"),
-        ({"checkpoint_every": 0}, "at least 1"),
-        ({"array_backend": "cuda"}, "did you mean 'cupy'"),
-        ({"products": "tf32"}, "'float32'"),
-    ],
-)
-def test_contradictions_are_refused(fields: dict[str, Any], fragment: str) -> None:
-    """Before anything is done."""
-    with pytest.raises(SpecError, match=fragment):
-        RunSpec(**fields)
-
-
 def test_products_without_a_gpu_are_refused_and_old_runs_of_such_are_not(
     client: Client, tmp_path: Path
 ) -> None:
@@ -588,41 +455,6 @@ def test_products_without_a_gpu_are_refused_and_old_runs_of_such_are_not(
     place.update_attributes({"run": place.attributes()["run"] | {"products": "half"}})
     assert verify_run(tmp_path / "old") == []
     assert ResCNetClassifier.resume(tmp_path / "old", max_layers=3).network_.depth
-
-
-def test_what_is_held_counts_as_memory_of_a_worker() -> None:
-    """What is printed as the most is with it; a worker that may be as large as it takes, is."""
-    there, store = workers(64), RunSpec(maps="store")
-    in_store = estimate(CIFAR, BIG, store, there, None).peak_memory
-    tier = estimate(CIFAR, BIG, RunSpec(), there, None)
-    assert tier.peak_memory == in_store + held_bytes(CIFAR, BIG, 50_000) + held_more(tier)
-    unlimited = replace(there, memory=None)
-    assert estimate(CIFAR, BIG, RunSpec(maps="memory"), unlimited, None).tier.in_memory
-    assert not estimate(CIFAR, BIG, RunSpec(), unlimited, None).tier.in_memory
-
-
-def held_more(forecast: Forecast) -> int:
-    """By how much the fullest worker's groups are more than all rows, of one worker: 0 or little,
-    as groups are of whole chunks."""
-    return forecast.tier.held - held_bytes(CIFAR, BIG, 50_000)
-
-
-def test_smaller_chunks_keep_maps_on_a_smaller_gpu() -> None:
-    """Rather than large ones whose maps go through the store."""
-    run = RunSpec(array_backend="cupy")
-    large, small = (make_plan(CIFAR, BIG, run, workers(64, 1, gpu)) for gpu in (80, 34))
-    assert (large.chunk_images, small.chunk_images) == (16_667, 4167)
-    assert choose_tier(CIFAR, BIG, run, small, workers(64, 1, 34)).in_memory
-
-
-def test_workers_are_there_whatever_the_client_keeps_of_them(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which Dask replaces now and then, by an answer without any."""
-    monkeypatch.setattr(Client, "scheduler_info", lambda *_args, **_more: {"workers": {}})
-    found = Workers.among(workers_of(client))
-    assert found
-    assert found.count == len(client.nthreads())
 
 
 def test_workers_are_asked_for_their_software_when_they_come(
@@ -650,37 +482,6 @@ def test_workers_are_asked_for_their_software_when_they_come(
     ):
         fit(tmp_path / "run", listeners=[another])
     assert asked == [(0, 1), (4, 2)]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "least"),
-    [
-        ([None], None),
-        ([("a", "0", 80, None)], 80),
-        ([("a", "0", 80, None), ("a", "0", 80, None), ("b", "0", 80, None)], 40),
-        ([("a", "0", 80, 30), ("a", "0", 80, 30)], 30),  # each its own limit
-        ([("a", "0", 80, 60), ("a", "0", 80, 60)], 40),
-        ([("a", "0", 80, 100), ("b", "0", 80, 70)], 70),
-    ],
-)
-def test_workers_count_on_their_part_of_a_gpu(gpus: list[Any], least: int | None) -> None:
-    """Or on what they may take, where that is less."""
-    assert _least_of_a_gpu(gpus) == least
-
-
-def test_workers_of_a_gpu_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what is planned of its memory is for one task."""
-    monkeypatch.setattr(Backend, "prepare", lambda _: None)
-    monkeypatch.setattr(Backend, "memory", lambda _: ("gpu", 2**30, None))
-    with pytest.raises(ClusterError, match="workers of 2 threads: start them with --nthreads 1"):
-        Workers.of(client, Backend("cupy"))
-
-
-def test_groups_share_out_what_is_held() -> None:
-    """No row is forgotten."""
-    plan = make_plan(CIFAR, BIG, RunSpec(), workers(64, 3))
-    total = sum(group_bytes(CIFAR, BIG, group) for group in plan.groups())
-    assert total == held_bytes(CIFAR, BIG, 50_000)
 
 
 # without a GPU ----------------------------------------------------------------------------------

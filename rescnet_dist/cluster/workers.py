@@ -120,7 +120,7 @@ def _prepared(client: Client, backend: Backend) -> tuple[int, int, int | None]:
     return max(resident), min(cores), _least_of_a_gpu(gpus)
 
 
-Gpu = tuple[str, str, int, int | None]  # machine, name, bytes, and those that a process may take
+Gpu = tuple[str, str, int, int]  # machine, name, bytes, and those that a process may take
 
 
 def _least_of_a_gpu(found: Sequence[Gpu | None]) -> int | None:
@@ -128,8 +128,8 @@ def _least_of_a_gpu(found: Sequence[Gpu | None]) -> int | None:
     one that several share, or what it may take, if that is less."""
     gpus = [gpu for gpu in found if gpu]
     sharing = Counter(gpu[:2] for gpu in gpus)
-    parts = [(size // sharing[host, name], limit) for host, name, size, limit in gpus]
-    return min((min(part, limit or part) for part, limit in parts), default=None)
+    parts = (min(size // sharing[host, name], mine) for host, name, size, mine in gpus)
+    return min(parts, default=None)
 
 
 def _ready(backend: Backend) -> tuple[int, int, Gpu | None]:

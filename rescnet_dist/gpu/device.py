@@ -33,27 +33,21 @@ def problem() -> str | None:
         return str(error)
 
 
-def memory() -> tuple[str, int, int | None]:
-    """A name of the GPU in use, which no other has, its bytes, and those that CuPy may take of it,
-    if that is limited (CUPY_GPU_MEMORY_LIMIT)."""
+def memory() -> tuple[str, int, int]:
+    """A name of the GPU in use, which no other has, its bytes, and those that this process may take
+    of it: all, or as CUPY_GPU_MEMORY_LIMIT has it."""
     device = cupy.cuda.Device()
-    return str(device.pci_bus_id), int(device.mem_info[1]), _limit()
+    total = int(device.mem_info[1])
+    limit = cupy.get_default_memory_pool().get_limit()
+    return str(device.pci_bus_id), total, min(limit or total, total)
 
 
 def used_share() -> float:
-    """The share of the GPU's memory, or of what CuPy may take of it, that is taken, but for what
-    CuPy keeps for later: by this process, or by others where they have left less."""
-    pool, (free, total) = cupy.get_default_memory_pool(), cupy.cuda.Device().mem_info
-    mine, left = total, free + pool.free_bytes()
-    if limit := _limit():
-        mine = min(limit, total)
-        left = min(mine - pool.used_bytes(), left)
-    return float(1 - left / mine)
-
-
-def _limit() -> int | None:
-    """The bytes that CuPy may take, if that is limited."""
-    return cupy.get_default_memory_pool().get_limit() or None
+    """The share of what this process may take of the GPU's memory that is taken, but for what CuPy
+    keeps for later: by this process, or by others where they have left less."""
+    pool, mine = cupy.get_default_memory_pool(), memory()[2]
+    left = cupy.cuda.Device().mem_info[0] + pool.free_bytes()
+    return float(1 - min(mine - pool.used_bytes(), left) / mine)
 
 
 def free() -> None:

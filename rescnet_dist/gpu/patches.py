@@ -8,7 +8,6 @@ products; what a pair of offsets sweeps over is then a rectangle of these sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import cupy
@@ -25,7 +24,7 @@ from rescnet_dist.gpu.device import (
     module,
     turned_pixels,
 )
-from rescnet_dist.kernels.gpu_tiles import PATCH_SLAB_BYTES, SEGMENT_CHANNELS
+from rescnet_dist.kernels.gpu_tiles import PATCH_SLAB_BYTES, Segments
 
 MOST_SUMMED = 4096  # images, by matrix units, which round towards zero: sums of more lose digits
 CHANNELS = 64  # that are worked on side by side
@@ -45,7 +44,7 @@ def patch_products(maps: Array, images: Array, size: int, shift: Array, extent: 
     extent = cupy.where(extent > 0, extent, 1)
     scale = cupy.ldexp(cupy.ones_like(extent), -cupy.ceil(cupy.log2(extent)).astype(np.int32))
     by, times = shift.astype(np.float32), scale.astype(np.float32)
-    step = max(1, PATCH_SLAB_BYTES // (4 * cut.pixels * cut.channels))
+    step = max(1, PATCH_SLAB_BYTES // cut.image_bytes)
     slabs = [slice(start, start + step) for start in range(0, n, step)]
 
     @lru_cache(maxsize=1)  # one slab, as it mostly is, is turned round once
@@ -63,39 +62,10 @@ def patch_products(maps: Array, images: Array, size: int, shift: Array, extent: 
     return total.reshape(size * size * used, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How rows of pixels are cut: each is begun by `length` zeros, which end the row before it as
-    well, and filled up to whole segments of this length. A last one of zeros ends all of them."""
+class Cut(Segments):
+    """Segments of pixels whose products are summed on a GPU."""
 
-    size: int
-    height: int
-    width: int
-    channels: int
-    length: int
-    segments: int
-
-    @classmethod
-    def of(cls, size: int, height: int, width: int, channels: int) -> Cut:
-        """For patches of size×size pixels of images (H, W, c)."""
-        length = max(1, size - 1)
-        filled = -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
-        return cls(size, height, width, filled, length, -(-width // length))
-
-    @property
-    def across(self) -> int:
-        """Pixels of a row with its margin."""
-        return (self.segments + 1) * self.length
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of an image."""
-        return self.height * self.across + self.length
-
-    def neighbours(self, down: int) -> range:
-        """The segments that one is multiplied with, `down` rows below it, by their distance: what
-        is to the left in its own row has the same pairs the other way round."""
-        return range(-1 if down else 0, 2)
+    __slots__ = ()
 
     def empty_sums(self, down: int) -> Array:
         """Room for the products of all segments, (H − down, S + 1, l, c, g·l, c), g being the

@@ -74,9 +74,9 @@ class Backend:
         else:
             prepare()
 
-    def memory(self) -> tuple[str, int, int | None] | None:
+    def memory(self) -> tuple[str, int, int] | None:
         """The name of the GPU of this process, as nobody else's is named, its bytes, and those
-        that the process may take, if that is limited; None without one."""
+        that the process may take of it; None without one."""
         return self._device().memory() if self.on_gpu else None
 
     def used_share(self) -> float:

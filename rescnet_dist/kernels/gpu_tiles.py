@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -118,12 +119,51 @@ def check_gpu_holds(spec: NetworkSpec, image_shape: tuple[int, int, int], produc
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """How rows of pixels are cut for the products of their patches: each is begun by `length`
+    zeros, which end the row before it as well, and filled up to whole segments of this length. A
+    last one of zeros ends all of them."""
+
+    size: int
+    height: int
+    width: int
+    channels: int
+    length: int
+    segments: int
+
+    @classmethod
+    def of(cls, size: int, height: int, width: int, channels: int) -> Self:
+        """For patches of size×size pixels of images (H, W, c)."""
+        length = max(1, size - 1)
+        filled = -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
+        return cls(size, height, width, filled, length, -(-width // length))
+
+    @property
+    def across(self) -> int:
+        """Pixels of a row with its margin."""
+        return (self.segments + 1) * self.length
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image."""
+        return self.height * self.across + self.length
+
+    def neighbours(self, down: int) -> range:
+        """The segments that one is multiplied with, `down` rows below it, by their distance: what
+        is to the left in its own row has the same pairs the other way round."""
+        return range(-1 if down else 0, 2)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the pixels of an image, in single precision or in two halves."""
+        return 4 * self.pixels * self.channels
+
+
 def patch_products_bytes(size: int, height: int, width: int, channels: int, images: int) -> int:
     """Bytes that products of size×size patches of so many images (H, W, c) are made from on a GPU,
     at most: pixels, of two slabs of images at a time, and products of segments of them."""
-    length = max(1, size - 1)
-    segments, filled = -(-width // length), -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
-    pixels = 4 * (height * (segments + 1) * length + length) * filled
-    beside = 3 if size > 1 else 2
-    sums = 4 * height * (segments + 1) * beside * (length * filled) ** 2
-    return sums + min(images * pixels, 2 * max(PATCH_SLAB_BYTES, pixels))
+    cut = Segments.of(size, height, width, channels)
+    beside = max(len(cut.neighbours(down)) for down in range(size))
+    sums = 4 * height * (cut.segments + 1) * beside * (cut.length * cut.channels) ** 2
+    return sums + min(images * cut.image_bytes, 2 * max(PATCH_SLAB_BYTES, cut.image_bytes))
