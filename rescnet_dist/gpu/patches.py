@@ -26,7 +26,7 @@ from rescnet_dist.gpu.device import (
 )
 from rescnet_dist.kernels.gpu_tiles import PATCH_SLAB_BYTES, Segments
 
-MOST_SUMMED = 4096  # images, by matrix units, which round towards zero: sums of more lose digits
+MOST_SUMMED = 8192  # images, by matrix units, which round towards zero: sums of more lose digits
 CHANNELS = 64  # that are worked on side by side
 
 
