@@ -348,5 +348,5 @@ def test_control_c_in_a_terminal_leaves_one_line(tmp_path: Path):
             os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
     process.stderr.close()
-    assert [line.split()[0] for line in lines] == ["watch", "survey", "interrupted;"]
-    assert lines[2].startswith("interrupted; go on with: ")
+    assert [line.split()[0] for line in lines] == ["watch", "survey", "maps", "interrupted;"]
+    assert lines[3].startswith("interrupted; go on with: ")

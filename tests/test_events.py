@@ -64,7 +64,8 @@ def test_callbacks_are_called_for_what_they_are_named_after(client: Client, tmp_
         f"{name} {n}" for n in (1, 2) for name in ("on_pass_start", "on_pass_end", "on_layer_end")
     ]
     survey, score = (["on_pass_start 0", "on_pass_end 0"], ["on_pass_start 2", "on_pass_end 2"])
-    assert in_order == ["on_run_start", *survey, *layers, *score, "on_run_end"]
+    placed = "on_maps_placed 1"
+    assert in_order == ["on_run_start", *survey, placed, *layers, *score, "on_run_end"]
     assert [log.called.count(f"on_chunk_done {n}") for n in (0, 1, 2)] == [4, 4, 8]
 
 
@@ -205,9 +206,8 @@ def test_events_become_plain_values(client: Client, tmp_path: Path) -> None:
     chunk = next(e for e in found if e["event"] == "chunk_done")
     told = next(e for e in events if isinstance(e, ChunkDone))
     assert (chunk["images"], chunk["worker"]) == (told.images, told.worker)
-    assert {"run_started", "pass_started", "pass_done", "pass_retried", "run_done"} <= {
-        e["event"] for e in found
-    }
+    kinds = {"run_started", "maps_placed", "pass_started", "pass_done", "pass_retried", "run_done"}
+    assert kinds <= {e["event"] for e in found}
     started = event_to_dict(RunStarted("s3://key:secret@host/run", 1, 1, 0, ()))
     assert "secret" not in json.dumps(started)
 

@@ -47,8 +47,8 @@ def test_standard_output_is_events_then_the_outcome(
     events = [json.loads(line) for line in result.stdout.splitlines()]
     assert {event["version"] for event in events} == {EVENTS_VERSION}
     kinds = [event["event"] for event in events if event["event"] != "chunk_done"]
-    passes = ["pass_started", "pass_done"] * 4
-    assert kinds == ["run_started", *passes, "run_done", "outcome"]
+    a_pass = ["pass_started", "pass_done"]
+    assert kinds == ["run_started", *a_pass, "maps_placed", *a_pass * 3, "run_done", "outcome"]
     assert any(event["event"] == "chunk_done" for event in events)
     outcome, found = events[-1], describe_run(store)
     assert outcome["layers"] == found["layers"]

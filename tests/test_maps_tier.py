@@ -24,6 +24,7 @@ from rescnet_dist.store import FORMAT_VERSION, RunStore, read_layer
 from rescnet_dist.train import (
     ChunkRebuilt,
     Event,
+    MapsPlaced,
     PassDone,
     PassStarted,
     loop,
@@ -403,6 +404,37 @@ def test_where_maps_wait_may_change_as_a_run_goes_on(
     assert same(weights(tmp_path / "run"), reference)
     kept = RunStore.open(tmp_path / "run").attributes()["run"]
     assert (kept["maps"], kept["checkpoint_every"]) == (maps, 2)
+
+
+def test_where_maps_wait_is_told_when_it_changes(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the plan's reason: of the first layer, and of the first without room, as where others
+    take the memory; and on the terminal."""
+    told: list[MapsPlaced] = []
+
+    def tier(*given: Any) -> Any:
+        there = choose_tier(*given)
+        return replace(there, in_memory=False, why="full") if len(told) == 1 and grown else there
+
+    grown: list[int] = []
+    monkeypatch.setattr(loop, "choose_tier", tier)
+    fit(
+        tmp_path / "run", SPEC.replace(max_layers=4),
+        listeners=[
+            lambda e: isinstance(e, MapsPlaced) and told.append(e),
+            lambda e: isinstance(e, PassDone) and e.layer == 2 and grown.append(e.layer),
+        ],
+    )  # fmt: skip
+    assert [(e.layer, e.in_memory) for e in told] == [(1, True), (3, False), (4, True)]
+    assert told[0].why.startswith("in workers' memory: ")
+    assert told[1].why == "full"
+    monkeypatch.setattr(loop, "choose_tier", choose_tier)
+    shown = CliRunner().invoke(
+        main, ["resume", str(tmp_path / "run"), "--max-layers", "6", "--maps", "store"]
+    )
+    lines = [line for line in shown.output.splitlines() if line.startswith("maps ")]
+    assert [line.split(None, 1)[1] for line in lines] == ['in the store, as maps="store" says']
 
 
 def test_a_change_that_contradicts_the_run_is_refused(client: Client, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from rescnet_dist.store import Location, RunStore, read_image_scale, read_layer
 from rescnet_dist.train import (
     ChunkDone,
     Event,
+    MapsPlaced,
     PassDone,
     PassStarted,
     RunDone,
@@ -449,7 +450,9 @@ def test_events_tell_of_every_pass_in_order(client: Client, tmp_path: Path) -> N
     assert events[-1] == RunDone(url, clf.depth_, "max_layers=3 reached")
     expected = [("survey", 0), ("grow", 1), ("grow", 2), ("grow", 3), ("score", 3)]
     assert [(e.phase, e.layer) for e in events if isinstance(e, PassStarted)] == expected
-    middle = iter(events[1:-1])
+    placed = [event for event in events if isinstance(event, MapsPlaced)]
+    assert [(e.layer, e.in_memory) for e in placed] == [(1, True)]
+    middle = iter([event for event in events[1:-1] if event not in placed])
     accuracies = []
     for phase, layer in expected:
         assert next(middle) == PassStarted(phase, layer)

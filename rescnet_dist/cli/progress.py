@@ -14,6 +14,7 @@ from rescnet_dist.train import (
     ChunkDone,
     ChunkRebuilt,
     Event,
+    MapsPlaced,
     PassDone,
     PassRetried,
     PassStarted,
@@ -67,6 +68,9 @@ class TerminalProgress:
                     self.console.print(f"watch it at {self.page.link}", soft_wrap=True)
                 if 0 < event.layers < event.max_layers and not self.quiet:
                     self.console.print(f"going on after layer {event.layers}")
+            case MapsPlaced():
+                if not self.quiet:
+                    self.console.print(f"{'maps':<14} {event.why}", highlight=False, soft_wrap=True)
             case PassStarted():
                 self.began, self.done, self.chunks = time.perf_counter(), 0, {}
                 fields = self.bar.tasks[0].fields | {"rate": ""}

@@ -37,6 +37,16 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class MapsPlaced:
+    """From this layer on, maps wait for the next one in workers' memory, or in the store, and why
+    it is so; told of the first layer that is grown, and where it changes."""
+
+    layer: int
+    in_memory: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PassStarted:
     """A pass over all images begins: "survey", "grow", "score", or "save" where maps that were in
     memory alone are stored at the end; layer 0 is the survey's."""
@@ -113,6 +123,7 @@ class RunStopped:
 
 Event = (
     RunStarted
+    | MapsPlaced
     | PassStarted
     | ChunkDone
     | ChunkRebuilt
@@ -149,6 +160,9 @@ class Callback:
     def on_run_start(self, event: RunStarted) -> None:
         """Training begins or goes on."""
 
+    def on_maps_placed(self, event: MapsPlaced) -> None:
+        """Maps are going to be in memory, or in the store."""
+
     def on_pass_start(self, event: PassStarted) -> None:
         """A pass begins: the survey, a layer's, or the final scores."""
 
@@ -178,6 +192,8 @@ class Callback:
         match event:
             case RunStarted():
                 self.on_run_start(event)
+            case MapsPlaced():
+                self.on_maps_placed(event)
             case PassStarted():
                 self.on_pass_start(event)
             case ChunkDone():

@@ -34,6 +34,7 @@ from rescnet_dist.train.endure import run_pass
 from rescnet_dist.train.events import (
     Announcer,
     Listener,
+    MapsPlaced,
     PassDone,
     PassRetried,
     PassStarted,
@@ -103,6 +104,7 @@ class _Driver:
         self.looked_at: set[tuple[str, str]] = set()  # workers that have been asked what they are
         self.stored = 0  # the last layer whose maps are in the store
         self.tier: Tier | None = None
+        self.told_of: tuple[bool, bool] | None = None  # of the tier, by the last event
         self.shelves = Shelves(client, [fold_name(what.name) for what in passes.ON_SHELVES])
         self.finished = False  # whether the run was done, and nothing has been grown since
         self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
@@ -159,6 +161,7 @@ class _Driver:
     def grow(self, layer: int) -> None:
         """Add a layer; commits step `layer`."""
         self.check_cluster()
+        self.tell_where_maps_are(layer)
         state, plan, began = self.state, self.state.plan, time.perf_counter()
         self.tell(PassStarted("grow", layer))
         self.claim.check()
@@ -281,6 +284,14 @@ class _Driver:
             size = partial(group_bytes, self.problem, state.spec, features=self.tier.features)
             sizes = [0 if state.backend.on_gpu else size(group) for group in state.plan.groups()]
             self.shelves.spread(sizes, stored=self.stored == len(self.accuracies) - 1)
+
+    def tell_where_maps_are(self, layer: int) -> None:
+        """Tell where those of a layer go, unless they go where those before went."""
+        if tier := self.tier:
+            where = (tier.in_memory, tier.features)
+            if where != self.told_of:
+                self.tell(MapsPlaced(layer, tier.in_memory, tier.why))
+            self.told_of = where
 
     def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:
         """Make a step count, unless somebody else writes to the run by now, tidy up behind it, and
