@@ -68,10 +68,12 @@ class Network:
 
     backend: Backend = field(default_factory=Backend)  # that images are run forward with
 
-    token: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
+    token: str = field(init=False, default_factory=lambda: uuid.uuid4().hex, repr=False)
 
     def __dask_tokenize__(self) -> str:
-        return self.token  # a URL may hold another network later, and hashing weights costs
+        # a URL may hold another network later, and hashing weights costs; of no use to `replace`,
+        # so that a network with other layers is another to Dask too
+        return self.token
 
     def _repr_html_(self) -> str:
         height, width, channels = self.image_shape
@@ -102,7 +104,7 @@ class Network:
         backend = Backend.of(RunSpec().replace(array_backend=array_backend, products=how))
         if backend.on_gpu:
             check_gpu_holds(self.spec, self.image_shape, how)
-        return replace(self, backend=backend, token=uuid.uuid4().hex)
+        return replace(self, backend=backend)
 
     def check_images(self, images: Images) -> None:
         """Refuse images of another shape than the network was trained on, and warn of those in

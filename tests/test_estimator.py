@@ -6,6 +6,7 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sklearn.utils import get_tags
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec
 from rescnet_dist.cluster import connect
+from rescnet_dist.data import Images
 from rescnet_dist.store import RunStore
 
 Array = np.ndarray[Any, Any]
@@ -532,6 +534,18 @@ def test_two_networks_never_share_a_result_on_a_cluster(
     scores = other.decision_function(lazy).compute()
     np.testing.assert_array_equal(scores, other.decision_function(X_TEST))
     assert not np.array_equal(scores, held.compute())
+
+
+def test_a_network_with_other_layers_is_another_to_a_cluster(
+    fitted: ResCNetClassifier, client: Client
+) -> None:
+    """While the cluster holds the scores by all of its layers, those by the first are its own."""
+    network, images = fitted.network_, Images(da.from_array(X_TEST, chunks=(50, 14, 14, 1)))
+    held = network.scores(images).persist()
+    first = replace(network, layers=network.layers[:1])
+    found = first.scores(images).compute()
+    np.testing.assert_array_equal(found, network.staged_scores(images).compute()[:, 0])
+    assert not np.array_equal(found, held.compute())
 
 
 def test_a_run_spec_sets_the_plan(client: Client, tmp_path: Path) -> None:
