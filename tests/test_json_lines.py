@@ -20,7 +20,7 @@ from rich.console import Console
 
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress
-from rescnet_dist.train import EVENTS_VERSION, ChunkDone, PassRetried, describe_run
+from rescnet_dist.train import EVENTS_VERSION, ChunkDone, MapsPlaced, PassRetried, describe_run
 from tests.commands import SMALL, run, stored_digits
 
 
@@ -80,12 +80,16 @@ def test_quiet_leaves_the_outcome(client: Client, data_url: str, tmp_path: Path)
 
 
 def test_quiet_still_tells_what_went_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    """A pass that is made again is a warning; progress is not."""
+    """A pass that is made again is a warning, and maps that leave memory are; progress is not."""
     with TerminalProgress(Console(stderr=True, force_terminal=True), quiet=True) as progress:
+        progress(MapsPlaced(1, True, True, "in workers' memory"))
         progress(ChunkDone("grow", 1, 0, 10, "w", 1))
+        progress(MapsPlaced(2, False, False, "in the store: full"))
         progress(PassRetried("grow", 1, "workers died"))
     said = capsys.readouterr().err
     assert "workers died" in said
+    assert "layer 2: maps go in the store: full, from now on" in said
+    assert "workers' memory" not in said
     assert "images/s" not in said
 
 

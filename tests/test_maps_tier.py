@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -409,32 +410,56 @@ def test_where_maps_wait_may_change_as_a_run_goes_on(
 def test_where_maps_wait_is_told_when_it_changes(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the plan's reason: of the first layer, and of the first without room, as where others
-    take the memory; and on the terminal."""
+    """With the plan's reason: of the first layer, and of those where less room is left, as where
+    others take the memory; and on the terminal."""
+    places = {3: (True, False), 4: (True, False), 5: (False, False)}
+    grown: list[int] = [0]
     told: list[MapsPlaced] = []
 
     def tier(*given: Any) -> Any:
         there = choose_tier(*given)
-        return replace(there, in_memory=False, why="full") if len(told) == 1 and grown else there
+        in_memory, features = places.get(grown[-1] + 1, (True, True))
+        return replace(there, in_memory=in_memory, features=features)
 
-    grown: list[int] = []
     monkeypatch.setattr(loop, "choose_tier", tier)
     fit(
-        tmp_path / "run", SPEC.replace(max_layers=4),
+        tmp_path / "run", SPEC.replace(max_layers=6),
         listeners=[
             lambda e: isinstance(e, MapsPlaced) and told.append(e),
-            lambda e: isinstance(e, PassDone) and e.layer == 2 and grown.append(e.layer),
+            lambda e: isinstance(e, PassDone) and grown.append(e.layer),
         ],
     )  # fmt: skip
-    assert [(e.layer, e.in_memory) for e in told] == [(1, True), (3, False), (4, True)]
+    expected = [(1, True, True), (3, True, False), (5, False, False), (6, True, True)]
+    assert [(e.layer, e.in_memory, e.features) for e in told] == expected
     assert told[0].why.startswith("in workers' memory: ")
-    assert told[1].why == "full"
     monkeypatch.setattr(loop, "choose_tier", choose_tier)
     shown = CliRunner().invoke(
-        main, ["resume", str(tmp_path / "run"), "--max-layers", "6", "--maps", "store"]
+        main, ["resume", str(tmp_path / "run"), "--max-layers", "7", "--maps", "store"]
     )
     lines = [line for line in shown.output.splitlines() if line.startswith("maps ")]
     assert [line.split(None, 1)[1] for line in lines] == ['in the store, as maps="store" says']
+
+
+def test_a_layer_that_begins_without_workers_is_told_to_go_to_the_store(tmp_path: Path) -> None:
+    """As on a cluster that scales from nothing, where a plan cannot tell what there will be."""
+    told: list[MapsPlaced] = []
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        fit(tmp_path / "run", SPEC.replace(max_layers=1))
+        cluster.scale(0)
+        while client.nthreads():
+            time.sleep(0.05)
+        threading.Timer(1.0, cluster.scale, [1]).start()
+        ResCNetClassifier.resume(
+            tmp_path / "run", max_layers=3,
+            listeners=[lambda e: isinstance(e, MapsPlaced) and told.append(e)],
+        )  # fmt: skip
+    assert [(e.layer, e.in_memory) for e in told] == [(2, False), (3, True)]
+    assert told[0].why == "in the store, as no worker is there yet"
 
 
 def test_a_change_that_contradicts_the_run_is_refused(client: Client, tmp_path: Path) -> None:

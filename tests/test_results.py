@@ -298,3 +298,34 @@ def test_the_readme_shows_the_results(script: Any) -> None:
     assert all(f"`{name}`" in text for name in script.RESULTS)
     done = subprocess.run([sys.executable, SCRIPT, "--table"], capture_output=True, check=True)
     assert done.stdout.decode().strip() == shown[1]
+
+
+def test_all_other_runs_are_told_of() -> None:
+    """Each run at full size that was compared with those of the table, as it is stored."""
+    lines = (SCRIPT.parent / "README.md").read_text().splitlines()
+    compared = sorted((SCRIPT.parent / "compared").glob("*.json"))
+    assert len(compared) == 12
+    for path in (*(SCRIPT.parent / f"cifar10{kind}.json" for kind in BY_REGRESSION), *compared):
+        assert compared_row(json.loads(path.read_text()), path) in lines, path.name
+
+
+BY_REGRESSION = ("", "-flips", "-rich")
+
+
+def compared_row(result: dict[str, Any], path: Path) -> str:
+    """A row of the table of all runs; in bold where the run is one of the results."""
+    network, levels = (
+        result["spec"]["network"],
+        "–".join(map(str, result["spec"]["network"]["levels"])),
+    )
+    values = (
+        network["filters"],
+        levels,
+        result["data"]["held_out"],
+        f"{result['depth']} of {len(result['curve'])}",
+        f"{100 * result['validation']:.2f}",
+        f"{100 * result['test']:.2f}",
+    )
+    mark = "**" if path.parent == SCRIPT.parent else ""
+    cells = " | ".join(f"{mark}{value}{mark}" for value in values)
+    return f"| [`{result['name']}`]({path.relative_to(SCRIPT.parent)}) | {cells} |"

@@ -49,6 +49,7 @@ class TerminalProgress:
         self.images = self.max_layers = self.done = self.copies = 0
         self.chunks: dict[int, int] = {}
         self.rebuilt: int | None = None  # the layer that it was told of last
+        self.in_memory = False  # where maps are
         self.began = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -69,8 +70,11 @@ class TerminalProgress:
                 if 0 < event.layers < event.max_layers and not self.quiet:
                     self.console.print(f"going on after layer {event.layers}")
             case MapsPlaced():
-                if not self.quiet:
+                if self.in_memory and not event.in_memory:
+                    self._note(f"layer {event.layer}: maps go {event.why}, from now on")
+                elif not self.quiet:
                     self.console.print(f"{'maps':<14} {event.why}", highlight=False, soft_wrap=True)
+                self.in_memory = event.in_memory
             case PassStarted():
                 self.began, self.done, self.chunks = time.perf_counter(), 0, {}
                 fields = self.bar.tasks[0].fields | {"rate": ""}

@@ -86,6 +86,7 @@ class RunView:
     memory: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     current: PassView | None = None
+    in_memory: bool = False  # where maps are, as far as it was told
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> RunView:
@@ -129,6 +130,10 @@ class RunView:
                 self._pass_done(event)
             case "pass_retried":
                 self.note(event["reason"])
+            case "maps_placed":
+                if self.in_memory and not event["in_memory"]:
+                    self.note(f"layer {event['layer']}: maps go {event['why']}, from now on")
+                self.in_memory = event["in_memory"]
             case "chunk_rebuilt":
                 self.note(f"layer {event['layer']}: lost maps were rebuilt")
             case "run_stopped":

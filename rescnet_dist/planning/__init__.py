@@ -5,9 +5,10 @@ from rescnet_dist.planning.choose import check_fits, make_plan
 from rescnet_dist.planning.forecast import Forecast, estimate, forecast
 from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.plan import Group, Plan
-from rescnet_dist.planning.tier import Tier, choose_tier, group_bytes
+from rescnet_dist.planning.tier import NOBODY, Tier, choose_tier, group_bytes
 
 __all__ = [
+    "NOBODY",
     "Forecast",
     "Group",
     "Plan",

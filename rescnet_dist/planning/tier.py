@@ -35,6 +35,9 @@ class Tier:
         return self.held if self.in_memory and not self.on_gpu else 0
 
 
+NOBODY = Tier(False, False, 0, False, "in the store, as no worker is there yet")
+
+
 def held_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool = True) -> int:
     """Bytes that are kept of so many rows: maps, scores, the images themselves, and features, if
     those are kept too."""

@@ -38,11 +38,13 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class MapsPlaced:
-    """From this layer on, maps wait for the next one in workers' memory, or in the store, and why
-    it is so; told of the first layer that is grown, and where it changes."""
+    """From this layer on, maps wait for the next one in workers' memory, with their features or
+    without, or in the store; `why` tells it in words, with the reason. Told of the first layer that
+    is grown, and where one of both changes."""
 
     layer: int
     in_memory: bool
+    features: bool
     why: str
 
 
@@ -161,7 +163,7 @@ class Callback:
         """Training begins or goes on."""
 
     def on_maps_placed(self, event: MapsPlaced) -> None:
-        """Maps are going to be in memory, or in the store."""
+        """Maps are going to be in memory, with features or without, or in the store."""
 
     def on_pass_start(self, event: PassStarted) -> None:
         """A pass begins: the survey, a layer's, or the final scores."""

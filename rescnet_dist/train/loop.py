@@ -16,7 +16,7 @@ from distributed import Client
 from rescnet_dist.cluster import Workers, check_versions, processes, workers_of
 from rescnet_dist.errors import DataError, StoreError, masked
 from rescnet_dist.kernels import Tally
-from rescnet_dist.planning import Problem, Tier, check_fits, choose_tier, group_bytes
+from rescnet_dist.planning import NOBODY, Problem, check_fits, choose_tier, group_bytes
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
 from rescnet_dist.train import passes, tiled
@@ -103,7 +103,7 @@ class _Driver:
         self.gpu_memory: int | None = None
         self.looked_at: set[tuple[str, str]] = set()  # workers that have been asked what they are
         self.stored = 0  # the last layer whose maps are in the store
-        self.tier: Tier | None = None
+        self.tier = NOBODY
         self.told_of: tuple[bool, bool] | None = None  # of the tier, by the last event
         self.shelves = Shelves(client, [fold_name(what.name) for what in passes.ON_SHELVES])
         self.finished = False  # whether the run was done, and nothing has been grown since
@@ -187,10 +187,9 @@ class _Driver:
         """What all tasks of the pass of a layer know; the store gets its maps unless they stay in
         memory, and every so many layers even then, and at the end if they are to stay there."""
         every, at_end = self.state.run_spec.checkpoint_every, self.state.spec.max_layers
-        keep = self.tier is not None and self.tier.in_memory
+        keep, features = self.tier.in_memory, self.tier.features
         stays = self.state.run_spec.maps_stay
         save = not keep or (stays if layer == at_end else layer % every == 0)
-        features = self.tier is not None and self.tier.features
         return Task(self.run, layer, self.stored, keep, save, features, self.name)
 
     def tidy(self) -> None:
@@ -287,11 +286,10 @@ class _Driver:
 
     def tell_where_maps_are(self, layer: int) -> None:
         """Tell where those of a layer go, unless they go where those before went."""
-        if tier := self.tier:
-            where = (tier.in_memory, tier.features)
-            if where != self.told_of:
-                self.tell(MapsPlaced(layer, tier.in_memory, tier.why))
-            self.told_of = where
+        where = self.tier.in_memory, self.tier.features
+        if where != self.told_of:
+            self.tell(MapsPlaced(layer, *where, self.tier.why))
+        self.told_of = where
 
     def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:
         """Make a step count, unless somebody else writes to the run by now, tidy up behind it, and

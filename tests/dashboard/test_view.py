@@ -80,6 +80,15 @@ def test_notes_and_memory_do_not_grow_without_end(run: Path) -> None:
     assert view.notes[0] == "why"
 
 
+def test_maps_that_leave_memory_are_noted(run: Path) -> None:
+    """Not those that are in the store from the first layer on."""
+    view = StoredRun(str(run)).view()
+    for layer, in_memory in enumerate([False, True, True, False], start=1):
+        told = {"layer": layer, "in_memory": in_memory, "features": False, "why": "in the store"}
+        view.hear({"event": "maps_placed", **told})
+    assert view.notes == ["layer 4: maps go in the store, from now on"]
+
+
 def test_time_left_is_that_of_the_layers_to_come(run: Path) -> None:
     """By the median of the last ones, less what the one that grows has taken."""
     view = StoredRun(str(run)).view()

@@ -145,13 +145,14 @@ def test_sums_over_many_images_keep_their_digits(
 
     if slab:
         monkeypatch.setattr(patches, "PATCH_SLAB_BYTES", slab)
-    images = (rng.random((20_000, 6, 6, 2)) + 3).astype(np.float32)
+    many = 2 * patches.MOST_SUMMED
+    images = (rng.random((many, 6, 6, 2)) + 3).astype(np.float32)
     whole = images.astype(np.float64)
     windows = np.lib.stride_tricks.sliding_window_view(whole, (3, 3), (1, 2))
     rows = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 18)
     centred = rows - rows.mean(axis=0)
     found = to_host(patch_statistics(LayerInput.of(backend.put(images)), 3)[2])
-    assert relative(found.scatter, centred.T @ centred) < 2 * CLOSE["split"]
+    assert relative(found.scatter, centred.T @ centred) < 3 * CLOSE["split"]
 
 
 def test_a_chunk_without_training_images_adds_nothing(backend: Backend) -> None:
