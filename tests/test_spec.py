@@ -531,3 +531,20 @@ def test_a_file_starts_from_its_preset():
     """The table changes the preset; the same file means the same to the command line."""
     text = 'preset = "cifar10"\n[network]\nfilters = 9\n'
     assert NetworkSpec.from_toml(text) == NetworkSpec.preset("cifar10").replace(filters=9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fragment"),
+    [
+        ({"maps": "memory", "keep_maps": "all"}, "leave one of them out"),
+        ({"maps": "memory", "tile_features": 64}, "leave one of them out"),
+        ({"array_backend": "cupy", "tile_features": 64}, "leave one of them out"),
+        ({"checkpoint_every": 0}, "at least 1"),
+        ({"array_backend": "cuda"}, "did you mean 'cupy'"),
+        ({"products": "tf32"}, "'float32'"),
+    ],
+)
+def test_contradictions_of_a_run_are_refused(fields: dict[str, Any], fragment: str) -> None:
+    """Before anything is done."""
+    with pytest.raises(SpecError, match=fragment):
+        RunSpec(**fields)
