@@ -332,16 +332,22 @@ def environment_of(client: Client) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores and, where CuPy finds any, GPUs of this machine."""
+    """Processor, cores and, where CuPy finds any, GPUs of this machine, and the bytes that this
+    process may take of one, by which the run was planned."""
     found: dict[str, Any] = {"processor": processor(), "cores": available_cores()}
     try:
         import cupy
 
         devices = range(cupy.cuda.runtime.getDeviceCount())
         names = [cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in devices]
+        memory = Backend("cupy").memory()
     except Exception:  # not installed, or without a driver, in as many ways as there are versions
         return found
-    return found | {"gpus": [name.decode() for name in names], "cupy": cupy.__version__}
+    return found | {
+        "gpus": [name.decode() for name in names],
+        "gpu_memory": memory[2] if memory else None,
+        "cupy": cupy.__version__,
+    }
 
 
 def processor() -> str:
