@@ -20,7 +20,14 @@ from rich.console import Console
 
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress
-from rescnet_dist.train import EVENTS_VERSION, ChunkDone, MapsPlaced, PassRetried, describe_run
+from rescnet_dist.train import (
+    EVENTS_VERSION,
+    ChunkDone,
+    MapsPlaced,
+    PassRetried,
+    RunStarted,
+    describe_run,
+)
 from tests.commands import SMALL, run, stored_digits
 
 
@@ -91,6 +98,19 @@ def test_quiet_still_tells_what_went_wrong(capsys: pytest.CaptureFixture[str]) -
     assert "layer 2: maps go in the store: full, from now on" in said
     assert "workers' memory" not in said
     assert "images/s" not in said
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["compiling", "at once"])
+def test_a_slow_start_is_explained(
+    begins: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it takes long, and before the run begins."""
+    monkeypatch.setattr("rescnet_dist.cli.progress.STILL_STARTING", 0.2)
+    with TerminalProgress(Console(stderr=True)) as progress:
+        if begins:
+            progress(RunStarted("run", 10, 1, 0, ()))
+        progress.waiting.join(5)
+    assert ("still starting: " in capsys.readouterr().err) == (not begins)
 
 
 def test_errors_stay_on_standard_error(tmp_path: Path) -> None:

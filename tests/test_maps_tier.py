@@ -431,7 +431,7 @@ def test_where_maps_wait_is_told_when_it_changes(
     )  # fmt: skip
     expected = [(1, True, True), (3, True, False), (5, False, False), (6, True, True)]
     assert [(e.layer, e.in_memory, e.features) for e in told] == expected
-    assert told[0].why.startswith("in workers' memory: ")
+    assert told[0].why.startswith("in workers' memory, with their features: ")
     monkeypatch.setattr(loop, "choose_tier", choose_tier)
     shown = CliRunner().invoke(
         main, ["resume", str(tmp_path / "run"), "--max-layers", "7", "--maps", "store"]

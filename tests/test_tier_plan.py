@@ -39,21 +39,27 @@ def test_held_bytes_are_those_of_the_arrays() -> None:
             workers(64),
             RunSpec(),
             True,
-            "in workers' memory: 13.0 GiB of them and their features per",
+            "in workers' memory, with their features: 13.0 GiB per worker, of ",
         ),
-        (workers(28), RunSpec(), True, "memory: 9.7 GiB of them per worker, of 11.1 GiB free in"),
-        (workers(16), RunSpec(), False, "in the store: 9.7 GiB of them per worker, of "),
+        (workers(28), RunSpec(), True, "memory: 9.7 GiB per worker, of 11.1 GiB free, no room"),
+        (workers(16), RunSpec(), False, "as they do not fit in memory: 9.7 GiB per worker, of "),
         (
             workers(24, 4),
             RunSpec(),
             True,
-            "memory: 3.3 GiB of them and their features per worker, of",
+            "memory, with their features: 3.3 GiB per worker, of",
         ),
         (workers(64), RunSpec(maps="store"), False, 'in the store, as maps="store" says'),
+        (workers(64), RunSpec(tile_features=999), False, "in the store, as tile_features=999 says"),
         (workers(64), RunSpec(keep_maps="all"), False, 'in the store, as keep_maps="all" says'),
-        (workers(2), RunSpec(), False, "in the store, as not even the scatter matrix fits"),
-        (workers(64, 1, 80), RunSpec(array_backend="cupy"), True, "in workers' GPU's memory: "),
-        (workers(64, 1, 16), RunSpec(array_backend="cupy"), False, "free in its GPU's memory"),
+        (
+            workers(2),
+            RunSpec(),
+            False,
+            "not even the scatter matrix of 17,150 features, 1.1 GiB, fits",
+        ),
+        (workers(64, 1, 80), RunSpec(array_backend="cupy"), True, "in workers' GPU memory, with "),
+        (workers(64, 1, 16), RunSpec(array_backend="cupy"), False, "do not fit in GPU memory: "),
     ],
 )
 def test_the_plan_chooses_and_says_why(
@@ -119,9 +125,13 @@ def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
     run = RunSpec(maps="memory")
     with pytest.raises(
         ClusterError,
-        match=r'maps="memory".*9\.7 GiB.*free.*larger workers, store_dtype="float16" for',
+        match=r'maps="memory".*9\.7 GiB.*free: use more or larger workers, store_dtype="float16"',
     ):
         estimate(CIFAR, BIG, run, workers(16), None)
+    with pytest.raises(
+        ClusterError, match=r"scatter matrix.*1\.1 GiB.*workers or fewer filters, or"
+    ):
+        estimate(CIFAR, BIG, run, workers(2), None)
 
 
 def test_what_is_held_counts_as_memory_of_a_worker() -> None:

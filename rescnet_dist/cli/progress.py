@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Self
 
@@ -21,6 +22,8 @@ from rescnet_dist.train import (
     RunDone,
     RunStarted,
 )
+
+STILL_STARTING = 8.0  # seconds after which it is told what takes so long
 
 
 class TerminalProgress:
@@ -51,18 +54,24 @@ class TerminalProgress:
         self.rebuilt: int | None = None  # the layer that it was told of last
         self.in_memory = False  # where maps are
         self.began = time.perf_counter()
+        self.waiting = threading.Timer(STILL_STARTING, self._still_starting)
+        self.waiting.daemon = True
 
     def __enter__(self) -> Self:
         self.bar.start()
+        if not self.quiet:
+            self.waiting.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.waiting.cancel()
         self.bar.stop()
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
         match event:
             case RunStarted():
+                self.waiting.cancel()
                 self.images, self.max_layers = event.images, event.max_layers
                 self.copies = event.copies
                 if self.page and self.page.link and not self.quiet:
@@ -107,6 +116,10 @@ class TerminalProgress:
                     self._line(event)
             case RunDone():
                 self.bar.update(self.task, visible=False)
+
+    def _still_starting(self) -> None:
+        text = "still starting: the first run on a machine compiles its kernels, for about a minute"
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, style="yellow")

@@ -72,7 +72,8 @@ class Forecast:
             tiles = f"in tiles of {plan.tile_features:,} features, too large for one worker"
         limit, copies = "", ""
         if self.problem.copies:
-            copies = f", {self.problem.copies} copies of each to train on among them"
+            made = "a copy" if self.problem.copies == 1 else f"{self.problem.copies} copies"
+            copies = f", {made} of each to train on among them"
         if workers.budget is not None and workers.memory is not None:
             limit = (
                 f", of {size_text(workers.budget)} before Dask spills "

@@ -61,7 +61,7 @@ def choose_tier(
     on_gpu = workers.gpu_memory is not None
     place, used, budget = "memory", peak_memory(problem, spec, plan, workers), workers.budget
     if on_gpu:
-        place, used, budget = "GPU's memory", device_memory(problem, spec, plan), workers.gpu_budget
+        place, used, budget = "GPU memory", device_memory(problem, spec, plan), workers.gpu_budget
 
     def most(features: bool) -> int:
         """Bytes that the fullest worker keeps."""
@@ -75,32 +75,40 @@ def choose_tier(
         return tier(False, 'in the store, as maps="store" says')
     if run_spec.keep_maps == "all":
         return tier(False, 'in the store, as keep_maps="all" says')
+    if run_spec.tile_features:
+        return tier(False, f"in the store, as tile_features={run_spec.tile_features} says")
     if plan.tile_features:
-        return tier(False, "in the store, as not even the scatter matrix fits in memory")
+        features = problem.features(spec)
+        matrix = f"the scatter matrix of {features:,} features, {size_text(4 * features**2)}"
+        return tier(False, f"in the store, as not even {matrix}, fits in {place}")
     if budget is None:  # as large as it takes: for those who ask for it
         wanted = run_spec.maps == "memory"
-        sizes = f"workers' {place}: {size_text(most(True))} of them and their features per worker"
-        return tier(wanted, f"in {sizes if wanted else 'the store'}")
+        both = f"in workers' {place}, with their features: {size_text(most(True))} per worker"
+        return tier(wanted, both if wanted else "in the store")
     room = max(0, budget - used)
-    free = f"per worker, of {size_text(room)} free in its {place}"
     if most(True) <= room:
-        why = f"{size_text(most(True))} of them and their features {free}"
-        return tier(True, f"in workers' {place}: {why}")
+        sizes = f"{size_text(most(True))} per worker, of {size_text(room)} free"
+        return tier(True, f"in workers' {place}, with their features: {sizes}")
     # maps without their features, which are made again from them: less work than to store both
-    sizes = f"{size_text(most(False))} of them {free}"
+    sizes = f"{size_text(most(False))} per worker, of {size_text(room)} free"
     if most(False) <= room:
-        why = f"{sizes}; no room for their features, which are made twice"
+        why = f"{sizes}, no room for their features, which are made twice"
         return tier(True, f"in workers' {place}: {why}", features=False)
-    return tier(False, f"in the store: {sizes}", features=False)
+    return tier(False, f"in the store, as they do not fit in {place}: {sizes}", features=False)
 
 
 def check_tier(tier: Tier, spec: NetworkSpec, run_spec: RunSpec) -> None:
     """Refuse maps="memory" where there is no room for them."""
     if run_spec.maps == "memory" and not tier.in_memory:
-        half = "" if spec.store_dtype == "float16" else 'store_dtype="float16" for half as much, '
+        problem = tier.why.removeprefix("in the store, as ")
+        remedy = "larger workers or fewer filters"  # where it is the scatter matrix
+        if problem.startswith("they"):
+            half = (
+                "" if spec.store_dtype == "float16" else ', store_dtype="float16" for half as much'
+            )
+            remedy = f"more or larger workers{half}"
         raise ClusterError(
-            f'maps="memory", and they do not fit: {tier.why.partition(": ")[2] or tier.why}; use '
-            f'more or larger workers, {half}or leave maps="memory" out'
+            f'maps="memory", and {problem}: use {remedy}, or leave maps="memory" out'
         )
 
 

@@ -155,39 +155,43 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 class Callback:
     """Something that is told of a run, as one of its `listeners`: override what you care about.
 
-    Each method gets the event, in the order in which they came, from a thread of the run's own. An
+    Each method gets the event, whose attributes are named below (the classes are in
+    `rescnet_dist.train`), in the order in which they came, from a thread of the run's own. An
     exception in one is logged, and the run goes on; KeyboardInterrupt stops it as Ctrl-C does.
     """
 
     def on_run_start(self, event: RunStarted) -> None:
-        """Training begins or goes on."""
+        """Training begins or goes on: url, images, max_layers, layers, accuracies, copies."""
 
     def on_maps_placed(self, event: MapsPlaced) -> None:
-        """Maps are going to be in memory, with features or without, or in the store."""
+        """Maps are going to be in memory, with features or without, or in the store: layer,
+        in_memory, features, why."""
 
     def on_pass_start(self, event: PassStarted) -> None:
-        """A pass begins: the survey, a layer's, or the final scores."""
+        """A pass begins: the survey, a layer's, or the final scores: phase, layer."""
 
     def on_chunk_done(self, event: ChunkDone) -> None:
-        """A worker has done a chunk."""
+        """A worker has done a chunk: phase, layer, start, images, worker, memory."""
 
     def on_chunk_rebuilt(self, event: ChunkRebuilt) -> None:
-        """Maps that were lost have been made again."""
+        """Maps that were lost have been made again: layer, start, stop, reason."""
 
     def on_pass_retried(self, event: PassRetried) -> None:
-        """A pass goes on after a failure."""
+        """A pass goes on after a failure: phase, layer, reason."""
 
     def on_layer_end(self, event: PassDone) -> None:
-        """A layer is committed."""
+        """A layer is committed: as for `on_pass_end`."""
 
     def on_pass_end(self, event: PassDone) -> None:
-        """A pass is committed, of a layer or not."""
+        """A pass is committed, of a layer or not: phase, layer, seconds, accuracy (layer, train,
+        validation) of the layers before it, residual, observed (seconds by phase, bytes read and
+        written, memory by worker)."""
 
     def on_run_end(self, event: RunDone) -> None:
-        """Training has ended."""
+        """Training has ended: url, depth, reason."""
 
     def on_run_stopped(self, event: RunStopped) -> None:
-        """Training has been cut short."""
+        """Training has been cut short: url, reason."""
 
     def __call__(self, event: Event) -> None:
         """Call the method that an event is for."""
