@@ -500,7 +500,7 @@ def test_whole_data_sets_are_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_damaged_files_are_read_or_refused(
     process: ProcessPoolExecutor, tmp_path: Path, name: str, count: int
 ) -> None:
