@@ -25,15 +25,23 @@ def flags(spec: Spec, base: Spec) -> list[str]:
     ]
 
 
+def option_name(field: str) -> str:
+    """The option of a field.
+
+    >>> option_name("max_layers")
+    '--max-layers'
+    """
+    return f"--{field.replace('_', '-')}"
+
+
 def flag(name: str, value: Any) -> list[str]:
     """The words of one option.
 
     >>> flag("levels", (2, 1)), flag("stop_at_zero_error", False)
     (['--levels', '2,1'], ['--no-stop-at-zero-error'])
     """
-    option = name.replace("_", "-")
     if isinstance(value, bool):
-        return [f"--{option}" if value else f"--no-{option}"]
+        return [option_name(name if value else f"no_{name}")]
     if isinstance(value, list | tuple):
-        return [f"--{option}", ",".join(map(str, value))]
-    return [f"--{option}", repr(value)] if isinstance(value, float) else [f"--{option}", str(value)]
+        return [option_name(name), ",".join(map(str, value))]
+    return [option_name(name), repr(value) if isinstance(value, float) else str(value)]

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "estimator": BELOW_DASHBOARD | {"dashboard"},
     "bench": BELOW_CLI,
     "deploy": BELOW_TRAIN | {"flags"},
-    "cli": BELOW_CLI | {"__init__", "bench", "deploy"},
+    "cli": BELOW_CLI | {"__init__", "bench", "deploy", "flags"},
     "__main__": {"cli"},
     "__init__": BELOW_CLI,
 }

@@ -54,6 +54,7 @@ from rescnet_dist.errors import (
     counted,
     masked,
 )
+from rescnet_dist.flags import option_name
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import forecast
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
@@ -165,7 +166,26 @@ def plan_command(
     click.echo(json.dumps(found.to_dict()) if as_json else found)
 
 
-@click.command("resume", **SHOW)
+class KeepsSettings(click.Command):
+    """A command on a run, whose settings it keeps: it says so of options that would change them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As Click does it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            kinds: tuple[Any, ...] = (NetworkSpec, RunSpec, AugmentSpec)
+            fixed = {option_name(field.name) for kind in kinds for field in fields(kind)}
+            if (option := error.option_name) not in fixed:
+                raise
+            free = ("max_layers", *CHANGEABLE)
+            raise SpecError(
+                f"{option}: a run keeps the settings that it began with, but for "
+                f"{', '.join(map(option_name, free))}; begin another by `rescnet train {option} …`"
+            ) from None
+
+
+@click.command("resume", cls=KeepsSettings, **SHOW)
 @click.argument("run_url", metavar="RUN")
 @click.option("--max-layers", type=int, help="grow up to so many layers instead")
 @click.option("--take-over", is_flag=True, help="even if another driver, which is dead, claims it")

@@ -28,6 +28,7 @@ from rescnet_dist.deploy import (
     with_overlay,
 )
 from rescnet_dist.errors import RescnetError, SpecError, nearest_name
+from rescnet_dist.flags import option_name
 from rescnet_dist.planning import Forecast, Problem
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
@@ -84,7 +85,7 @@ def what_options(*without: str) -> Callable[[Any], Any]:
     for field in fields(Deployment):
         if field.name in texts:
             usual = getattr(USUAL, field.name)
-            flag = "--" + field.name.replace("_", "-")
+            flag = option_name(field.name)
             kind = int if isinstance(usual, int) else str
             options[field.name] = click.option(
                 flag, field.name, type=kind, help=texts[field.name], default=usual,

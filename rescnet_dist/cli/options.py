@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from rescnet_dist.errors import ClusterError, SpecError
+from rescnet_dist.flags import option_name
 from rescnet_dist.spec import CHOICES, AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
 from rescnet_dist.tables import size_text
 
@@ -100,7 +101,7 @@ CLUSTER_HELP = {
 def cluster_options(command: Any) -> Any:
     """A decorator that adds the options that name a cluster; `take_cluster` reads them."""
     for name in reversed(CLUSTER_HELP):
-        flag = "--" + name.replace("_", "-")
+        flag = option_name(name)
         command = click.option(flag, name, help=CLUSTER_HELP[name])(command)
     patience = "for the cluster named, or a first worker of it, to come, such as 10m"
     return click.option("--wait", "wait", metavar="TIME", help=patience)(command)
@@ -142,12 +143,12 @@ def _named_cluster(given: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         if not value:
-            flag = "--" + name.replace("_", "-")
+            flag = option_name(name)
             raise ClusterError(f"{flag} is empty: give {CLUSTER_HELP[name].split('  [')[0]}")
     if "gateway_cluster" in given and "gateway" not in given:
         raise ClusterError("--gateway-cluster needs --gateway, the address of the gateway")
     if len(given.keys() - {"gateway_cluster"}) > 1:
-        shown = " and ".join("--" + name.replace("_", "-") for name in given)
+        shown = " and ".join(option_name(name) for name in given)
         raise ClusterError(f"{shown} name different clusters: give one of them")
     return given
 
@@ -200,7 +201,7 @@ def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Call
     def decorate(command: Any) -> Any:
         fields = dataclasses.fields(spec)  # type: ignore[arg-type]
         for field in reversed([f for f in fields if only is None or f.name in only]):
-            flag = "--" + field.name.replace("_", "-")
+            flag = option_name(field.name)
             kind: Any = hints[field.name]
             if field.name in CHOICES:
                 kind = click.Choice(CHOICES[field.name])
