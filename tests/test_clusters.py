@@ -40,11 +40,9 @@ from rescnet_dist import (
     load_digits,
 )
 from rescnet_dist.cli import main
-from rescnet_dist.cluster import Workers, connect, current_client, workers_of
-from rescnet_dist.cluster.workers import _least_of_a_gpu
+from rescnet_dist.cluster import connect, current_client
 from rescnet_dist.data import training_set
-from rescnet_dist.errors import ClusterError, masked
-from rescnet_dist.kernels import Backend
+from rescnet_dist.errors import masked
 from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train import ChunkDone, Event
 from rescnet_dist.train.report import progress_topic
@@ -561,40 +559,3 @@ READERS: tuple[Callable[[Path], Any], ...] = (
         ResCNetClassifier.resume(store, max_layers=2),
     ),
 )
-
-
-# GPUs of workers --------------------------------------------------------------------------------
-
-
-def test_workers_are_there_whatever_the_client_keeps_of_them(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which Dask replaces now and then, by an answer without any."""
-    monkeypatch.setattr(Client, "scheduler_info", lambda *_args, **_more: {"workers": {}})
-    found = Workers.among(workers_of(client))
-    assert found
-    assert found.count == len(client.nthreads())
-
-
-@pytest.mark.parametrize(
-    ("gpus", "least"),
-    [
-        ([None], None),
-        ([("a", "0", 80, 80)], 80),
-        ([("a", "0", 80, 80), ("a", "0", 80, 80), ("b", "0", 80, 80)], 40),
-        ([("a", "0", 80, 30), ("a", "0", 80, 30)], 30),  # each its own limit
-        ([("a", "0", 80, 60), ("a", "0", 80, 60)], 40),
-        ([("a", "0", 80, 100), ("b", "0", 80, 70)], 70),
-    ],
-)
-def test_workers_count_on_their_part_of_a_gpu(gpus: list[Any], least: int | None) -> None:
-    """Or on what they may take, where that is less."""
-    assert _least_of_a_gpu(gpus) == least
-
-
-def test_workers_of_a_gpu_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what is planned of its memory is for one task."""
-    monkeypatch.setattr(Backend, "prepare", lambda _: None)
-    monkeypatch.setattr(Backend, "memory", lambda _: ("gpu", 2**30, 2**30))
-    with pytest.raises(ClusterError, match="workers of 2 threads: start them with --nthreads 1"):
-        Workers.of(client, Backend("cupy"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 PROFILES = 60  # of a second each, that a worker keeps
+DEADLOCKS = sys.version_info < (3, 12)  # in sys._current_frames: python/cpython#106883
 GPU_SHARE = 0.85  # of a GPU's memory that may be used
 HOST = Backend()
 AT_REST = 300 * 2**20  # bytes of a worker process that has loaded everything, and done nothing
@@ -141,11 +143,12 @@ def _ready(backend: Backend) -> tuple[int, int, Gpu | None]:
     return int(psutil.Process().memory_info().rss), available_cores(), gpu
 
 
-def forget_old_profiles() -> None:
+def tame_profiler() -> None:
     """Have the worker that this task runs on keep a minute of Dask's profiles, not an hour.
 
     A second of them takes about 60 kB, so that a worker would grow by 200 MB in its first hour,
-    whatever it does. Elsewhere than on a worker, there are none.
+    whatever it does. Where taking them may stop Python for ever, none are taken any more; Dask's
+    own servers do so too. Elsewhere than on a worker, there are none.
     """
     try:
         worker = get_worker()
@@ -155,6 +158,9 @@ def forget_old_profiles() -> None:
         history = getattr(worker, name, None)
         if isinstance(history, deque) and (history.maxlen or math.inf) > PROFILES:
             setattr(worker, name, deque(list(history)[-PROFILES:], maxlen=PROFILES))
+    profiling = worker.periodic_callbacks.get("profile")
+    if DEADLOCKS and profiling and profiling.is_running():
+        worker.loop.add_callback(profiling.stop)
 
 
 def spill_share() -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from rescnet_dist.cluster.workers import forget_old_profiles
+from rescnet_dist.cluster.workers import tame_profiler
 from rescnet_dist.data import RowBlock, Rows
 from rescnet_dist.errors import DamagedError, RescnetError, StoreError
 from rescnet_dist.kernels import Backend, augmented, feature_blocks, replayed
@@ -108,7 +108,7 @@ class Reader:
         for chunk in self.shelf.chunks or self._read_chunks():
             found.append(chunk)
             trim_memory()
-            forget_old_profiles()
+            tame_profiler()
             yield chunk
         if self.task.keep:
             self.shelf.chunks = found
