@@ -314,13 +314,10 @@ BY_REGRESSION = ("", "-flips", "-rich")
 
 def compared_row(result: dict[str, Any], path: Path) -> str:
     """A row of the table of all runs; in bold where the run is one of the results."""
-    network, levels = (
-        result["spec"]["network"],
-        "–".join(map(str, result["spec"]["network"]["levels"])),
-    )
+    network = result["spec"]["network"]
     values = (
         network["filters"],
-        levels,
+        "–".join(map(str, network["levels"])),
         result["data"]["held_out"],
         f"{result['depth']} of {len(result['curve'])}",
         f"{100 * result['validation']:.2f}",
