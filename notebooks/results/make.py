@@ -401,8 +401,6 @@ def table(results: list[dict[str, Any]]) -> str:
         )
         lines.append((name, title, layers, validation, test, told, seconds, where))
         if averaged:
-            if result["version"] == 1:
-                layers = f"{result['depth']} or {len(result['curve'])}"
             lines.append((name, "… averaged over flips", layers, "", averaged, "", "", ""))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
