@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+import dask
 import fsspec
 import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster
+
+from rescnet_dist.cluster.connect import PROFILED
 
 S3_SECRET = "a-secret-of-this-test"
 
@@ -33,9 +36,11 @@ def rng() -> np.random.Generator:
 @pytest.fixture(scope="session")
 def threads_cluster() -> Iterator[Any]:
     """One worker in this process, two threads."""
-    with LocalCluster(
-        n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
-    ) as cluster:
+    with dask.config.set(PROFILED):
+        cluster = LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
+        )
+    with cluster:
         yield cluster
 
 

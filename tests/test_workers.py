@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -52,8 +53,9 @@ def test_workers_take_no_profiles_where_that_can_stop_python(
     deadlocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And keep few of them where it cannot."""
-    monkeypatch.setattr(workers, "DEADLOCKS", deadlocks)
+    monkeypatch.setattr(workers, "PROFILER_DEADLOCKS", deadlocks)
     with (
+        dask.config.set({"distributed.worker.profile.enabled": True}),
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
@@ -66,4 +68,5 @@ def test_workers_take_no_profiles_where_that_can_stop_python(
         client.run(lambda: None)  # behind what was put onto the worker's loop
         assert worker.periodic_callbacks["profile"].is_running() != deadlocks
         assert worker.profile_history.maxlen == workers.PROFILES
+        assert worker.profile_keys_history.maxlen == workers.PROFILES
     workers.tame_profiler()  # where there is no worker

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
+import dask
 from distributed import Client, LocalCluster, get_client, get_worker, worker_client
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 
@@ -28,6 +30,8 @@ CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)  # a fut
 CLOSED: list[Any] = []  # dask-gateway's objects, whose `__del__` fails before the process ends
 NAMED = 3  # parts of a cluster that an error names, at most
 CONNECT_SECONDS = 10  # for a scheduler to answer
+PROFILER_DEADLOCKS = sys.version_info < (3, 11, 12)  # Dask's, of workers: python/cpython#106883
+PROFILED = {"distributed.worker.profile.enabled": not PROFILER_DEADLOCKS}
 AGAIN = 2.0  # seconds between two tries to reach a cluster that is waited for
 
 
@@ -37,7 +41,8 @@ def current_client(*, processes: bool = False, gpus: bool = False) -> Iterator[C
 
     The embedded cluster listens on loopback only. With `processes` it has one single-threaded
     worker process per core; else one worker in this process with as many threads. With `gpus` it
-    has one for each GPU, by Dask-CUDA; without that, one.
+    has one for each GPU, by Dask-CUDA; without that, one. Workers are profiled by Dask unless that
+    can stop them for ever.
     """
     if _inside_a_task():
         with worker_client() as client:  # gives this task's thread back while it waits
@@ -48,7 +53,7 @@ def current_client(*, processes: bool = False, gpus: bool = False) -> Iterator[C
         yield client
         return
     with ExitStack() as stack:
-        with _interrupts_later():
+        with _interrupts_later(), dask.config.set(PROFILED):
             cluster = stack.enter_context(_gpu_cluster() if gpus else _cpu_cluster(processes))
         yield stack.enter_context(Client(cluster, set_as_default=False))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +13,17 @@ import dask
 import psutil
 from distributed import Client, get_worker
 
-from rescnet_dist.cluster.connect import available_cores, check_versions, workers_of
+from rescnet_dist.cluster.connect import (
+    PROFILER_DEADLOCKS,
+    available_cores,
+    check_versions,
+    workers_of,
+)
 from rescnet_dist.errors import ClusterError, ClusterLost
 from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 PROFILES = 60  # of a second each, that a worker keeps
-DEADLOCKS = sys.version_info < (3, 12)  # in sys._current_frames: python/cpython#106883
 GPU_SHARE = 0.85  # of a GPU's memory that may be used
 HOST = Backend()
 AT_REST = 300 * 2**20  # bytes of a worker process that has loaded everything, and done nothing
@@ -137,6 +140,7 @@ def _least_of_a_gpu(found: Sequence[Gpu | None]) -> int | None:
 def _ready(backend: Backend) -> tuple[int, int, Gpu | None]:
     """Load the kernels; returns the bytes that are resident in this process, a worker's, the cores
     that it may use, and its GPU."""
+    tame_profiler()
     backend.prepare()
     memory = backend.memory()
     gpu = (socket.gethostname(), *memory) if memory else None
@@ -147,8 +151,8 @@ def tame_profiler() -> None:
     """Have the worker that this task runs on keep a minute of Dask's profiles, not an hour.
 
     A second of them takes about 60 kB, so that a worker would grow by 200 MB in its first hour,
-    whatever it does. Where taking them may stop Python for ever, none are taken any more; Dask's
-    own servers do so too. Elsewhere than on a worker, there are none.
+    whatever it does. Where taking them can stop the worker for ever, it takes none from now on.
+    Elsewhere than on a worker, there are none.
     """
     try:
         worker = get_worker()
@@ -159,7 +163,7 @@ def tame_profiler() -> None:
         if isinstance(history, deque) and (history.maxlen or math.inf) > PROFILES:
             setattr(worker, name, deque(list(history)[-PROFILES:], maxlen=PROFILES))
     profiling = worker.periodic_callbacks.get("profile")
-    if DEADLOCKS and profiling and profiling.is_running():
+    if PROFILER_DEADLOCKS and profiling and profiling.is_running():
         worker.loop.add_callback(profiling.stop)
 
 
