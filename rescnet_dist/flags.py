@@ -1,4 +1,4 @@
-"""Specs as the options of `rescnet train`, which give them again."""
+"""Fields as options of `rescnet`, and specs as those that give them again."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from distributed.security import Security
 from parts import Parts, end_leftovers
 
 from rescnet_dist.deploy import lab_settings, lab_workspace
+from rescnet_dist.flags import option_name
 
 HERE = Path(__file__).resolve().parent
 FIRST = HERE / "00-this-stack.ipynb"
@@ -238,8 +239,7 @@ def _ports(wanted: Settings) -> dict[str, int]:
     found: dict[str, int] = {}
     with ExitStack() as held:  # all of them at once, so that none is given twice
         for name in ("port", "s3_port", "scheduler_port", "dashboard_port"):
-            option = f"--{name.replace('_', '-')}"
-            found[name] = _hold(held, getattr(wanted, name), option)
+            found[name] = _hold(held, getattr(wanted, name), option_name(name))
         for name in (*WEED_PORTS, "hub_port", "proxy_port"):
             found[name] = _hold(held, 0, name)
     return found

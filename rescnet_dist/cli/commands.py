@@ -170,18 +170,24 @@ class KeepsSettings(click.Command):
     """A command on a run, whose settings it keeps: it says so of options that would change them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As Click does it."""
+        """The words of the command; settings of `rescnet train` are refused as such."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             kinds: tuple[Any, ...] = (NetworkSpec, RunSpec, AugmentSpec)
-            fixed = {option_name(field.name) for kind in kinds for field in fields(kind)}
-            if (option := error.option_name) not in fixed:
+            names = {"preset", "config", *(field.name for kind in kinds for field in fields(kind))}
+            settings = {
+                option
+                for parameter in train_command.params
+                if parameter.name in names
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            }
+            if (option := error.option_name) not in settings:
                 raise
-            free = ("max_layers", *CHANGEABLE)
+            free = ", ".join(option_name(field.name) for field in fields(Changes))
             raise SpecError(
-                f"{option}: a run keeps the settings that it began with, but for "
-                f"{', '.join(map(option_name, free))}; begin another by `rescnet train {option} …`"
+                f"{option}: a run keeps the settings that it began with, but for {free}; "
+                f"begin another by `rescnet train {option} …`"
             ) from None
 
 

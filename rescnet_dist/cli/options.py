@@ -208,7 +208,7 @@ def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Call
             elif field.name == "levels":
                 kind = Levels()
             elif kind is bool:
-                flag, kind = f"{flag}/--no-{flag[2:]}", None
+                flag, kind = f"{flag}/{option_name(f'no_{field.name}')}", None
             elif typing.get_args(kind):
                 kind = typing.get_args(kind)[0]
             command = click.option(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from rescnet_dist.errors import SpecError, masked, nearest_name
+from rescnet_dist.flags import option_name
 
 KINDS = ("job", "cluster")
 LONGEST_NAME = 40  # as the operator adds "-default-worker-0123456789" to names of 63 at most
@@ -91,7 +92,7 @@ def _check_label(what: str, value: str | None, longest: int) -> None:
     if value is None or (LABEL.fullmatch(value) and len(value) <= longest):
         return
     raise SpecError(
-        f"--{what.replace('_', '-')} {value!r} is no name for Kubernetes: use at most {longest} "
+        f"{option_name(what)} {value!r} is no name for Kubernetes: use at most {longest} "
         "small letters, digits and hyphens, with a letter or digit at both ends"
     )
 
