@@ -67,8 +67,7 @@ from rescnet_dist.store import RunStore, StoredLayers
 from rescnet_dist.train import Changes, begin_run, check_run, describe_run, resume_run, run_there
 
 HERE = Path(__file__).parent
-RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else; by 1, what
-# is averaged may be of all layers, not of the chosen ones: a cluster could take one for the other
+RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
 MIRRORED = {"cifar10"}  # data sets whose images mean the same when they are mirrored
 SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}  # to train on
