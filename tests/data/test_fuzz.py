@@ -436,7 +436,7 @@ SLOW = (
 def process() -> Iterator[ProcessPoolExecutor]:
     """Runs each call in a process of its own, which costs little; one that crashes is an error."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["rescnet_dist", "pyarrow.parquet", "pytest"])
+    context.set_forkserver_preload(["rescnet_dist.data", "dask.array", "pyarrow.parquet", "pytest"])
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         yield pool
 
