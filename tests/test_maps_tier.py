@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cli import main
+from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import BackendError, SpecError, StoreError
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import choose_tier
@@ -405,6 +407,29 @@ def test_where_maps_wait_may_change_as_a_run_goes_on(
     assert same(weights(tmp_path / "run"), reference)
     kept = RunStore.open(tmp_path / "run").attributes()["run"]
     assert (kept["maps"], kept["checkpoint_every"]) == (maps, 2)
+
+
+def test_a_change_to_memory_that_is_not_there_is_refused(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a size that would do, and the run stays as it was; all else goes on."""
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", listeners=[stop_after(2)])
+    before = RunStore.open(tmp_path / "run").attributes()
+    small = Workers(count=1, slots=2, threads=2, machine_threads=2, memory=2**29)
+    monkeypatch.setattr(Workers, "of", lambda *_: small)
+    result = CliRunner().invoke(main, ["resume", str(tmp_path / "run"), "--maps", "memory"])
+    assert result.exit_code == 2
+    assert re.search(r"do not fit in memory.*larger workers \(of at least \d+ MiB\)", result.output)
+    assert RunStore.open(tmp_path / "run").attributes() == before
+
+
+def test_a_run_that_has_all_its_layers_says_so(client: Client, tmp_path: Path) -> None:
+    """As there is nothing to go on with, but with more of them."""
+    fit(tmp_path / "run")
+    result = CliRunner().invoke(main, ["resume", str(tmp_path / "run")])
+    assert result.exit_code == 0
+    assert "all 7 layers are there: --max-layers 8 or more adds some" in result.stderr
 
 
 def test_where_maps_wait_is_told_when_it_changes(

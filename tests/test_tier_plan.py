@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -125,14 +126,16 @@ def test_memory_that_is_asked_for_and_is_not_there_is_refused() -> None:
     run = RunSpec(maps="memory")
     with pytest.raises(
         ClusterError,
-        match=r'maps="memory".*9\.7 GiB.*free: use more or larger workers, '
-        'store_dtype="float16" for half as much, or leave',
-    ):
+        match=r'maps="memory".*9\.7 GiB.*free: use larger workers \(of at least .* GiB\), more',
+    ) as told:
         estimate(CIFAR, BIG, run, workers(16), None)
-    with pytest.raises(
-        ClusterError, match=r"scatter matrix.*1\.1 GiB.*workers or fewer filters, or"
-    ):
+    with pytest.raises(ClusterError, match=r"scatter matrix.*1\.1 GiB.*fewer filters, or") as early:
         estimate(CIFAR, BIG, run, workers(2), None)
+    for error in (told, early):  # and what is advised fits, and no less
+        (least,) = re.findall(r"at least ([\d.]+) GiB", str(error.value))
+        assert estimate(CIFAR, BIG, run, workers(float(least)), None).tier.in_memory
+        with pytest.raises(ClusterError):
+            estimate(CIFAR, BIG, run, workers(float(least) - 0.5), None)
 
 
 def test_what_is_held_counts_as_memory_of_a_worker() -> None:

@@ -217,7 +217,12 @@ def resume_command(
     """
     where, how = take_cluster(flags), take_telling(flags)
     changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
-    kept = check_resume(RunStore.open(run_url), changes, take_over=take_over)
+    store = RunStore.open(run_url)
+    kept = check_resume(store, changes, take_over=take_over)
+    grown = len(store.commits()) - 1
+    if grown >= (max_layers or store.attributes()["network"]["max_layers"]) and not how.silent:
+        there = f"all {counted(grown, 'layer')} are there"
+        click.echo(f"{there}: --max-layers {grown + 1} or more adds some", err=True)
     gpus = Backend.of(kept).on_gpu
     with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:
         with watched(run_url, teller, client) as listeners:
@@ -229,7 +234,7 @@ def resume_command(
 @click.argument("run_url", metavar="RUN")
 @click.argument("data", required=False)
 @SPLIT_OPTION
-@click.option("--staged", is_flag=True, help="accuracy after each layer")
+@click.option("--staged", is_flag=True, help="accuracy after each layer, up to the depth chosen")
 @averaging_options
 @cluster_options
 @BACKEND_OPTION

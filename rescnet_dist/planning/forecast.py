@@ -9,7 +9,7 @@ from distributed import Client
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
-from rescnet_dist.errors import counted
+from rescnet_dist.errors import ClusterError, SpecError, counted
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import GOOD_CHUNK, make_plan
@@ -139,7 +139,15 @@ def estimate(
     """The plan for images and workers that need not be there, and what it takes: arithmetic."""
     plan = make_plan(problem, spec, run_spec, workers)
     tier = choose_tier(problem, spec, run_spec, plan, workers)
-    check_tier(tier, spec, run_spec)
+
+    def fits(others: Workers) -> bool:
+        try:
+            other = make_plan(problem, spec, run_spec, others)
+        except (SpecError, ClusterError):
+            return False
+        return choose_tier(problem, spec, run_spec, other, others).in_memory
+
+    check_tier(tier, run_spec, workers, fits)
     seconds = None
     if speed:
         speed = speed.with_threads(plan.solve_threads)

@@ -6,7 +6,9 @@ It changes no bits, so it is chosen anew before every layer, for the workers tha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
 from rescnet_dist.planning.plan import Group, Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.tables import size_text
+
+LARGEST = 2**42  # bytes of a worker that is advised
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +101,34 @@ def choose_tier(
     return tier(False, f"in the store, as they do not fit in {place}: {sizes}", features=False)
 
 
-def check_tier(tier: Tier, spec: NetworkSpec, run_spec: RunSpec) -> None:
-    """Refuse maps="memory" where there is no room for them."""
+def check_tier(
+    tier: Tier, run_spec: RunSpec, workers: Workers, fits: Callable[[Workers], bool]
+) -> None:
+    """Refuse maps="memory" where there is no room for them; `fits` tells whether they would stay in
+    the memory of other workers."""
     if run_spec.maps == "memory" and not tier.in_memory:
         problem = tier.why.removeprefix("in the store, as ")
-        remedy = "larger workers or fewer filters"  # where it is the scatter matrix
-        if problem.startswith("they"):
-            half = (
-                "" if spec.store_dtype == "float16" else ', store_dtype="float16" for half as much'
-            )
-            remedy = f"more or larger workers{half}"
+        each = "a GPU of at least" if tier.on_gpu else "at least"
+        size = _large_enough(workers, fits)
+        larger = f" (of {each} {size_text(size)})" if size else ""
         raise ClusterError(
-            f'maps="memory", and {problem}: use {remedy}, or leave maps="memory" out'
+            f'maps="memory", and {problem}: use larger workers{larger}, more of them or fewer '
+            'filters, or leave maps="memory" out'
         )
+
+
+def _large_enough(workers: Workers, fits: Callable[[Workers], bool]) -> int | None:
+    """Bytes of memory, or of a GPU's, with which each of so many workers would keep the maps, to
+    64 MiB, from 1 GiB on to half a GiB; None if no size helps."""
+    field = "memory" if workers.gpu_memory is None else "gpu_memory"
+
+    def enough(size: int) -> bool:
+        return fits(replace(workers, **{field: size}))
+
+    sizes = [*range(2**26, 2**30, 2**26), *range(2**30, LARGEST, 2**29)]
+    if not enough(sizes[-1]):
+        return None
+    return sizes[bisect_left(sizes, True, key=enough)]
 
 
 def stored_at_once(spec: NetworkSpec, run_spec: RunSpec, tier: Tier) -> int:

@@ -80,7 +80,7 @@ def resume_run(
     """
     run = RunStore.open(url)
     with Claim.take(run.place, take_over=take_over).kept() as claim, naming_its_loss(client):
-        prepare_resume(run, changes)
+        prepare_resume(run, client, changes)
         train(claim, client, listeners)
     return run
 

@@ -23,6 +23,7 @@ from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.needs import Problem
+from rescnet_dist.planning.tier import Tier, check_tier, choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
     FORMAT_VERSION,
@@ -274,10 +275,20 @@ def check_layers(run: RunStore, layers: int) -> None:
             )
 
 
-def prepare_resume(run: RunStore, changes: Changes = NO_CHANGES) -> None:
+def prepare_resume(run: RunStore, client: Client, changes: Changes = NO_CHANGES) -> None:
     """Make a run ready to be gone on with, with changes. One of an older release counts as one of
-    this release from then on: that one may not know what will be in it."""
+    this release from then on: that one may not know what will be in it. A change to maps="memory"
+    is refused where they do not fit."""
     spec, run_spec = _changed(run, changes)
+    state = RunState.of(run)
+    if run_spec.maps == "memory" != state.run_spec.maps:
+        problem = state.problem(run.images()[0].dtype.itemsize)
+        workers = Workers.of(client, state.backend)
+
+        def tier(there: Workers) -> Tier:
+            return choose_tier(problem, spec, run_spec, state.plan, there)
+
+        check_tier(tier(workers), run_spec, workers, lambda others: tier(others).in_memory)
     now = {"network": spec.to_dict(), "run": run_spec.to_dict(), "format_version": FORMAT_VERSION}
     there = run.attributes()
     if any(there[name] != value for name, value in now.items()):
