@@ -71,12 +71,12 @@ def sha256(images: Any, labels: Any) -> str:
 def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Path) -> None:
     """On the digits: every number is found again from the run and the data, and the depth is the
     best on the images that were held out."""
-    store = tmp_path / "run"
+    store, into = tmp_path / "run", tmp_path / "results"
     options = (*SMALL, "--learning-rate", "4", "--max-layers", "2")  # too large a step
-    done = make(script, "digits", "--into", tmp_path, "--store", store, *options)
+    done = make(script, "digits", "--into", into, "--store", store, *options)
     assert done.exit_code == 0, done.output
-    assert {path.name for path in tmp_path.iterdir()} == {"digits.json", "run"}
-    text = (tmp_path / "digits.json").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"results", "run"}
+    text = (into / "digits.json").read_text()
     assert str(tmp_path) not in text
     found = json.loads(text)
 
@@ -122,8 +122,8 @@ def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Pat
 
     elsewhere = found["environment"] | {"platform": "Plan9 mips"}  # where it was grown
     RunStore.open(store).update_attributes(environment=elsewhere)
-    assert make(script, "digits", "--into", tmp_path, "--store", store, *options).exit_code == 0
-    again = json.loads((tmp_path / "digits.json").read_text())
+    assert make(script, "digits", "--into", into, "--store", store, *options).exit_code == 0
+    again = json.loads((into / "digits.json").read_text())
     assert again["environment"] == elsewhere
     assert again["curve"] == found["curve"]
 
@@ -239,6 +239,8 @@ def test_what_cannot_be_made_is_refused(
         assert re.search(message, done.output), (arguments, done.output)
         assert sorted(tmp_path.iterdir()) == before, arguments
     assert "there is no folder" in make(script, "--table", "--into", tmp_path / "gone").output
+    (tmp_path / "empty").mkdir()
+    assert "there is no result in" in make(script, "--table", "--into", tmp_path / "empty").output
     missing = make(script, "digits", "--into", tmp_path / "no-folder" / "deep")
     assert "create that folder" in missing.output
     assert (tmp_path / "digits.json").read_text() == "{}"

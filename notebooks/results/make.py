@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -145,7 +145,9 @@ def main(
             problem = f"there is no result {name!r}" if name else "which result? Give its name"
             raise RescnetError(f"{problem}: {nearest_name(name or '', RESULTS)}")
         where, path = take_cluster(flags), os.path.join(into, f"{name}.json")
-        check_folder(path)
+        with suppress(OSError):
+            os.makedirs(into, exist_ok=True)
+        check_folder(path)  # tells what is wrong with it
         given = {key: value for key, value in flags.items() if value is not None}
         place = store or f"runs/{name}"
         record = make(name, data, test_data, place, where, given)
@@ -379,6 +381,8 @@ def stored_results(folder: Path) -> list[dict[str, Any]]:
                     f"{path} is not what this command writes ({type(error).__name__}: {error}): "
                     "remove it, or make it again"
                 ) from None
+    if not found:
+        raise RescnetError(f"there is no result in {folder}: name the folder of some by --into")
     return found
 
 
