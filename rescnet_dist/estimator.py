@@ -169,7 +169,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """
         check_listeners(listeners)
         changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
-        kept = check_resume(RunStore.open(url), changes, take_over=take_over)
+        _, kept = check_resume(RunStore.open(url), changes, take_over=take_over)
         with current_client(gpus=Backend.of(kept).on_gpu) as client:
             run = resume_run(
                 url, client, [SchedulerPage(client), *listeners], changes=changes,

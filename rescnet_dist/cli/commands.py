@@ -218,9 +218,9 @@ def resume_command(
     where, how = take_cluster(flags), take_telling(flags)
     changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
     store = RunStore.open(run_url)
-    kept = check_resume(store, changes, take_over=take_over)
+    spec, kept = check_resume(store, changes, take_over=take_over)
     grown = len(store.commits()) - 1
-    if grown >= (max_layers or store.attributes()["network"]["max_layers"]) and not how.silent:
+    if grown >= spec.max_layers and not how.silent:
         there = f"all {counted(grown, 'layer')} are there"
         click.echo(f"{there}: --max-layers {grown + 1} or more adds some", err=True)
     gpus = Backend.of(kept).on_gpu

@@ -31,7 +31,8 @@ CLOSED: list[Any] = []  # dask-gateway's objects, whose `__del__` fails before t
 NAMED = 3  # parts of a cluster that an error names, at most
 CONNECT_SECONDS = 10  # for a scheduler to answer
 PROFILER_DEADLOCKS = sys.version_info < (3, 11, 12)  # Dask's, of workers: python/cpython#106883
-PROFILED = {"distributed.worker.profile.enabled": not PROFILER_DEADLOCKS}
+# how workers are configured where it does: without; elsewhere as whoever starts them has it
+PROFILED = {"distributed.worker.profile.enabled": False} if PROFILER_DEADLOCKS else {}
 AGAIN = 2.0  # seconds between two tries to reach a cluster that is waited for
 
 
@@ -41,8 +42,8 @@ def current_client(*, processes: bool = False, gpus: bool = False) -> Iterator[C
 
     The embedded cluster listens on loopback only. With `processes` it has one single-threaded
     worker process per core; else one worker in this process with as many threads. With `gpus` it
-    has one for each GPU, by Dask-CUDA; without that, one. Workers are profiled by Dask unless that
-    can stop them for ever.
+    has one for each GPU, by Dask-CUDA; without that, one. Dask does not profile workers where
+    that can stop them for ever.
     """
     if _inside_a_task():
         with worker_client() as client:  # gives this task's thread back while it waits

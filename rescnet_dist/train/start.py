@@ -226,12 +226,12 @@ CHANGEABLE = ("maps", "checkpoint_every", "keep_maps")
 
 def check_resume(
     run: RunStore, changes: Changes = NO_CHANGES, *, take_over: bool = False
-) -> RunSpec:
-    """Refuse a run that another driver writes to, or that cannot be gone on with; returns how it is
-    run."""
+) -> tuple[NetworkSpec, RunSpec]:
+    """Refuse a run that another driver writes to, or that cannot be gone on with; returns its specs
+    with the changes."""
     if not take_over:
         check_unclaimed(run.place)
-    return _changed(run, changes)[1]
+    return _changed(run, changes)
 
 
 def _changed(run: RunStore, changes: Changes) -> tuple[NetworkSpec, RunSpec]:
@@ -280,8 +280,7 @@ def prepare_resume(run: RunStore, client: Client, changes: Changes = NO_CHANGES)
     this release from then on: that one may not know what will be in it. A change to maps="memory"
     is refused where they do not fit."""
     spec, run_spec = _changed(run, changes)
-    state = RunState.of(run)
-    if run_spec.maps == "memory" != state.run_spec.maps:
+    if changes.maps == "memory" and (state := RunState.of(run)).run_spec.maps != "memory":
         problem = state.problem(run.images()[0].dtype.itemsize)
         workers = Workers.of(client, state.backend)
 
