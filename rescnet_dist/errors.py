@@ -17,7 +17,7 @@ SECRETS = (
 )
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """The text without the secrets that URLs in it may carry.
 
     >>> masked("https://me:word@host/a.zarr?sig=abc&x=1")
@@ -31,7 +31,7 @@ class RescnetError(ValueError):
     """Something the user gave cannot be used; the message says what, why and what to do."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(masked(message))
+        super().__init__(mask_secrets(message))
 
 
 class SpecError(RescnetError):
@@ -50,19 +50,19 @@ class StoreError(RescnetError):
     """A run store or a stored network is missing, foreign, newer or damaged."""
 
 
-class ClaimLost(StoreError):
+class ClaimLostError(StoreError):
     """Another driver has taken the run over."""
 
 
-class DamagedError(StoreError):
+class CorruptDataError(StoreError):
     """Something stored is missing in part, altered or stale."""
 
 
-class StoreUnreachable(StoreError):
+class StoreUnreachableError(StoreError):
     """A store does not answer, which may pass."""
 
 
-class StoreClosed(StoreError):
+class StoreClosedError(StoreError):
     """A store, or a part of one, is there, and not for this user to read."""
 
 
@@ -70,7 +70,7 @@ class ClusterError(RescnetError):
     """The Dask cluster cannot be used."""
 
 
-class ClusterLost(ClusterError):
+class ClusterLostError(ClusterError):
     """The Dask cluster went away in the middle of a run, which can be resumed."""
 
 
@@ -82,7 +82,7 @@ class SingularError(RescnetError, np.linalg.LinAlgError):
     """A covariance has no inverse at the ridge that was asked for."""
 
 
-def counted(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """A number of things in words; for those whose plural is made by s or es.
 
     >>> counted(1, "layer"), counted(1200, "class")
@@ -92,10 +92,10 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{ending}"
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """A clause for error messages: the nearest known name and the list of all of them.
 
-    >>> nearest_name("cifar", ["mnist", "cifar10"])
+    >>> suggest_name("cifar", ["mnist", "cifar10"])
     "did you mean 'cifar10'? Known: cifar10, mnist"
     """
     names = sorted(known)

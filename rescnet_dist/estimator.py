@@ -18,8 +18,8 @@ from sklearn.utils.validation import check_is_fitted
 from rescnet_dist.cluster import current_client
 from rescnet_dist.dashboard import Plots
 from rescnet_dist.dashboard.scheduler import SchedulerPage
-from rescnet_dist.data import Images, TrainingSet, encode, images_of, taken, training_set
-from rescnet_dist.errors import SpecError, masked
+from rescnet_dist.data import Images, TrainingSet, encode, images_of, select_split, training_set
+from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.kernels import Backend, project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
@@ -163,7 +163,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     ) -> Self:
         """Go on with a run after its last finished layer, up to `max_layers` if given; `maps`,
         `checkpoint_every` and `keep_maps` are those of `RunSpec`, and change nothing of what is
-        learnt.
+        learned.
 
         A run that another driver writes to is refused unless take_over says that it is dead.
         """
@@ -176,9 +176,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 take_over=take_over,
             )  # fmt: skip
         attributes = run.attributes()
-        spec = NetworkSpec.from_dict(attributes["network"])
-        run_spec = RunSpec.from_dict(attributes["run"])
-        augment = AugmentSpec.from_dict(attributes["augment"])
+        spec = NetworkSpec.from_stored(attributes["network"])
+        run_spec = RunSpec.from_stored(attributes["run"])
+        augment = AugmentSpec.from_stored(attributes["augment"])
         clf = cls(
             spec, store=url, random_state=run_spec.seed, run=run_spec,
             augment=augment if augment.copies else None, listeners=listeners,
@@ -237,7 +237,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """Share of images X classified rightly; y (N,), or None where X is a data set with labels,
         of which the test split is used."""
         check_is_fitted(self)
-        part = taken(X, y, "test")
+        part = select_split(X, y, "test")
         codes = encode(part.labels, self.classes_, unknown=-1)
         self.network_.look_at(part.images)
         right = self._scores(part.images, augment).argmax(axis=1) == codes
@@ -248,9 +248,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
         """Accuracy (L,) on images X after each layer."""
         check_is_fitted(self)
-        part = taken(X, y, "test")
+        part = select_split(X, y, "test")
         codes = encode(part.labels, self.classes_, unknown=-1)
-        right = self.network_.staged_right(part.images, codes, self._averaging(augment))
+        right = self.network_.staged_correct(part.images, codes, self._averaging(augment))
         return right / part.images.shape[0]
 
     def staged_predict(self, X: Any, *, augment: Averaging = None) -> Any:
@@ -274,10 +274,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         return Plots(self.network_, self.accuracies_, self.run_url_)
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        return masked(super().__repr__(N_CHAR_MAX))  # the store's URL may have a secret
+        return mask_secrets(super().__repr__(N_CHAR_MAX))  # the store's URL may have a secret
 
     def _html_repr(self) -> str:
-        return masked(estimator_html_repr(self))
+        return mask_secrets(estimator_html_repr(self))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

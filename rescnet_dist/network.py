@@ -17,11 +17,12 @@ from dask.delayed import delayed
 
 from rescnet_dist.data import Images, classes_from_json, classes_to_json
 from rescnet_dist.errors import DataError, StoreError
+from rescnet_dist.formatting import html_table, plain_text
 from rescnet_dist.kernels import (
     Backend,
     ImageScale,
     Layer,
-    augmented,
+    augment_images,
     check_gpu_holds,
     forward,
 )
@@ -36,11 +37,10 @@ from rescnet_dist.store import (
     StoredLayers,
     check_format,
     read_image_scale,
-    reading_attributes,
+    translate_attribute_errors,
     write_image_scale,
     write_layer,
 )
-from rescnet_dist.tables import html_table, plain_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -97,11 +97,11 @@ class Network:
         """The same network with all its layers read."""
         return replace(self, layers=tuple(self.layers))
 
-    def on(self, array_backend: str, products: str | None = None) -> Network:
+    def on(self, array_backend: str, matmul_precision: str | None = None) -> Network:
         """The same network, which runs images forward with "numpy" or, on a GPU, with "cupy";
-        matrices are multiplied there as in training unless `products` says otherwise."""
-        how = products or self.backend.products
-        backend = Backend.of(RunSpec().replace(array_backend=array_backend, products=how))
+        matrices are multiplied there as in training unless `matmul_precision` says otherwise."""
+        how = matmul_precision or self.backend.matmul_precision
+        backend = Backend.of(RunSpec().replace(array_backend=array_backend, matmul_precision=how))
         if backend.on_gpu:
             check_gpu_holds(self.spec, self.image_shape, how)
         return replace(self, backend=backend)
@@ -183,7 +183,9 @@ class Network:
         *_, (maps, _) = stages
         return maps
 
-    def staged_right(self, images: Images, codes: Any, augment: AugmentSpec | None = None) -> Array:
+    def staged_correct(
+        self, images: Images, codes: Any, augment: AugmentSpec | None = None
+    ) -> Array:
         """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
         dask, −1 for a label that is no class; augment as for `scores`."""
         self.check_images(images)
@@ -206,7 +208,7 @@ class Network:
             size = GPU_BATCH_BYTES
             if self.backend.available() and (memory := self.backend.memory()):
                 size = min(size, memory[2] // GPU_PARTS)
-        return max(1, size // (4 * height * width * self.spec.channels_of_layer(2, channels)))
+        return max(1, size // (4 * height * width * self.spec.input_channels(2, channels)))
 
     def _chunked(self, images: Images) -> da.Array:
         """The images as a dask array in chunks of whole images."""
@@ -223,9 +225,9 @@ class Network:
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the network to a URL that holds nothing yet; no pickle in it."""
-        place = Location.of(url)
-        if place.exists():
-            raise StoreError(f"{place.url} already holds something: choose another URL")
+        location = Location.of(url)
+        if location.exists():
+            raise StoreError(f"{location.url} already holds something: choose another URL")
         attributes = {
             "format": NETWORK_FORMAT,
             "format_version": FORMAT_VERSION,
@@ -237,44 +239,48 @@ class Network:
         }
         try:
             for number, layer in enumerate(self.layers, start=1):
-                write_layer(place, number, layer)
-            write_image_scale(place, self.image_scale)
-            place.update_attributes(attributes)
+                write_layer(location, number, layer)
+            write_image_scale(location, self.image_scale)
+            location.update_attributes(attributes)
         except BaseException:
-            place.remove()
+            location.remove()
             raise
 
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Network:
         """The network at a URL: one that was saved, or that of a run, at its chosen depth."""
-        place = Location.of(url)
-        attributes = check_format(place, NETWORK_FORMAT, RUN_FORMAT)
+        location = Location.of(url)
+        attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
         depth = attributes.get("depth")
         if depth is None:
-            result = RunStore(place).result()
-            depth = result["depth"] if result else len(RunStore(place).commits()) - 1
+            result = RunStore(location).result()
+            depth = result["depth"] if result else len(RunStore(location).commits()) - 1
         if depth < 1:
-            raise StoreError(f"the run at {place.url} has no finished layer yet: resume it first")
-        with reading_attributes(place):
+            raise StoreError(
+                f"the run at {location.url} has no finished layer yet: resume it first"
+            )
+        with translate_attribute_errors(location):
             height, width, channels = attributes["image_shape"]
             return cls(
-                NetworkSpec.from_dict(attributes["network"]),
+                NetworkSpec.from_stored(attributes["network"]),
                 classes_from_json(attributes["classes"]),
                 (height, width, channels),
-                read_image_scale(place),
-                StoredLayers(place, depth),
-                AugmentSpec.from_dict(attributes.get("augment", {})),
-                Backend(products=RunSpec.from_dict(attributes.get("run", {})).products),
+                read_image_scale(location),
+                StoredLayers(location, depth),
+                AugmentSpec.from_stored(attributes.get("augment", {})),
+                Backend(
+                    matmul_precision=RunSpec.from_stored(attributes.get("run", {})).matmul_precision
+                ),
             )
 
 
 def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Accuracy after each layer, up to the last one judged, of the run at a URL; empty for a
     saved network."""
-    place = Location.of(url)
-    if place.attributes()["format"] != RUN_FORMAT:
+    location = Location.of(url)
+    if location.attributes()["format"] != RUN_FORMAT:
         return []
-    result = RunStore(place).result()
+    result = RunStore(location).result()
     return list(result["accuracies"]) if result else []
 
 
@@ -292,7 +298,9 @@ def _stages(
         if copies:
             index, number = np.broadcast_arrays(first + np.arange(start, rows.stop), copy)
             some = np.concatenate([some] * (1 + copies))
-            some = augmented(some, index.reshape(-1), number.reshape(-1), augment, PREDICT_SEED)
+            some = augment_images(
+                some, index.reshape(-1), number.reshape(-1), augment, PREDICT_SEED
+            )
         backend = network.backend
         stages = forward(
             backend.put(some), network.layers, network.image_scale, network.spec,

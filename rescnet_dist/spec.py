@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from rescnet_dist.errors import SpecError, nearest_name
-from rescnet_dist.tables import html_table
+from rescnet_dist.errors import SpecError, suggest_name
+from rescnet_dist.formatting import html_table
 
 CHOICES = {
     "minmax": ("global", "channel"),
-    "cells": ("centre", "even"),
+    "cells": ("center", "even"),
     "pool": ("max", "mean"),
     "zscore": ("channel", "block"),
     "pairs": ("all", "tower"),
@@ -28,9 +28,11 @@ CHOICES = {
     "codec": ("none", "zstd"),
     "maps": ("auto", "store", "memory"),
     "array_backend": ("numpy", "cupy"),
-    "products": ("float32", "split", "half"),
+    "matmul_precision": ("float32", "split", "half"),
     "padding": ("zero", "edge", "reflect"),
 }
+RENAMED_OPTIONS = {"products": "matmul_precision"}  # names of earlier releases, in stored runs too
+RENAMED_VALUES = {("cells", "centre"): "center"}
 
 
 def _toml_value(value: Any) -> str:
@@ -88,7 +90,7 @@ def read_toml(source: str | Path) -> dict[str, Any]:
     for name, value in tables.items():
         if not isinstance(value, kinds.get(name, ())):
             raise SpecError(
-                f"{where}unexpected entry {name!r}: {nearest_name(name, kinds)} "
+                f"{where}unexpected entry {name!r}: {suggest_name(name, kinds)} "
                 "(preset is a string, network, run and augment are tables)"
             )
     return tables
@@ -98,6 +100,11 @@ class Spec:
     """What all specs share: checked replacement, plain dictionaries and TOML."""
 
     table: ClassVar[str]
+
+    def __new__(cls, *_args: Any, **values: Any) -> Self:
+        """Raise SpecError for an unknown option, before the dataclass raises a TypeError."""
+        cls._check_names(values)
+        return super().__new__(cls)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated anew."""
@@ -112,14 +119,27 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; an unknown field is an error that names the nearest one."""
-        known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        for name in values:
-            if name not in known:
-                raise SpecError(
-                    f"{cls.__name__} has no option {name!r}: {nearest_name(name, known)}"
-                )
+        """Return the spec with these options, the inverse of `to_dict`."""
         return cls(**values)
+
+    @classmethod
+    def from_stored(cls, values: Mapping[str, Any]) -> Self:
+        """Return the spec that a run or network store holds, perhaps of an earlier release."""
+        current = {RENAMED_OPTIONS.get(name, name): value for name, value in values.items()}
+        for (name, old), new in RENAMED_VALUES.items():
+            if current.get(name) == old:
+                current[name] = new
+        return cls.from_dict(current)
+
+    @classmethod
+    def _check_names(cls, values: Mapping[str, Any]) -> None:
+        options = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in values:
+            if name not in options:
+                new = RENAMED_OPTIONS.get(name)
+                remedy = f"use {new!r}" if new in options else suggest_name(name, options)
+                renamed = " any more" if new in options else ""
+                raise SpecError(f"{cls.__name__} has no option {name!r}{renamed}: {remedy}")
 
     def rows(self) -> list[tuple[str, Any, bool]]:
         """Name and value of each field, and whether it differs from the default."""
@@ -149,7 +169,9 @@ class Spec:
             if not _fits(value, hint):
                 raise SpecError(f"{name}={value!r} is not {_describe(hint)}")
             if name in CHOICES and value not in CHOICES[name]:
-                raise SpecError(f"{name}={value!r}: {nearest_name(value, CHOICES[name])}")
+                if new := RENAMED_VALUES.get((name, value)):
+                    raise SpecError(f"{name}={value!r} is now called {new!r}: use {name}={new!r}")
+                raise SpecError(f"{name}={value!r}: {suggest_name(value, CHOICES[name])}")
 
     def _check_range(
         self, name: str, low: float, high: float = math.inf, *, above: bool = False
@@ -196,7 +218,7 @@ class NetworkSpec(Spec):
         the ridge of its covariance. lda_draws: draws made per filter wanted; where too few of
         them are kept, the bank is filled up with those of least error.
     Features
-        block, stride: second-order pooling. zscore, power: normalisation. pairs: of maps whose
+        block, stride: second-order pooling. zscore, power: normalization. pairs: of maps whose
         covariance is a feature, all, or those of one tower (local_contrast), which leaves room for
         more filters. levels, cells, pool: the spatial pyramid.
     Classifiers
@@ -208,7 +230,7 @@ class NetworkSpec(Spec):
         `rate_floor`. max_layers; patience: layers without a better validation accuracy before
         stopping (None: never). stop_at_zero_error: stop once the training error is 0.
     Storage
-        store_dtype: precision that the maps of a layer are rounded to, before anything is learnt
+        store_dtype: precision that the maps of a layer are rounded to, before anything is learned
         from them, and stored in.
     """
 
@@ -232,7 +254,7 @@ class NetworkSpec(Spec):
     power: bool = False
     pairs: Literal["all", "tower"] = "all"
     levels: tuple[int, ...] = (4, 2, 1)
-    cells: Literal["centre", "even"] = "centre"
+    cells: Literal["center", "even"] = "center"
     pool: Literal["max", "mean"] = "max"
     residual: Literal["classify", "regress"] = "classify"
     ridge: float = 1.0
@@ -282,19 +304,19 @@ class NetworkSpec(Spec):
                 'pairs="tower" is for networks of two towers, and this one has one: give '
                 'local_contrast, or use pairs="all"'
             )
-        if self.zscore == "channel" and min(map(len, self.pooled_together)) < 2:
+        if self.zscore == "channel" and min(map(len, self.pooling_groups)) < 2:
             raise SpecError(
                 f"filters={self.filters} leaves no feature "
                 + ("of a tower " if self.pairs == "tower" else "")
                 + 'with zscore="channel", which drops the diagonal: use at least '
-                f'{2 * len(self.pooled_together)} filters, or zscore="block"'
+                f'{2 * len(self.pooling_groups)} filters, or zscore="block"'
             )
 
     @classmethod
     def preset(cls, name: str) -> NetworkSpec:
         """One of the named networks of `PRESETS`: `digits`, or one of the paper's four."""
         if name not in PRESETS:
-            raise SpecError(f"unknown preset {name!r}: {nearest_name(name, PRESETS)}")
+            raise SpecError(f"unknown preset {name!r}: {suggest_name(name, PRESETS)}")
         return PRESETS[name]
 
     @classmethod
@@ -304,14 +326,14 @@ class NetworkSpec(Spec):
         base = cls.preset(tables["preset"]) if "preset" in tables else cls()
         return base.replace(**tables.get(cls.table, {}))
 
-    def size_of_layer(self, layer: int) -> int:
+    def filter_size_at(self, layer: int) -> int:
         """Side k of the filters of layer `layer`, counted from 1."""
         return self.first_filter_size if layer == 1 else self.filter_size
 
-    def rate_of_layer(self, layer: int) -> float:
+    def learning_rate_at(self, layer: int) -> float:
         """Learning rate α of layer `layer`, counted from 1.
 
-        >>> NetworkSpec.preset("cifar100").rate_of_layer(11)
+        >>> NetworkSpec.preset("cifar100").learning_rate_at(11)
         0.9
         """
         steps = (layer - 1) // self.decay_every
@@ -323,32 +345,32 @@ class NetworkSpec(Spec):
         return 1 + self.local_contrast
 
     @property
-    def filters_of_towers(self) -> list[range]:
+    def tower_filters(self) -> list[range]:
         """The filters of each tower: one for each view."""
         ends = [self.filters * view // self.views for view in range(self.views + 1)]
         return [range(*pair) for pair in itertools.pairwise(ends)]
 
     @property
-    def pooled_together(self) -> list[range]:
+    def pooling_groups(self) -> list[range]:
         """The filters whose maps are pooled together: features are of pairs among these."""
-        return self.filters_of_towers if self.pairs == "tower" else [range(self.filters)]
+        return self.tower_filters if self.pairs == "tower" else [range(self.filters)]
 
-    def channels_of_layer(self, layer: int, channels: int) -> int:
+    def input_channels(self, layer: int, channels: int) -> int:
         """Input channels of a layer, of images with `channels`: the maps of the layer before, if
         there is one, and all views of the images."""
         return (self.filters if layer > 1 else 0) + self.views * channels
 
-    def towers_of_layer(self, layer: int, channels: int) -> list[Tower]:
+    def layer_towers(self, layer: int, channels: int) -> list[Tower]:
         """The parts of the bank of a layer, of images with `channels`; together they have all of
         its filters and input channels.
 
         A patch has k² directions per channel; where PCA wants more, stacked-LDA fills up.
         """
         towers, maps = [], self.filters if layer > 1 else 0
-        for view, filters in enumerate(self.filters_of_towers):
+        for view, filters in enumerate(self.tower_filters):
             seen = range(maps + view * channels, maps + (view + 1) * channels)
             inputs = (*(filters if layer > 1 else ()), *seen)
-            directions = self.size_of_layer(layer) ** 2 * len(inputs)
+            directions = self.filter_size_at(layer) ** 2 * len(inputs)
             lda = math.floor(len(filters) * self.lda_fraction + 0.5)
             towers.append(Tower(inputs, filters, min(len(filters) - lda, directions)))
         return towers
@@ -420,7 +442,7 @@ class RunSpec(Spec):
     in memory where the plan finds room. checkpoint_every: layers after which those in memory are
     stored as well, as they are at the end unless none are kept; what lies between is computed again
     on resume.
-    array_backend: "numpy", or "cupy" for workers with a GPU. products: of matrices on a GPU, in
+    array_backend: "numpy", or "cupy" for workers with a GPU. matmul_precision: of products on a GPU, in
     single precision, as three products of halves, or in half precision.
     """
 
@@ -438,7 +460,7 @@ class RunSpec(Spec):
     maps: Literal["auto", "store", "memory"] = "auto"
     checkpoint_every: int = 10
     array_backend: Literal["numpy", "cupy"] = "numpy"
-    products: Literal["float32", "split", "half"] = "split"
+    matmul_precision: Literal["float32", "split", "half"] = "split"
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -469,10 +491,10 @@ class RunSpec(Spec):
 
     def check_effect(self) -> None:
         """Refuse, of a run that is to begin, what would do nothing."""
-        if self.products != "split" and self.array_backend != "cupy":
+        if self.matmul_precision != "split" and self.array_backend != "cupy":
             raise SpecError(
-                f'products="{self.products}" is how a GPU multiplies: give array_backend="cupy", '
-                "or leave products out"
+                f'matmul_precision="{self.matmul_precision}" is how a GPU multiplies: give array_backend="cupy", '
+                "or leave matmul_precision out"
             )
 
 
@@ -555,6 +577,6 @@ class AugmentSpec(Spec):
                 )
         if self.saturation and channels != 3:
             raise SpecError(
-                f"saturation={self.saturation} is of images in colour, and these have {channels} "
+                f"saturation={self.saturation} is of images in color, and these have {channels} "
                 "channels: leave saturation out"
             )

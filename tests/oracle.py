@@ -71,8 +71,8 @@ def patch_covariance(images: Array, k: int) -> tuple[int, Array, Array]:
     count = len(patches)
     table = np.array(patches)
     mean = table.sum(axis=0) / count
-    centred = table - mean
-    covariance = centred.T @ centred / count
+    centered = table - mean
+    covariance = centered.T @ centered / count
     return count, mean, covariance
 
 
@@ -172,7 +172,7 @@ def stacked_lda(
     layer: int,
     first_draw: int = 0,
 ) -> tuple[Array, Array]:
-    """Filters (k, k, c, n_lda) and bias (n_lda,) from normalised inputs (N, H, W, c), of the draws
+    """Filters (k, k, c, n_lda) and bias (n_lda,) from normalized inputs (N, H, W, c), of the draws
     from first_draw on."""
     _, height, width, channels = inputs.shape
     n_pos = spec.lda_positives
@@ -230,7 +230,7 @@ def filter_bank(
     seed: int,
     layer: int,
 ) -> tuple[Array, Array]:
-    """Filters (k, k, c, f), PCA first, and bias (f,) from normalised inputs (N, H, W, c)."""
+    """Filters (k, k, c, f), PCA first, and bias (f,) from normalized inputs (N, H, W, c)."""
     channels = inputs.shape[3]
     filters, bias = np.zeros((k, k, channels, spec.filters)), np.zeros(spec.filters)
     first_draw = 0
@@ -243,12 +243,12 @@ def filter_bank(
             seen, labels, training, n_classes, k, n_lda, spec, seed, layer, first_draw
         )
         first_draw += spec.lda_draws * n_lda
-        for place, number in enumerate(numbers):
-            if place < n_pca:
-                filters[:, :, inside, number] = pca[:, :, :, place]
+        for location, number in enumerate(numbers):
+            if location < n_pca:
+                filters[:, :, inside, number] = pca[:, :, :, location]
             else:
-                filters[:, :, inside, number] = lda[:, :, :, place - n_pca]
-                bias[number] = lda_bias[place - n_pca]
+                filters[:, :, inside, number] = lda[:, :, :, location - n_pca]
+                bias[number] = lda_bias[location - n_pca]
     return filters, bias
 
 
@@ -341,19 +341,19 @@ def block_triangle(values: Array, zscore: str, power: bool) -> Array:
     if zscore == "channel":
         for channel in range(f):
             x = pixels[:, channel]
-            centred = x - x.mean()
-            variance = np.mean(centred**2)
+            centered = x - x.mean()
+            variance = np.mean(centered**2)
             if variance > 1e-8 * np.mean(x**2):
-                z[:, channel] = centred / math.sqrt(variance)
+                z[:, channel] = centered / math.sqrt(variance)
         covariance = z.T @ z / n_pixels
         offset = 1
     elif zscore == "block":
-        centred = pixels - pixels.mean()
-        variance = np.mean(centred**2)
+        centered = pixels - pixels.mean()
+        variance = np.mean(centered**2)
         if variance > 1e-8 * np.mean(pixels**2):
-            z = centred / math.sqrt(variance)
-        z_centred = z - z.mean(axis=0)
-        covariance = z_centred.T @ z_centred / n_pixels
+            z = centered / math.sqrt(variance)
+        z_centered = z - z.mean(axis=0)
+        covariance = z_centered.T @ z_centered / n_pixels
         offset = 0
     else:
         raise ValueError(f"zscore {zscore!r}")
@@ -371,9 +371,9 @@ def block_cells(starts: list[int], size: int, block: int, g: int, cells: str) ->
     """The cell (1 .. g) of every block of one axis at pyramid level g."""
     result = []
     for j, start in enumerate(starts):
-        if cells == "centre":
-            centre = start + math.ceil(block / 2)
-            result.append(math.ceil(centre / (size / g)))
+        if cells == "center":
+            center = start + math.ceil(block / 2)
+            result.append(math.ceil(center / (size / g)))
         elif cells == "even":
             result.append(j * g // len(starts) + 1)
         else:
@@ -448,8 +448,8 @@ def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array,
 # --------------------------------------------------------- step 9: classifiers (or a regression)
 
 
-def standardise(features: Array) -> tuple[Array, Array, Array]:
-    """Standardised training features (n, D), their mean (D,) and 1/std (D,), 0 where std is 0."""
+def standardize(features: Array) -> tuple[Array, Array, Array]:
+    """Standardized training features (n, D), their mean (D,) and 1/std (D,), 0 where std is 0."""
     n, n_features = features.shape
     mean = features.sum(axis=0) / n
     inverse = np.zeros(n_features)
@@ -460,11 +460,11 @@ def standardise(features: Array) -> tuple[Array, Array, Array]:
     return (features - mean) * inverse, mean, inverse
 
 
-def ridged_scatter(standardised: Array, inverse: Array, ridge: float) -> Array:
+def ridged_scatter(standardized: Array, inverse: Array, ridge: float) -> Array:
     """Sg (D, D) = S + ridge * mean(diag S) * I, with diagonal 1 where a feature has no variance."""
-    n, n_features = standardised.shape
-    mean = standardised.sum(axis=0) / n
-    scatter = (standardised - mean).T @ (standardised - mean) / n
+    n, n_features = standardized.shape
+    mean = standardized.sum(axis=0) / n
+    scatter = (standardized - mean).T @ (standardized - mean) / n
     result = scatter + ridge * np.mean(np.diag(scatter)) * np.eye(n_features)
     for j in range(n_features):
         if inverse[j] == 0:
@@ -481,7 +481,7 @@ def one_vs_rest(
     a score is features @ weights[sign, class] + intercept[sign, class] on raw features.
     """
     n, n_features = features.shape
-    x, mean, inverse = standardise(features)
+    x, mean, inverse = standardize(features)
     ridged = ridged_scatter(x, inverse, ridge)
     weights = np.zeros((2, n_classes, n_features))
     intercept = np.zeros((2, n_classes))
@@ -513,7 +513,7 @@ def regress(features: Array, residual: Array, ridge: float) -> tuple[Array, Arra
     features @ weights[0].T + intercept[0] on raw features, the mean residual included.
     """
     n = features.shape[0]
-    x, mean, inverse = standardise(features)
+    x, mean, inverse = standardize(features)
     ridged = ridged_scatter(x, inverse, ridge)
     mean_residual = residual.sum(axis=0) / n
     v = np.linalg.solve(ridged, x.T @ (residual - mean_residual) / n)

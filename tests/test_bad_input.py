@@ -58,8 +58,8 @@ def fit(
 ) -> Callable[[Place], Any]:
     """A case: training into an explicit store."""
 
-    def action(place: Place) -> None:
-        given = {"store": place.store, "run": RUN, **parameters}
+    def action(location: Place) -> None:
+        given = {"store": location.store, "run": RUN, **parameters}
         clf = ResCNetClassifier(spec, **given)
         clf.fit(images, labels, validation=validation)
 
@@ -69,8 +69,8 @@ def fit(
 def predict(images: Any, method: str = "predict") -> Callable[[Place], Any]:
     """A case: predicting, and computing what is lazy, by a fitted classifier."""
 
-    def action(place: Place) -> None:
-        np.asarray(getattr(place.fitted, method)(images))
+    def action(location: Place) -> None:
+        np.asarray(getattr(location.fitted, method)(images))
 
     return action
 
@@ -102,12 +102,12 @@ def unknown_length(array: da.Array) -> da.Array:
 def in_zarr(then: Callable[[str], Callable[[Place], Any]], **arrays: Any) -> Callable[[Place], Any]:
     """A case that is about the URL of a Zarr group of some arrays."""
 
-    def action(place: Place) -> None:
+    def action(location: Place) -> None:
         with tempfile.TemporaryDirectory() as folder:
             group = zarr.open_group(f"{folder}/data.zarr", mode="w")
             for name, values in arrays.items():
                 group.create_array(name, data=values, chunks=(6, *values.shape[1:]))
-            then(f"{folder}/data.zarr")(place)
+            then(f"{folder}/data.zarr")(location)
 
     return action
 
@@ -115,19 +115,19 @@ def in_zarr(then: Callable[[str], Callable[[Place], Any]], **arrays: Any) -> Cal
 def at_a_run(then: Callable[[Path], Any], **attributes: Any) -> Callable[[Place], Any]:
     """A case that is about a store with a run of these attributes, which must stay as it is."""
 
-    def action(place: Place) -> None:
+    def action(location: Place) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run = RunStore.create(f"{folder}/run", {})
             run.update_attributes(
                 **{"network": SPEC.to_dict(), "run": RUN.to_dict(), "data_complete": True}
                 | attributes
             )
-            before = run.place.attributes()
+            before = run.location.attributes()
             try:
                 then(Path(folder) / "run")
             finally:
-                assert run.place.attributes() == before
-                assert run.place.names() == ["zarr.json"]
+                assert run.location.attributes() == before
+                assert run.location.names() == ["zarr.json"]
 
     return action
 
@@ -135,7 +135,7 @@ def at_a_run(then: Callable[[Path], Any], **attributes: Any) -> Callable[[Place]
 def at_something_else(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
     """A case that is about a folder with something else in it, which must stay as it is."""
 
-    def action(place: Place) -> None:
+    def action(location: Place) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "thesis.txt").write_text("years of work")
             try:
@@ -149,9 +149,9 @@ def at_something_else(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
 def at_a_network(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
     """A case that is about a saved network."""
 
-    def action(place: Place) -> None:
+    def action(location: Place) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            place.fitted.save(Path(folder) / "network")
+            location.fitted.save(Path(folder) / "network")
             then(Path(folder) / "network")
 
     return action
@@ -217,12 +217,12 @@ IMAGES: dict[str, Case] = {
         ["X has chunks of unknown length", "compute_chunk_sizes()"],
     ),
     "missing URL": (
-        lambda place: fit(str(place.folder / "nowhere"), None)(place),
+        lambda location: fit(str(location.folder / "nowhere"), None)(location),
         DataError,
         ["nowhere", "check the URL"],
     ),
     "missing path": (
-        lambda place: fit(place.folder / "nowhere", None)(place),
+        lambda location: fit(location.folder / "nowhere", None)(location),
         DataError,
         ["nowhere", "check the URL"],
     ),
@@ -369,17 +369,17 @@ SPECS: dict[str, Case] = {
         ["unknown preset 'mnits'", "did you mean 'mnist'?", "cifar10"],
     ),
     "unknown option": (
-        lambda place: SPEC.replace(filtres=3),
+        lambda location: SPEC.replace(filtres=3),
         SpecError,
         ["NetworkSpec has no option 'filtres'", "did you mean 'filters'?", "max_layers"],
     ),
     "unknown option of a run": (
-        lambda place: RUN.replace(chunk_image=3),
+        lambda location: RUN.replace(chunk_image=3),
         SpecError,
         ["RunSpec has no option 'chunk_image'", "did you mean 'chunk_images'?"],
     ),
     "unknown choice": (
-        lambda place: SPEC.replace(residual="regres"),
+        lambda location: SPEC.replace(residual="regres"),
         SpecError,
         ["residual='regres'", "did you mean 'regress'?", "classify"],
     ),
@@ -411,7 +411,7 @@ SPECS: dict[str, Case] = {
         ["patience=2", "nothing is held out", "leave patience out"],
     ),
     "floor above the rate": (
-        lambda place: SPEC.replace(learning_rate=0.1, rate_floor=0.5),
+        lambda location: SPEC.replace(learning_rate=0.1, rate_floor=0.5),
         SpecError,
         ["rate_floor=0.5 is above learning_rate=0.1", "lower one"],
     ),
@@ -451,11 +451,15 @@ STORES: dict[str, Case] = {
         ["no finished layer yet", "resume it first"],
     ),
     "resume nothing": (
-        lambda place: ResCNetClassifier.resume(place.store),
+        lambda location: ResCNetClassifier.resume(location.store),
         StoreError,
         ["run", "check the URL"],
     ),
-    "load nothing": (lambda place: rd.load(place.store), StoreError, ["run", "check the URL"]),
+    "load nothing": (
+        lambda location: rd.load(location.store),
+        StoreError,
+        ["run", "check the URL"],
+    ),
     "resume something else": (
         at_something_else(ResCNetClassifier.resume),
         StoreError,
@@ -467,12 +471,12 @@ STORES: dict[str, Case] = {
         ["is not a rescnet-run store", "rescnet-network", "check the URL"],
     ),
     "resume data": (
-        in_zarr(lambda url: lambda place: ResCNetClassifier.resume(url), images=X),
+        in_zarr(lambda url: lambda location: ResCNetClassifier.resume(url), images=X),
         StoreError,
         ["is not a rescnet-run store", "check the URL"],
     ),
     "save over something": (
-        lambda place: at_something_else(place.fitted.save)(place),
+        lambda location: at_something_else(location.fitted.save)(location),
         StoreError,
         ["already holds something", "choose another URL"],
     ),
@@ -504,22 +508,22 @@ PREDICTION: dict[str, Case] = {
         ["X has chunks of unknown length", "compute_chunk_sizes()"],
     ),
     "labels of another length": (
-        lambda place: place.fitted.score(X, Y[:5]),
+        lambda location: location.fitted.score(X, Y[:5]),
         DataError,
         ["y has 5 labels for 20 images"],
     ),
     "missing labels": (
-        lambda place: place.fitted.staged_score(X),
+        lambda location: location.fitted.staged_score(X),
         DataError,
         ["y is missing", "give labels"],
     ),
     "unhashable labels": (
-        lambda place: place.fitted.score(X, [{1}] * 20),
+        lambda location: location.fitted.score(X, [{1}] * 20),
         DataError,
         ["hashable"],
     ),
     "a layer too many": (
-        lambda place: place.fitted.network_.maps(X[:1], 2),
+        lambda location: location.fitted.network_.maps(X[:1], 2),
         DataError,
         ["layer=2", "layers 1 to 1"],
     ),

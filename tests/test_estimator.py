@@ -338,7 +338,7 @@ def test_held_out_images_beyond_single_precision_are_refused(client: Client) -> 
 
 
 def test_images_on_another_scale_are_warned_of(fitted: ResCNetClassifier) -> None:
-    """As are those divided by 255, which are one dark grey to the network."""
+    """As are those divided by 255, which are one dark gray to the network."""
     with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values from 0 to 255"):
         fitted.predict(X[:5].astype(np.float32) / 255)
     lazy = da.from_array(X[:50].astype(np.float32) / 255, (20, -1, -1, -1))

@@ -336,7 +336,7 @@ COMMON = {
     "lda_negatives": 32,
     "lda_tolerance": 0,
     "lda_ridge": 1e-2,
-    "cells": "centre",
+    "cells": "center",
     "pool": "max",
     "zscore": "channel",
     "power": False,
@@ -394,7 +394,7 @@ def test_unknown_preset_names_the_nearest():
 
 def test_rate_falls_by_a_tenth_every_ten_layers_to_its_floor():
     """1, 0.9, 0.81, … down to 0.387, as for CIFAR-100."""
-    rate = NetworkSpec.preset("cifar100").rate_of_layer
+    rate = NetworkSpec.preset("cifar100").learning_rate_at
     assert [rate(layer) for layer in (1, 10)] == [1, 1]
     assert [rate(layer) for layer in (11, 20)] == pytest.approx([0.9, 0.9])
     assert rate(21) == pytest.approx(0.81)
@@ -404,7 +404,7 @@ def test_rate_falls_by_a_tenth_every_ten_layers_to_its_floor():
 
 def test_rate_is_constant_without_decay():
     """As for CIFAR-10."""
-    rate = NetworkSpec.preset("cifar10").rate_of_layer
+    rate = NetworkSpec.preset("cifar10").learning_rate_at
     assert {rate(layer) for layer in range(1, 938)} == {0.4}
 
 
@@ -413,8 +413,8 @@ def test_rate_is_constant_without_decay():
 def test_rate_equals_oracle_and_never_rises(spec, layer):
     """For all schedules."""
     spec = spec.replace(decay_every=spec.decay_every % 30 + 1)
-    assert spec.rate_of_layer(layer) == pytest.approx(oracle.learning_rate(layer, spec))
-    assert spec.rate_of_layer(layer + 1) <= spec.rate_of_layer(layer)
+    assert spec.learning_rate_at(layer) == pytest.approx(oracle.learning_rate(layer, spec))
+    assert spec.learning_rate_at(layer + 1) <= spec.learning_rate_at(layer)
 
 
 @given(
@@ -432,9 +432,9 @@ def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, ch
     spec = NetworkSpec(
         filters=filters, lda_fraction=fraction, first_filter_size=first, filter_size=later
     )
-    assert spec.size_of_layer(layer) == size
+    assert spec.filter_size_at(layer) == size
     maps = filters if layer > 1 else 0
-    (tower,) = spec.towers_of_layer(layer, channels)
+    (tower,) = spec.layer_towers(layer, channels)
     assert tower.channels == tuple(range(maps + channels))
     assert tower.filters == range(filters)
     pca, lda, channels = tower.pca, tower.lda, maps + channels
@@ -455,18 +455,18 @@ def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, ch
 )
 def test_bank_is_split_by_the_fraction(filters, fraction, channels, bank):
     """lda_fraction of the filters are stacked-LDA, more where a patch is too small for PCA."""
-    (tower,) = NetworkSpec(filters=filters, lda_fraction=fraction).towers_of_layer(1, channels)
+    (tower,) = NetworkSpec(filters=filters, lda_fraction=fraction).layer_towers(1, channels)
     assert (tower.pca, tower.lda) == bank
 
 
 def test_two_towers_share_filters_and_channels():
     """With local contrast, each tower sees its own maps and its own view of the images."""
     spec = NetworkSpec(filters=5, local_contrast=True)
-    assert spec.channels_of_layer(1, 3) == 6
-    assert spec.channels_of_layer(2, 3) == 11
-    first = [(t.channels, t.filters) for t in spec.towers_of_layer(1, 3)]
+    assert spec.input_channels(1, 3) == 6
+    assert spec.input_channels(2, 3) == 11
+    first = [(t.channels, t.filters) for t in spec.layer_towers(1, 3)]
     assert first == [((0, 1, 2), range(2)), ((3, 4, 5), range(2, 5))]
-    later = [(t.channels, t.filters) for t in spec.towers_of_layer(2, 3)]
+    later = [(t.channels, t.filters) for t in spec.layer_towers(2, 3)]
     assert later == [((0, 1, 5, 6, 7), range(2)), ((2, 3, 4, 8, 9, 10), range(2, 5))]
 
 
@@ -483,7 +483,7 @@ def test_pairs_of_towers_need_two_towers_of_two_filters():
     with pytest.raises(SpecError, match=r"filters=3 leaves no feature of a tower .* at least 4"):
         NetworkSpec(filters=3, pairs="tower", local_contrast=True)
     spec = NetworkSpec(filters=5, pairs="tower", local_contrast=True)
-    assert spec.pooled_together == [range(2), range(2, 5)]
+    assert spec.pooling_groups == [range(2), range(2, 5)]
 
 
 # images -----------------------------------------------------------------------------------------
@@ -541,7 +541,7 @@ def test_a_file_starts_from_its_preset():
         ({"array_backend": "cupy", "tile_features": 64}, "leave one of them out"),
         ({"checkpoint_every": 0}, "at least 1"),
         ({"array_backend": "cuda"}, "did you mean 'cupy'"),
-        ({"products": "tf32"}, "'float32'"),
+        ({"matmul_precision": "tf32"}, "'float32'"),
     ],
 )
 def test_contradictions_of_a_run_are_refused(fields: dict[str, Any], fragment: str) -> None:

@@ -28,7 +28,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitData:
     """A process, what it says, and the seconds that it gets to end in."""
 
     name: str
@@ -54,7 +54,7 @@ class Parts:
 
     def __init__(self, mark: str, logs: Path, stopping: threading.Event) -> None:
         self._mark, self._logs, self._stopping = mark, logs, stopping
-        self._running: list[Part] = []
+        self._running: list[SplitData] = []
 
     def start(
         self,
@@ -77,7 +77,7 @@ class Parts:
                 stderr=said,
                 start_new_session=True,
             )
-        part = Part(name, process, log, patience)
+        part = SplitData(name, process, log, patience)
         self._running.append(part)
         deadline = time.monotonic() + within
         while not until():

@@ -19,7 +19,7 @@ axes = left.subplots()
 for key in ("train", "validation"):
     axes.plot(layers, [100 * a[key] for a in clf.accuracies_], "o-", label=key)
 axes.plot(layers[: clf.depth_], 100 * clf.staged_score(X, y), "o-", label="test")
-axes.axvline(clf.depth_, color="grey", lw=1, ls=":", label="chosen depth")
+axes.axvline(clf.depth_, color="gray", lw=1, ls=":", label="chosen depth")
 axes.set(xlabel="layer", ylabel="accuracy (%)", xticks=layers)
 axes.legend(fontsize=8)
 left.suptitle("Accuracy by layer", fontsize=10)

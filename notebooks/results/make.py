@@ -48,23 +48,23 @@ from rescnet_dist.data import (
     check_test_set,
     encode,
     has_test_split,
-    taken,
+    select_split,
     training_set,
 )
 from rescnet_dist.errors import (
     DataError,
     RescnetError,
     SpecError,
-    counted,
-    masked,
-    nearest_name,
+    pluralize,
+    mask_secrets,
+    suggest_name,
 )
 from rescnet_dist.flags import flag
 from rescnet_dist.kernels import Backend
 from rescnet_dist.network import Network
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
-from rescnet_dist.train import Changes, begin_run, check_run, describe_run, resume_run, run_there
+from rescnet_dist.train import Changes, begin_run, check_run, describe_run, resume_run, find_matching_run
 
 HERE = Path(__file__).parent
 RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
@@ -143,18 +143,18 @@ def main(
             return
         if name not in RESULTS:
             problem = f"there is no result {name!r}" if name else "which result? Give its name"
-            raise RescnetError(f"{problem}: {nearest_name(name or '', RESULTS)}")
+            raise RescnetError(f"{problem}: {suggest_name(name or '', RESULTS)}")
         where, path = take_cluster(flags), os.path.join(into, f"{name}.json")
         with suppress(OSError):
             os.makedirs(into, exist_ok=True)
         check_folder(path)  # tells what is wrong with it
         given = {key: value for key, value in flags.items() if value is not None}
-        place = store or f"runs/{name}"
-        record = make(name, data, test_data, place, where, given)
+        location = store or f"runs/{name}"
+        record = make(name, data, test_data, location, where, given)
         with finished_file(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         click.echo(table([record]))
-        click.echo(f"wrote {path}; the run is at {masked(place)}", err=True)
+        click.echo(f"wrote {path}; the run is at {mask_secrets(location)}", err=True)
 
 
 # a result ---------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def train(
 ) -> None:
     """Train in a run store, or go on with the same run if it is there; what it was grown on is noted
     in it, as it may be judged elsewhere."""
-    there = run_there(store, spec, run_spec, training, source)
+    there = find_matching_run(store, spec, run_spec, training, source)
     check_run(store, spec, run_spec, training, free=False)
     before = len(RunStore.open(store).commits()) if there else 0
     with TerminalProgress(Console(stderr=True)) as progress, naming_how_to_go_on():
@@ -283,13 +283,13 @@ def judge(run: RunStore, source: str, *, averaged: bool) -> dict[str, Any]:
     """Read the test images, once: the share that is right after each layer that was judged in
     training, and, if `averaged`, with the chosen layers over each image and its mirror image."""
     began = time.perf_counter()
-    backend = RunSpec.from_dict(run.attributes()["run"]).array_backend  # with the run's products
+    backend = RunSpec.from_stored(run.attributes()["run"]).array_backend  # with the run's products
     network, result = Network.load(run.url).on(backend), run.result()
-    part = taken(source, None, "test")
+    part = select_split(source, None, "test")
     images = Images(np.asarray(part.images.array))
     codes = np.asarray(encode(part.labels, network.classes, unknown=-1))
-    grown = StoredLayers(run.place, len(result["accuracies"] if result else ()))
-    right = replace(network, layers=grown).staged_right(images, codes)
+    grown = StoredLayers(run.location, len(result["accuracies"] if result else ()))
+    right = replace(network, layers=grown).staged_correct(images, codes)
     scores = network.scores(images, FLIPS) if averaged else None
     return {
         "data": digest(images.array, codes),
@@ -314,7 +314,7 @@ def command(name: str, data: str | None, test_data: str | None, given: dict[str,
     words = ["python", "notebooks/results/make.py", name]
     for option, url in (("--data", data), ("--test", test_data)):
         if url:
-            words += [option, masked(url) if "://" in url else os.path.basename(url.rstrip("/"))]
+            words += [option, mask_secrets(url) if "://" in url else os.path.basename(url.rstrip("/"))]
     return shlex.join(words + [word for key in given for word in flag(key, given[key])])
 
 
@@ -424,7 +424,7 @@ def machine_text(result: dict[str, Any]) -> str:
     on_gpu = result["spec"]["run"].get("array_backend", "numpy") != "numpy"
     names = []
     for kind in result["environment"]["machines"]:
-        cores = f"{kind['processor']}, {counted(kind['cores'], 'core')}"
+        cores = f"{kind['processor']}, {pluralize(kind['cores'], 'core')}"
         names.append(", ".join(kind["gpus"]) if on_gpu and kind.get("gpus") else cores)
     return "; ".join(names)
 

@@ -33,7 +33,7 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.kernels.discriminant import Whitening
 from rescnet_dist.planning import Problem
-from rescnet_dist.planning.calibrate import made_up_layer
+from rescnet_dist.planning.calibrate import random_layer
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 
@@ -53,7 +53,7 @@ class Case:
 
 
 def textured(rng: np.random.Generator, n: int, side: int, channels: int) -> Array:
-    """Random images (n, side, side, channels) whose neighbouring pixels are alike."""
+    """Random images (n, side, side, channels) whose neighboring pixels are alike."""
     from scipy.ndimage import gaussian_filter
 
     noise = rng.normal(size=(n, side, side, channels)).astype(np.float32)
@@ -171,13 +171,13 @@ def pca(quick: bool) -> list[Result]:
 
 
 def layer(quick: bool) -> list[Result]:
-    """All of a layer's pass but the factorisation, N=2,000, 50 filters on 32×32×3, stride 4."""
+    """All of a layer's pass but the factorization, N=2,000, 50 filters on 32×32×3, stride 4."""
     filters, n, chunk = (8, 40, 20) if quick else (50, 2000, 143)  # as planned by default
     spec = NetworkSpec.preset("cifar10").replace(filters=filters, block=16, stride=4)
     shape, rng = (32, 32, 3), np.random.default_rng(0)
     images, maps = textured(rng, n, 32, 3), textured(rng, n, 32, filters)
     labels, train = np.arange(n) % CLASSES, np.ones(n, bool)
-    growing = made_up_layer(Problem(n, shape, CLASSES), spec)
+    growing = random_layer(Problem(n, shape, CLASSES), spec)
     scores = np.zeros((n, CLASSES), np.float32)
 
     def work(part: slice, statistics: LayerStatistics) -> LayerStatistics:
@@ -219,14 +219,14 @@ def pass_operations(spec: NetworkSpec, shape: tuple[int, int, int]) -> float:
     """Operations of matrix products that the pass of a later layer needs per image: convolution,
     patch scatter by displacements, lower half of the features' scatter."""
     height, width, channels = shape
-    inputs, size = spec.channels_of_layer(2, channels), spec.filter_size
+    inputs, size = spec.input_channels(2, channels), spec.filter_size
     convolution = 2 * height * width * size**2 * inputs * spec.filters
     displacements = size + (size - 1) * (2 * size - 1)
     patches = 2 * height * width * inputs**2 * displacements
     return convolution + patches + features_per_layer(height, width, spec) ** 2
 
 
-def factorisation(quick: bool) -> list[Result]:
+def factorization(quick: bool) -> list[Result]:
     """Cholesky factor and solution for 10 targets."""
     width = 5000 if quick else 17_150
     rng = np.random.default_rng(0)
@@ -245,7 +245,7 @@ def factorisation(quick: bool) -> list[Result]:
     ours()
     seconds = time.perf_counter() - began
     floor = width**3 / 3 / product_rate()
-    name = f"factorisation and solve, D={width:,}"
+    name = f"factorization and solve, D={width:,}"
     return [Result(name, seconds, floor=floor, bar=1.3, at_most=True)]
 
 
@@ -278,7 +278,7 @@ CASES = (
     Case("discriminants", discriminants),
     Case("filters", pca),
     Case("layer", layer),
-    Case("factorisation", factorisation),
+    Case("factorization", factorization),
     Case("starting", starting),
     Case("workers", engine.workers),
     Case("depth", engine.depth),

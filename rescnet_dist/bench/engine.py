@@ -14,7 +14,7 @@ from rescnet_dist.cluster import Workers, available_cores
 from rescnet_dist.data import training_set
 from rescnet_dist.kernels import LayerInput, fit_bank, fit_classifier, layer_pixels
 from rescnet_dist.planning import Problem, make_plan
-from rescnet_dist.planning.calibrate import made_up_layer
+from rescnet_dist.planning.calibrate import random_layer
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.train import begin_run, describe_run
@@ -66,7 +66,7 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
     problem = Problem(n, images.shape[1:], CLASSES)
     one = Workers(count=1, slots=1, threads=1, machine_threads=1, memory=None)
     groups = make_plan(problem, spec, RunSpec(), one).groups()
-    growing = made_up_layer(problem, spec)
+    growing = random_layer(problem, spec)
     maps = growing.bank.maps(
         LayerInput.of(layer_pixels(images, growing.image_scale, spec), noise(n, spec.filters))
     )

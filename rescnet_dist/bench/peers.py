@@ -58,10 +58,10 @@ def patch_scatter(images: Any, size: int) -> Any:
 
 
 def second_order_features(maps: Any, block: int, stride: int, levels: tuple[int, ...]) -> Any:
-    """Features (n, D) of maps (n, f, H, W): unfold blocks, standardise, multiply, pool."""
+    """Features (n, D) of maps (n, f, H, W): unfold blocks, standardize, multiply, pool."""
     library = torch()
     n, filters, height, width = maps.shape
-    live, targets = pyramid(height, width, block, stride, levels, "centre")
+    live, targets = pyramid(height, width, block, stride, levels, "center")
     rows, columns, _ = targets.shape
     members = library.as_tensor(targets.reshape(rows * columns, -1))
     of_cell = [(members == cell).any(1).nonzero()[:, 0] for cell in range(live)]

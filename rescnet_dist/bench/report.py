@@ -61,12 +61,12 @@ def draw_chart(results: Sequence[Result], path: str) -> None:
     ]
     figure = Figure(figsize=(9, 0.6 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    colours = {"floor": "#9aa5b1", "ours": "#2166ac"}
-    for place, (_, name, ratio) in enumerate(rows):
-        axes.barh(place, ratio, 0.62, color=colours.get(name, "#d6604d"))
+    colors = {"floor": "#9aa5b1", "ours": "#2166ac"}
+    for location, (_, name, ratio) in enumerate(rows):
+        axes.barh(location, ratio, 0.62, color=colors.get(name, "#d6604d"))
         text = f"{name}  {ratio:.{0 if ratio >= 10 else 2}f} ×"
-        axes.text(max(ratio, 1) * 1.06, place, text, va="center", fontsize=8)
-    axes.axvline(1, color=colours["ours"], linewidth=2)
+        axes.text(max(ratio, 1) * 1.06, location, text, va="center", fontsize=8)
+    axes.axvline(1, color=colors["ours"], linewidth=2)
     axes.set(
         xscale="log",
         xlabel="time, in units of ours (blue line)",

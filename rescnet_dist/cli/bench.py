@@ -13,7 +13,7 @@ from rich.console import Console
 from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.files import finished_file
 from rescnet_dist.cli.options import SHOW
-from rescnet_dist.errors import RescnetError, nearest_name
+from rescnet_dist.errors import RescnetError, suggest_name
 
 
 @click.command("bench", **SHOW)
@@ -50,7 +50,7 @@ def bench_command(
     known = {case.name: case for case in CASES}
     for name in cases:
         if name not in known:
-            raise RescnetError(f"there is no case {name!r}: {nearest_name(name, known)}")
+            raise RescnetError(f"there is no case {name!r}: {suggest_name(name, known)}")
     before = _earlier(compare, quick) if compare else {}
     for flag, path in (("--chart", chart), ("--output", output)):
         if path and not os.path.isdir(os.path.dirname(path) or "."):

@@ -11,7 +11,7 @@ import click
 from distributed import Client
 from rich.console import Console
 
-from rescnet_dist.cluster import WORKER_TIMEOUT, await_worker, connected, current_client
+from rescnet_dist.cluster import WORKER_TIMEOUT, current_client, open_client, wait_for_worker
 
 LEAST = 2.0  # seconds that are waited for a worker once there is a scheduler
 
@@ -27,14 +27,14 @@ def cluster(
         patience, began = where.get("wait"), time.monotonic()
         if patience and not quiet:
             click.echo(f"waiting up to {patience:.0f} s for the cluster", err=True)
-        with connected(**where) as client:
+        with open_client(**where) as client:
             if not client.nthreads():
                 # what is left of it, as the scheduler may have taken its time
                 waited = time.monotonic() - began
                 left = max(patience - waited, LEAST) if patience else WORKER_TIMEOUT
                 if not (patience or quiet):
                     click.echo(f"waiting up to {left:.0f} s for a worker", err=True)
-                await_worker(client, left)
+                wait_for_worker(client, left)
             yield client
         return
     if not embedded:

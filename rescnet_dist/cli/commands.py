@@ -31,19 +31,19 @@ from rescnet_dist.cli.options import (
     take_cluster,
 )
 from rescnet_dist.cli.progress import with_copies
-from rescnet_dist.cli.telling import (
+from rescnet_dist.cli.reporting import (
+    pop_report_options,
     report_outcome,
-    take_telling,
+    reporting_options,
     telling,
-    telling_options,
     watched,
 )
 from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
+    evaluation_split,
     has_test_split,
     is_imported,
-    part_to_judge,
     split_of,
     training_set,
     verify_dataset,
@@ -51,8 +51,8 @@ from rescnet_dist.data import (
 from rescnet_dist.errors import (
     RescnetError,
     SpecError,
-    counted,
-    masked,
+    mask_secrets,
+    pluralize,
 )
 from rescnet_dist.flags import option_name
 from rescnet_dist.kernels import Backend
@@ -66,9 +66,9 @@ from rescnet_dist.train import (
     check_resume,
     check_run,
     describe_run,
+    find_matching_run,
     other_plan,
     resume_run,
-    run_there,
     verify_run,
 )
 
@@ -81,7 +81,7 @@ from rescnet_dist.train import (
 @click.option("--or-resume", is_flag=True, help="or go on with this run, if it is in the store")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
-@telling_options
+@reporting_options
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
@@ -104,12 +104,12 @@ def train_command(
       rescnet train --max-layers 3
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
-    where, how = take_cluster(flags), take_telling(flags)
+    where, how = take_cluster(flags), pop_report_options(flags)
     if or_resume and not store:
         raise SpecError("--or-resume goes on with the run in a store: name it with --store")
     training, spec, run_spec = what_to_train(data, preset, config, flags, quiet=how.silent)
     url = store or default_store(data)
-    there = or_resume and run_there(url, spec, run_spec, training, data)
+    there = or_resume and find_matching_run(url, spec, run_spec, training, data)
     check_run(url, spec, run_spec, training, free=not or_resume)
     if test_data:
         check_test_set(test_data, training)
@@ -197,7 +197,7 @@ class KeepsSettings(click.Command):
 @click.option("--take-over", is_flag=True, help="even if another driver, which is dead, claims it")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
-@telling_options
+@reporting_options
 @spec_options(RunSpec, only=CHANGEABLE)
 def resume_command(
     run_url: str,
@@ -215,13 +215,13 @@ def resume_command(
     Example:
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
-    where, how = take_cluster(flags), take_telling(flags)
+    where, how = take_cluster(flags), pop_report_options(flags)
     changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
     store = RunStore.open(run_url)
     spec, kept = check_resume(store, changes, take_over=take_over)
     grown = len(store.commits()) - 1
     if grown >= spec.max_layers and not how.silent:
-        there = f"all {counted(grown, 'layer')} are there"
+        there = f"all {pluralize(grown, 'layer')} are there"
         click.echo(f"{there}: --max-layers {grown + 1} or more adds some", err=True)
     gpus = Backend.of(kept).on_gpu
     with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:
@@ -275,7 +275,7 @@ def evaluate_command(
         return
     for layer, accuracy in enumerate(outcome.get("staged", ()), start=1):
         click.echo(f"after layer {layer}: {100 * accuracy:.2f} %")
-    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {counted(clf.depth_, 'layer')}")
+    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
 
 
 @click.command("predict", **SHOW)
@@ -306,7 +306,7 @@ def predict_command(
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    part = part_to_judge(split_of(data, split) if split else data)
+    part = evaluation_split(split_of(data, split) if split else data)
     images, files = part.images, part.files
     clf.network_.check_images(images)
     clf.network_.look_at(images)
@@ -325,7 +325,7 @@ def predict_command(
                 writer.writerow([number, *file_name, label, *(f"{p:.6f}" for p in row if proba)])
                 number += 1
     if output != "-":
-        click.echo(f"wrote {counted(number, 'label')} to {output}", err=True)
+        click.echo(f"wrote {pluralize(number, 'label')} to {output}", err=True)
 
 
 @click.command("info", **SHOW)
@@ -347,7 +347,7 @@ def info_command(run_url: str, as_json: bool) -> None:
     click.echo(f"state     {found['state']}" + (f": {found['reason']}" if found["reason"] else ""))
     click.echo(
         f"data      {found['source'] or 'arrays'}: {found['images']:,} images of "
-        f"{height}×{width}×{channels}, {counted(found['classes'], 'class')}"
+        f"{height}×{width}×{channels}, {pluralize(found['classes'], 'class')}"
     )
     if found["copies"]:
         click.echo(
@@ -396,9 +396,11 @@ def check_command(url: str, as_json: bool, **flags: Any) -> None:
     with cluster(take_cluster(flags), embedded=False), working("reading every chunk"):
         problems = verify_dataset(url) if is_imported(url) else verify_run(url)
     if as_json:
-        click.echo(json.dumps({"url": masked(url), "problems": problems}))
+        click.echo(json.dumps({"url": mask_secrets(url), "problems": problems}))
     else:
-        click.echo("\n".join(problems) or f"{masked(url)}: every chunk is as it was committed")
+        click.echo(
+            "\n".join(problems) or f"{mask_secrets(url)}: every chunk is as it was committed"
+        )
     sys.exit(1 if problems else 0)
 
 
@@ -439,7 +441,7 @@ def what_to_train(
     quiet: bool = False,
 ) -> tuple[TrainingSet, NetworkSpec, RunSpec]:
     """The data and the specs of a run, from the options of `train` or `plan`."""
-    with working(f"looking at {masked(data)}", quiet=quiet):
+    with working(f"looking at {mask_secrets(data)}", quiet=quiet):
         own = flags["validation"] is None
         training = training_set(data, None, own_validation=own)
         spec, run_spec, augment = resolve_specs(preset, config, data, flags)

@@ -26,9 +26,9 @@ from rescnet_dist.cli.options import SHOW, cluster_options, spec_options, take_c
 from rescnet_dist.cli.signals import terminated_by_signal
 from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
-from rescnet_dist.data.named import DATASETS, cache_folder, fetched
+from rescnet_dist.data.named import DATASETS, cache_folder, fetch_dataset
 from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
-from rescnet_dist.errors import counted, masked
+from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.spec import AugmentSpec
 
 
@@ -55,7 +55,7 @@ class Size(click.ParamType):
 @click.argument("dest", metavar="DEST")
 @click.option("--resize", type=Size(), help="make all images of this size, such as 32 or 28x32")
 @click.option(
-    "--channels", type=click.Choice(["grey", "colour"]), help="make all images grey, or colour"
+    "--channels", type=click.Choice(["gray", "color"]), help="make all images gray, or color"
 )
 @click.option("--on-error", type=click.Choice(["error", "skip"]), default="error",
               help="what to do with images that cannot be used  [default: error]")  # fmt: skip
@@ -85,7 +85,7 @@ def import_command(
     """
     if source in DATASETS:
         with bar("fetching", "bytes") as progress:
-            fetched(source, progress=progress)
+            fetch_dataset(source, progress=progress)
     try:
         with (
             terminated_by_signal(),
@@ -110,7 +110,7 @@ def import_command(
     if count := len(found.passed_over):
         are = "is no PNG, JPEG or WebP image" if count == 1 else "are no PNG, JPEG or WebP images"
         click.echo(
-            f"passed over  {counted(count, 'file')} that {are}, such as {found.passed_over[0]}"
+            f"passed over  {pluralize(count, 'file')} that {are}, such as {found.passed_over[0]}"
         )
     show_left_out(len(found.skipped), found.skipped)
     click.echo(f"data      {found.url}")
@@ -121,9 +121,9 @@ def show_left_out(count: int, images: Sequence[tuple[str, str]]) -> None:
     """How many images an import has left out, and name and reason of some of them."""
     if count:
         more = ", such as" if images else ""
-        click.echo(f"left out  {counted(count, 'image')}{more}")
+        click.echo(f"left out  {pluralize(count, 'image')}{more}")
     for name, reason in images[:5]:
-        click.echo(f"          {masked(name)}: {reason}")
+        click.echo(f"          {mask_secrets(name)}: {reason}")
 
 
 @data_command.command("info", **SHOW)
@@ -139,7 +139,7 @@ def info_command(data: str, sheet: str | None, as_json: bool) -> None:
     Example:
       rescnet data info cifar10.zarr --sheet cifar10.png
     """
-    with working(f"reading {masked(data)}"):
+    with working(f"reading {mask_secrets(data)}"):
         found = inspect_dataset(data)
         if sheet:
             save_picture(class_sheet(data), sheet)
@@ -147,7 +147,7 @@ def info_command(data: str, sheet: str | None, as_json: bool) -> None:
         click.echo(json.dumps(found.to_dict()))
         return
     height, width, depth = found.image_shape
-    click.echo(f"data      {masked(data)}")
+    click.echo(f"data      {mask_secrets(data)}")
     click.echo(f"images    {found.images:,} of {height}×{width}×{depth}, {found.dtype}")
     stored = "" if found.stored_bytes is None else f"{found.stored_bytes / 2**20:,.1f} MiB stored, "
     click.echo(f"bytes     {stored}{found.decoded_bytes / 2**20:,.1f} MiB decoded")
@@ -181,7 +181,7 @@ def preview_command(data: str, output: str, images: int, seed: int, **flags: Any
       rescnet data preview cifar10.zarr --copies 8 --flip --shift 4 --rotate 10 -o copies.png
     """
     augment = AugmentSpec(**{name: value for name, value in flags.items() if value is not None})
-    with working(f"reading {masked(data)}"):
+    with working(f"reading {mask_secrets(data)}"):
         save_picture(augmentation_sheet(data, augment, seed, images), output)
     click.echo(f"preview   {output}")
 

@@ -27,7 +27,7 @@ from rescnet_dist.deploy import (
     training_flags,
     with_overlay,
 )
-from rescnet_dist.errors import RescnetError, SpecError, nearest_name
+from rescnet_dist.errors import RescnetError, SpecError, suggest_name
 from rescnet_dist.flags import option_name
 from rescnet_dist.planning import Forecast, Problem
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -119,7 +119,7 @@ def render_command(kind: str, overlay: str | None, **flags: Any) -> None:
           --data s3://bucket/cifar10.zarr --store s3://bucket/runs/1 --overlay cloud-spot
     """
     if overlay is not None and overlay not in OVERLAYS:
-        raise SpecError(f"unknown overlay {overlay!r}: {nearest_name(overlay, OVERLAYS)}")
+        raise SpecError(f"unknown overlay {overlay!r}: {suggest_name(overlay, OVERLAYS)}")
     found = _asked(kind, flags)
     documents = with_overlay(found.manifests(found.what), overlay)
     click.echo(to_yaml(documents, found.comment()), nl=False)

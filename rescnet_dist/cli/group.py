@@ -13,7 +13,12 @@ import click
 
 from rescnet_dist.cli.options import SHOW
 from rescnet_dist.cli.signals import Terminated
-from rescnet_dist.errors import ClaimLost, ClusterLost, RescnetError, StoreUnreachable
+from rescnet_dist.errors import (
+    ClaimLostError,
+    ClusterLostError,
+    RescnetError,
+    StoreUnreachableError,
+)
 
 RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed (EX_TEMPFAIL)
 
@@ -46,7 +51,7 @@ def exit_codes() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _told_in_one_line
             yield
-    except (ClaimLost, ClusterLost, StoreUnreachable) as error:
+    except (ClaimLostError, ClusterLostError, StoreUnreachableError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(RESUMABLE)
     except RescnetError as error:

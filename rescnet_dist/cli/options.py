@@ -14,8 +14,16 @@ import click
 
 from rescnet_dist.errors import ClusterError, SpecError
 from rescnet_dist.flags import option_name
-from rescnet_dist.spec import CHOICES, AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
-from rescnet_dist.tables import size_text
+from rescnet_dist.formatting import format_bytes
+from rescnet_dist.spec import (
+    CHOICES,
+    RENAMED_OPTIONS,
+    AugmentSpec,
+    NetworkSpec,
+    RunSpec,
+    Spec,
+    read_toml,
+)
 
 SMALLEST = 64 * 2**20  # bytes that anybody can mean by a size of memory
 
@@ -29,7 +37,7 @@ HELP = {
     "filters": "filters per layer",
     "filter_size": "side of the filters, layers 2 and later",
     "first_filter_size": "side of the filters of layer 1",
-    "minmax": "range of the normalisation",
+    "minmax": "range of the normalization",
     "rectify": "hand maps on as ReLU(maps), not as they are",
     "local_contrast": "have half of the filters see the images' local contrast",
     "lda_fraction": "share of stacked-LDA filters, the rest is PCA",
@@ -40,7 +48,7 @@ HELP = {
     "lda_draws": "draws made per filter wanted",
     "block": "side of the pooling blocks",
     "stride": "stride of the pooling blocks",
-    "zscore": "normalisation within a block",
+    "zscore": "normalization within a block",
     "power": "take sign(v)·|v|^½ of the features",
     "pairs": "maps whose covariance is a feature: all pairs, or those of a tower",
     "levels": "levels of the spatial pyramid, such as 4,2,1",
@@ -72,7 +80,7 @@ HELP = {
     "maps": "where maps wait for the next layer; auto: in memory where they fit",
     "checkpoint_every": "layers after which maps in memory are stored",
     "array_backend": "cupy: on workers' GPUs",
-    "products": "of matrices on a GPU: split is of nearly all digits, half is fastest",
+    "matmul_precision": "of matrices on a GPU: split is of nearly all digits, half is fastest",
     "copies": "augmented copies of each training image, beside it",
     "flip": "mirror copies left to right, in turns",
     "flip_vertical": "mirror copies top to bottom, in turns",
@@ -214,9 +222,21 @@ def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Call
             command = click.option(
                 flag, field.name, type=kind, default=None, help=HELP[field.name]
             )(command)
+            for old in (old for old, new in RENAMED_OPTIONS.items() if new == field.name):
+                command = _renamed_option(option_name(old), flag)(command)
         return command
 
     return decorate
+
+
+def _renamed_option(old: str, new: str) -> Callable[[Any], Any]:
+    """Return a decorator for a hidden option that fails with the name of the one to use."""
+
+    def fail(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"{old} is now called {new}: use {new} {value}", ctx)
+
+    return click.option(old, hidden=True, expose_value=False, callback=fail)
 
 
 def resolve_specs(
@@ -255,7 +275,7 @@ def size_of(option: str, size: str | None) -> int | None:
         found = 0
     if found < SMALLEST:
         raise SpecError(
-            f"{option} {size} is not a size of memory of {size_text(SMALLEST)} or more: give it "
+            f"{option} {size} is not a size of memory of {format_bytes(SMALLEST)} or more: give it "
             "with its unit, as in 80GiB"
         )
     return found

@@ -80,9 +80,11 @@ class TerminalProgress:
                     self.console.print(f"going on after layer {event.layers}")
             case MapsPlaced():
                 if self.in_memory and not event.in_memory:
-                    self._note(f"layer {event.layer}: maps go {event.why}, from now on")
+                    self._note(f"layer {event.layer}: maps go {event.reason}, from now on")
                 elif not self.quiet:
-                    self.console.print(f"{'maps':<14} {event.why}", highlight=False, soft_wrap=True)
+                    self.console.print(
+                        f"{'maps':<14} {event.reason}", highlight=False, soft_wrap=True
+                    )
                 self.in_memory = event.in_memory
             case PassStarted():
                 self.began, self.done, self.chunks = time.perf_counter(), 0, {}

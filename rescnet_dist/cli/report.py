@@ -10,7 +10,7 @@ import click
 from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.files import check_folder, finished_file
 from rescnet_dist.cli.options import SHOW
-from rescnet_dist.dashboard.judged import MOST_IMAGES
+from rescnet_dist.dashboard.evaluation import MOST_IMAGES
 from rescnet_dist.dashboard.render import FORMATS, rendered
 from rescnet_dist.dashboard.report import report_of
 from rescnet_dist.errors import RescnetError

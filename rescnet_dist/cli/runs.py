@@ -14,8 +14,8 @@ from rich.text import Text
 
 from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.options import SHOW
-from rescnet_dist.errors import counted, masked
-from rescnet_dist.tables import size_text
+from rescnet_dist.errors import mask_secrets, pluralize
+from rescnet_dist.formatting import format_bytes
 from rescnet_dist.train import look_for_runs
 
 WIDE = 1000  # columns where there is no terminal, so that nothing is cut off
@@ -51,14 +51,14 @@ def runs_command(url: str, order: str, as_json: bool) -> None:
     Example:
       rescnet runs s3://bucket/runs --sort accuracy
     """
-    with working(f"looking for runs in {masked(url)}"):
+    with working(f"looking for runs in {mask_secrets(url)}"):
         runs, others = look_for_runs(url)
     if order in ORDERS:
         runs.sort(key=lambda run: _last_if_unknown(ORDERS[order](run)))
     elif order == "state":
         runs.sort(key=lambda run: run["state"])
     if as_json:
-        click.echo(json.dumps({"url": masked(url), "runs": runs, "others": others}, indent=1))
+        click.echo(json.dumps({"url": mask_secrets(url), "runs": runs, "others": others}, indent=1))
         return
     if runs:
         console = Console()
@@ -67,9 +67,9 @@ def runs_command(url: str, order: str, as_json: bool) -> None:
         if run["problem"]:
             click.echo(f"{run['name']}: {run['state']}: {run['problem']}")
     if not runs:
-        click.echo(f"there are no runs in {masked(url)}")
+        click.echo(f"there are no runs in {mask_secrets(url)}")
     if others:
-        click.echo(f"{counted(others, 'other thing')} passed over", err=True)
+        click.echo(f"{pluralize(others, 'other thing')} passed over", err=True)
 
 
 def _last_if_unknown(value: float | None) -> tuple[bool, float]:
@@ -95,7 +95,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
             "" if run["depth"] is None else str(run["depth"]),
             "" if accuracy is None else f"{100 * accuracy:.2f}{held_out}",
             "" if run["updated"] is None else age(now - run["updated"]),
-            "" if run["bytes"] is None else size_text(run["bytes"]),
+            "" if run["bytes"] is None else format_bytes(run["bytes"]),
         )
     return table
 

@@ -3,23 +3,23 @@
 from rescnet_dist.cluster.connect import (
     available_cores,
     check_versions,
-    connected,
     current_client,
-    naming_its_loss,
-    processes,
-    workers_of,
+    list_workers,
+    open_client,
+    translate_errors,
+    worker_identities,
 )
-from rescnet_dist.cluster.workers import WORKER_TIMEOUT, Workers, await_worker
+from rescnet_dist.cluster.workers import WORKER_TIMEOUT, Workers, wait_for_worker
 
 __all__ = [
     "WORKER_TIMEOUT",
     "Workers",
     "available_cores",
-    "await_worker",
     "check_versions",
-    "connected",
     "current_client",
-    "naming_its_loss",
-    "processes",
-    "workers_of",
+    "list_workers",
+    "open_client",
+    "translate_errors",
+    "wait_for_worker",
+    "worker_identities",
 ]

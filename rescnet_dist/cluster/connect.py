@@ -21,12 +21,15 @@ import dask
 from distributed import Client, LocalCluster, get_client, get_worker, worker_client
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 
-from rescnet_dist.errors import ClusterError, ClusterLost
+from rescnet_dist.errors import ClusterError, ClusterLostError
 from rescnet_dist.kernels.backend import Backend
 
 COMPARED = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cloudpickle")
 SCHEDULER_NEEDS = ("dask", "distributed", "python", "cloudpickle")
-CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)  # a future is, of either
+CANCELLED_ERRORS = (
+    asyncio.CancelledError,
+    concurrent.futures.CancelledError,
+)  # a future is, of either
 CLOSED: list[Any] = []  # dask-gateway's objects, whose `__del__` fails before the process ends
 NAMED = 3  # parts of a cluster that an error names, at most
 CONNECT_SECONDS = 10  # for a scheduler to answer
@@ -91,7 +94,7 @@ def _gpu_cluster() -> LocalCluster:
 
 
 @contextmanager
-def connected(
+def open_client(
     scheduler: str | None = None,
     scheduler_file: str | None = None,
     gateway: str | None = None,
@@ -125,7 +128,7 @@ def _reached(scheduler: str | None, scheduler_file: str | None, wait: float) -> 
 def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
     address = scheduler or _address_in(str(scheduler_file))
     try:
-        knock(address)
+        check_reachable(address)
         # not the default: one that fails to connect would stay that
         return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -135,11 +138,11 @@ def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
         ) from None
 
 
-def knock(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Fail where nothing listens; a Client that fails would complain once more when it is freed."""
-    scheme, place = parse_address(address)
+    scheme, location = parse_address(address)
     if scheme in ("tcp", "tls"):
-        socket.create_connection(parse_host_port(place, 8786), CONNECT_SECONDS).close()
+        socket.create_connection(parse_host_port(location, 8786), CONNECT_SECONDS).close()
 
 
 def _address_in(scheduler_file: str) -> str:
@@ -190,16 +193,18 @@ def _one_of(running: list[str], name: str | None, address: str) -> str:
 
 
 @contextmanager
-def naming_its_loss(client: Client, remedy: str = "resume the run") -> Iterator[None]:
+def translate_errors(client: Client, remedy: str = "resume the run") -> Iterator[None]:
     """Say so where the connection to the scheduler is lost, whoever notices it first, and what to
     do on a cluster that runs."""
     try:
         yield
-    except (OSError, *CANCELLED) as error:  # a store's is a StoreError from where it arose
-        if client.status == "running" and not isinstance(error, (CommClosedError, *CANCELLED)):
+    except (OSError, *CANCELLED_ERRORS) as error:  # a store's is a StoreError from where it arose
+        if client.status == "running" and not isinstance(
+            error, (CommClosedError, *CANCELLED_ERRORS)
+        ):
             raise
         reason = str(error) or type(error).__name__
-        raise ClusterLost(
+        raise ClusterLostError(
             f"the connection to the Dask scheduler was lost ({reason}): what is done is kept; "
             f"{remedy} on a cluster that runs"
         ) from None
@@ -247,15 +252,15 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def workers_of(client: Client) -> dict[str, Any]:
+def list_workers(client: Client) -> dict[str, Any]:
     """What the scheduler knows of each worker, by address. It is asked itself, as what the client's
     `scheduler_info` keeps is replaced in the background, by an answer without any worker."""
     found = client.sync(client.scheduler.identity, n_workers=-1)
     return dict(found["workers"])
 
 
-def processes(found: dict[str, Any]) -> set[tuple[str, str]]:
-    """What tells apart the processes of workers that `workers_of` has found: one that is started
+def worker_identities(found: dict[str, Any]) -> set[tuple[str, str]]:
+    """What tells apart the processes of workers that `list_workers` has found: one that is started
     again may have the address of the one before, but not its folder."""
     return {(address, str(worker["local_directory"])) for address, worker in found.items()}
 
@@ -271,7 +276,9 @@ def check_versions(client: Client) -> None:
             if (version := _relevant(there).get(name)) != here[name]:
                 odd.setdefault(f"{name} {version or '(not installed)'}", []).append(where)
     if odd:
-        names_of = {address: str(worker["name"]) for address, worker in workers_of(client).items()}
+        names_of = {
+            address: str(worker["name"]) for address, worker in list_workers(client).items()
+        }
         lines = [f"{_parties(who, names_of)} {what}" for what, who in odd.items()]
         wanted = ", ".join(f"{name} {version}" for name, version in here.items())
         raise ClusterError(

@@ -17,16 +17,18 @@ from rescnet_dist.cluster.connect import (
     PROFILER_DEADLOCKS,
     available_cores,
     check_versions,
-    workers_of,
+    list_workers,
 )
-from rescnet_dist.errors import ClusterError, ClusterLost
+from rescnet_dist.errors import ClusterError, ClusterLostError
 from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT = 60  # seconds to wait for a first worker
 PROFILES = 60  # of a second each, that a worker keeps
-GPU_SHARE = 0.85  # of a GPU's memory that may be used
+GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory that may be used
 HOST = Backend()
-AT_REST = 300 * 2**20  # bytes of a worker process that has loaded everything, and done nothing
+BASELINE_RSS_BYTES = (
+    300 * 2**20
+)  # bytes of a worker process that has loaded everything, and done nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Workers:
     machine_threads: int
     memory: int | None
     share: float = 0.6
-    resident: int = AT_REST
+    resident: int = BASELINE_RSS_BYTES
     gpu_memory: int | None = None
 
     @property
@@ -54,33 +56,35 @@ class Workers:
     @property
     def gpu_budget(self) -> int | None:
         """Bytes of its GPU that a worker may use."""
-        return None if self.gpu_memory is None else int(GPU_SHARE * self.gpu_memory)
+        return None if self.gpu_memory is None else int(GPU_MEMORY_FRACTION * self.gpu_memory)
 
     @classmethod
     def of(cls, client: Client, backend: Backend = HOST) -> Workers:
         """The workers that a client's cluster has now; waits for a first one, and refuses those
         with other software, or without the GPU that the backend needs."""
-        await_worker(client)
+        wait_for_worker(client)
         check_versions(client)
         resident, cores, gpu_memory = _prepared(client, backend)
-        found = cls.among(workers_of(client))
+        found = cls.among(list_workers(client))
         if backend.on_gpu and found is not None and found.threads > 1:
             raise ClusterError(
                 f'array_backend="cupy" has one task at a time on a GPU, and there are workers of '
                 f"{found.threads} threads: start them with --nthreads 1, as `dask cuda worker` does"
             )
         if found is None:  # since a moment ago
-            raise ClusterLost(f"the cluster at {client.scheduler.address} has lost all its workers")
+            raise ClusterLostError(
+                f"the cluster at {client.scheduler.address} has lost all its workers"
+            )
         return replace(
             found,
             machine_threads=min(found.machine_threads, cores),
-            resident=max(resident, AT_REST),
+            resident=max(resident, BASELINE_RSS_BYTES),
             gpu_memory=gpu_memory,
         )
 
     @classmethod
     def among(cls, found: dict[str, Any]) -> Workers | None:
-        """Those that `workers_of` has found, as they would be at rest; None without any."""
+        """Those that `list_workers` has found, as they would be at rest; None without any."""
         if not found:
             return None
         threads = [worker["nthreads"] for worker in found.values()]
@@ -94,11 +98,11 @@ class Workers:
             threads=max(threads),
             machine_threads=min(machines.values()),
             memory=min(limit or psutil.virtual_memory().total for limit in limits),
-            share=spill_share(),
+            share=spill_fraction(),
         )
 
 
-def await_worker(client: Client, seconds: float = WORKER_TIMEOUT) -> None:
+def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT) -> None:
     """Wait for a first worker of the client's cluster; refused if none comes in so many seconds."""
     if client.nthreads():
         return
@@ -140,14 +144,14 @@ def _least_of_a_gpu(found: Sequence[Gpu | None]) -> int | None:
 def _ready(backend: Backend) -> tuple[int, int, Gpu | None]:
     """Load the kernels; returns the bytes that are resident in this process, a worker's, the cores
     that it may use, and its GPU."""
-    tame_profiler()
+    limit_profiler()
     backend.prepare()
     memory = backend.memory()
     gpu = (socket.gethostname(), *memory) if memory else None
     return int(psutil.Process().memory_info().rss), available_cores(), gpu
 
 
-def tame_profiler() -> None:
+def limit_profiler() -> None:
     """Have the worker that this task runs on keep a minute of Dask's profiles, not an hour.
 
     A second of them takes about 60 kB, so that a worker would grow by 200 MB in its first hour,
@@ -167,7 +171,7 @@ def tame_profiler() -> None:
         worker.loop.add_callback(profiling.stop)
 
 
-def spill_share() -> float:
+def spill_fraction() -> float:
     """The share of its memory limit from which on a worker spills, or else pauses."""
     for name in ("target", "spill", "pause"):
         share = dask.config.get(f"distributed.worker.memory.{name}", False)

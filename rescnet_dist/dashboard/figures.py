@@ -16,25 +16,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rescnet_dist.dashboard.judged import (
+from rescnet_dist.dashboard.evaluation import (
     MATRIX_CLASSES,
-    Judged,
-    confused_pairs,
+    Evaluation,
+    confused_class_pairs,
     sample_of_data,
     sample_of_run,
 )
-from rescnet_dist.dashboard.pictures import (
-    chosen_filters,
+from rescnet_dist.dashboard.thumbnails import (
+    select_filters,
     shown_filters,
     shown_image,
     shown_maps,
     spread,
 )
 from rescnet_dist.data import as_images
-from rescnet_dist.errors import DataError, RescnetError, StoreError, StoreUnreachable, counted
+from rescnet_dist.errors import (
+    DataError,
+    RescnetError,
+    StoreError,
+    StoreUnreachableError,
+    pluralize,
+)
+from rescnet_dist.formatting import plain_text
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.store import RunStore
-from rescnet_dist.tables import plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +50,7 @@ NO_FIGURES = "figures need matplotlib: pip install 'rescnet-dist[plot]'"
 PAIRS = 25
 MOST_LAYERS, MAPS_PER_LAYER = 5, 6  # whose maps are shown by default
 FILTERS_PER_ROW = 10
-BLUE, RED, GREY = "#2166ac", "#d6604d", "#808a96"
+BLUE, RED, GRAY = "#2166ac", "#d6604d", "#808a96"
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -76,12 +82,12 @@ class Plots:
         axes = figure.subplots()
         layers = [entry["layer"] for entry in self.accuracies]
         style = "o-" if len(layers) <= 40 else "-"
-        for key, colour in (("train", RED), ("validation", BLUE)):
+        for key, color in (("train", RED), ("validation", BLUE)):
             if self.accuracies[0][key] is not None:
                 shares = [100 * entry[key] for entry in self.accuracies]
-                axes.plot(layers, shares, style, color=colour, label=key)
+                axes.plot(layers, shares, style, color=color, label=key)
         depth = self.network.depth
-        axes.axvline(depth, color=GREY, lw=1.2, ls=":", label=f"chosen depth, {depth}")
+        axes.axvline(depth, color=GRAY, lw=1.2, ls=":", label=f"chosen depth, {depth}")
         axes.set(xlabel="layer", ylabel="accuracy (%)", title="Accuracy by layer")
         axes.locator_params(axis="x", integer=True)
         axes.grid(alpha=0.25)
@@ -102,12 +108,12 @@ class Plots:
         figure = new_figure(0.9 * columns + 1, 1.15 * len(rows) + 0.6)
         grid = figure.subplots(len(rows), columns, squeeze=False)
         for cells, (_, tiles) in zip(grid, rows, strict=True):
-            for place, axes in enumerate(cells):
+            for location, axes in enumerate(cells):
                 _bare(axes)
-                if place < len(tiles):
-                    axes.imshow(tiles[place][1])
-                    axes.set_title(tiles[place][0].replace(" · ", "\n"), fontsize=8)
-        side = self.network.spec.size_of_layer(layer)
+                if location < len(tiles):
+                    axes.imshow(tiles[location][1])
+                    axes.set_title(tiles[location][0].replace(" · ", "\n"), fontsize=8)
+        side = self.network.spec.filter_size_at(layer)
         figure.suptitle(
             f"Layer {layer}: {len(kinds[0])} PCA and {len(kinds[1])} stacked-LDA filters of "
             f"{side}×{side}", fontsize=11,
@@ -130,7 +136,7 @@ class Plots:
         grid[0, 0].imshow(shown_image(pixels))
         grid[0, 0].set_title("image", fontsize=9)
         for row, layer in enumerate(wanted):
-            numbers = chosen_filters(self.network, layer, MAPS_PER_LAYER)
+            numbers = select_filters(self.network, layer, MAPS_PER_LAYER)
             for axes, number, tile in zip(grid[row, 1:], numbers, found[layer][0], strict=False):
                 axes.imshow(tile)
                 axes.set_title(f"filter {number + 1}", fontsize=8)
@@ -141,11 +147,11 @@ class Plots:
     def confusion(self, X: Any = None, y: Any = None) -> Figure:
         """How many images of each class are taken for which: of images X and labels y (N,), of a
         data set X, or else of those that the network's run held out."""
-        judged = Judged.of(self.network, self._sample(X, y))
+        judged = Evaluation.of(self.network, self._sample(X, y))
         matrix = judged.confusion()
         names = [plain_text(label) for label in self.network.classes.tolist()]
         title = (
-            f"{100 * judged.accuracy:.2f} % of {counted(len(judged.scores), 'image')} right "
+            f"{100 * judged.accuracy:.2f} % of {pluralize(len(judged.scores), 'image')} right "
             f"({judged.sample.which})"
         )
         if len(names) > MATRIX_CLASSES:
@@ -162,7 +168,7 @@ class Plots:
             raise DataError(f"this network is not from a stored run: {needed}")
         try:
             run = RunStore.open(self.url)
-        except StoreUnreachable:
+        except StoreUnreachableError:
             raise
         except StoreError as error:
             raise DataError(f"{needed}, as those of its run are not there ({error})") from None
@@ -214,7 +220,7 @@ def _bare(axes: Axes) -> None:
 
 
 def _matrix_figure(matrix: Array, names: list[str], title: str) -> Figure:
-    """A confusion matrix (C, C) with its numbers; colours are by the share of the true class."""
+    """A confusion matrix (C, C) with its numbers; colors are by the share of the true class."""
     count = len(names)
     size = 2.2 + 0.42 * count
     figure = new_figure(size + 0.8, size)
@@ -235,7 +241,7 @@ def _matrix_figure(matrix: Array, names: list[str], title: str) -> Figure:
 
 def _pairs_figure(matrix: Array, names: list[str], title: str) -> Figure:
     """The most frequent errors of a confusion matrix (C, C) of many classes, as bars."""
-    pairs = confused_pairs(matrix, PAIRS)
+    pairs = confused_class_pairs(matrix, PAIRS)
     figure = new_figure(7, 1.4 + 0.24 * len(pairs))
     axes = figure.subplots()
     axes.barh(range(len(pairs)), [count for *_, count in pairs], color=BLUE)

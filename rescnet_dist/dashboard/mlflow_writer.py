@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from rescnet_dist.dashboard.writers import RunWriter, parameters
-from rescnet_dist.errors import RescnetError, masked
-from rescnet_dist.tables import name_of
+from rescnet_dist.errors import RescnetError, mask_secrets
+from rescnet_dist.formatting import url_name
 from rescnet_dist.train import RunDone
 
 PARAMS = 100  # that MLflow takes at once
@@ -76,7 +76,7 @@ class MLflowWriter(RunWriter):
         else:
             tags = {RUN_TAG: identity, "rescnet.url": url}
             made = self._client.create_run(
-                self._experiment, tags=tags, run_name=self.run_name or name_of(url)
+                self._experiment, tags=tags, run_name=self.run_name or url_name(url)
             )
             self._run = made.info.run_id
             self._log_parameters(found)
@@ -113,7 +113,7 @@ def _naming_problems(uri: str | None) -> Iterator[None]:
             f"writing for MLflow needs it ({error}): pip install 'rescnet-dist[mlflow]'"
         ) from None
     except Exception as error:  # of MLflow, its server or its database
-        where = "its own settings name" if uri is None else masked(uri)
+        where = "its own settings name" if uri is None else mask_secrets(uri)
         raise RescnetError(
             f"MLflow cannot be used at the URI {where}: {str(error).strip(' .')}; check the URI"
         ) from None

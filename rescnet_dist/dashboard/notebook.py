@@ -11,9 +11,9 @@ from typing import Any
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.dashboard.render import rendered
 from rescnet_dist.dashboard.report import report_of
+from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.svg import accuracy_chart
 from rescnet_dist.dashboard.view import RunView, StoredRun
-from rescnet_dist.dashboard.words import describe_html
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.store import Location
 from rescnet_dist.train import describe_run
@@ -21,7 +21,7 @@ from rescnet_dist.train import describe_run
 WATCH_SECONDS = 2.0
 STOP_SECONDS = 5.0  # that `stop` waits for a store that does not answer
 
-# colours that are seen on light and on dark; nothing of the notebook's own is touched
+# colors that are seen on light and on dark; nothing of the notebook's own is touched
 STYLE = """<style>
 .rescnet-run { max-width: 620px; }
 .rescnet-run svg .grid { stroke: #8888; } .rescnet-run svg .line { fill: none; stroke-width: 2.2; }

@@ -78,7 +78,7 @@ def follow(*, browser: bool) -> str:
 
 
 def theme(dark: bool) -> Theme:
-    """The colours of the plots."""
+    """The colors of the plots."""
     paper, ink, rule = INK[dark]
     text = {"text_color": ink}
     attrs: dict[str, Any] = {

@@ -9,15 +9,15 @@ from bokeh.models import ColumnDataSource, Div, FactorRange, HoverTool, Model, R
 from bokeh.palettes import Category10
 from bokeh.plotting import figure
 
+from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.view import RunView
-from rescnet_dist.dashboard.words import describe_html
 from rescnet_dist.train import PHASES
 
 MIB = 2**20
 UNKNOWN = float("nan")  # one object, as a list that holds it equals another that does
-RUN_COLOURS = Category10[10]
-PHASE_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
-OTHER_COLOUR = "#9aa5b1"
+RUN_COLORS = Category10[10]
+PHASE_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
+OTHER_COLOR = "#9aa5b1"
 NOTHING = {"layer": [1], "value": [0]}  # a point not seen, as Bokeh finds no range for none
 MOST_WORKERS = 24  # that are shown, those with the most memory
 
@@ -113,9 +113,9 @@ class _Curves(RunPlot):
 
     def __init__(self, views: Views) -> None:
         super().__init__(views)
-        self.lines = ColumnDataSource({"xs": [], "ys": [], "colour": [], "dash": [], "label": []})
+        self.lines = ColumnDataSource({"xs": [], "ys": [], "color": [], "dash": [], "label": []})
         self.points = ColumnDataSource(
-            {"layer": [], "value": [], "colour": [], "run": [], "kind": []},
+            {"layer": [], "value": [], "color": [], "run": [], "kind": []},
             name=f"{self.name}-points",
         )
         self.nothing = ColumnDataSource(NOTHING)
@@ -123,10 +123,10 @@ class _Curves(RunPlot):
         plot.xaxis.ticker.desired_num_ticks = 8
         plot.xaxis.ticker.mantissas = [1, 2, 5]
         plot.multi_line(
-            "xs", "ys", source=self.lines, line_color="colour", line_dash="dash", line_width=2,
+            "xs", "ys", source=self.lines, line_color="color", line_dash="dash", line_width=2,
             legend_field="label",
         )  # fmt: skip
-        dots = plot.scatter("layer", "value", source=self.points, color="colour", size=5, alpha=0.8)
+        dots = plot.scatter("layer", "value", source=self.points, color="color", size=5, alpha=0.8)
         tips = [("run", "@run"), ("layer", "@layer"), ("@kind", "@value{0.00} %")]
         plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
         _style_legend(plot)
@@ -149,14 +149,14 @@ class _Curves(RunPlot):
                     continue
                 layers, shares = zip(*found, strict=True)
                 percents = [100 * share for share in shares]
-                # of one run the curves have colours of their own, else each run has
-                colour = RUN_COLOURS[(number if several else kind) % len(RUN_COLOURS)]
+                # of one run the curves have colors of their own, else each run has
+                color = RUN_COLORS[(number if several else kind) % len(RUN_COLORS)]
                 label = f"{names[number]} {self.kinds[kind]}" if several else self.kinds[kind]
-                row = (list(layers), percents, colour, dash, label)
+                row = (list(layers), percents, color, dash, label)
                 for name, value in zip(lines, row, strict=True):
                     lines[name].append(value)
                 n = len(layers)
-                same = ([text] * n for text in (colour, names[number], self.kinds[kind]))
+                same = ([text] * n for text in (color, names[number], self.kinds[kind]))
                 columns = (layers, percents, *same)
                 for name, values in zip(points, columns, strict=True):
                     points[name].extend(values)
@@ -226,7 +226,7 @@ class TimePlot(RunPlot):
         )
         self.root = plot = _figure(self.title, "layer", "seconds")
         plot.vbar_stack(
-            [*PHASES, "other"], x="layer", width=0.8, color=[*PHASE_COLOURS, OTHER_COLOUR],
+            [*PHASES, "other"], x="layer", width=0.8, color=[*PHASE_COLORS, OTHER_COLOR],
             source=self.source, legend_label=[*PHASES, "other"], line_color=None,
         )  # fmt: skip
         plot.y_range.start = 0
@@ -262,11 +262,11 @@ class MemoryPlot(RunPlot):
         self.root = plot = _figure(
             self.title, "MiB resident", "", y_range=self.workers, x_range=self.reach
         )
-        plot.hbar(y="worker", right="mib", height=0.7, source=self.source, color=PHASE_COLOURS[0])
+        plot.hbar(y="worker", right="mib", height=0.7, source=self.source, color=PHASE_COLORS[0])
         plot.add_tools(HoverTool(tooltips=[("worker", "@worker"), ("memory", "@text")]))
         self.lines = {
-            "planned": Span(dimension="height", line_color=PHASE_COLOURS[1], line_width=2),
-            "limit": Span(dimension="height", line_color=PHASE_COLOURS[4], line_width=2),
+            "planned": Span(dimension="height", line_color=PHASE_COLORS[1], line_width=2),
+            "limit": Span(dimension="height", line_color=PHASE_COLORS[4], line_width=2),
         }
         for name, line in self.lines.items():
             line.line_dash = "dashed"
@@ -311,10 +311,10 @@ class StorePlot(RunPlot):
         self.source = ColumnDataSource({name: [] for name in self.columns}, name="store-lines")
         self.root = plot = _figure(self.title, "layer", "MiB")
         plot.y_range.start = 0
-        for kind, colour in (("read", PHASE_COLOURS[0]), ("written", PHASE_COLOURS[2])):
-            style = {"source": self.source, "line_color": colour}
+        for kind, color in (("read", PHASE_COLORS[0]), ("written", PHASE_COLORS[2])):
+            style = {"source": self.source, "line_color": color}
             plot.line("layer", kind, legend_label=kind, line_width=2, **style)
-            plot.scatter("layer", kind, source=self.source, color=colour, size=5)
+            plot.scatter("layer", kind, source=self.source, color=color, size=5)
             plot.line(
                 "layer", f"planned_{kind}", line_dash="dashed", line_width=4, alpha=0.5,
                 legend_label=f"planned, {kind}", **style,

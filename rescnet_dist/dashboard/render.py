@@ -8,8 +8,8 @@ from typing import Any
 
 from rescnet_dist.dashboard.report import Report
 from rescnet_dist.dashboard.svg import Chart, accuracy_chart, layer_span, percent, reach
-from rescnet_dist.errors import counted
-from rescnet_dist.tables import plain_text, size_text, time_text
+from rescnet_dist.errors import pluralize
+from rescnet_dist.formatting import format_bytes, format_time, plain_text
 from rescnet_dist.train import PHASES
 
 TEMPLATE = "report.html.jinja"
@@ -46,7 +46,7 @@ def to_html(report: Report) -> str:
         charts=[(title, legend, Markup(svg)) for title, legend, svg in charts(report)],
         calibration=Markup(_calibration_chart(report)) if report.judged else None,
         matrix=_matrix(report),
-        judged_on=judged_on(report),
+        evaluated_on=evaluated_on(report),
         plain=plain_text,
     )
 
@@ -127,7 +127,7 @@ def _memory_chart(report: Report, x: list[int]) -> tuple[str, list[tuple[str, st
         chart.line(name, x, [size and size / unit for size in line], f"c{number}")
         legend.append((f"c{number}", name))
     if planned is not None:
-        legend.append(("plan", f"planned at most, {size_text(planned)}"))
+        legend.append(("plan", f"planned at most, {format_bytes(planned)}"))
     return "Memory of workers by layer", legend, chart.drawn("Memory of workers by layer")
 
 
@@ -178,7 +178,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 def _amount(value: float | None, kind: str) -> str:
     if value is None:
         return NOT_RECORDED
-    return {"bytes": size_text, "seconds": time_text, "count": "{:,}".format}[kind](value)
+    return {"bytes": format_bytes, "seconds": format_time, "count": "{:,}".format}[kind](value)
 
 
 def planned_rows(report: Report) -> list[tuple[str, str, str, str]]:
@@ -199,7 +199,7 @@ def layer_rows(report: Report) -> list[list[str]]:
     for layer in report.layers:
         shares = [layer["train"], layer["validation"], *(layer["residual"] or (None, None))]
         observed = layer["observed"] or {}
-        moved = [size_text(observed[key]) if observed else "" for key in ("read", "written")]
+        moved = [format_bytes(observed[key]) if observed else "" for key in ("read", "written")]
         rows.append(
             [
                 str(layer["layer"]),
@@ -222,16 +222,18 @@ def environment_rows(report: Report) -> list[tuple[str, str]]:
     found, workers = report.environment, report.environment["workers"]
     cluster = NOT_RECORDED
     if workers:
-        memory = f", {size_text(workers['memory'])} each" if workers["memory"] else ""
-        cluster = f"{counted(workers['count'], 'worker')}, {counted(workers['slots'], 'thread')}"
+        memory = f", {format_bytes(workers['memory'])} each" if workers["memory"] else ""
+        cluster = (
+            f"{pluralize(workers['count'], 'worker')}, {pluralize(workers['slots'], 'thread')}"
+        )
         cluster += memory
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
-    sizes = ", ".join(f"{name} {size_text(size)}" for name, size in found["bytes"].items())
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in found["bytes"].items())
     plan = ", ".join(f"{name} {plain_text(value)}" for name, value in found["plan"].items())
     return [
         ("began", found["began"] or NOT_RECORDED),
         ("last layer finished", found["last_layer"] or "none yet"),
-        ("time of all layers", time_text(found["seconds"])),
+        ("time of all layers", format_time(found["seconds"])),
         ("cluster", cluster),
         ("plan", plan),
         ("store", sizes),
@@ -240,7 +242,7 @@ def environment_rows(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def judged_on(report: Report) -> str:
+def evaluated_on(report: Report) -> str:
     """Which images the network is judged on, and how well it does, in a sentence."""
     judged = report.judged
     if judged is None:
@@ -249,7 +251,7 @@ def judged_on(report: Report) -> str:
     if judged["images"] < judged["of"]:
         count += f", taken evenly from {judged['of']:,}"
     text = f"Judged on {count}: {100 * judged['accuracy']:.2f} % right"
-    text += f" with {counted(report.depth or 0, 'layer')}."
+    text += f" with {pluralize(report.depth or 0, 'layer')}."
     if judged["which"] == "training images":
         text += " Nothing was held out, so that images not trained on would do worse."
     elif judged["which"] == "held-out images":
@@ -273,7 +275,7 @@ def to_markdown(report: Report) -> str:
     parts.append(_table(("", "planned", "observed", "ratio"), planned_rows(report)))
     if report.layers:
         parts += ["## Layers", _table(LAYER_HEAD, layer_rows(report))]
-    parts += ["## Network", _cell(judged_on(report))]
+    parts += ["## Network", _cell(evaluated_on(report))]
     if judged:
         parts += _judged_markdown(report, judged)
     parts += ["## Environment", _table(("", ""), environment_rows(report)), "## Train it again"]

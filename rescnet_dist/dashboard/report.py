@@ -11,33 +11,39 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.dashboard.judged import (
+from rescnet_dist.dashboard.evaluation import (
     MATRIX_CLASSES,
     MOST_IMAGES,
-    Judged,
+    Evaluation,
     Sample,
-    confused_pairs,
+    confused_class_pairs,
     rows_where,
     sample_of_data,
     sample_of_run,
 )
-from rescnet_dist.dashboard.pictures import (
-    chosen_filters,
+from rescnet_dist.dashboard.reproduce import reproduce
+from rescnet_dist.dashboard.thumbnails import (
     data_uri,
+    select_filters,
     shown_filters,
     shown_image,
     shown_maps,
     spread,
 )
-from rescnet_dist.dashboard.reproduce import reproduce
 from rescnet_dist.dashboard.view import RunView
 from rescnet_dist.data import classes_from_json
-from rescnet_dist.errors import SpecError, StoreError, StoreUnreachable, counted, masked
+from rescnet_dist.errors import (
+    SpecError,
+    StoreError,
+    StoreUnreachableError,
+    mask_secrets,
+    pluralize,
+)
+from rescnet_dist.formatting import plain_text
 from rescnet_dist.network import Network
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
-from rescnet_dist.tables import plain_text
 from rescnet_dist.train import describe_run
 
 REPORT_VERSION = 1  # changes when an entry is renamed, removed, or means something else
@@ -112,14 +118,14 @@ def report_of(
             "report yet: wait until it trains, or remove it and train again"
         )
     found = describe_run(url)
-    found["source"] = masked(found["source"]) if found["source"] else None
+    found["source"] = mask_secrets(found["source"]) if found["source"] else None
     view = RunView.of(found)
     classes = [plain_text(label) for label in classes_from_json(attributes["classes"]).tolist()]
     held_out = len(rows_where(run.data_array("train"), False))
     specs = (
-        NetworkSpec.from_dict(found["network"]),
-        RunSpec.from_dict(found["run"]),
-        AugmentSpec.from_dict(found["augment"]),
+        NetworkSpec.from_stored(found["network"]),
+        RunSpec.from_stored(found["run"]),
+        AugmentSpec.from_stored(found["augment"]),
     )
     plan = Plan.from_dict(found["plan"])
     command, notes = reproduce(found["source"], *specs, plan, held_out=held_out > 0)
@@ -127,7 +133,7 @@ def report_of(
     judged, shown, problem = None, Pictures(), "there is no finished layer yet"
     if depth:
         # not at the depth of the moment: a run that goes on may have more layers by now
-        network = replace(Network.load(url), layers=StoredLayers(run.place, depth))
+        network = replace(Network.load(url), layers=StoredLayers(run.location, depth))
         seen, problem = _judged(run, network, images, test)
         judged = _judgement(seen, classes, is_test=test is not None) if seen else None
         shown = _pictures(network, seen, classes) if pictures else shown
@@ -154,14 +160,14 @@ def report_of(
 
 def _judged(
     run: RunStore, network: Network, images: int, test: str | None
-) -> tuple[Judged | None, str]:
+) -> tuple[Evaluation | None, str]:
     """The network on a sample; or, where the images of its run are not there any more, as those
     that it refers to may be gone, why not."""
     if test:
-        return Judged.of(network, sample_of_data(test, None, network, images)), ""
+        return Evaluation.of(network, sample_of_data(test, None, network, images)), ""
     try:
-        return Judged.of(network, sample_of_run(run, images)), ""
-    except StoreUnreachable:
+        return Evaluation.of(network, sample_of_run(run, images)), ""
+    except StoreUnreachableError:
         raise
     except StoreError as error:
         return None, f"the images of the run cannot be read ({error})"
@@ -169,12 +175,12 @@ def _judged(
 
 def _outcome(view: RunView, found: dict[str, Any], judged: dict[str, Any] | None) -> str:
     """What came of a run, in a few sentences."""
-    grown, layers = len(view.layers), counted(len(view.layers), "layer")
+    grown, layers = len(view.layers), pluralize(len(view.layers), "layer")
     if not grown:
         state = "is being trained" if view.state == "running" else "was stopped"
         return f"The run {state} and has no finished layer yet."
     if view.state == "done":
-        text = f"The network has {counted(view.depth or grown, 'layer')}"
+        text = f"The network has {pluralize(view.depth or grown, 'layer')}"
         text += f" of {grown} grown ({view.reason})." if view.reason else "."
     else:
         state = "goes on" if view.state == "running" else "is unfinished"
@@ -265,7 +271,7 @@ def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _judgement(judged: Judged, classes: list[str], *, is_test: bool) -> dict[str, Any]:
+def _judgement(judged: Evaluation, classes: list[str], *, is_test: bool) -> dict[str, Any]:
     """Accuracy, confusion, worst errors and calibration of a network on a sample."""
     sample, confusion = judged.sample, judged.confusion()
     bins, error = judged.calibration()
@@ -278,23 +284,23 @@ def _judgement(judged: Judged, classes: list[str], *, is_test: bool) -> dict[str
         "confusion": confusion.tolist() if len(classes) <= MATRIX_CLASSES else None,
         "pairs": [
             {"true": classes[i], "predicted": classes[j], "images": count}
-            for i, j, count in confused_pairs(confusion, PAIRS)
+            for i, j, count in confused_class_pairs(confusion, PAIRS)
         ],
         "errors": [
             {
-                "image": int(sample.numbers[place]),
-                "true": classes[sample.codes[place]],
-                "predicted": classes[judged.predicted[place]],
+                "image": int(sample.numbers[location]),
+                "true": classes[sample.codes[location]],
+                "predicted": classes[judged.predicted[location]],
                 "margin": margin,
             }
-            for place, margin in judged.worst(ERRORS)
+            for location, margin in judged.worst(ERRORS)
         ],
         "calibration": bins,
         "calibration_error": error,
     }
 
 
-def _pictures(network: Network, judged: Judged | None, classes: list[str]) -> Pictures:
+def _pictures(network: Network, judged: Evaluation | None, classes: list[str]) -> Pictures:
     """Filter banks and, where it is judged, samples with their maps, and errors."""
     banks = [
         (layer, [(name, data_uri(pixels)) for name, pixels in shown_filters(network, layer)])
@@ -303,17 +309,19 @@ def _pictures(network: Network, judged: Judged | None, classes: list[str]) -> Pi
     if judged is None:
         return Pictures(banks)
     sample = judged.sample
-    errors = [data_uri(shown_image(sample.images[place])) for place, _ in judged.worst(ERRORS)]
+    errors = [
+        data_uri(shown_image(sample.images[location])) for location, _ in judged.worst(ERRORS)
+    ]
     return Pictures(banks, _samples(network, sample, classes), errors)
 
 
 def _samples(network: Network, sample: Sample, classes: list[str]) -> list[dict[str, Any]]:
     """The first images of some classes, each with maps of some layers."""
     _, first = np.unique(sample.codes, return_index=True)
-    chosen = [int(first[place]) for place in spread(0, len(first) - 1, SAMPLES)]
+    chosen = [int(first[location]) for location in spread(0, len(first) - 1, SAMPLES)]
     layers = spread(1, network.depth, MAP_LAYERS)
     maps = shown_maps(network, sample.images[chosen], layers, MAPS_PER_LAYER)
-    numbers = {layer: chosen_filters(network, layer, MAPS_PER_LAYER) for layer in layers}
+    numbers = {layer: select_filters(network, layer, MAPS_PER_LAYER) for layer in layers}
 
     def tiles(layer: int, row: int) -> list[tuple[int, str]]:
         pairs = zip(numbers[layer], maps[layer][row], strict=True)
@@ -321,9 +329,9 @@ def _samples(network: Network, sample: Sample, classes: list[str]) -> list[dict[
 
     return [
         {
-            "label": classes[sample.codes[place]],
-            "image": data_uri(shown_image(sample.images[place])),
+            "label": classes[sample.codes[location]],
+            "image": data_uri(shown_image(sample.images[location])),
             "maps": [(layer, tiles(layer, row)) for layer in layers],
         }
-        for row, place in enumerate(chosen)
+        for row, location in enumerate(chosen)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from rescnet_dist.flags import flag, flags, nearest_preset
-from rescnet_dist.planning.plan import PLANNED, Plan
+from rescnet_dist.planning.plan import PLAN_FIELDS, Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 
@@ -33,16 +33,18 @@ def reproduce(
     if source != "digits" or preset != "digits":
         words += ["--preset", preset]
     words += flags(network, base)
-    planned = run.replace(**{name: getattr(plan, name) for name in PLANNED})
+    planned = run.replace(**{name: getattr(plan, name) for name in PLAN_FIELDS})
     own_split = held_out and run.validation == 0  # of the data, which the command takes itself
     if not own_split:
         words += flag("validation", planned.validation)
     # told even where they are the defaults: another machine or release may plan otherwise
     words += flag("seed", planned.seed)
-    for name in PLANNED:
+    for name in PLAN_FIELDS:
         if getattr(planned, name) is not None:
             words += flag(name, getattr(planned, name))
-    told = RunSpec(**{name: getattr(planned, name) for name in (*PLANNED, "seed", "validation")})
+    told = RunSpec(
+        **{name: getattr(planned, name) for name in (*PLAN_FIELDS, "seed", "validation")}
+    )
     words += flags(planned, told) + flags(augment, AugmentSpec())
     return shlex.join(words), _notes(source, plan)
 

@@ -31,7 +31,7 @@ from tornado.web import RequestHandler
 
 from rescnet_dist.dashboard.page import follow, show_plots, style, switch, wants_dark
 from rescnet_dist.dashboard.view import RunView, StoredRun
-from rescnet_dist.errors import RescnetError, masked
+from rescnet_dist.errors import RescnetError, mask_secrets
 
 PORT = 5007
 LOOK_EVERY = 2.0  # seconds between two looks at the store of a run
@@ -70,7 +70,7 @@ class StoredRuns:
         try:
             self._views[number] = self._runs[number].view()
         except Exception as error:  # a page that is served for days must not end by one look
-            self._views[number].note(masked(str(error) or type(error).__name__))
+            self._views[number].note(mask_secrets(str(error) or type(error).__name__))
         finally:
             self._looked[number], self._looking[number] = time.monotonic(), False
 
@@ -262,5 +262,5 @@ def _document(runs: StoredRuns, doc: Document) -> None:
     head = style(dark) + follow(browser=True)
     source = TEMPLATE.replace("STYLE", head).replace("SWITCH", switch(dark))
     doc.template = Template(source)
-    names = ", ".join(masked(view.name) for view in runs.views())
+    names = ", ".join(mask_secrets(view.name) for view in runs.views())
     doc.title = f"rescnet: {names}"

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: no library, no script, colours from the style sheet of the page."""
+"""Charts as inline SVG: no library, no script, colors from the style sheet of the page."""
 
 from __future__ import annotations
 

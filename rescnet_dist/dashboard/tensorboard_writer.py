@@ -8,7 +8,7 @@ from typing import Any
 
 from rescnet_dist.dashboard.writers import RunWriter, parameters
 from rescnet_dist.errors import RescnetError
-from rescnet_dist.tables import name_of
+from rescnet_dist.formatting import url_name
 from rescnet_dist.train import RunDone
 
 
@@ -47,7 +47,7 @@ class TensorBoardWriter(RunWriter):
     def _begin(self, url: str, found: dict[str, Any]) -> None:
         events, writer, hparams, _ = _library()
         self.close()
-        self._file = writer.EventFileWriter(os.path.join(self.folder, name_of(url)))
+        self._file = writer.EventFileWriter(os.path.join(self.folder, url_name(url)))
         start = events.SessionLog(status=events.SessionLog.START)
         self._add(0, session_log=start)  # drops what is there of step 0 and later
         if found:

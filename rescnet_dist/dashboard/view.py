@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from rescnet_dist.errors import DamagedError
+from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.formatting import url_name
 from rescnet_dist.store import RunStore
-from rescnet_dist.tables import name_of
 from rescnet_dist.train.decide import Accuracy, chosen_depth
 from rescnet_dist.train.describe import describe_commits
 
@@ -112,7 +112,7 @@ class RunView:
     @property
     def name(self) -> str:
         """The last part of the URL."""
-        return name_of(self.url)
+        return url_name(self.url)
 
     def hear(self, event: dict[str, Any]) -> None:
         """Take in an event, as `event_to_dict` gives it."""
@@ -203,7 +203,7 @@ class StoredRun:
         try:
             return RunView.of(found)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DamagedError(
+            raise CorruptDataError(
                 f"what the run at {self.store} tells of its layers is damaged "
                 f"({type(error).__name__}: {error}): `rescnet check` says where"
             ) from None

@@ -1,14 +1,14 @@
 """Data sets: from what users have, to the images, labels and splits of a run."""
 
 from rescnet_dist.data.dataset import (
+    evaluation_split,
+    get_split,
     has_test_split,
     images_of,
     open_dataset,
     open_source,
-    part_of,
-    part_to_judge,
+    select_split,
     split_of,
-    taken,
 )
 from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import Images, Stored, as_images, check_finite
@@ -20,7 +20,7 @@ from rescnet_dist.data.labels import (
     encode,
 )
 from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
-from rescnet_dist.data.split import held_out_groups, validation_members
+from rescnet_dist.data.split import choose_held_out_groups, select_validation
 from rescnet_dist.data.stored import is_imported, verify_dataset
 from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set
 
@@ -37,22 +37,22 @@ __all__ = [
     "as_labels",
     "check_finite",
     "check_test_set",
+    "choose_held_out_groups",
     "classes_from_json",
     "classes_to_json",
     "encode",
+    "evaluation_split",
+    "get_split",
     "has_test_split",
-    "held_out_groups",
     "images_of",
     "import_dataset",
     "is_imported",
     "load_digits",
     "open_dataset",
     "open_source",
-    "part_of",
-    "part_to_judge",
+    "select_split",
+    "select_validation",
     "split_of",
-    "taken",
     "training_set",
-    "validation_members",
     "verify_dataset",
 ]

@@ -32,11 +32,11 @@ def extract(
     target: str | os.PathLike[str],
     *,
     limit: int,
-    place: Callable[[str], str | None] = str,
+    location: Callable[[str], str | None] = str,
 ) -> Path:
     """The folder `target` with the files of a zip or tar archive; one that is there is left as is.
 
-    `place` says for the name of a member where it goes under `target`; None leaves it out. Refused
+    `location` says for the name of a member where it goes under `target`; None leaves it out. Refused
     are archives with absolute paths, `..`, links, devices or names that come twice, and those of
     more than `limit` bytes, by what they declare or really have, where each member counts 512
     bytes more. The files come into a folder beside `target`, which gets its name at the end.
@@ -51,7 +51,7 @@ def extract(
                 shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
                 try:
                     folder.mkdir()
-                    _unpack(source, folder, limit, place)
+                    _unpack(source, folder, limit, location)
                     _rename(folder, target)
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -82,14 +82,14 @@ def read_member(archive: str | os.PathLike[str], name: str, *, limit: int) -> by
     return content
 
 
-def _unpack(archive: Path, folder: Path, limit: int, place: Callable[[str], str | None]) -> None:
+def _unpack(archive: Path, folder: Path, limit: int, location: Callable[[str], str | None]) -> None:
     """Extract the members of an archive into an empty folder."""
     declared = 0
     with closing(_members(archive, limit)) as members:
         for name, size, opened in members:
             declared += size + MEMBER
             _check_declared(archive, declared, limit)
-            if opened is None or (placed := place(name)) is None:
+            if opened is None or (placed := location(name)) is None:
                 continue
             _check_name(archive, placed)
             path = folder / placed

@@ -20,7 +20,7 @@ from dask.delayed import delayed
 from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, Array, Images, Stored, as_images
 from rescnet_dist.data.labels import as_labels, classes_array
-from rescnet_dist.data.named import DATASETS, fetched
+from rescnet_dist.data.named import DATASETS, fetch_dataset
 from rescnet_dist.data.sources import (
     Reader,
     Samples,
@@ -31,9 +31,15 @@ from rescnet_dist.data.sources import (
     first_image,
 )
 from rescnet_dist.data.sources.files import reading
-from rescnet_dist.data.sources.source import Numbered, split_named
+from rescnet_dist.data.sources.source import NumberedReader, split_named
 from rescnet_dist.data.stored import GROUP_NAMES, StoredImages, find_stored
-from rescnet_dist.errors import DamagedError, DataError, RescnetError, masked, nearest_name
+from rescnet_dist.errors import (
+    CorruptDataError,
+    DataError,
+    RescnetError,
+    mask_secrets,
+    suggest_name,
+)
 from rescnet_dist.store import IMAGE_DIMS, Location, read_region
 
 BLOCK_BYTES = 4 * 2**20  # of decoded images that are read at a time
@@ -42,7 +48,7 @@ Labels = Any  # (N,), NumPy or dask
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SplitData:
     """Images of one split, their labels (N,) and, if they have any, groups (N,) and names of the
     files (N,) that they are."""
 
@@ -63,7 +69,7 @@ def open_dataset(
 
     source: the URL of image folders, IDX, CIFAR, NumPy, Parquet, WebDataset or netCDF files or of a
     Zarr store, at any place that fsspec knows; "digits", or a name of `rescnet data names`. resize:
-    height and width to make images of, channels: "grey" or "colour" (images as they are by
+    height and width to make images of, channels: "gray" or "color" (images as they are by
     default).
 
     >>> open_dataset("digits").sizes
@@ -91,7 +97,7 @@ def open_source(url: str) -> Source:
     if url == "digits":
         return Digits()
     if url in DATASETS:
-        url = str(fetched(url))
+        url = str(fetch_dataset(url))
     stored = find_stored(url)
     if stored:
         return stored
@@ -100,11 +106,11 @@ def open_source(url: str) -> Source:
     except DataError as error:
         if "/" in url or os.path.exists(url):
             raise
-        known = nearest_name(url, ["digits", *DATASETS])
+        known = suggest_name(url, ["digits", *DATASETS])
         raise DataError(f"{error}; or is it a name? {known}") from None
 
 
-def part_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> Part | None:
+def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitData | None:
     """The images of a split, or all of them where there are no splits; None where there are splits
     and this is none of them."""
     if not isinstance(source, xr.Dataset):
@@ -127,7 +133,7 @@ def part_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> Part | N
     groups = dataset["groups"].data if "groups" in dataset else None
     names = dataset.attrs.get("class_names")
     files = dataset["file"].to_numpy() if "file" in dataset.coords else None
-    return Part(as_images(dataset["images"]), _named(labels, names), groups, files)
+    return SplitData(as_images(dataset["images"]), _named(labels, names), groups, files)
 
 
 def has_test_split(source: str | None) -> bool:
@@ -139,16 +145,16 @@ def has_test_split(source: str | None) -> bool:
         return False
 
 
-def taken(X: Any, y: Any, split: str, *, name: str = "X") -> Part:
+def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
     """Images from an array or a data set, and their labels: those given, or of the data set."""
     labels_name = name.replace("X", "y")
     if not isinstance(X, str | os.PathLike | xr.Dataset):
         images = as_images(X, name=name)
-        return Part(images, as_labels(y, images.shape[0], name=labels_name))
+        return SplitData(images, as_labels(y, images.shape[0], name=labels_name))
     part = _needed(X, split)
     labels = part.labels if y is None else y
     if labels is None:
-        named = "the data set" if isinstance(X, xr.Dataset) else masked(os.fspath(X))
+        named = "the data set" if isinstance(X, xr.Dataset) else mask_secrets(os.fspath(X))
         raise DataError(
             f"{named} has no labels: name the variable labels, put image files into folders named "
             "after their classes, or give labels"
@@ -159,11 +165,13 @@ def taken(X: Any, y: Any, split: str, *, name: str = "X") -> Part:
 def images_of(X: Any) -> Images:
     """Images from an array, or from a data set its test split, or all if it has no splits."""
     return (
-        part_to_judge(X).images if isinstance(X, str | os.PathLike | xr.Dataset) else as_images(X)
+        evaluation_split(X).images
+        if isinstance(X, str | os.PathLike | xr.Dataset)
+        else as_images(X)
     )
 
 
-def part_to_judge(source: str | os.PathLike[str] | xr.Dataset) -> Part:
+def evaluation_split(source: str | os.PathLike[str] | xr.Dataset) -> SplitData:
     """The test split of a data set, or all of it where it has no splits, or but one."""
     return _needed(source, "test")
 
@@ -177,22 +185,22 @@ def split_of(source: str | os.PathLike[str] | xr.Dataset, split: str) -> xr.Data
     return dataset.isel(image=np.flatnonzero(names == split))
 
 
-def _needed(X: Any, split: str) -> Part:
+def _needed(X: Any, split: str) -> SplitData:
     """The part of a data set that networks are fitted to (train) or judged by (test): where there
     is but one split, that is what is judged by."""
-    part = part_of(X, split)
+    part = get_split(X, split)
     if part is not None:
         return part
     found = X if isinstance(X, xr.Dataset) else open_dataset(X)
     splits = np.unique(found["split"].to_numpy()).tolist()
-    only = part_of(X, splits[0]) if split == "test" and len(splits) == 1 else None
+    only = get_split(X, splits[0]) if split == "test" and len(splits) == 1 else None
     if only is None:
         raise DataError(_without(X, split, splits))
     return only
 
 
 def _without(source: Any, split: str, splits: list[str]) -> str:
-    name = "the data set" if isinstance(source, xr.Dataset) else masked(os.fspath(source))
+    name = "the data set" if isinstance(source, xr.Dataset) else mask_secrets(os.fspath(source))
     listed = ", ".join(splits)
     return f"{name} has no images to {split}, but " + (
         f"to {listed}: name a split that there is" if listed else "no splits at all"
@@ -254,13 +262,13 @@ class Digits(Source):
 
 def _read_digits(split: str, start: int, stop: int) -> Samples:
     images = load_digits(split)[0][start:stop]
-    return Samples(images, Numbered(f"digits, {split}", start, stop))
+    return Samples(images, NumberedReader(f"digits, {split}", start, stop))
 
 
-def _part_of_digits(split: str) -> Part:
+def _part_of_digits(split: str) -> SplitData:
     """In memory, as they are small."""
     images, labels = load_digits(split)
-    return Part(as_images(images), labels)
+    return SplitData(as_images(images), labels)
 
 
 # what is stored as arrays already ---------------------------------------------------------------
@@ -271,7 +279,7 @@ def _of_stored(stored: StoredImages) -> xr.Dataset:
     variables: dict[str, Any] = {"images": (IMAGE_DIMS, images)}
     for name, path in (("labels", stored.labels_path), ("groups", stored.groups_path)):
         if path:
-            variables[name] = ("image", da.from_zarr(stored.place.open_array(path)))
+            variables[name] = ("image", da.from_zarr(stored.location.open_array(path)))
     coords = {}
     if stored.ranges:
         names = np.full(images.shape[0], "", "<U5")
@@ -292,24 +300,24 @@ def _lazy(stored: StoredImages) -> da.Array:
     return da.concatenate(
         [
             da.from_delayed(
-                read(stored.place, start, stop), (stop - start, *array.shape[1:]), array.dtype
+                read(stored.location, start, stop), (stop - start, *array.shape[1:]), array.dtype
             )
             for start, stop in pairwise(edges)
         ]
     )
 
 
-def _read_rows(place: Location, start: int, stop: int) -> Array:
+def _read_rows(location: Location, start: int, stop: int) -> Array:
     try:
-        return read_region(place.open_array("images"), start, stop)
-    except DamagedError as error:
+        return read_region(location.open_array("images"), start, stop)
+    except CorruptDataError as error:
         raise DataError(
-            f"{place.url} is damaged ({error}): `rescnet check` lists all such chunks; import it "
+            f"{location.url} is damaged ({error}): `rescnet check` lists all such chunks; import it "
             "again"
         ) from None
 
 
-def _part_of_stored(stored: StoredImages, split: str) -> Part | None:
+def _part_of_stored(stored: StoredImages, split: str) -> SplitData | None:
     images = as_images(_lazy(stored), name=stored.name).array
     rows = slice(0, images.shape[0])
     if stored.ranges:
@@ -319,12 +327,12 @@ def _part_of_stored(stored: StoredImages, split: str) -> Part | None:
     elif split == "val":
         return None
     has_channels = len(stored.array().shape) == 4
-    lies = Stored(stored.place.url, stored.images_path, rows.start) if has_channels else None
+    lies = Stored(stored.location.url, stored.images_path, rows.start) if has_channels else None
     labels, groups = (
-        da.from_zarr(stored.place.open_array(path))[rows] if path else None
+        da.from_zarr(stored.location.open_array(path))[rows] if path else None
         for path in (stored.labels_path, stored.groups_path)
     )
-    return Part(Images(images[rows], lies), _named(labels, stored.class_names), groups)
+    return SplitData(Images(images[rows], lies), _named(labels, stored.class_names), groups)
 
 
 def _checked(dataset: xr.Dataset) -> xr.Dataset:
@@ -361,13 +369,13 @@ def _checked(dataset: xr.Dataset) -> xr.Dataset:
 
 def _splits(given: xr.DataArray) -> Array:
     """The names that are used here for splits (N,)."""
-    found, place = np.unique(given.to_numpy().astype(str), return_inverse=True)
+    found, location = np.unique(given.to_numpy().astype(str), return_inverse=True)
     names = [split_named(name) or "" for name in found.tolist()]
     if not all(names):
         raise DataError(
             f"the Dataset has the splits {found.tolist()}: name them train, val or test"
         )
-    return np.asarray(np.array(names)[place])
+    return np.asarray(np.array(names)[location])
 
 
 def _named(labels: Any, names: Any) -> Any:

@@ -13,7 +13,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def load_digits(split: str = "train") -> tuple[Array, Array]:
     """Images (n, 28, 28, 1) uint8 and labels (n,) of the "train" or the "test" split.
 
-    A sample of MNIST, stratified by class; see digits-LICENCE.txt beside this file.
+    A sample of MNIST, stratified by class; see digits-LICENSE.txt beside this file.
 
     >>> images, labels = load_digits("test")
     >>> images.shape, images.dtype, labels.shape

@@ -20,12 +20,12 @@ from typing import Any, Literal
 import numpy as np
 from distributed import Client, Future, as_completed
 
-from rescnet_dist.cluster import current_client, naming_its_loss
+from rescnet_dist.cluster import current_client, translate_errors
 from rescnet_dist.data.dataset import open_source
 from rescnet_dist.data.sources import Reader, Source, Wanted, decode, first_image
 from rescnet_dist.data.stored import FORMAT, UNFINISHED
-from rescnet_dist.errors import DataError, StoreError, masked
-from rescnet_dist.store import IMAGE_DIMS, Claim, Location, patiently, write_region
+from rescnet_dist.errors import DataError, StoreError, mask_secrets
+from rescnet_dist.store import IMAGE_DIMS, Claim, Location, with_retries, write_region
 
 FORMAT_VERSION = 1
 CHUNK_BYTES = 2 * 2**20  # of images, before compression
@@ -110,7 +110,7 @@ def import_dataset(
     however it was interrupted. client: of the Dask cluster that does it; the current one by
     default, or else an embedded one.
     """
-    place, wanted = Location.of(dest), Wanted(resize, channels)  # type: ignore[arg-type]
+    location, wanted = Location.of(dest), Wanted(resize, channels)  # type: ignore[arg-type]
     found = open_source(os.fspath(source))
     if not found.labels:
         raise DataError(
@@ -118,22 +118,24 @@ def import_dataset(
         )
     shape, dtype = first_image(found, wanted)
     per_chunk = CHUNK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize)
-    job = Job(place, wanted, shape, dtype.str, chunk_images or max(1, min(per_chunk, found.count)))
+    job = Job(
+        location, wanted, shape, dtype.str, chunk_images or max(1, min(per_chunk, found.count))
+    )
     report = progress or (lambda done, total: None)
     _check_free(job)
     with (
         nullcontext(client) if client else current_client(processes=True) as client,
-        naming_its_loss(client, "run the same import again"),
-        Claim.take(place).kept(),  # of two imports to one place, the second is refused
+        translate_errors(client, "run the same import again"),
+        Claim.take(location).kept(),  # of two imports to one place, the second is refused
     ):
         _begin(job, found)
         skipped = _left_out(job, on_error)
         while not _is_whole(job) and (bad := _write_images(job, found, client, skipped, report)):
             if on_error == "error":
-                raise DataError(_refusal(bad, found, place))
+                raise DataError(_refusal(bad, found, location))
             _drop(job, skipped, bad)
         imported = _finish(job, found, os.fspath(source), skipped)
-    patiently((place / "claims").remove, f"tidying {place}")
+    with_retries((location / "claims").remove, f"tidying {location}")
     return imported
 
 
@@ -142,20 +144,20 @@ def import_dataset(
 
 def _is_whole(job: Job) -> bool:
     """Whether all that is left to do is to tidy up, as after a kill at the very end."""
-    return "zarr.json" in patiently(job.dest.names, f"reading {job.dest}")
+    return "zarr.json" in with_retries(job.dest.names, f"reading {job.dest}")
 
 
 def _check_free(job: Job) -> None:
     """Refuse a place that holds something else than an import that was begun."""
-    names = set(patiently(job.dest.names, f"reading {job.dest}"))
+    names = set(with_retries(job.dest.names, f"reading {job.dest}"))
     if names and UNFINISHED not in names and names != {"claims"}:
         raise StoreError(f"{job.dest.url} already holds {_held(job.dest)}")
 
 
-def _held(place: Location) -> str:
+def _held(location: Location) -> str:
     """What a place holds, and what can be done with that."""
     try:
-        attributes = patiently(place.attributes, f"reading {place}")
+        attributes = with_retries(location.attributes, f"reading {location}")
     except StoreError:
         attributes = {}
     if attributes.get("format") != FORMAT:
@@ -170,9 +172,9 @@ def _held(place: Location) -> str:
 def _begin(job: Job, source: Source) -> None:
     """Note what is imported, or find that the same was begun; something else is refused."""
     record = _fingerprint(job, source)
-    begun = patiently((job.dest / UNFINISHED).read_json, f"reading {job.dest}")
+    begun = with_retries((job.dest / UNFINISHED).read_json, f"reading {job.dest}")
     if begun is None:
-        patiently(lambda: (job.dest / UNFINISHED).write_json(record), str(job.dest))
+        with_retries(lambda: (job.dest / UNFINISHED).write_json(record), str(job.dest))
     elif begun != record:
         raise StoreError(
             f"{job.dest.url} has an import that was not finished, and {_changes(begun, record)}: "
@@ -199,8 +201,8 @@ def _changes(begun: Any, now: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     """A value of a record, sizes as 32×32.
 
-    >>> _shown([28, 32]), _shown("grey"), _shown(None)
-    ('28×32', 'grey', 'none')
+    >>> _shown([28, 32]), _shown("gray"), _shown(None)
+    ('28×32', 'gray', 'none')
     """
     if isinstance(value, list):
         return "×".join(map(str, value))
@@ -217,7 +219,7 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
     files = hashlib.sha256(repr(sorted(told.items())).encode())  # names, sizes, versions
     return {
         "format": FORMAT,
-        "source": masked(source.url),
+        "source": mask_secrets(source.url),
         "splits": dict(source.splits),
         "labels": labels.hexdigest(),
         "classes": names.hexdigest(),
@@ -233,21 +235,21 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
 def _left_out(job: Job, on_error: OnError) -> Skipped:
     """The images that an import that is gone on with has left out so far; where none may be, it is
     begun anew."""
-    listed = patiently((job.dest / SKIPPED).read_json, f"reading {job.dest}") or []
+    listed = with_retries((job.dest / SKIPPED).read_json, f"reading {job.dest}") or []
     if listed and on_error == "error":
         for name in ("zarr.json", "import", SKIPPED):  # it may have been whole but for the tidying
-            patiently((job.dest / name).remove, f"tidying {job.dest}")
+            with_retries((job.dest / name).remove, f"tidying {job.dest}")
         return {}
     return {number: (name, reason) for number, name, reason in listed}
 
 
 def _records(job: Job) -> dict[int, list[int]]:
     """What finished tasks have left, by their first row."""
-    names = patiently((job.dest / "import").names, f"reading {job.dest}")
+    names = with_retries((job.dest / "import").names, f"reading {job.dest}")
     found = {}
     for name in names:
         if name.endswith(".json"):  # and not half of one, of a task that was killed
-            record = patiently((job.dest / "import" / name).read_json, f"reading {job.dest}")
+            record = with_retries((job.dest / "import" / name).read_json, f"reading {job.dest}")
             found[int(name.removesuffix(".json"))] = record
     return found
 
@@ -316,14 +318,16 @@ def _pieces(source: Source, numbers: Array) -> list[Piece]:
 def _make_room(job: Job, rows: int) -> None:
     """Make the array of the images, or change its length if it is there."""
     shape, what = (rows, *job.shape), f"images of {job.dest}"
-    if "images" not in patiently(job.dest.names, f"reading {job.dest}"):
-        patiently((job.dest / "import").remove, f"tidying {job.dest}")  # records of nothing
+    if "images" not in with_retries(job.dest.names, f"reading {job.dest}"):
+        with_retries((job.dest / "import").remove, f"tidying {job.dest}")  # records of nothing
         create = (job.dest / "images").create_array  # by itself: the group comes last
-        patiently(lambda: create("", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True), what)
+        with_retries(
+            lambda: create("", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True), what
+        )
         return
-    array = patiently(lambda: job.dest.open_array("images", write=True), what)
+    array = with_retries(lambda: job.dest.open_array("images", write=True), what)
     if array.shape[0] != rows:
-        patiently(lambda: array.resize(shape), what)
+        with_retries(lambda: array.resize(shape), what)
 
 
 def _write_rows(job: Job, pieces: list[Piece], start: int) -> list[tuple[int, str, str]]:
@@ -333,15 +337,17 @@ def _write_rows(job: Job, pieces: list[Piece], start: int) -> list[tuple[int, st
     for piece in pieces:
         block, kept = decode(piece.read(), job.wanted, job.shape, np.dtype(job.dtype)), piece.kept
         images.append(block.images if kept.all() else block.images[kept[block.good]])
-        bad += [(piece.number + n, masked(name), why) for n, name, why in block.bad if kept[n]]
+        bad += [
+            (piece.number + n, mask_secrets(name), why) for n, name, why in block.bad if kept[n]
+        ]
     if bad:
         return bad
     rows = images[0] if len(images) == 1 else np.concatenate(images)
     array = job.dest.open_array("images", write=True)
-    patiently(lambda: write_region(array, start, rows), f"images of {job.dest}")
+    with_retries(lambda: write_region(array, start, rows), f"images of {job.dest}")
     record = job.dest / "import" / f"{start:012d}.json"
     numbers = np.concatenate([piece.number + np.flatnonzero(piece.kept) for piece in pieces])
-    patiently(lambda: record.write_json(_extent(numbers)), str(record))
+    with_retries(lambda: record.write_json(_extent(numbers)), str(record))
     return []
 
 
@@ -349,16 +355,16 @@ def _drop(job: Job, skipped: Skipped, bad: list[tuple[int, str, str]]) -> None:
     """Leave images out from now on."""
     skipped.update({number: (name, reason) for number, name, reason in bad})
     listed = [[number, *why] for number, why in sorted(skipped.items())]
-    patiently(lambda: (job.dest / SKIPPED).write_json(listed), f"writing {job.dest}")
+    with_retries(lambda: (job.dest / SKIPPED).write_json(listed), f"writing {job.dest}")
 
 
-def _refusal(bad: list[tuple[int, str, str]], source: Source, place: Location) -> str:
+def _refusal(bad: list[tuple[int, str, str]], source: Source, location: Location) -> str:
     listed = "\n".join(f"  {name}: {reason}" for _, name, reason in bad[:SHOWN])
     more = f"\n  and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
     return (
         f"{len(bad):,} of {source.count:,} images cannot be used:\n{listed}{more}\n"
         f"Mend them and run this again; or leave them out by --on-error skip, or make sizes equal "
-        f"by --resize. What is imported already is kept at {place.url}"
+        f"by --resize. What is imported already is kept at {location.url}"
     )
 
 
@@ -375,26 +381,26 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> Imported:
         ranges[split] = (row, row + len(kept))
         first, row = first + count, row + len(kept)
     codes = np.concatenate(labels).astype(np.int32)
-    place, chunk = job.dest / "labels", min(LABEL_CHUNK, row)
+    location, chunk = job.dest / "labels", min(LABEL_CHUNK, row)
 
     def write_labels() -> None:
-        place.create_array("", (row,), "int32", chunk, ("image",), compress=True)
-        write_region(place.open_array(write=True), 0, codes)
+        location.create_array("", (row,), "int32", chunk, ("image",), compress=True)
+        write_region(location.open_array(write=True), 0, codes)
 
-    patiently(write_labels, f"labels of {job.dest}")
+    with_retries(write_labels, f"labels of {job.dest}")
     attributes = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "source": masked(url),
+        "source": mask_secrets(url),
         "class_names": list(source.classes),
         "splits": {split: list(rows) for split, rows in ranges.items()},
         "skipped": len(skipped),
         "skipped_images": [skipped[number] for number in sorted(skipped)[:MOST_NAMED]],
     }
     group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-    patiently(lambda: (job.dest / "zarr.json").write_json(group), f"attributes of {job.dest}")
+    with_retries(lambda: (job.dest / "zarr.json").write_json(group), f"attributes of {job.dest}")
     for name in ("import", UNFINISHED, SKIPPED):  # what was left out is needed until it is done
-        patiently((job.dest / name).remove, f"tidying {job.dest}")
+        with_retries((job.dest / name).remove, f"tidying {job.dest}")
     return Imported(
         str(job.dest), {split: stop - start for split, (start, stop) in ranges.items()},
         source.classes, job.shape, job.dtype,

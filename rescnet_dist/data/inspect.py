@@ -91,7 +91,7 @@ def _stored_bytes(url: str | None) -> int | None:
 
 
 def _looked_at(images: Any) -> tuple[Array, Array]:
-    """A hash (N,) uint64 of each image and whether it is of one colour only, (N,) bool."""
+    """A hash (N,) uint64 of each image and whether it is of one color only, (N,) bool."""
     blocks = images.rechunk({1: -1, 2: -1, 3: -1}).to_delayed().reshape(-1)
     found = dask.compute(*(delayed(_look)(block) for block in blocks))
     hashes, constant = zip(*found, strict=True)
@@ -139,4 +139,4 @@ def _constant(constant: Array) -> list[str]:
     if not constant.any():
         return []
     first = int(np.flatnonzero(constant)[0])
-    return [f"{int(constant.sum()):,} images have one colour only (the first is image {first})"]
+    return [f"{int(constant.sum()):,} images have one color only (the first is image {first})"]

@@ -40,8 +40,8 @@ def _as_vector(values: Any) -> Array:
     """A vector that gives the labels back as they are: of their own dtype if NumPy has one."""
     values = list(values)
     vector = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):  # a slice would take a list of tuples apart
-        vector[place] = value
+    for location, value in enumerate(values):  # a slice would take a list of tuples apart
+        vector[location] = value
     kinds = {type(value) for value in values}
     if len(kinds) == 1 and kinds <= {bool, int, float, str}:
         array = np.asarray(values)

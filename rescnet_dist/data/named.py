@@ -10,7 +10,7 @@ from typing import Literal
 
 from rescnet_dist.data.archives import extract, read_member
 from rescnet_dist.data.fetch import Progress, RemoteFile, download
-from rescnet_dist.errors import DataError, nearest_name
+from rescnet_dist.errors import DataError, suggest_name
 
 TINY_LIMIT = 2**30  # bytes that Tiny ImageNet may have when extracted
 TINY_ANNOTATIONS = "tiny-imagenet-200/val/val_annotations.txt"
@@ -170,7 +170,7 @@ def named_dataset(name: str) -> NamedDataset:
     'cifar-10-python.tar.gz'
     """
     if name not in DATASETS:
-        raise DataError(f"there is no data set named {name!r}: {nearest_name(name, DATASETS)}")
+        raise DataError(f"there is no data set named {name!r}: {suggest_name(name, DATASETS)}")
     return DATASETS[name]
 
 
@@ -192,7 +192,7 @@ def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
         ) from error
 
 
-def fetched(
+def fetch_dataset(
     dataset: str | NamedDataset,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -244,11 +244,11 @@ def _downloaded(dataset: NamedDataset, folder: Path, progress: Progress | None) 
 
 
 def _tiny_imagenet(archive: Path, target: Path) -> Path:
-    """Extract the labelled images of Tiny ImageNet as train/WNID/NAME and val/WNID/NAME."""
+    """Extract the labeled images of Tiny ImageNet as train/WNID/NAME and val/WNID/NAME."""
     lines = read_member(archive, TINY_ANNOTATIONS, limit=2**24).decode("ascii", "replace")
     classes = dict(TINY_CLASS.findall(lines))
 
-    def place(name: str) -> str | None:
+    def location(name: str) -> str | None:
         parts = TINY_IMAGES.fullmatch(name)
         if parts is None:
             return None
@@ -259,4 +259,4 @@ def _tiny_imagenet(archive: Path, target: Path) -> Path:
             raise DataError(f"{TINY_ANNOTATIONS} in {archive} names no class for {image}")
         return f"val/{classes[image]}/{image}"
 
-    return extract(archive, target, limit=TINY_LIMIT, place=place)
+    return extract(archive, target, limit=TINY_LIMIT, location=location)

@@ -71,7 +71,7 @@ class Rows:
     labels: Array
     train: Array
 
-    def concatenated(self, later: Rows) -> Rows:
+    def concatenate(self, later: Rows) -> Rows:
         """These and the rows behind them."""
         return Rows(
             np.concatenate([self.image, later.image]),
@@ -101,10 +101,10 @@ class RowBlock:
     def rows(self, start: int, stop: int) -> Rows:
         """Those of the rows start to stop that lie in this block."""
         wanted = np.arange(max(start, self.first_row[0]), min(stop, self.first_row[-1]))
-        place = np.searchsorted(self.first_row, wanted, side="right") - 1
+        location = np.searchsorted(self.first_row, wanted, side="right") - 1
         return Rows(
-            self.first_image + place,
-            wanted - self.first_row[place],
-            self.labels[place],
-            self.train[place],
+            self.first_image + location,
+            wanted - self.first_row[location],
+            self.labels[location],
+            self.train[location],
         )

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rescnet_dist.data.dataset import open_dataset
 from rescnet_dist.errors import DataError
-from rescnet_dist.kernels import augmented
+from rescnet_dist.kernels import augment_images
 from rescnet_dist.spec import AugmentSpec
 
 SIDE = 64  # pixels of an image on a sheet, about
@@ -38,7 +38,7 @@ def contact_sheet(rows: Sequence[Array], names: Sequence[str]) -> Any:
         top = GAP + number * (size[1] + GAP)
         draw.text((GAP, top + size[1] // 2 - 8), name[:15], INK, font)
         for column, image in enumerate(images):
-            picture = Image.fromarray(_colours(image)).resize(size, Image.Resampling.NEAREST)
+            picture = Image.fromarray(_colors(image)).resize(size, Image.Resampling.NEAREST)
             sheet.paste(picture, (TEXT + column * (size[0] + GAP), top))
     return sheet
 
@@ -91,7 +91,7 @@ def augmentation_sheet(
     for number in chosen:
         image = dataset["images"].isel(image=slice(number, number + 1)).to_numpy()
         same = np.repeat(image, len(copy), axis=0)
-        rows.append(augmented(same, np.full(len(copy), number), copy, augment, seed))
+        rows.append(augment_images(same, np.full(len(copy), number), copy, augment, seed))
     return contact_sheet(rows, [str(names[labels[n]] if names else labels[n]) for n in chosen])
 
 
@@ -112,7 +112,7 @@ def _shrunk(width: int, height: int) -> tuple[int, int]:
     return max(1, int(width * factor)), max(1, int(height * factor))
 
 
-def _colours(image: Array) -> Array:
+def _colors(image: Array) -> Array:
     """An image (H, W, d) in three channels of uint8: pixels of other types over their range."""
     if image.dtype != np.uint8:
         low, high = float(image.min()), float(image.max())

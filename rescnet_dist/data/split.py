@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels import hashed, uniforms
+from rescnet_dist.kernels import hash_keys, uniforms
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,12 +25,12 @@ def ranks_in_class(codes: Array, before: Array) -> Array:
     return ranks
 
 
-def validation_members(codes: Array, before: Array, fraction: float, seed: int) -> Array:
+def select_validation(codes: Array, before: Array, fraction: float, seed: int) -> Array:
     """Which images of a chunk, codes (n,), are held out for validation, (n,) bool.
 
     The ranks of a class are cut into runs of 1/fraction images and one of each run, drawn from
     (seed, class, run) alone, is held out: each class gives its share, whatever the chunks are. In
-    place of the first image of a class the second is, so that every class can be learnt.
+    place of the first image of a class the second is, so that every class can be learned.
     """
     ranks = ranks_in_class(codes, before)
     slack = 1e-7  # ranks·fraction is rounded
@@ -40,14 +40,14 @@ def validation_members(codes: Array, before: Array, fraction: float, seed: int) 
     return (ranks == np.where((drawn == 0) & (behind > 1), 1, drawn)) & (ranks > 0)
 
 
-def held_out_groups(counts: dict[int, Array], fraction: float, seed: int) -> set[int]:
+def choose_held_out_groups(counts: dict[int, Array], fraction: float, seed: int) -> set[int]:
     """Which groups of images are held out whole, given how many of each class (C,) each has.
 
     In an order drawn from (seed, group), each is held out that brings the held-out images of all
     classes nearer to their share.
     """
     groups = np.fromiter(counts, np.int64, len(counts))
-    order = groups[np.argsort(hashed(seed, groups), kind="stable")]
+    order = groups[np.argsort(hash_keys(seed, groups), kind="stable")]
     wanted = fraction * np.sum([counts[group] for group in groups.tolist()], axis=0)
     held, chosen = np.zeros(len(wanted)), set()
     for group in order.tolist():

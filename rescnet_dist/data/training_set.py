@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from rescnet_dist.data.dataset import part_of, taken
+from rescnet_dist.data.dataset import get_split, select_split
 from rescnet_dist.data.images import Images, Stored
 from rescnet_dist.data.labels import classes_array, classes_of, encode, group_codes
 from rescnet_dist.errors import DataError
@@ -92,7 +92,7 @@ def training_set(
     that name, where X is a data set that has one. groups (N,): labels of any kind, else those of
     the data set; images of the same group are never on both sides of a split.
     """
-    part = taken(X, y, "train")
+    part = select_split(X, y, "train")
     images, labels = part.images, part.labels
     classes = classes_of(labels)
     if len(classes) < 2:
@@ -101,7 +101,7 @@ def training_set(
     known, codes = classes_array(classes), encode(labels, classes_array(classes))
     augment = augment or AugmentSpec()
     is_dataset = isinstance(X, str | os.PathLike | xr.Dataset)
-    if validation is None and own_validation and is_dataset and part_of(X, "val"):
+    if validation is None and own_validation and is_dataset and get_split(X, "val"):
         validation = X, None
     if validation is None:
         groups = part.groups if groups is None else groups
@@ -111,7 +111,7 @@ def training_set(
         raise DataError(
             "groups are for images to be held out, and a validation set is given: leave one out"
         )
-    held_out = taken(*validation, "val", name="validation X")
+    held_out = select_split(*validation, "val", name="validation X")
     _check_shape(held_out.images, images, "validation")
     held_codes = encode(held_out.labels, known, name="validation y")
     return TrainingSet((images, held_out.images), (codes, held_codes), known, augment)
@@ -119,7 +119,7 @@ def training_set(
 
 def check_test_set(X: Any, training: TrainingSet) -> None:
     """Refuse a data set to test with whose images are of another shape, or that has no labels."""
-    _check_shape(taken(X, None, "test", name="test X").images, training.images[0], "test")
+    _check_shape(select_split(X, None, "test", name="test X").images, training.images[0], "test")
 
 
 def _check_shape(images: Images, training: Images, what: str) -> None:

@@ -43,7 +43,7 @@ from dask_gateway_server.options import Float, Integer, Mapping, Options, String
 c.KubeClusterConfig.scheduler_cmd = [
     "dask", "scheduler", "--preload", "rescnet_dist.dashboard.scheduler",
 ]
-c.KubeClusterConfig.worker_cmd = ["dask", "worker", "--preload", "rescnet_dist.cluster.warm"]
+c.KubeClusterConfig.worker_cmd = ["dask", "worker", "--preload", "rescnet_dist.cluster.warmup"]
 c.KubeClusterConfig.cluster_max_workers = {workers}
 c.KubeClusterConfig.idle_timeout = {idle}
 

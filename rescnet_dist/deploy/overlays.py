@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rescnet_dist.deploy.pods import Manifest
-from rescnet_dist.errors import SpecError, nearest_name
+from rescnet_dist.errors import SpecError, suggest_name
 
 Patch = list[Manifest]  # of JSON patch operations (RFC 6902)
 
@@ -97,7 +97,7 @@ OVERLAYS: dict[str, Callable[[dict[str, str]], Patch]] = {
 def patch_of(overlay: str, kind: str) -> Patch:
     """The operations of an overlay on the manifest of this kind; none where it has no pods."""
     if overlay not in OVERLAYS:
-        raise SpecError(f"unknown overlay {overlay!r}: {nearest_name(overlay, OVERLAYS)}")
+        raise SpecError(f"unknown overlay {overlay!r}: {suggest_name(overlay, OVERLAYS)}")
     return OVERLAYS[overlay](PODS[kind]) if kind in PODS else []
 
 
@@ -113,10 +113,10 @@ def with_overlay(documents: Iterable[Manifest], overlay: str | None) -> list[Man
 def _apply(document: Manifest, operation: Manifest) -> None:
     """Change a manifest as one operation says, add or replace."""
     *way, last = operation["path"].lstrip("/").split("/")
-    place: Any = document
+    location: Any = document
     for step in way:
-        place = place[int(step) if isinstance(place, list) else step]
+        location = location[int(step) if isinstance(location, list) else step]
     name = last.replace("~1", "/").replace("~0", "~")
-    if operation["op"] == "replace" and name not in place:
+    if operation["op"] == "replace" and name not in location:
         raise KeyError(f"{operation['path']} is not there to be replaced")
-    place[name] = operation["value"]
+    location[name] = operation["value"]

@@ -56,7 +56,7 @@ def worker_pod(what: Deployment, sizes: Sizes) -> Manifest:
             *("dask", "worker", "--protocol", "tls", "--no-nanny", "--name", f"$({name})"),
             *("--nthreads", str(sizes.threads), "--memory-limit", str(memory)),
             *("--worker-port", str(WORKER_COMM), "--dashboard-address", f":{WORKER_DASHBOARD}"),
-            *("--local-directory", SPACE, "--preload", "rescnet_dist.cluster.warm"),
+            *("--local-directory", SPACE, "--preload", "rescnet_dist.cluster.warmup"),
         ],
         settings(sizes, **_encrypted())
         | {"DASK_SCHEDULER_ADDRESS": what.scheduler, "RESCNET_LEAVE_SECONDS": str(what.leaving)},
@@ -66,7 +66,7 @@ def worker_pod(what: Deployment, sizes: Sizes) -> Manifest:
         startupProbe={**health, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 36},
         livenessProbe={**health, "periodSeconds": 30, "timeoutSeconds": 15, "failureThreshold": 10},
         lifecycle={
-            "preStop": {"exec": {"command": ["python", "-m", "rescnet_dist.cluster.leave"]}}
+            "preStop": {"exec": {"command": ["python", "-m", "rescnet_dist.cluster.retire"]}}
         },
     )  # fmt: skip
     if what.kind == "job":

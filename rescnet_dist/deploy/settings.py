@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from rescnet_dist.errors import SpecError, masked, nearest_name
+from rescnet_dist.errors import SpecError, mask_secrets, suggest_name
 from rescnet_dist.flags import option_name
 
 KINDS = ("job", "cluster")
@@ -45,7 +45,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise SpecError(f"unknown kind {self.kind!r}: {nearest_name(self.kind, KINDS)}")
+            raise SpecError(f"unknown kind {self.kind!r}: {suggest_name(self.kind, KINDS)}")
         for what in ("name", "namespace", "secret", "service_account", "tls_secret", "operator"):
             _check_label(what, getattr(self, what), LONGEST_NAME if what == "name" else 63)
         if self.notice < LEAST_NOTICE:
@@ -79,8 +79,8 @@ class Deployment:
     @property
     def store_port(self) -> int:
         """Port of the S3 server."""
-        place = urlsplit(self.endpoint or "https:")
-        return place.port or (80 if place.scheme == "http" else 443)
+        location = urlsplit(self.endpoint or "https:")
+        return location.port or (80 if location.scheme == "http" else 443)
 
     @property
     def account(self) -> str:
@@ -102,13 +102,13 @@ def _check_url(what: str, url: str | None, *others: str) -> None:
     also = "".join(f" or {other!r}" for other in others)
     if url is None or not url:
         raise SpecError(f"no --{what}: give an s3:// URL{also}")
-    if masked(url) != url:
+    if mask_secrets(url) != url:
         raise SpecError(
             f"--{what} {url} carries credentials, which everybody who sees the manifests could "
             "read: put them into a Secret (--secret), or use a service account (--service-account)"
         )
-    place = urlsplit(url)
-    if url in others or (place.scheme == "s3" and place.netloc and place.path.strip("/")):
+    location = urlsplit(url)
+    if url in others or (location.scheme == "s3" and location.netloc and location.path.strip("/")):
         return
     raise SpecError(
         f"--{what} {url} is not reached from every pod: give an s3://bucket/path URL{also} "
@@ -117,11 +117,11 @@ def _check_url(what: str, url: str | None, *others: str) -> None:
 
 
 def _check_endpoint(url: str) -> None:
-    place = urlsplit(url)
-    if masked(url) != url:
+    location = urlsplit(url)
+    if mask_secrets(url) != url:
         raise SpecError(f"--endpoint {url} carries credentials: put them into a Secret (--secret)")
     try:
-        good = place.scheme in ("http", "https") and place.hostname and place.port != 0
+        good = location.scheme in ("http", "https") and location.hostname and location.port != 0
     except ValueError:  # a port that is none
         good = False
     if not good:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import SpecError
+from rescnet_dist.formatting import format_mib
 from rescnet_dist.planning import Forecast, Problem, estimate
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.tables import mib_text
 
 MIB = 2**20
 STEP = 64 * MIB  # that memory is rounded up to
@@ -80,10 +80,10 @@ def sized(
     if room is not None and (memory or STEP) > room:
         wanted = memory or STEP
         raise SpecError(
-            f"a worker's pod of {mib_text(wanted + BESIDE)} MiB ({mib_text(wanted)} MiB for Dask, "
-            f"{mib_text(BESIDE)} MiB beside) does not fit nodes that have "
-            f"{mib_text(node.memory or 0)} MiB to give: use memory of at most "
-            f"{mib_text(max(room, 0))} MiB, or larger nodes"
+            f"a worker's pod of {format_mib(wanted + BESIDE)} MiB ({format_mib(wanted)} MiB for Dask, "
+            f"{format_mib(BESIDE)} MiB beside) does not fit nodes that have "
+            f"{format_mib(node.memory or 0)} MiB to give: use memory of at most "
+            f"{format_mib(max(room, 0))} MiB, or larger nodes"
         )
     there = Workers(workers, workers * threads, threads, threads, memory, gpu_memory=gpu_memory)
     found = estimate(problem, spec, run_spec, there, None)
@@ -112,14 +112,14 @@ def _check_room(sizes: Sizes, node: Node) -> None:
     for part, size in (("scheduler", sizes.scheduler_pod), ("driver", sizes.driver_pod)):
         if node.memory is not None and size > node.memory:
             raise SpecError(
-                f"the {part}'s pod of {mib_text(size)} MiB does not fit nodes that have "
-                f"{mib_text(node.memory)} MiB to give: use larger nodes"
+                f"the {part}'s pod of {format_mib(size)} MiB does not fit nodes that have "
+                f"{format_mib(node.memory)} MiB to give: use larger nodes"
             )
     if node.storage is not None and sizes.worker_storage > node.storage:
         raise SpecError(
-            f"a worker's pod wants {mib_text(sizes.worker_storage)} MiB of ephemeral storage, room "
-            f"to spill all of its memory and {mib_text(STORAGE)} MiB, and nodes have "
-            f"{mib_text(node.storage)} MiB to give: use less memory, or nodes with larger disks"
+            f"a worker's pod wants {format_mib(sizes.worker_storage)} MiB of ephemeral storage, room "
+            f"to spill all of its memory and {format_mib(STORAGE)} MiB, and nodes have "
+            f"{format_mib(node.storage)} MiB to give: use less memory, or nodes with larger disks"
         )
 
 

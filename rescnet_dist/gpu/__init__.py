@@ -5,7 +5,7 @@
 
 from rescnet_dist.gpu import device
 from rescnet_dist.gpu.convolution import convolve
-from rescnet_dist.gpu.device import using_products
+from rescnet_dist.gpu.device import using_matmul_precision
 from rescnet_dist.gpu.patches import patch_products
 from rescnet_dist.gpu.pooling import pool_blocks
 from rescnet_dist.gpu.scatter import add_outer, add_scatter, new_rows, new_square
@@ -23,6 +23,6 @@ __all__ = [
     "new_square",
     "patch_products",
     "pool_blocks",
-    "using_products",
+    "using_matmul_precision",
     "whitened",
 ]

@@ -1,7 +1,7 @@
-// The convolution of a layer on a GPU, of maps and image side by side, normalised on the way in.
+// The convolution of a layer on a GPU, of maps and image side by side, normalized on the way in.
 // The host defines FIRST and SECOND (channels of either), FILTERS, OF (how many filters there are in
 // all), SIZE (of a filter), HEIGHT, WIDTH, and how the work is cut: a block of threads makes all
-// FILTERS of TILE_ROWS × TILE_COLUMNS pixels, each thread four filters of LINE neighbours in a row;
+// FILTERS of TILE_ROWS × TILE_COLUMNS pixels, each thread four filters of LINE neighbors in a row;
 // DEPTH channels are held at a time.
 
 #define GROUPS ((FILTERS + 3) / 4)
@@ -11,7 +11,7 @@
 #define BEFORE ((SIZE - 1) / 2)
 
 // maps (n, H, W, FILTERS of OF) of some channels (count,) of first (n, H, W, FIRST) and second
-// (n, H, W, SECOND), counted through both, normalised as (… − low)·scale, with weights
+// (n, H, W, SECOND), counted through both, normalized as (… − low)·scale, with weights
 // (SIZE, SIZE, count, 4·GROUPS) and bias (4·GROUPS,), filled up with zeros.
 extern "C" __global__ void __launch_bounds__(GROUPS * TILE_ROWS * LINES)
 convolve(const float* __restrict__ first, const float* __restrict__ second,

@@ -7,7 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rescnet_dist.gpu.device import Array, module, products
+from rescnet_dist.gpu.device import Array, matmul_precision, module
 from rescnet_dist.kernels.gpu_tiles import DEPTH, LINE, TILE, Tile, launches
 
 AT_ONCE = 2**15  # images
@@ -25,14 +25,14 @@ def convolve(
     images (n, H, W, d): stride 1, zero padding, filters (k, k, a + d, f), bias (f,). Written to
     `into` where it is given.
 
-    Inputs are normalised, and filters of unit norm, so that half precision can hold their parts.
+    Inputs are normalized, and filters of unit norm, so that half precision can hold their parts.
     """
     maps, images = inputs
     n, height, width, second = images.shape
     host, added, low, scale = (cupy.asnumpy(part) for part in (filters, bias, low, scale))
     size, _, channels, count = host.shape
     made = cupy.empty((n, height, width, count), np.float32) if into is None else into
-    for launch in launches(host, products(), height, width):
+    for launch in launches(host, matmul_precision(), height, width):
         own, seen = launch.filters, launch.channels
         common = {
             "FIRST": channels - second, "SECOND": second, "FILTERS": own.stop - own.start,
@@ -71,7 +71,7 @@ def _in_single_precision(common: dict[str, int], filters: Array) -> Cut:
 
 
 def _on_matrix_units(common: dict[str, int], filters: Array) -> Cut:
-    split = products() == "split"
+    split = matmul_precision() == "split"
     kernel = module("matrices", (*common.items(), ("SPLIT", int(split)))).get_function("convolve")
     grid = -(-common["WIDTH"] // TILE), -(-common["HEIGHT"] // TILE)
     size, wide = common["SIZE"], -(-common["FILTERS"] // 8) * 8

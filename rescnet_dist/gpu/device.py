@@ -21,7 +21,7 @@ ALIGNED = 32  # numbers that rows are filled up to, as matrix units take them
 
 # which parts of matrices are multiplied, by how many parts there are
 PAIRS = {1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 0))}
-_products: ContextVar[str] = ContextVar("products", default="split")
+_matmul_precision: ContextVar[str] = ContextVar("matmul_precision", default="split")
 
 
 @cache
@@ -55,21 +55,21 @@ def free() -> None:
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def products() -> str:
+def matmul_precision() -> str:
     """How matrices are multiplied: "float32", "split" or "half"."""
-    return _products.get()
+    return _matmul_precision.get()
 
 
 @contextmanager
-def using_products(how: str) -> Iterator[None]:
+def using_matmul_precision(how: str) -> Iterator[None]:
     """Multiply matrices in this way: "float32"; "half", in half precision, of the 11 bits that TF32
     has as well, on matrix units; or "split", three of these products, of such numbers and what they
     leave, for nearly all digits. Sums are in single precision."""
-    token = _products.set(how)
+    token = _matmul_precision.set(how)
     try:
         yield
     finally:
-        _products.reset(token)
+        _matmul_precision.reset(token)
 
 
 @cache
@@ -80,32 +80,32 @@ def module(name: str, definitions: tuple[tuple[str, object], ...]) -> Any:
     return cupy.RawModule(code=source, options=tuple(options))
 
 
-def turned(matrix: Array) -> tuple[Array, ...]:
+def transpose(matrix: Array) -> tuple[Array, ...]:
     """A matrix (n, m) of numbers of the order of 1, rows of which may lie apart, turned round: (m',
-    n'), filled up with zeros. As products are to be (`using_products`) it is in single precision,
+    n'), filled up with zeros. As products are to be (`using_matmul_precision`) it is in single precision,
     in half precision, or split into that and the rest."""
     n, m = matrix.shape
-    parts = _turned_parts(n, m)
+    parts = _transposed_parts(n, m)
     high, low = parts
-    _turning()("turn")(
+    _transpose_kernels()("transpose")(
         (len(high) // ALIGNED, high.shape[1] // ALIGNED), (32, 8),
         (matrix, high, pointer(low), n, m, matrix.strides[0] // 4, high.shape[1]),
     )  # fmt: skip
     return tuple(part for part in parts if part is not None)
 
 
-def turned_pixels(
+def transpose_pixels(
     inputs: tuple[Array, Array], shift: Array, scale: Array, margin: int, across: int, channels: int
 ) -> tuple[Array, ...]:
     """(Pixels − shift)·scale of maps (n, H, W, f) and images (n, H, W, d), of shift and scale
-    (f + d,), as a matrix turned round, as `turned` does it: (P·c, n'). Each row of pixels is begun
+    (f + d,), as a matrix turned round, as `transpose` does it: (P·c, n'). Each row of pixels is begun
     by `margin` zeros and filled up to `across`, the last is followed by a margin, P = H·across +
     margin, and pixels are filled up to c channels."""
     maps, images = inputs
     n, height, width, second = images.shape
-    parts = _turned_parts(n, (height * across + margin) * channels)
+    parts = _transposed_parts(n, (height * across + margin) * channels)
     high, low = parts
-    _turning()("turn_pixels")(
+    _transpose_kernels()("transpose_pixels")(
         (len(high) // ALIGNED, high.shape[1] // ALIGNED), (32, 8),
         (
             maps, images, shift, scale, high, pointer(low),
@@ -116,17 +116,17 @@ def turned_pixels(
     return tuple(part for part in parts if part is not None)
 
 
-def _turned_parts(n: int, m: int) -> tuple[Array, Array | None]:
+def _transposed_parts(n: int, m: int) -> tuple[Array, Array | None]:
     """Room for a matrix (n, m) turned round, and for what half precision leaves of it, if that is
     wanted."""
-    kind = np.float32 if products() == "float32" else np.float16
+    kind = np.float32 if matmul_precision() == "float32" else np.float16
     high = cupy.empty((aligned(m), aligned(n)), kind)
-    return high, cupy.empty_like(high) if products() == "split" else None
+    return high, cupy.empty_like(high) if matmul_precision() == "split" else None
 
 
-def _turning() -> Any:
+def _transpose_kernels() -> Any:
     """What gives the kernels that turn matrices as products are to be."""
-    return module("turned", (("HALF", int(products() != "float32")),)).get_function
+    return module("transpose", (("HALF", int(matmul_precision() != "float32")),)).get_function
 
 
 def pointer(array: Array | None) -> Any:
@@ -140,7 +140,7 @@ def aligned(side: int) -> int:
 
 
 def braces(values: Any) -> str:
-    """Nested whole numbers as C initialises arrays with them."""
+    """Nested whole numbers as C initializes arrays with them."""
     if hasattr(values, "__len__"):
         return "{" + ",".join(map(braces, values)) + "}"
     return str(int(values))

@@ -28,7 +28,7 @@ __device__ __forceinline__ void multiply(float sums[4], const unsigned a[4], con
 __device__ __forceinline__ unsigned pair(const half* place) { return *(const unsigned*)place; }
 
 // maps (n, H, W, FILTERS of OF) of some channels (count,) of first (n, H, W, FIRST) and second
-// (n, H, W, SECOND), counted through both, normalised as (… − low)·scale, with weights
+// (n, H, W, SECOND), counted through both, normalized as (… − low)·scale, with weights
 // (PARTS, SIZE, ⌈count / DEPTH⌉, SIZE, WIDE, DEPTH), rows of filters first, and bias (WIDE,).
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const float* __restrict__ first, const float* __restrict__ second,

@@ -1,7 +1,7 @@
 """Products of all patches of images with themselves on a GPU, without unfolding the patches.
 
 A row of pixels is cut into segments of k − 1 pixels, so that all pixels of a patch are in one
-segment or in neighbours. The products of each segment of each row with itself and its neighbours,
+segment or in neighbors. The products of each segment of each row with itself and its neighbors,
 in its own row and in the k − 1 rows below, are summed over all images, as one batch of matrix
 products; what a pair of offsets sweeps over is then a rectangle of these sums.
 """
@@ -22,7 +22,7 @@ from rescnet_dist.gpu.device import (
     Array,
     aligned,
     module,
-    turned_pixels,
+    transpose_pixels,
 )
 from rescnet_dist.kernels.gpu_tiles import PATCH_SLAB_BYTES, Segments
 
@@ -50,7 +50,7 @@ def patch_products(maps: Array, images: Array, size: int, shift: Array, extent: 
     @lru_cache(maxsize=1)  # one slab, as it mostly is, is turned round once
     def parts_of(number: int) -> tuple[Array, ...]:
         some = maps[slabs[number]], images[slabs[number]]
-        return turned_pixels(some, by, times, cut.length, cut.across, cut.channels)
+        return transpose_pixels(some, by, times, cut.length, cut.across, cut.channels)
 
     total = cupy.empty((size, size, used, size, size, used))
     for down in range(size):
@@ -69,8 +69,8 @@ class Cut(Segments):
 
     def empty_sums(self, down: int) -> Array:
         """Room for the products of all segments, (H − down, S + 1, l, c, g·l, c), g being the
-        neighbours; what is in the last segment of each row is of no use."""
-        beside = len(self.neighbours(down)) * self.length
+        neighbors; what is in the last segment of each row is of no use."""
+        beside = len(self.neighbors(down)) * self.length
         return cupy.zeros(
             (
                 self.height - down, self.segments + 1, self.length, self.channels, beside,
@@ -80,9 +80,9 @@ class Cut(Segments):
         )  # fmt: skip
 
     def add_products(self, sums: Array, parts: tuple[Array, ...], down: int) -> None:
-        """Add the sum over images of parts (pixels·c, n), each segment ⊗ its neighbours."""
+        """Add the sum over images of parts (pixels·c, n), each segment ⊗ its neighbors."""
         n, each = parts[0].shape[1], self.length * self.channels
-        around, batch = self.neighbours(down), (self.height - down) * (self.segments + 1) - 1
+        around, batch = self.neighbors(down), (self.height - down) * (self.segments + 1) - 1
         beside = (down * (self.segments + 1) + 1 + around[0]) * each
         one = np.array(1, np.float32)
         kind = HALF if parts[0].dtype == np.float16 else REAL
@@ -107,7 +107,7 @@ class Cut(Segments):
     def sweep(self, sums: Array, down: int, total: Array) -> None:
         """Put into total (k, k, c', k, k, c'), of the channels that are used, what each pair of
         offsets, one `down` below the other, sweeps over: a rectangle of the sums."""
-        around, used = self.neighbours(down), total.shape[2]
+        around, used = self.neighbors(down), total.shape[2]
         module("rectangles", ()).get_function("sweep")(
             ((self.size - down) * self.size**2, used), (CHANNELS,),
             (sums, total, *map(np.int32, (

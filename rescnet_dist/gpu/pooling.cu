@@ -1,4 +1,4 @@
-// Second-order pooling on a GPU: normalised covariances of the channels of ReLU(maps) in every
+// Second-order pooling on a GPU: normalized covariances of the channels of ReLU(maps) in every
 // block, pooled into the cells of a pyramid. The host defines, for one network: FILTERS, HEIGHT,
 // WIDTH (pixels), BLOCK, STRIDE, ROWS, COLUMNS (of blocks), SIDE = gcd(BLOCK, STRIDE), LENGTH =
 // BLOCK / SIDE and STEP = STRIDE / SIDE (in cells of SIDE pixels), CELL_ROWS, CELL_COLUMNS, PAIRS,
@@ -24,7 +24,7 @@ __device__ __forceinline__ float relu(float x) { return x < 0 ? 0.0f : x; }
 // values = ReLU(maps) less its mean over the image; overall (n, f) are these means. A block of threads
 // works on an image, FILTERS · GROUPS of them, each on one channel of every GROUPS-th pixel.
 extern "C" __global__ void __launch_bounds__(FILTERS* GROUPS)
-centre(const float* __restrict__ maps, float* __restrict__ values, float* __restrict__ overall) {
+center(const float* __restrict__ maps, float* __restrict__ values, float* __restrict__ overall) {
     __shared__ double sums[GROUPS][FILTERS];
     const int a = threadIdx.x % FILTERS, group = threadIdx.x / FILTERS;
     const long first = (long)blockIdx.x * HEIGHT * WIDTH * FILTERS + threadIdx.x;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void line_sums(const float* line, double& sum, double
 // means and inverse (n, rows, columns, f): the mean of each channel in each block, and what it is
 // divided by; 0 where there is no variance, negative where a block is to be done by its pixels.
 // Blocks of FILTERS threads (a multiple of 32), one for each image and column of blocks.
-extern "C" __global__ void normalise(const float* __restrict__ values,
+extern "C" __global__ void normalize(const float* __restrict__ values,
                                      const float* __restrict__ overall,
                                      float* __restrict__ means, float* __restrict__ inverse) {
     long image = blockIdx.x;

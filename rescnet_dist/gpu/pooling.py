@@ -12,7 +12,7 @@ import numpy as np
 from rescnet_dist.gpu.device import Array, braces, module
 
 RING = 20  # sums of blocks that a thread holds: with more they run along the rows of blocks
-SLAB_BYTES = 512 * 2**20  # of centred maps that are held at a time
+SLAB_BYTES = 512 * 2**20  # of centered maps that are held at a time
 PAIR_THREADS = 128
 CHANNEL_THREADS = 512
 
@@ -48,8 +48,8 @@ def pool_blocks(
     for start in range(0, n, step):
         some, into = maps[start : start + step], pooled[start : start + step]
         m = len(some)
-        kernels["centre"]((m,), (filters * _groups(filters),), (some, values, overall))
-        kernels["normalise"](
+        kernels["center"]((m,), (filters * _groups(filters),), (some, values, overall))
+        kernels["normalize"](
             (m, columns), (-(-filters // 32) * 32,), (values, overall, means, inverse)
         )
         kernels["pool"](
@@ -118,4 +118,4 @@ def _kernels(
         "PARENTS": braces([*tree.tolist(), [0, 0]]),
     }  # fmt: skip
     compiled = module("pooling", tuple(definitions.items()))
-    return {name: compiled.get_function(name) for name in ("centre", "normalise", "pool")}
+    return {name: compiled.get_function(name) for name in ("center", "normalize", "pool")}

@@ -2,17 +2,17 @@
 // the rectangle of places that the first of them sweeps over.
 
 // total (size, size, used, size, size, used) from sums (height − down, segments + 1, length, channels,
-// neighbours·length, channels): pixels of a row by segments of this length, each with those `down`
+// neighbors·length, channels): pixels of a row by segments of this length, each with those `down`
 // rows below it, from `first` segments to the right on. A block is for one pair of offsets and one
 // channel.
 extern "C" __global__ void sweep(const float* __restrict__ sums, double* __restrict__ total,
                                  int size, int height, int width, int channels, int used,
-                                 int length, int segments, int neighbours, int first, int down) {
+                                 int length, int segments, int neighbors, int first, int down) {
     int right_column = blockIdx.x % size, left_column = blockIdx.x / size % size;
     int top = blockIdx.x / (size * size), channel = blockIdx.y;
     int right = right_column - left_column;
     if (down == 0 && right < 0) return;  // the same pairs the other way round
-    long beside = (long)neighbours * length * channels, pixel = channels * beside;
+    long beside = (long)neighbors * length * channels, pixel = channels * beside;
     int rows = height - size + 1, columns = width - size + 1;
     int least = down == 0 && right == 0 ? channel : 0;  // of a pixel with itself, a half is all
     for (int other = least + threadIdx.x; other < used; other += blockDim.x) {

@@ -6,7 +6,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas
 
-from rescnet_dist.gpu.device import PAIRS, Array, aligned, gemm, products, turned
+from rescnet_dist.gpu.device import PAIRS, Array, aligned, gemm, matmul_precision, transpose
 
 PANEL = 1024  # columns of the lower triangle that are made at a time
 
@@ -40,13 +40,13 @@ def new_rows(n: int, scatter: Array) -> Array:
 def add_scatter(total: Array, rows: Array) -> None:
     """total (D, D) += rowsᵀ rows of rows (n, D); the lower triangle only.
 
-    Products are those chosen (`using_products`). Features are of the order of 1.
+    Products are those chosen (`using_matmul_precision`). Features are of the order of 1.
     """
-    how = products()
+    how = matmul_precision()
     if how == "float32" or total.dtype == np.float64:
         _syrk(total, rows)
         return
-    parts = turned(rows)
+    parts = transpose(rows)
     for left, right in PAIRS[len(parts)]:
         add_panels(total, parts[left], parts[right])
 

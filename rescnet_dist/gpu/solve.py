@@ -1,4 +1,4 @@
-"""The covariance of features factorised on a GPU, and solved with."""
+"""The covariance of features factorized on a GPU, and solved with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas, cusolver
 
-from rescnet_dist.gpu.device import PAIRS, Array, products, turned, using_products
+from rescnet_dist.gpu.device import (
+    PAIRS,
+    Array,
+    matmul_precision,
+    transpose,
+    using_matmul_precision,
+)
 from rescnet_dist.gpu.scatter import add_panels, in_square, new_square, pitch_of
 from rescnet_dist.kernels.discriminant import (
     SINGLE_FROM,
@@ -21,7 +27,7 @@ from rescnet_dist.kernels.discriminant import (
 
 REFINED = 1e-7  # residual that is reached: weights are stored in single precision
 ROWS = 2048  # of a matrix that are worked on at a time in double precision
-PANEL = 1024  # columns that are factorised at a time
+PANEL = 1024  # columns that are factorized at a time
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
 Solve = Callable[[Array], Array]
 
@@ -38,7 +44,7 @@ scaled = cupy.ElementwiseKernel(
 
 
 def whitened(moments: FeatureMoments, ridge: float) -> tuple[Array, Array, Solve]:
-    """Mean and scale (D,) that standardise the features, and what solves with their ridged
+    """Mean and scale (D,) that standardize the features, and what solves with their ridged
     covariance, as in `rescnet_dist.kernels.discriminant.Whitening`."""
     scatter, count = in_square(moments.scatter), moments.count
     variance = cupy.diagonal(scatter).astype(np.float64) / count
@@ -96,11 +102,11 @@ def _factor(scatter: Array, root: Array, diagonal: Array, kind: np.dtype[np.floa
 def _cholesky(square: Array) -> None:
     """Put the lower Cholesky factor of a matrix (D, D) of `new_square` in its place.
 
-    Where products are on matrix units (`using_products`), what a panel of columns takes off those
+    Where products are on matrix units (`using_matmul_precision`), what a panel of columns takes off those
     to its right, which is nearly all of the work, is so too, and always of split numbers: what is
     left has to be positive."""
     side, kind = len(square), square.dtype
-    panel = PANEL if kind == np.float32 and products() != "float32" else side
+    panel = PANEL if kind == np.float32 and matmul_precision() != "float32" else side
     failed = cupy.zeros(-(-side // panel), np.int32)
     for number, start in enumerate(range(0, side, panel)):
         stop = min(start + panel, side)
@@ -108,8 +114,8 @@ def _cholesky(square: Array) -> None:
         if stop < side:
             below = square[stop:, start:stop]
             _solve_block(square[start:stop, start:stop], below)
-            with using_products("split"):
-                parts = turned(below.T)
+            with using_matmul_precision("split"):
+                parts = transpose(below.T)
             for left, right in PAIRS[len(parts)]:
                 add_panels(square[stop:, stop:], parts[left], parts[right], -1.0)
     if minors := failed[failed != 0].tolist():

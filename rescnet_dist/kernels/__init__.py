@@ -1,10 +1,10 @@
 """The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
 
 from rescnet_dist.kernels.arrays import to_host
-from rescnet_dist.kernels.augment import augmented
+from rescnet_dist.kernels.augment import augment_images
 from rescnet_dist.kernels.backend import Backend
 from rescnet_dist.kernels.contrast import local_contrast
-from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalise
+from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalize
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,
@@ -22,14 +22,14 @@ from rescnet_dist.kernels.filters import (
 from rescnet_dist.kernels.gpu_tiles import check_gpu_holds
 from rescnet_dist.kernels.growth import (
     GrowingLayer,
-    draws_of_layer,
+    draw_layer_patches,
     fit_bank,
     fit_classifier,
     fit_first_bank,
     fit_image_scale,
     targets_per_layer,
 )
-from rescnet_dist.kernels.hashing import hashed, uniforms
+from rescnet_dist.kernels.hashing import hash_keys, uniforms
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.layer import (
     Bank,
@@ -37,14 +37,14 @@ from rescnet_dist.kernels.layer import (
     ImageScale,
     Layer,
     chunk_scores,
-    features_of,
+    extract_features,
     features_per_layer,
     forward,
     layer_pixels,
     raw_pixels,
-    replayed,
+    replay_layers,
     slabs,
-    updated_scores,
+    update_scores,
 )
 from rescnet_dist.kernels.loading import prepare
 from rescnet_dist.kernels.patches import PatchMoments, patch_scatter
@@ -58,7 +58,7 @@ from rescnet_dist.kernels.residual import (
 )
 from rescnet_dist.kernels.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
 from rescnet_dist.kernels.tiles import (
-    Standardised,
+    Standardizer,
     TileScatter,
     factor_tile,
     feature_blocks,
@@ -80,31 +80,31 @@ __all__ = [
     "LayerStatistics",
     "PatchMoments",
     "PatchSample",
-    "Standardised",
+    "Standardizer",
     "Tally",
     "TileScatter",
     "Whitening",
-    "augmented",
+    "augment_images",
     "check_gpu_holds",
     "chunk_scores",
     "convolve",
-    "draws_of_layer",
+    "draw_layer_patches",
+    "extract_features",
     "factor_tile",
     "feature_blocks",
     "feature_count",
-    "features_of",
     "features_per_layer",
     "fit_bank",
     "fit_classifier",
     "fit_first_bank",
     "fit_image_scale",
     "forward",
-    "hashed",
+    "hash_keys",
     "layer_pixels",
     "layer_targets",
     "local_contrast",
     "min_max_scale",
-    "normalise",
+    "normalize",
     "one_hot",
     "one_vs_rest_lda",
     "patch_scatter",
@@ -113,7 +113,7 @@ __all__ = [
     "probabilities",
     "project_to_simplex",
     "raw_pixels",
-    "replayed",
+    "replay_layers",
     "residual_labels",
     "ridge_regression",
     "sample_patches",
@@ -125,5 +125,5 @@ __all__ = [
     "tiled_whitening",
     "to_host",
     "uniforms",
-    "updated_scores",
+    "update_scores",
 ]

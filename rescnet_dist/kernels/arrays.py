@@ -17,12 +17,12 @@ def on_gpu(array: Any) -> bool:
     return type(array).__module__.partition(".")[0] == "cupy"
 
 
-def gpu() -> Any:
+def gpu_kernels() -> Any:
     """The kernels for arrays on a GPU, `rescnet_dist.gpu`."""
     return import_module("rescnet_dist.gpu")
 
 
-def module_of(array: Any) -> Any:
+def get_array_module(array: Any) -> Any:
     """The module that makes arrays of the kind of this one: numpy, or cupy."""
     return sys.modules["cupy"] if on_gpu(array) else np
 
@@ -37,12 +37,12 @@ def to_host(value: Any) -> Any:
     return value
 
 
-def like(array: Any, other: Any) -> Any:
+def asarray_like(array: Any, other: Any) -> Any:
     """An array, wherever it is, where another one is."""
-    return module_of(other).asarray(array) if on_gpu(other) else to_host(array)
+    return get_array_module(other).asarray(array) if on_gpu(other) else to_host(array)
 
 
-def alone(array: Any) -> Any:
+def contiguous_copy(array: Any) -> Any:
     """Rows of an array on a GPU as an array of their own: where its memory begins can change the
     rounding of a matrix product there."""
     return array.copy() if on_gpu(array) and array.base is not None else array

@@ -1,7 +1,7 @@
 """Augmented copies of images, in bulk: each depends on (seed, image, copy) alone.
 
 The geometry of a copy is one affine map from its pixels to those of the original, so that it is
-resampled once, whatever it is composed of; colour, cutout and noise follow.
+resampled once, whatever it is composed of; color, cutout and noise follow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Draw(IntEnum):
     NOISE = 12
 
 
-def augmented(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed: int) -> Array:
+def augment_images(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed: int) -> Array:
     """Copies number copy (n,) of the images (n, H, W, d) that have these indices (n,).
 
     Copy 0 is the image itself. Whole-number pixels are rounded and kept within their type's range.
@@ -67,7 +67,7 @@ def _copies(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed: i
     pixels: Array = images.astype(np.float64 if wide else np.float32)
     if spec.moves:
         pixels = _moved(pixels, copy, spec, draws)
-    pixels = _recoloured(pixels, spec, draws)
+    pixels = _recolored(pixels, spec, draws)
     if spec.cutout:
         pixels[_cut_out(images.shape[1:3], spec.cutout, draws)] = 0
     if spec.noise:
@@ -121,14 +121,14 @@ def _moved(images: Array, copy: Array, spec: AugmentSpec, draws: _Draws) -> Arra
     n = len(copy)
     flip_y, flip_x = mirrored(copy, spec)
     step = np.ones(n)  # source pixels per pixel
-    centre_y, centre_x = np.full(n, (height - 1) / 2), np.full(n, (width - 1) / 2)
+    center_y, center_x = np.full(n, (height - 1) / 2), np.full(n, (width - 1) / 2)
     if spec.crop < 1:
         step = draws.between(Draw.CROP_SIDE, spec.crop, 1)
-        centre_y = centre_y + (1 - step) * height * draws.between(Draw.CROP_Y, -0.5, 0.5)
-        centre_x = centre_x + (1 - step) * width * draws.between(Draw.CROP_X, -0.5, 0.5)
+        center_y = center_y + (1 - step) * height * draws.between(Draw.CROP_Y, -0.5, 0.5)
+        center_x = center_x + (1 - step) * width * draws.between(Draw.CROP_X, -0.5, 0.5)
     if spec.shift:
-        centre_y = centre_y + draws.whole(Draw.SHIFT_Y, -spec.shift, spec.shift)
-        centre_x = centre_x + draws.whole(Draw.SHIFT_X, -spec.shift, spec.shift)
+        center_y = center_y + draws.whole(Draw.SHIFT_Y, -spec.shift, spec.shift)
+        center_x = center_x + draws.whole(Draw.SHIFT_X, -spec.shift, spec.shift)
     if spec.scale:
         step = step * (1 + spec.scale) ** draws.between(Draw.SCALE, -1, 1)
     step_y, step_x = np.where(flip_y, -step, step), np.where(flip_x, -step, step)
@@ -137,10 +137,10 @@ def _moved(images: Array, copy: Array, spec: AugmentSpec, draws: _Draws) -> Arra
     if spec.rotate:
         angle = np.deg2rad(draws.between(Draw.ROTATE, -spec.rotate, spec.rotate))
         cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
-        y = centre_y[:, None, None] + cos * down[:, :, None] - sin * right[:, None, :]
-        x = centre_x[:, None, None] + sin * down[:, :, None] + cos * right[:, None, :]
+        y = center_y[:, None, None] + cos * down[:, :, None] - sin * right[:, None, :]
+        x = center_x[:, None, None] + sin * down[:, :, None] + cos * right[:, None, :]
         return _sampled(images, _padded(y, height, spec.padding), _padded(x, width, spec.padding))
-    y, x = centre_y[:, None] + down, centre_x[:, None] + right
+    y, x = center_y[:, None] + down, center_x[:, None] + right
     return _resampled_by_axis(
         images, _padded(y, height, spec.padding), _padded(x, width, spec.padding)
     )
@@ -194,10 +194,10 @@ def _sampled(images: Array, y: Array, x: Array) -> Array:
     return out
 
 
-# colour and cutout ------------------------------------------------------------------------------
+# color and cutout ------------------------------------------------------------------------------
 
 
-def _recoloured(images: Array, spec: AugmentSpec, draws: _Draws) -> Array:
+def _recolored(images: Array, spec: AugmentSpec, draws: _Draws) -> Array:
     """Images (n, H, W, d) with brightness, contrast and saturation changed."""
     if spec.brightness:
         images = images * _factor(Draw.BRIGHTNESS, spec.brightness, draws)
@@ -205,8 +205,8 @@ def _recoloured(images: Array, spec: AugmentSpec, draws: _Draws) -> Array:
         mean = images.reshape(len(images), -1).mean(axis=1)[:, None, None, None]
         images = mean + (images - mean) * _factor(Draw.CONTRAST, spec.contrast, draws)
     if spec.saturation:
-        grey = (images * np.array(LUMA, np.float32)).sum(axis=3, keepdims=True)
-        images = grey + (images - grey) * _factor(Draw.SATURATION, spec.saturation, draws)
+        gray = (images * np.array(LUMA, np.float32)).sum(axis=3, keepdims=True)
+        images = gray + (images - gray) * _factor(Draw.SATURATION, spec.saturation, draws)
     return images
 
 
@@ -215,10 +215,10 @@ def _factor(what: Draw, share: float, draws: _Draws) -> Array:
 
 
 def _cut_out(shape: tuple[int, int], side: int, draws: _Draws) -> Array:
-    """Which pixels (n, H, W) lie in a square of `side`, its centre anywhere in the image."""
+    """Which pixels (n, H, W) lie in a square of `side`, its center anywhere in the image."""
     inside = []
     for what, length in ((Draw.CUTOUT_Y, shape[0]), (Draw.CUTOUT_X, shape[1])):
         first = draws.whole(what, 0, length - 1) - side // 2
-        place = np.arange(length) - first[:, None]
-        inside.append((place >= 0) & (place < side))
+        location = np.arange(length) - first[:, None]
+        inside.append((location >= 0) & (location < side))
     return np.asarray(inside[0][:, :, None] & inside[1][:, None, :])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.errors import BackendError
-from rescnet_dist.kernels.arrays import gpu, to_host
+from rescnet_dist.kernels.arrays import gpu_kernels, to_host
 from rescnet_dist.kernels.loading import prepare
 from rescnet_dist.spec import RunSpec
 
@@ -26,12 +26,12 @@ class Backend:
     """An array library by its name, "numpy" or "cupy", and how matrices are multiplied there."""
 
     name: str = "numpy"
-    products: str = "split"
+    matmul_precision: str = "split"
 
     @classmethod
     def of(cls, run_spec: RunSpec) -> Backend:
         """The backend that a run asks for."""
-        return cls(run_spec.array_backend, run_spec.products)
+        return cls(run_spec.array_backend, run_spec.matmul_precision)
 
     @property
     def on_gpu(self) -> bool:
@@ -64,7 +64,7 @@ class Backend:
         if not self.on_gpu:
             yield
             return
-        with self._device().using_products(self.products):
+        with self._device().using_matmul_precision(self.matmul_precision):
             yield
 
     def prepare(self) -> None:
@@ -91,7 +91,7 @@ class Backend:
     def _device(self) -> Any:
         """`rescnet_dist.gpu.device`, if there is CuPy and a GPU."""
         try:
-            device = gpu().device
+            device = gpu_kernels().device
         except ImportError as error:
             raise BackendError(
                 f'array_backend="cupy" needs CuPy, which cannot be imported ({error}): {INSTALL}'

@@ -1,4 +1,4 @@
-"""Covariances of the channels in every block of an image, normalised and pooled, compiled.
+"""Covariances of the channels in every block of an image, normalized and pooled, compiled.
 
 An image is cut into square cells of gcd(block, stride) pixels a side, of which every block is a
 whole number. Pairs of channels are gone through by how far they are apart: the products of every
@@ -40,7 +40,7 @@ def pool_blocks(
     largest: bool,
     pooled: Array,
 ) -> None:
-    """Pool the normalised covariances of ReLU(maps) into pooled (n, cells, pairs).
+    """Pool the normalized covariances of ReLU(maps) into pooled (n, cells, pairs).
 
     maps (n, H, W, f). targets (rows, columns, levels): the cells that each block is pooled into, by
     the largest entry or by adding them up. parents (m, 2): cells that are pooled into others
@@ -71,7 +71,7 @@ def pool_blocks(
     found = np.empty((pooled.shape[1], last + 1, filters), maps.dtype)
 
     for image in range(len(maps)):
-        overall = _centre(maps[image], values)
+        overall = _center(maps[image], values)
         if not math.isfinite(overall.sum()):
             pooled[image] = np.nan  # which `max` would drop
             continue
@@ -83,7 +83,7 @@ def pool_blocks(
                     means[c, r, a] = boxed[c, r * filters + a] / kind(area)
         _sum_products(values, side, 0, cells, later)
         _box(cells, length, step, below, turned, boxed, scratch)
-        lines = _normalise(
+        lines = _normalize(
             values, overall, boxed, block, stride, channelwise, means, inverse, redone
         )
         found[:] = -np.inf if largest else 0.0
@@ -121,7 +121,7 @@ def pool_blocks(
 
 
 @compiled
-def _centre(image: Array, values: Array) -> Array:
+def _center(image: Array, values: Array) -> Array:
     """Write ReLU(image) less its mean over the image twice, one behind the other, to values (H, W,
     2f); returns the mean (f,)."""
     height, width, filters = values.shape[0], values.shape[1], image.shape[2]
@@ -262,7 +262,7 @@ def _windows(parts: Array, length: int, step: int, sums: Array, line: Array) -> 
 
 
 @compiled
-def _normalise(
+def _normalize(
     values: Array,
     overall: Array,
     squares: Array,
@@ -277,7 +277,7 @@ def _normalise(
     (…, 2f) twice, one behind the other; from squares (columns, rows·f), summed over blocks.
 
     Which channels are done again is told in redone (columns, rows, f + 1), by the line of the
-    returned normalised covariances (lines, f) with all others, or -1, and behind them how many
+    returned normalized covariances (lines, f) with all others, or -1, and behind them how many
     there are in the block; their means are corrected.
     """
     columns, rows, filters = redone.shape[0], redone.shape[1], redone.shape[2] - 1
@@ -296,16 +296,16 @@ def _normalise(
                     redone[c, r, filters] += 1
                     lines += 1
     covariances = np.empty((lines, filters), values.dtype)
-    centred = np.empty(area, values.dtype)
+    centered = np.empty(area, values.dtype)
     for c in range(columns):
         for r in range(rows):
             top, left, mean = r * stride, c * stride, means[c, r]
             for a in range(filters):
                 if redone[c, r, a] >= 0:
-                    mean[a] = _centre_channel(values, a, top, left, block, centred)
+                    mean[a] = _center_channel(values, a, top, left, block, centered)
                     total = kind(0)
                     for p in range(area):
-                        total += centred[p] * centred[p]
+                        total += centered[p] * centered[p]
                     variance[c, r, a] = total / kind(area)
             _divisors(variance[c, r], mean, overall, channelwise, inverse[c, r])
             for a in range(filters):
@@ -316,10 +316,10 @@ def _normalise(
                     line[:] = 0
                     if variance[c, r, a] == 0:
                         continue
-                    _centre_channel(values, a, top, left, block, centred)
+                    _center_channel(values, a, top, left, block, centered)
                     for y in range(block):
                         for x in range(block):
-                            pixel, i = values[top + y, left + x], centred[y * block + x]
+                            pixel, i = values[top + y, left + x], centered[y * block + x]
                             for b in range(filters):
                                 line[b] += i * (pixel[b] - mean[b])
                     for b in range(filters):
@@ -350,20 +350,20 @@ def _divisors(
 
 
 @compiled
-def _centre_channel(
-    values: Array, a: int, top: int, left: int, block: int, centred: Array
+def _center_channel(
+    values: Array, a: int, top: int, left: int, block: int, centered: Array
 ) -> float:
-    """Write a channel of a block, less its mean, to centred (block²,); returns the mean. A constant
+    """Write a channel of a block, less its mean, to centered (block²,); returns the mean. A constant
     channel is exactly 0, whatever rounding does."""
     start = values[top, left, a]
     total = values.dtype.type(0)
     for y in range(block):
         for x in range(block):
-            centred[y * block + x] = values[top + y, left + x, a] - start
-            total += centred[y * block + x]
+            centered[y * block + x] = values[top + y, left + x, a] - start
+            total += centered[y * block + x]
     mean = total / values.dtype.type(block * block)
     for p in range(block * block):
-        centred[p] -= mean
+        centered[p] -= mean
     return start + mean
 
 

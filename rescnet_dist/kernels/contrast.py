@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, like
+from rescnet_dist.kernels.arrays import Array, asarray_like
 
 SURROUNDINGS = 2.0  # pixels: deviation of the Gaussian that weighs them
 FLOOR = 0.25  # of the contrast of a whole image: less than that is noise, and not blown up
@@ -30,20 +30,20 @@ def local_contrast(images: Array) -> Array:
     height = abs(pixels).max(axis=(1, 2), keepdims=True)
     varied = height > FLAT * largest
     pixels *= np.where(varied, 1 / np.where(varied, height, 1), 0).astype(np.float32)
-    pixels -= blurred(pixels)
+    pixels -= blur(pixels)
     squares = pixels * pixels
     overall = squares.mean(axis=(1, 2), keepdims=True)
-    deviation = np.sqrt(blurred(squares))
+    deviation = np.sqrt(blur(squares))
     deviation += FLOOR * np.sqrt(overall)
     pixels /= np.where(varied, deviation, np.float32(1))
     return pixels
 
 
-def blurred(images: Array) -> Array:
+def blur(images: Array) -> Array:
     """The mean (n, H, W, d) of each pixel's surroundings in images (n, H, W, d), weighed by a
     Gaussian; what is outside the image does not count."""
     n, height, width, channels = images.shape
-    down, across = (like(_weights(side), images) for side in (height, width))
+    down, across = (asarray_like(_weights(side), images) for side in (height, width))
     lines = np.matmul(down, images.reshape(n, height, width * channels))
     columns = np.matmul(across, lines.reshape(n * height, width, channels))
     return columns.reshape(images.shape)

@@ -1,10 +1,10 @@
-"""Min-max normalisation and the convolution of a layer."""
+"""Min-max normalization and the convolution of a layer."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, gpu, like, module_of, on_gpu
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, gpu_kernels, on_gpu
 from rescnet_dist.kernels.inputs import LayerInput
 
 PATCH_BYTES = 4 * 2**20  # of patches that are laid out at a time
@@ -22,11 +22,11 @@ def min_max_scale(low: Array, high: Array, mode: str) -> tuple[Array, Array]:
     return low, scale
 
 
-def normalise(images: Array, low: Array, scale: Array) -> Array:
+def normalize(images: Array, low: Array, scale: Array) -> Array:
     """(images − low)·scale in float32; images (n, H, W, c), low and scale (c,)."""
-    shifted = module_of(images).asarray(images, dtype=np.float32)
-    shifted = shifted - like(low, images).astype(np.float32)
-    shifted *= like(scale, images).astype(np.float32)
+    shifted = get_array_module(images).asarray(images, dtype=np.float32)
+    shifted = shifted - asarray_like(low, images).astype(np.float32)
+    shifted *= asarray_like(scale, images).astype(np.float32)
     return shifted
 
 
@@ -47,7 +47,7 @@ def convolve(
     low = np.zeros(channels) if low is None else low
     scale = np.ones(channels) if scale is None else scale
     if on_gpu(inputs.images):
-        return gpu().convolve(inputs.chosen(), filters, bias, low, scale, into)
+        return gpu_kernels().convolve(inputs.chosen(), filters, bias, low, scale, into)
     size, count = filters.shape[0], filters.shape[3]
     kind = inputs.images.dtype
     weights = np.ascontiguousarray(filters.reshape(-1, count), dtype=kind)

@@ -10,11 +10,11 @@ import numpy as np
 from scipy.linalg import blas, cho_factor, cho_solve, lapack
 
 from rescnet_dist.errors import SingularError
-from rescnet_dist.kernels.arrays import Array, gpu, module_of, on_gpu
+from rescnet_dist.kernels.arrays import Array, get_array_module, gpu_kernels, on_gpu
 from rescnet_dist.kernels.blas import add_scatter, cholesky
 
 NEGLIGIBLE = 1e-9  # of the scatter: what it may be wrong by
-SINGLE_FROM = 2048  # features: fewer are factorised in double precision in no time
+SINGLE_FROM = 2048  # features: fewer are factorized in double precision in no time
 COLUMNS = 256  # of a matrix that are worked on at a time
 REFINED, STEPS = 1e-10, 50  # residual that is reached in so many steps at most
 SINGULAR = 64  # pivots of so many units of rounding or less mean that there is no inverse
@@ -86,7 +86,7 @@ class FeatureMoments:
         mean = rounded + offset
         if self.count:
             rows[n] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
-        (gpu().add_scatter if on_gpu(scatter) else add_scatter)(scatter, rows)
+        (gpu_kernels().add_scatter if on_gpu(scatter) else add_scatter)(scatter, rows)
         # a GPU would have to be waited for to know
         if on_gpu(scatter) or (n * offset**2 > NEGLIGIBLE * np.diagonal(scatter)).any():
             _rank_one(scatter, offset, -float(n))
@@ -118,7 +118,7 @@ class FeatureMoments:
 def _means(rows: Array) -> Array:
     """The mean of each column (m,) of rows (n, m), in float64."""
     if on_gpu(rows) and rows.dtype == np.float32:
-        return gpu().column_means(rows)
+        return gpu_kernels().column_means(rows)
     return rows.mean(axis=0, dtype=np.float64)
 
 
@@ -126,14 +126,14 @@ def _new_square(side: int, dtype: np.dtype[Any], xp: Any) -> Array:
     """Zeros (side, side) in Fortran's order."""
     if xp is np:
         return np.zeros((side, side), dtype, order="F")
-    square: Array = gpu().new_square(side, dtype)
+    square: Array = gpu_kernels().new_square(side, dtype)
     return square
 
 
 def _new_rows(n: int, scatter: Array) -> Array:
     """Rows (n, D) to be written to and then added to a scatter (D, D)."""
     if on_gpu(scatter):
-        rows: Array = gpu().new_rows(n, scatter)
+        rows: Array = gpu_kernels().new_rows(n, scatter)
         return rows
     return np.empty((n, len(scatter)), scatter.dtype)
 
@@ -141,7 +141,7 @@ def _new_rows(n: int, scatter: Array) -> Array:
 def _sum_of_lower(one: Array, other: Array) -> Array:
     """The sum of two matrices (D, D) in Fortran's order in the lower triangle; the memory of most
     of the other half is never touched."""
-    total = _new_square(len(one), one.dtype, module_of(one))
+    total = _new_square(len(one), one.dtype, get_array_module(one))
     for start in range(0, len(one), COLUMNS):
         part = slice(start, None), slice(start, start + COLUMNS)
         np.add(one[part], other[part], out=total[part])
@@ -151,7 +151,7 @@ def _sum_of_lower(one: Array, other: Array) -> Array:
 def _rank_one(scatter: Array, vector: Array, factor: float) -> Array:
     """scatter + factor·v vᵀ in the lower triangle, in place."""
     if on_gpu(scatter):
-        gpu().add_outer(scatter, vector, factor)
+        gpu_kernels().add_outer(scatter, vector, factor)
         return scatter
     kind = scatter.dtype.char
     return SYR[kind](factor, vector.astype(scatter.dtype), a=scatter, overwrite_a=1, lower=1)
@@ -159,9 +159,9 @@ def _rank_one(scatter: Array, vector: Array, factor: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Whitening:
-    """The ridged covariance of standardised features, ready to be inverted.
+    """The ridged covariance of standardized features, ready to be inverted.
 
-    mean (D,) and scale (D,) = 1/deviation standardise the features; a feature without variance
+    mean (D,) and scale (D,) = 1/deviation standardize the features; a feature without variance
     has scale 0 and never gets weight. solve gives (S + γ·mean(diag S)·I)⁻¹ columns for (D, K) ones.
     """
 
@@ -171,11 +171,11 @@ class Whitening:
 
     @classmethod
     def of(cls, moments: FeatureMoments, ridge: float) -> Whitening:
-        """Factorise the covariance once for any number of right-hand sides."""
+        """Factorize the covariance once for any number of right-hand sides."""
         if moments.scatter is None:
-            raise ValueError("these moments have no scatter to factorise")
+            raise ValueError("these moments have no scatter to factorize")
         if on_gpu(moments.scatter):
-            return cls(*gpu().whitened(moments, ridge))
+            return cls(*gpu_kernels().whitened(moments, ridge))
         if len(moments.mean) >= SINGLE_FROM and moments.scatter.dtype == np.float32:
             try:
                 return cls._single(moments, ridge)
@@ -185,7 +185,7 @@ class Whitening:
 
     @classmethod
     def _double(cls, moments: FeatureMoments, ridge: float) -> Whitening:
-        """Factorise in double precision."""
+        """Factorize in double precision."""
         assert moments.scatter is not None
         covariance = moments.scatter.astype(np.float64)
         covariance /= moments.count
@@ -207,7 +207,7 @@ class Whitening:
 
     @classmethod
     def _single(cls, moments: FeatureMoments, ridge: float) -> Whitening:
-        """Factorise in single precision, at twice the speed and in half the memory; what is solved
+        """Factorize in single precision, at twice the speed and in half the memory; what is solved
         by it is refined to double precision."""
         scatter, count = moments.scatter, moments.count
         assert scatter is not None
@@ -226,7 +226,7 @@ class Whitening:
         check_pivots(np.diagonal(factor), float(np.finfo(np.float32).eps), len(scale), count, ridge)
 
         def product(x: Array) -> Array:
-            """The ridged covariance of standardised features times x (D, K)."""
+            """The ridged covariance of standardized features times x (D, K)."""
             result = symmetric_product(scatter, scale[:, None] * x)
             result *= scale[:, None] / count
             return result + np.where(live, shift, 1)[:, None] * x
@@ -296,7 +296,7 @@ def inverse_deviations(variance: Array) -> Array:
 def singular(features: int, samples: int, ridge: float) -> SingularError:
     """What to raise where a covariance has no inverse."""
     return SingularError(
-        f"the covariance of the {features} features over {samples} samples cannot be factorised "
+        f"the covariance of the {features} features over {samples} samples cannot be factorized "
         f"with ridge={ridge}: use a larger ridge, or more samples"
     )
 
@@ -314,7 +314,7 @@ def one_vs_rest_lda(
 
     The targets of `moments` mark membership of K classes. With S the covariance of all samples,
     δ = m₁ − m₀, π = n₁/N and u = S⁻¹δ: w = u/(1 − π(1−π)δᵀu), b = −½(m₁+m₀)ᵀw + log(n₁/n₀). One
-    factorisation serves all classes; it is made here unless given. A class without samples, or
+    factorization serves all classes; it is made here unless given. A class without samples, or
     without a rest, is absent and has zero weights.
     """
     white = whitening or Whitening.of(moments, ridge)
@@ -324,7 +324,7 @@ def one_vs_rest_lda(
     n1 = np.where(present, inside, 1)[:, None]
     n0 = np.where(present, n - inside, 1)[:, None]
     mean1 = (moments.cross - inside[:, None] * moments.mean) * white.scale / n1
-    mean0 = -mean1 * n1 / n0  # the standardised features have mean 0 over all samples
+    mean0 = -mean1 * n1 / n0  # the standardized features have mean 0 over all samples
     delta = np.where(present[:, None], mean1 - mean0, 0)
     u = white.solve(delta.T).T * (white.scale > 0)
     share = n1 * n0 / n**2
@@ -340,10 +340,10 @@ def ridge_regression(
 ) -> tuple[Array, Array]:
     """Weights (K, D) and intercepts (K,) that regress the targets of `moments` on the features.
 
-    (S + γ·mean(diag S)·I) V = FᵀT/N with standardised features and centred targets. The
-    factorisation is made here unless given.
+    (S + γ·mean(diag S)·I) V = FᵀT/N with standardized features and centered targets. The
+    factorization is made here unless given.
     """
     white = whitening or Whitening.of(moments, ridge)
-    centred = (moments.cross - moments.target_sums[:, None] * moments.mean) * white.scale
-    weights = white.solve(centred.T / moments.count).T * white.scale
+    centered = (moments.cross - moments.target_sums[:, None] * moments.mean) * white.scale
+    weights = white.solve(centered.T / moments.count).T * white.scale
     return weights, moments.target_sums / moments.count - weights @ white.mean

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from rescnet_dist.errors import SingularError
-from rescnet_dist.kernels.arrays import Array, like
+from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import PatchMoments
 
@@ -26,7 +26,7 @@ def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
     vectors = np.zeros((directions, 0))
     if not np.isfinite(moments.scatter).all():
         raise SingularError(
-            "the covariance of the patches that filters are learnt from is not finite: maps have "
+            "the covariance of the patches that filters are learned from is not finite: maps have "
             'grown too large for single precision; use minmax="channel", or images of a smaller '
             "range"
         )
@@ -111,7 +111,7 @@ class PatchSample:
         slots = np.concatenate([self.slots, other.slots])
         order = np.argsort(slots, kind="stable")
         joined = np.concatenate([self.patches, other.patches])
-        patches = joined[like(order, joined)]
+        patches = joined[asarray_like(order, joined)]
         return PatchSample(slots[order], patches)
 
     def rescale(self, low: Array, scale: Array) -> PatchSample:
@@ -184,17 +184,17 @@ def _two_class_lda(x: Array, positives: int, ridge: float) -> tuple[Array, Array
     _, m, directions = x.shape
     first, rest = x[:, :positives], x[:, positives:]
     mean_first, mean_rest = first.mean(axis=1), rest.mean(axis=1)
-    centred = np.concatenate(
+    centered = np.concatenate(
         [first - mean_first[:, None], rest - mean_rest[:, None]], axis=1
     )  # within-class covariance Σ = XᵀX/m; its m×m dual form is solved, as m < k²c mostly
-    trace = np.einsum("tmp,tmp->t", centred, centred) / m
+    trace = np.einsum("tmp,tmp->t", centered, centered) / m
     live = trace > NO_VARIANCE * np.einsum("tmp,tmp->t", x, x) / m
     rho = np.where(live, ridge * trace / directions, 1.0)
     delta = mean_first - mean_rest
-    dual = centred @ centred.transpose(0, 2, 1) + (m * rho)[:, None, None] * np.eye(m)
-    image = np.einsum("tmp,tp->tm", centred, delta)
+    dual = centered @ centered.transpose(0, 2, 1) + (m * rho)[:, None, None] * np.eye(m)
+    image = np.einsum("tmp,tp->tm", centered, delta)
     coefficients = np.linalg.solve(dual, image[:, :, None])[:, :, 0]
-    weights = (delta - np.einsum("tmp,tm->tp", centred, coefficients)) / rho[:, None]
+    weights = (delta - np.einsum("tmp,tm->tp", centered, coefficients)) / rho[:, None]
     weights[~live] = 0
     middle = (mean_first + mean_rest) / 2
     bias = np.log(positives / (m - positives)) - np.einsum("tp,tp->t", middle, weights)

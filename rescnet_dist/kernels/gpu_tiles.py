@@ -13,7 +13,7 @@ from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.spec import NetworkSpec
 
 WANTED, MOST_HELD = 44 * 1024, 48 * 1024  # bytes that a block of threads is to hold, and may
-LINE = 8  # neighbours in a row that a thread works on
+LINE = 8  # neighbors in a row that a thread works on
 MOST_THREADS = 512
 FEW_CHANNELS, DEPTH = 8, 16  # matrix units take 16 at a time, so that fewer would be wasted on them
 SEGMENT_CHANNELS = 4  # that those of segments of pixels are filled up to a multiple of
@@ -57,7 +57,7 @@ class Launch:
     matrix_units: bool
 
 
-def launches(filters: Array, products: str, height: int, width: int) -> list[Launch]:
+def launches(filters: Array, matmul_precision: str, height: int, width: int) -> list[Launch]:
     """How filters (k, k, c, f) are made on maps (H, W): filters that have no channel in common with
     those before them begin another launch, and a launch has as many as a block of threads holds.
 
@@ -76,7 +76,7 @@ def launches(filters: Array, products: str, height: int, width: int) -> list[Lau
     found = []
     for first, end in itertools.pairwise([*towers, count]):
         channels = np.flatnonzero(seen[first:end].any(axis=0))
-        units = on_matrix_units(size, len(channels), products)
+        units = on_matrix_units(size, len(channels), matmul_precision)
         most = filters_at_once(size, end - first, height, width, matrix_units=units)
         each = -(-(end - first) // -(-(end - first) // most))
         found += [
@@ -86,9 +86,13 @@ def launches(filters: Array, products: str, height: int, width: int) -> list[Lau
     return found
 
 
-def on_matrix_units(size: int, channels: int, products: str) -> bool:
+def on_matrix_units(size: int, channels: int, matmul_precision: str) -> bool:
     """Whether filters (size, size, channels) are for a GPU's matrix units."""
-    return products != "float32" and channels >= FEW_CHANNELS and _most_on_matrix_units(size) > 0
+    return (
+        matmul_precision != "float32"
+        and channels >= FEW_CHANNELS
+        and _most_on_matrix_units(size) > 0
+    )
 
 
 def filters_at_once(size: int, filters: int, height: int, width: int, *, matrix_units: bool) -> int:
@@ -105,12 +109,14 @@ def _most_on_matrix_units(size: int) -> int:
     return max(0, rows // size // 8 * 8)
 
 
-def check_gpu_holds(spec: NetworkSpec, image_shape: tuple[int, int, int], products: str) -> None:
+def check_gpu_holds(
+    spec: NetworkSpec, image_shape: tuple[int, int, int], matmul_precision: str
+) -> None:
     """Refuse filters that are too large for the convolution on a GPU."""
     height, width, channels = image_shape
     for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
-        size, inputs = getattr(spec, name), spec.channels_of_layer(layer, channels)
-        units = on_matrix_units(size, inputs // spec.views, products)
+        size, inputs = getattr(spec, name), spec.input_channels(layer, channels)
+        units = on_matrix_units(size, inputs // spec.views, matmul_precision)
         if not filters_at_once(size, 1, height, width, matrix_units=units):
             fitting = (n for n in range(size, 0, -1) if Tile.of(n, 1, height, width).depth)
             raise SpecError(
@@ -149,7 +155,7 @@ class Segments:
         """Pixels of an image."""
         return self.height * self.across + self.length
 
-    def neighbours(self, down: int) -> range:
+    def neighbors(self, down: int) -> range:
         """The segments that one is multiplied with, `down` rows below it, by their distance: what
         is to the left in its own row has the same pairs the other way round."""
         return range(-1 if down else 0, 2)
@@ -164,6 +170,6 @@ def patch_products_bytes(size: int, height: int, width: int, channels: int, imag
     """Bytes that products of size×size patches of so many images (H, W, c) are made from on a GPU,
     at most: pixels, of two slabs of images at a time, and products of segments of them."""
     cut = Segments.of(size, height, width, channels)
-    beside = max(len(cut.neighbours(down)) for down in range(size))
+    beside = max(len(cut.neighbors(down)) for down in range(size))
     sums = 4 * height * (cut.segments + 1) * beside * (cut.length * cut.channels) ** 2
     return sums + min(images * cut.image_bytes, 2 * max(PATCH_SLAB_BYTES, cut.image_bytes))

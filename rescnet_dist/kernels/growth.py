@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, like, module_of, to_host
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, to_host
 from rescnet_dist.kernels.convolution import min_max_scale
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -28,12 +28,12 @@ from rescnet_dist.kernels.layer import (
     Bank,
     Classifier,
     ImageScale,
-    features_of,
+    extract_features,
     features_per_layer,
     layer_maps,
     layer_pixels,
     slabs,
-    updated_scores,
+    update_scores,
 )
 from rescnet_dist.kernels.residual import layer_targets
 from rescnet_dist.kernels.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
@@ -74,7 +74,7 @@ class GrowingLayer:
                 xp=xp,
             ),
             BankStatistics.empty(
-                self.spec.channels_of_layer(self.number + 1, channels), self.spec.filter_size, xp
+                self.spec.input_channels(self.number + 1, channels), self.spec.filter_size, xp
             ),
             Tally.empty(xp),
         )
@@ -97,7 +97,7 @@ class GrowingLayer:
         they are at hand. Works on one slab of images after another, so that little more than what
         comes in and goes out is held.
         """
-        xp, (n, height, width, _) = module_of(images), images.shape
+        xp, (n, height, width, _) = get_array_module(images), images.shape
         new_maps = xp.empty((n, height, width, self.spec.filters), np.float32)
         features = xp.empty((n, features_per_layer(height, width, self.spec)), np.float32)
         entering = xp.zeros((n, self.classes), np.float32)
@@ -106,11 +106,11 @@ class GrowingLayer:
             old = None if maps is None else maps[rows].astype(np.float32, copy=False)
             if self.previous is not None and old is not None and scores is not None:
                 known = None if old_features is None else old_features[rows]
-                entering[rows] = updated_scores(self.previous, old, scores[rows], self.spec, known)
+                entering[rows] = update_scores(self.previous, old, scores[rows], self.spec, known)
             layer_maps(self.bank, LayerInput.of(pixels[rows], old), self.spec, new_maps[rows])
-            features[rows] = features_of(new_maps[rows], self.spec)
+            features[rows] = extract_features(new_maps[rows], self.spec)
         targets = layer_targets(
-            entering, like(labels, entering), first=self.number == 1,
+            entering, asarray_like(labels, entering), first=self.number == 1,
             residual=self.spec.residual, target=self.spec.target,
         )  # fmt: skip
 
@@ -125,12 +125,12 @@ class GrowingLayer:
         return GrownChunk(new_maps, entering, features, targets, train, gather)
 
 
-def draws_of_layer(
+def draw_layer_patches(
     spec: NetworkSpec, seed: int, layer: int, class_counts: Array, shape: tuple[int, int, int]
 ) -> Draws:
     """The stacked-LDA draws for the filters of `layer`, of images of shape (H, W, d)."""
     height, width, channels = shape
-    size, towers = spec.size_of_layer(layer), spec.towers_of_layer(layer, channels)
+    size, towers = spec.filter_size_at(layer), spec.layer_towers(layer, channels)
     return stacked_lda_draws(
         seed, layer, spec.lda_draws * sum(tower.lda for tower in towers), class_counts,
         positives=spec.lda_positives, negatives=spec.lda_negatives,
@@ -139,7 +139,7 @@ def draws_of_layer(
 
 
 def fit_image_scale(statistics: BankStatistics, spec: NetworkSpec) -> ImageScale:
-    """The normalisation of the images from the statistics of their views."""
+    """The normalization of the images from the statistics of their views."""
     own = slice(len(statistics.low) // spec.views)
     return ImageScale(*min_max_scale(statistics.low[own], statistics.high[own], spec.minmax))
 
@@ -156,12 +156,12 @@ def fit_first_bank(statistics: BankStatistics, scale: ImageScale, spec: NetworkS
 def fit_bank(statistics: BankStatistics, spec: NetworkSpec, layer: int) -> Bank:
     """The filters of a layer, PCA before stacked-LDA in each tower, from the statistics of its
     input."""
-    size, channels = spec.size_of_layer(layer), len(statistics.low)
+    size, channels = spec.filter_size_at(layer), len(statistics.low)
     maps = spec.filters if layer > 1 else 0
     low, scale = np.zeros(channels), np.zeros(channels)
     filters, bias = np.zeros((size, size, channels, spec.filters)), np.zeros(spec.filters)
     drawn = 0
-    for tower in spec.towers_of_layer(layer, (channels - maps) // spec.views):
+    for tower in spec.layer_towers(layer, (channels - maps) // spec.views):
         draws = range(drawn, drawn := drawn + spec.lda_draws * tower.lda)
         seen = np.array(tower.channels)
         low[seen], scale[seen] = min_max_scale(
@@ -196,7 +196,7 @@ def fit_classifier(
 ) -> Classifier:
     """The weights of a layer from the moments of its features and targets; whitening is that of
     the features where it has been made elsewhere."""
-    rate = spec.rate_of_layer(layer)
+    rate = spec.learning_rate_at(layer)
     if spec.residual == "regress":
         weights, intercept = ridge_regression(moments, spec.ridge, whitening)
         present, share = np.ones(classes, bool), np.ones(1)

@@ -11,7 +11,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FIRST, FURTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
 
-def hashed(seed: int, *keys: Array | int) -> Array:
+def hash_keys(seed: int, *keys: Array | int) -> Array:
     """Random uint64 numbers from a seed and whole-number keys, which are broadcast: SplitMix64."""
     state, factor = np.asarray(np.uint64(seed)), FIRST
     with np.errstate(over="ignore"):
@@ -27,7 +27,7 @@ def uniforms(seed: int, *keys: Array | int) -> Array:
     >>> uniforms(0, np.arange(3), 7).round(3)
     array([0.927, 0.491, 0.415])
     """
-    return (hashed(seed, *keys) >> np.uint64(11)).astype(np.float64) / 2**53
+    return (hash_keys(seed, *keys) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def _mixed(state: Array) -> Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, gpu, like, module_of, on_gpu
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, gpu_kernels, on_gpu
 from rescnet_dist.kernels.loading import kernel
 
 
@@ -27,7 +27,7 @@ class LayerInput:
     @classmethod
     def of(cls, images: Array, maps: Array | None = None) -> LayerInput:
         """All images (n, H, W, d), as float32 if they are not float64, behind maps if any."""
-        xp = module_of(images)
+        xp = get_array_module(images)
         images = xp.ascontiguousarray(images, np.float64 if images.dtype == "f8" else np.float32)
         if maps is None:
             maps = xp.empty((*images.shape[:3], 0), images.dtype)
@@ -50,7 +50,7 @@ class LayerInput:
         """Maps (m, H, W, f) and images (m, H, W, d) of the rows that are meant."""
         if np.array_equal(self.rows, np.arange(len(self.images))):
             return self.maps, self.images
-        rows = like(self.rows, self.images)
+        rows = asarray_like(self.rows, self.images)
         return self.maps[rows], self.images[rows]
 
     def parts(self, step: int) -> Iterator[LayerInput]:
@@ -65,7 +65,7 @@ class LayerInput:
         kernel("lay_out_patches")(self.maps, self.images, self.rows, low, scale, size, into)
 
     def strips(self, shift: Array, reach: int, into: Array) -> None:
-        """Write every pixel less shift (c,), with its neighbours up to `reach` to the left and
+        """Write every pixel less shift (c,), with its neighbors up to `reach` to the left and
         right, 0 outside, to into (H, m, W, 2·reach + 1, c)."""
         kernel("lay_out_strips")(self.maps, self.images, self.rows, shift, reach, into)
 
@@ -73,7 +73,7 @@ class LayerInput:
         """The least and the largest value of each channel (c,), and the sum of all rows (H, W, c)
         in float64."""
         if on_gpu(self.images):
-            return gpu().gather_sums(*self.chosen())
+            return gpu_kernels().gather_sums(*self.chosen())
         kind, channels = self.images.dtype, self.shape[2]
         low, high = np.full(channels, np.inf, kind), np.full(channels, -np.inf, kind)
         sums = np.zeros(self.shape)
@@ -84,6 +84,6 @@ class LayerInput:
         """The size×size patches (p, size²·c) whose first pixels are (y, x) (p,) of rows (p,)."""
         down, right = np.arange(size)[:, None], np.arange(size)
         where = (self.rows[row][:, None, None], y[:, None, None] + down, x[:, None, None] + right)
-        place = tuple(like(part, self.images) for part in where)
-        found = np.concatenate([self.maps[place], self.images[place]], axis=3)
+        location = tuple(asarray_like(part, self.images) for part in where)
+        found = np.concatenate([self.maps[location], self.images[location]], axis=3)
         return found.reshape(len(row), size * size * self.shape[2])

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, alone, like, module_of, on_gpu
+from rescnet_dist.kernels.arrays import (
+    Array,
+    asarray_like,
+    contiguous_copy,
+    get_array_module,
+    on_gpu,
+)
 from rescnet_dist.kernels.contrast import local_contrast
-from rescnet_dist.kernels.convolution import convolve, normalise
+from rescnet_dist.kernels.convolution import convolve, normalize
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import probabilities
@@ -22,7 +28,7 @@ CONTRAST_COPIES = 6  # of images in float32, while their local contrast is found
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """How a layer makes maps: normalise its input with low and scale (c,), convolve with filters
+    """How a layer makes maps: normalize its input with low and scale (c,), convolve with filters
     (k, k, c, f), add bias (f,)."""
 
     low: Array
@@ -49,9 +55,9 @@ class Classifier:
     def correction(self, features: Array, spec: NetworkSpec) -> Array:
         """What the layer adds to the scores, (n, C), from its features (n, D)."""
         weights = self.weights.reshape(-1, self.weights.shape[2]).astype(features.dtype)
-        outputs = features @ like(weights, features).T
+        outputs = features @ asarray_like(weights, features).T
         outputs = outputs.reshape(len(features), *self.intercept.shape)
-        outputs = outputs + like(self.intercept, features)
+        outputs = outputs + asarray_like(self.intercept, features)
         if spec.residual == "regress":
             return self.rate * outputs[:, 0]
         positive, negative = (
@@ -74,14 +80,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ImageScale:
-    """The min-max normalisation of the images themselves: low and scale (d,)."""
+    """The min-max normalization of the images themselves: low and scale (d,)."""
 
     low: Array
     scale: Array
 
     def __call__(self, images: Array) -> Array:
         """Images (n, H, W, d) as float32, [0, 1] over the training set."""
-        return normalise(images, self.low, self.scale)
+        return normalize(images, self.low, self.scale)
 
 
 def layer_pixels(images: Array, image_scale: ImageScale, spec: NetworkSpec) -> Array:
@@ -90,7 +96,7 @@ def layer_pixels(images: Array, image_scale: ImageScale, spec: NetworkSpec) -> A
 
 
 def raw_pixels(images: Array, spec: NetworkSpec) -> Array:
-    """The same, of images that are not normalised, as it is not known how to yet."""
+    """The same, of images that are not normalized, as it is not known how to yet."""
     return _views(images, lambda some: some.astype(np.float32, copy=False), spec)
 
 
@@ -98,7 +104,7 @@ def _views(images: Array, scaled: Callable[[Array], Array], spec: NetworkSpec) -
     if not spec.local_contrast:
         return scaled(images)
     n, height, width, channels = images.shape
-    pixels = module_of(images).empty((n, height, width, 2 * channels), np.float32)
+    pixels = get_array_module(images).empty((n, height, width, 2 * channels), np.float32)
     size = GPU_SLAB_BYTES if on_gpu(images) else SLAB_BYTES
     step = max(1, size // (CONTRAST_COPIES * 4 * height * width * channels))
     for start in range(0, n, step):
@@ -121,7 +127,7 @@ def layer_maps(
     return maps
 
 
-def features_of(maps: Array, spec: NetworkSpec) -> Array:
+def extract_features(maps: Array, spec: NetworkSpec) -> Array:
     """Features (n, D) of maps (n, H, W, f)."""
     parts = [
         second_order_features(
@@ -129,7 +135,7 @@ def features_of(maps: Array, spec: NetworkSpec) -> Array:
             spec.block, spec.stride, spec.levels,
             cells=spec.cells, pool=spec.pool, zscore=spec.zscore, power=spec.power,
         )
-        for some in spec.pooled_together
+        for some in spec.pooling_groups
     ]  # fmt: skip
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -141,7 +147,7 @@ def features_per_layer(height: int, width: int, spec: NetworkSpec) -> int:
             height, width, len(some), block=spec.block, stride=spec.stride,
             levels=spec.levels, cells=spec.cells, zscore=spec.zscore,
         )
-        for some in spec.pooled_together
+        for some in spec.pooling_groups
     )  # fmt: skip
 
 
@@ -156,7 +162,7 @@ def slabs(chunk: Array, channels: int, spec: NetworkSpec) -> Iterator[slice]:
         yield slice(start, min(start + step, n))
 
 
-def updated_scores(
+def update_scores(
     classifier: Classifier,
     maps: Array,
     scores: Array,
@@ -165,7 +171,7 @@ def updated_scores(
 ) -> Array:
     """Scores (n, C) after a layer, from its maps (n, H, W, f) and the scores that entered it; from
     its features (n, D) where they are at hand."""
-    features = features_of(maps, spec) if features is None else alone(features)
+    features = extract_features(maps, spec) if features is None else contiguous_copy(features)
     return (scores + classifier.correction(features, spec)).astype(np.float32)
 
 
@@ -177,19 +183,19 @@ def chunk_scores(
     cut: Iterable[slice],
     features: Array | None = None,
 ) -> Array:
-    """`updated_scores` (n, C) of a whole chunk, cut into these slabs."""
-    updated = module_of(scores).empty_like(scores)
+    """`update_scores` (n, C) of a whole chunk, cut into these slabs."""
+    updated = get_array_module(scores).empty_like(scores)
     for rows in cut:
         given = None if features is None else features[rows]
         some = maps[rows].astype(np.float32, copy=False)
-        updated[rows] = updated_scores(classifier, some, scores[rows], spec, given)
+        updated[rows] = update_scores(classifier, some, scores[rows], spec, given)
     return updated
 
 
 def chunk_maps(bank: Bank, pixels: Array, maps: Array | None, spec: NetworkSpec) -> Array:
     """`layer_maps` (n, H, W, f) of a whole chunk, a slab at a time; pixels (n, H, W, d') are what
     layers see of images, maps (n, H, W, f) those of the layer before, if there is one."""
-    made = module_of(pixels).empty((*pixels.shape[:3], spec.filters), np.float32)
+    made = get_array_module(pixels).empty((*pixels.shape[:3], spec.filters), np.float32)
     for rows in slabs(pixels, pixels.shape[3], spec):
         old = None if maps is None else maps[rows]
         layer_maps(bank, LayerInput.of(pixels[rows], old), spec, made[rows])
@@ -202,14 +208,14 @@ def forward(
     """Maps (n, H, W, f) and running scores (n, C) of images (n, H, W, d) after each layer."""
     pixels = layer_pixels(images, image_scale, spec)
     maps: Array | None = None
-    scores = module_of(pixels).zeros((len(pixels), classes), np.float32)
+    scores = get_array_module(pixels).zeros((len(pixels), classes), np.float32)
     for layer in layers:
         maps = layer_maps(layer.bank, LayerInput.of(pixels, maps), spec)
-        scores = updated_scores(layer.classifier, maps, scores, spec)
+        scores = update_scores(layer.classifier, maps, scores, spec)
         yield maps, scores
 
 
-def replayed(
+def replay_layers(
     images: Array,
     layers: Iterable[Layer],
     image_scale: ImageScale,
@@ -226,7 +232,7 @@ def replayed(
     layer = next(rest)
     maps, scores = begun or (
         chunk_maps(layer.bank, pixels, None, spec),
-        module_of(images).zeros((len(images), classes), np.float32),
+        get_array_module(images).zeros((len(images), classes), np.float32),
     )
     for following in rest:
         cut = slabs(pixels, pixels.shape[3], spec)

@@ -1,4 +1,4 @@
-"""Pixels laid out beside their neighbours, as matrix products take them, and their sums, compiled.
+"""Pixels laid out beside their neighbors, as matrix products take them, and their sums, compiled.
 
 The channels of an image come in two arrays, the maps of a layer (n, H, W, f) and the image itself
 (n, H, W, d), which are never put together in memory: the channels of a pixel are those of the first
@@ -81,7 +81,7 @@ def lay_out_patches(
 def lay_out_strips(
     first: Array, second: Array, rows: Array, shift: Array, reach: int, strips: Array
 ) -> None:
-    """Write every pixel of some images (m,), less shift (c,), with its neighbours up to `reach` to
+    """Write every pixel of some images (m,), less shift (c,), with its neighbors up to `reach` to
     the left and right, 0 outside, to strips (H, m, W, 2·reach + 1, c)."""
     height, width = first.shape[1:3]
     channels = first.shape[3] + second.shape[3]

@@ -21,8 +21,8 @@ def kernel(name: str) -> Callable[..., None]:
     """A compiled kernel, ready for single precision."""
     from rescnet_dist.kernels import jit
 
-    place, signatures = KERNELS[name]
-    module = import_module(f"rescnet_dist.kernels.{place}")
+    location, signatures = KERNELS[name]
+    module = import_module(f"rescnet_dist.kernels.{location}")
     found: Callable[..., None] = getattr(module, name)
     return jit.prepared(found, *(getattr(module, signature) for signature in signatures))
 

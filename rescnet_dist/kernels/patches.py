@@ -13,7 +13,7 @@ from rescnet_dist.kernels.products import patch_products
 
 @dataclass(frozen=True, slots=True)
 class PatchMoments:
-    """Count, mean (p,) and centred scatter (p, p) of a set of patches, p = k²c, in float64.
+    """Count, mean (p,) and centered scatter (p, p) of a set of patches, p = k²c, in float64.
 
     `merge` is associative and `empty` is its identity.
     """

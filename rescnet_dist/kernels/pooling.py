@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, gpu, like, on_gpu
+from rescnet_dist.kernels.arrays import Array, asarray_like, gpu_kernels, on_gpu
 from rescnet_dist.kernels.loading import kernel
 
 
@@ -19,9 +19,9 @@ def block_starts(length: int, block: int, stride: int) -> range:
 def cell_of_block(length: int, block: int, stride: int, level: int, cells: str) -> list[int]:
     """The pyramid cell, from 0, that each block along an axis belongs to at a level.
 
-    "centre": ceil(centre / (length/level)), pixels counted from 1 as PCANet's own code does.
+    "center": ceil(center / (length/level)), pixels counted from 1 as PCANet's own code does.
 
-    >>> cell_of_block(32, 16, 4, 4, "centre")
+    >>> cell_of_block(32, 16, 4, 4, "center")
     [0, 1, 1, 2, 2]
     >>> cell_of_block(32, 16, 4, 4, "even")
     [0, 0, 1, 2, 3]
@@ -29,8 +29,8 @@ def cell_of_block(length: int, block: int, stride: int, level: int, cells: str) 
     starts = block_starts(length, block, stride)
     if cells == "even":
         return [j * level // len(starts) for j in range(len(starts))]
-    centres = (start + math.ceil(block / 2) for start in starts)
-    return [-(-centre * level // length) - 1 for centre in centres]
+    centers = (start + math.ceil(block / 2) for start in starts)
+    return [-(-center * level // length) - 1 for center in centers]
 
 
 @lru_cache(maxsize=64)
@@ -82,7 +82,7 @@ def feature_count(
     block: int,
     stride: int,
     levels: tuple[int, ...],
-    cells: str = "centre",
+    cells: str = "center",
     zscore: str = "channel",
 ) -> int:
     """Number of features D of `second_order_features`.
@@ -101,7 +101,7 @@ def second_order_features(
     stride: int,
     levels: tuple[int, ...],
     *,
-    cells: str = "centre",
+    cells: str = "center",
     pool: str = "max",
     zscore: str = "channel",
     power: bool = False,
@@ -119,10 +119,10 @@ def second_order_features(
     pairs = filters * (filters - 1) // 2 if zscore == "channel" else filters * (filters + 1) // 2
     how = (block, stride, direct, parents, zscore == "channel", power, pool == "max")
     if on_gpu(maps):
-        pooled = gpu().pool_blocks(maps, *how, live, pairs)
+        pooled = gpu_kernels().pool_blocks(maps, *how, live, pairs)
         if pool == "mean":
             shares = 1 / np.bincount(targets.reshape(-1), minlength=live)
-            pooled *= like(np.repeat(shares, pairs).astype(np.float32), maps)
+            pooled *= asarray_like(np.repeat(shares, pairs).astype(np.float32), maps)
         return pooled
     pooled = np.empty((n, live, pairs), maps.dtype)
     if not maps.flags.c_contiguous:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, gpu, on_gpu
+from rescnet_dist.kernels.arrays import Array, gpu_kernels, on_gpu
 from rescnet_dist.kernels.blas import add_scatter
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.loading import kernel
 
-STRIP_BYTES = 16 * 2**20  # of pixels with their neighbours that are held at a time
+STRIP_BYTES = 16 * 2**20  # of pixels with their neighbors that are held at a time
 MOST_SUMMED = 4096  # pixels, in single precision: sums of more would lose digits
 FEW_CHANNELS = 8  # which BLAS sums one by one: in double precision, as they cost little
 MOST_PIXELS = 4096  # in all channels, of which all pairs are held
@@ -29,7 +29,7 @@ def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -
     A patch is flattened in the order row, column, channel.
     """
     if on_gpu(inputs.images):
-        return gpu().patch_products(*inputs.chosen(), size, shift, extent)
+        return gpu_kernels().patch_products(*inputs.chosen(), size, shift, extent)
     height, width, channels = inputs.shape
     if pair_cost(height, width, channels) <= displacement_cost(height, width, channels, size):
         return products_of_pairs(inputs, size, shift)
@@ -59,10 +59,10 @@ def products_of_pairs(inputs: LayerInput, size: int, shift: Array) -> Array:
     total = np.zeros((size * size * channels,) * 2)
     found = np.empty_like(total)
     for part in inputs.parts(MOST_SUMMED // 8):
-        centred = np.empty((len(part), height, width, channels), np.float32)
-        part.patches(1, shift, np.ones_like(shift), centred)
+        centered = np.empty((len(part), height, width, channels), np.float32)
+        part.patches(1, shift, np.ones_like(shift), centered)
         pairs = np.zeros((pixels, pixels), np.float32, order="F")
-        add_scatter(pairs, centred.reshape(-1, pixels))
+        add_scatter(pairs, centered.reshape(-1, pixels))
         kernel("slide")(pairs.T, height, width, channels, size, found)
         total += found
     return total
@@ -74,7 +74,7 @@ def products_of_pairs(inputs: LayerInput, size: int, shift: Array) -> Array:
 def products_of_displacements(inputs: LayerInput, size: int, shift: Array) -> Array:
     """`patch_products`, from one matrix product for all displacements by so many rows down.
 
-    Every pixel is multiplied with the strip of its neighbours size − 1 to the left and right in the
+    Every pixel is multiplied with the strip of its neighbors size − 1 to the left and right in the
     row `down` below it. What rows and columns at the border have in the sum, which a pair of
     offsets does not sweep over, is taken off.
     """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, like, module_of
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 
 
 def one_hot(labels: Array, classes: int) -> Array:
     """Y (n, C) of labels (n,), float32."""
-    return (labels[:, None] == module_of(labels).arange(classes)).astype(np.float32)
+    return (labels[:, None] == get_array_module(labels).arange(classes)).astype(np.float32)
 
 
 def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array, Array]:
@@ -50,7 +50,7 @@ def probabilities(
     """
     if not present.any():
         return np.zeros_like(scores)
-    present = like(present, scores)
+    present = asarray_like(present, scores)
     if probability == "sigmoid":
         half = scores / (2 * sigma)
         return np.where(present, 0.5 * (1 + np.tanh(half)), 0)  # does not overflow

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, like, to_host
+from rescnet_dist.kernels.arrays import Array, asarray_like, to_host
 from rescnet_dist.kernels.discriminant import FeatureMoments
 from rescnet_dist.kernels.filters import Draws, PatchSample, sample_patches
 from rescnet_dist.kernels.inputs import LayerInput
@@ -18,7 +18,7 @@ from rescnet_dist.kernels.residual import residual_labels
 
 @dataclass(frozen=True, slots=True)
 class BankStatistics:
-    """What the filters of a layer are learnt from, gathered from its raw inputs (n, H, W, c).
+    """What the filters of a layer are learned from, gathered from its raw inputs (n, H, W, c).
 
     low and high (c,), patch moments, and the patches of the stacked-LDA draws. `merge` is
     associative and `empty` its identity.
@@ -108,7 +108,7 @@ class Tally:
     def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
         """Count the images whose largest score (n, C) is that of their label (n,), and those whose
         largest error of λY − Ŷ, λ = target, is positive: too little for their own class."""
-        labels, train = like(labels, scores), like(train, scores)
+        labels, train = asarray_like(labels, scores), asarray_like(train, scores)
         right = scores.argmax(axis=1) == labels
         positive = residual_labels(scores, labels, target)[1] > 0
         finite = np.isfinite(scores).all(axis=1)
@@ -163,7 +163,7 @@ class LayerStatistics:
         """These statistics with one more chunk; takes over the memory of `self.features`."""
         features, targets = chunk.features, chunk.targets
         if not chunk.train.all():
-            train = like(np.flatnonzero(chunk.train), features)
+            train = asarray_like(np.flatnonzero(chunk.train), features)
             features, targets = features[train], targets[train]
         moments = self.features.fold(features, targets)
         inputs, tally = chunk.gather()

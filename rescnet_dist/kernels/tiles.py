@@ -48,11 +48,11 @@ class TileScatter:
 
     def add(self, left: Array, right: Array) -> None:
         """Add samples of both blocks of features, (n, a) and (n, b)."""
-        centred = [
+        centered = [
             values - mean.astype(values.dtype)
             for values, mean in ((left, self.left_mean), (right, self.right_mean))
         ]
-        self.products += centred[0].T @ centred[1]
+        self.products += centered[0].T @ centered[1]
         self.count += len(left)
 
     def value(self) -> Array:
@@ -65,8 +65,8 @@ class TileScatter:
 
 
 @dataclass(frozen=True, slots=True)
-class Standardised:
-    """How tiles become those of the ridged covariance of standardised features: scale (D,), the
+class Standardizer:
+    """How tiles become those of the ridged covariance of standardized features: scale (D,), the
     ridge added to the diagonal, and the number of samples."""
 
     scale: Array
@@ -75,7 +75,7 @@ class Standardised:
     count: int
 
     @classmethod
-    def of(cls, squares: Array, count: int, ridge: float) -> Standardised:
+    def of(cls, squares: Array, count: int, ridge: float) -> Standardizer:
         """From the scatter's diagonal (D,)."""
         scale = inverse_deviations(squares / count)
         diagonal = squares / count * scale**2
@@ -97,7 +97,7 @@ def factor_tile(
     tile: Array,
     before: Iterator[tuple[Array, Array]],
     diagonal: Array | None,
-    standardised: Standardised,
+    standardized: Standardizer,
 ) -> Array:
     """Tile (i, j) of the Cholesky factor L, from that of the covariance; takes over its memory.
 
@@ -108,19 +108,19 @@ def factor_tile(
         tile = blas.dgemm(-1.0, left, right, beta=1.0, c=tile, trans_b=1, overwrite_c=1)
     if diagonal is not None:
         return np.asarray(solve_triangular(diagonal, tile.T, lower=True, check_finite=False).T)
-    features = len(standardised.scale)
+    features = len(standardized.scale)
     try:
         factor = np.linalg.cholesky(tile)
     except np.linalg.LinAlgError:
-        raise singular(features, standardised.count, standardised.ridge) from None
+        raise singular(features, standardized.count, standardized.ridge) from None
     rounding = float(np.finfo(np.float32).eps)
-    check_pivots(np.diagonal(factor), rounding, features, standardised.count, standardised.ridge)
+    check_pivots(np.diagonal(factor), rounding, features, standardized.count, standardized.ridge)
     return np.asarray(factor)
 
 
 def tiled_whitening(
     moments: FeatureMoments,
-    standardised: Standardised,
+    standardized: Standardizer,
     blocks: list[slice],
     read: Callable[[int, int], Array],
 ) -> Whitening:
@@ -141,4 +141,4 @@ def tiled_whitening(
                 x[others] -= read(i, j).T @ x[rows]
         return x
 
-    return Whitening(moments.mean, standardised.scale, solve)
+    return Whitening(moments.mean, standardized.scale, solve)

@@ -3,12 +3,12 @@
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import check_fits, make_plan
 from rescnet_dist.planning.forecast import Forecast, estimate, forecast
-from rescnet_dist.planning.needs import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.plan import Group, Plan
-from rescnet_dist.planning.tier import NOBODY, Tier, choose_tier, group_bytes
+from rescnet_dist.planning.requirements import Problem, Traffic, peak_memory, traffic
+from rescnet_dist.planning.tier import NO_WORKERS, Tier, choose_tier, group_cache_bytes
 
 __all__ = [
-    "NOBODY",
+    "NO_WORKERS",
     "Forecast",
     "Group",
     "Plan",
@@ -21,7 +21,7 @@ __all__ = [
     "choose_tier",
     "estimate",
     "forecast",
-    "group_bytes",
+    "group_cache_bytes",
     "make_plan",
     "peak_memory",
     "traffic",

@@ -19,18 +19,18 @@ from rescnet_dist.kernels import (
     Classifier,
     GrowingLayer,
     ImageScale,
-    draws_of_layer,
+    draw_layer_patches,
     features_per_layer,
     targets_per_layer,
 )
 from rescnet_dist.kernels.blas import add_scatter, cholesky
-from rescnet_dist.planning.needs import Problem, accumulator_bytes
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.requirements import Problem, accumulator_bytes
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, read_region, write_region
 
-SIDE, FACTORED = 1536, 3072  # of the matrices whose product and factorisation are timed
+SIDE, FACTORED = 1536, 3072  # of the matrices whose product and factorization are timed
 SAMPLE_SECONDS = 1.0  # that images are worked on for on each slot, about
 STORE_BYTES = 16 * 2**20  # written and read again once
 MERGED = 0.8e9  # bytes per second of accumulators that travel and are added up, about
@@ -41,11 +41,11 @@ SLOTS = 16  # that are timed at the same time, at most
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Seconds per image of a layer's pass without the scatter, operations per second of a product
-    on one thread and of a factorisation on `threads`, bytes per second to and from the store."""
+    on one thread and of a factorization on `threads`, bytes per second to and from the store."""
 
     image: float
     product: float
-    factorisation: float
+    factorization: float
     written: float
     read: float
     threads: int = 1
@@ -70,7 +70,7 @@ class Speed:
             stored = 0.0
         each = max(self.image + features**2 / self.product, stored)  # at the same time
         scatter = features**2 * problem.images / self.product
-        solve = features**3 / 3 / self.factorisation
+        solve = features**3 / 3 / self.factorization
         merges = math.ceil(math.log(max(plan.accumulators, 1), plan.split_every))  # one by one
         if workers.count > 1:
             merges = max(merges, math.ceil((plan.accumulators - 1) / workers.count))
@@ -87,10 +87,10 @@ class Speed:
         return PER_PASS + problem.images * each / busy + solve
 
     def with_threads(self, threads: int) -> Speed:
-        """The speed of factorisations with other threads than those that were measured: as many
+        """The speed of factorizations with other threads than those that were measured: as many
         times as fast, which large matrices nearly are."""
-        rate = self.factorisation * threads / self.threads
-        return replace(self, factorisation=rate, threads=threads)
+        rate = self.factorization * threads / self.threads
+        return replace(self, factorization=rate, threads=threads)
 
 
 def calibrate(
@@ -108,17 +108,17 @@ def calibrate(
         for index in range(min(workers.slots, SLOTS))
     ]
     product = float(np.mean(client.gather(products)))
-    factorisation = client.submit(_factor_rate, workers.machine_threads, pure=False).result()
+    factorization = client.submit(_factor_rate, workers.machine_threads, pure=False).result()
     written, read = float("inf"), float("inf")
     if store is not None:
         written, read = client.submit(_store_rates, store, pure=False).result()
-    return Speed(image, product, factorisation, written, read, workers.machine_threads)
+    return Speed(image, product, factorization, written, read, workers.machine_threads)
 
 
 def _seconds_per_image(problem: Problem, spec: NetworkSpec, seed: int) -> float:
     """Of the pass of a later layer on made-up images, without the scatter matrix."""
     height, width, channels = problem.image_shape
-    growing, rng = made_up_layer(problem, spec), np.random.default_rng(seed)
+    growing, rng = random_layer(problem, spec), np.random.default_rng(seed)
     statistics = growing.empty(height, width, channels, scatter=False)
 
     def run(n: int) -> None:
@@ -140,11 +140,11 @@ def _seconds_per_image(problem: Problem, spec: NetworkSpec, seed: int) -> float:
     return seconds / n
 
 
-def made_up_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
+def random_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
     """A second layer with random filters and weights."""
     height, width, channels = problem.image_shape
     rng, inputs, size = (
-        np.random.default_rng(0), spec.channels_of_layer(2, channels), spec.filter_size
+        np.random.default_rng(0), spec.input_channels(2, channels), spec.filter_size
     )  # fmt: skip
     signs = targets_per_layer(problem.classes, spec) // problem.classes
     features = features_per_layer(height, width, spec)
@@ -164,7 +164,7 @@ def made_up_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
         ),
         draws=cache(
             partial(
-                draws_of_layer, spec, 0, 3,
+                draw_layer_patches, spec, 0, 3,
                 np.full(problem.classes, max(1, problem.images // problem.classes)),
                 problem.image_shape,
             )
@@ -186,7 +186,7 @@ def _product_rate(seed: int) -> float:
 
 
 def _factor_rate(threads: int) -> float:
-    """Operations per second, D³/3, of a Cholesky factorisation."""
+    """Operations per second, D³/3, of a Cholesky factorization."""
     matrix = np.asarray(np.eye(FACTORED) * FACTORED + 1.0, np.float32, order="F")
     with blas_threads(threads):
         cholesky(matrix.copy(order="F"))
@@ -196,16 +196,16 @@ def _factor_rate(threads: int) -> float:
 
 def _store_rates(url: str) -> tuple[float, float]:
     """Bytes per second written to and read from a place beside a store."""
-    place = Location.of(f"{url.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}")
+    location = Location.of(f"{url.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}")
     values = np.random.default_rng(0).random((STORE_BYTES // 2**14, 2**12), np.float32)
     try:
-        place.create_array(
+        location.create_array(
             "maps", values.shape, "float32", len(values) // 2, ("a", "b"), compress=False
         )
-        written = _seconds(lambda: write_region(place.open_array("maps", write=True), 0, values))
-        read = _seconds(lambda: read_region(place.open_array("maps"), 0, len(values)))
+        written = _seconds(lambda: write_region(location.open_array("maps", write=True), 0, values))
+        read = _seconds(lambda: read_region(location.open_array("maps"), 0, len(values)))
     finally:
-        place.remove()
+        location.remove()
     return values.nbytes / written, values.nbytes / read
 
 

@@ -9,12 +9,12 @@ from itertools import takewhile
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError, SpecError
+from rescnet_dist.formatting import format_bytes, format_mib
 from rescnet_dist.kernels import Backend, check_gpu_holds
-from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
 from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.tables import mib_text, size_text
 
 CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
 GPU_CHUNK_BYTES = 4096 * 2**20  # of the same on a GPU: enough to keep all of it busy
@@ -35,7 +35,7 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     the scatter matrix as whole as fit. What does not fit is refused, with a value that would.
     """
     if (backend := Backend.of(run_spec)).on_gpu:
-        check_gpu_holds(spec, problem.image_shape, backend.products)
+        check_gpu_holds(spec, problem.image_shape, backend.matmul_precision)
     candidates = _candidates(problem, spec, run_spec, workers)
     fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
     best = next(fitting, None)
@@ -183,22 +183,22 @@ def _gpu_shortage(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Work
     if workers.gpu_budget is None or need <= workers.gpu_budget:
         return ""
     return (
-        f"the run needs {size_text(need)} of a GPU, and {size_text(workers.gpu_budget)} may be "
+        f"the run needs {format_bytes(need)} of a GPU, and {format_bytes(workers.gpu_budget)} may be "
         "used of that of each worker"
     )
 
 
 def _shortage(need: int, workers: Workers) -> str:
     return (
-        f"the run needs {mib_text(need)} MiB of memory per worker, and "
-        f"{mib_text(workers.budget or 0)} MiB of each worker's "
-        f"{mib_text(workers.memory or 0)} MiB may be used before Dask spills"
+        f"the run needs {format_mib(need)} MiB of memory per worker, and "
+        f"{format_mib(workers.budget or 0)} MiB of each worker's "
+        f"{format_mib(workers.memory or 0)} MiB may be used before Dask spills"
     )
 
 
 def _advised(need: int, workers: Workers) -> str:
     """MiB of a worker that is large enough."""
-    return mib_text(math.ceil(MARGIN * need / workers.share / STEP) * STEP)
+    return format_mib(math.ceil(MARGIN * need / workers.share / STEP) * STEP)
 
 
 def _any_fits(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:

@@ -9,15 +9,15 @@ from distributed import Client
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
-from rescnet_dist.errors import ClusterError, SpecError, counted
+from rescnet_dist.errors import ClusterError, SpecError, pluralize
+from rescnet_dist.formatting import format_bytes, format_time, html_table
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import GOOD_CHUNK, make_plan
-from rescnet_dist.planning.needs import Problem, Traffic, device_memory, peak_memory, traffic
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, stored_at_once
+from rescnet_dist.planning.requirements import Problem, Traffic, device_memory, peak_memory, traffic
+from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, is_stored_at_once
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.tables import html_table, size_text, time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Forecast:
 
     def _maps(self) -> str:
         """Where they wait for the next layer, and why."""
-        every, told = counted(self.checkpoint_every, "layer"), self.tier.why
+        every, told = pluralize(self.checkpoint_every, "layer"), self.tier.reason
         if self.tier.in_memory:
             told += f"; stored every {every}" + (" and at the end" if self.maps_stay else "")
         return told if self.maps_stay else f"{told}; removed at the end"
@@ -76,35 +76,35 @@ class Forecast:
             copies = f", {made} of each to train on among them"
         if workers.budget is not None and workers.memory is not None:
             limit = (
-                f", of {size_text(workers.budget)} before Dask spills "
-                f"({size_text(workers.memory)} limit)"
+                f", of {format_bytes(workers.budget)} before Dask spills "
+                f"({format_bytes(workers.memory)} limit)"
             )
         lines = {
             "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
-            f"{counted(self.problem.classes, 'class')}",
-            "cluster": f"{counted(workers.count, 'worker')}, {counted(workers.slots, 'thread')}",
+            f"{pluralize(self.problem.classes, 'class')}",
+            "cluster": f"{pluralize(workers.count, 'worker')}, {pluralize(workers.slots, 'thread')}",
             "features": f"{self.features:,} per layer; scatter matrix {tiles}",
-            "chunks": f"{plan.chunks:,} of {counted(plan.chunk_images, 'image')}, folded into "
-            f"{counted(plan.accumulators, 'accumulator')}",
+            "chunks": f"{plan.chunks:,} of {pluralize(plan.chunk_images, 'image')}, folded into "
+            f"{pluralize(plan.accumulators, 'accumulator')}",
             "tasks": f"{moved.tasks:,} per layer",
-            "memory": f"{size_text(self.peak_memory)} per worker at most{limit}",
+            "memory": f"{format_bytes(self.peak_memory)} per worker at most{limit}",
             "maps": self._maps(),
-            "driver": f"{size_text(moved.driver)} per layer",
-            "traffic": f"{size_text(moved.read)} read, {size_text(moved.written)} written per "
+            "driver": f"{format_bytes(moved.driver)} per layer",
+            "traffic": f"{format_bytes(moved.read)} read, {format_bytes(moved.written)} written per "
             + ("layer that is stored" if self.tier.in_memory else "layer"),
-            "store": f"{size_text(moved.store)} at most",
+            "store": f"{format_bytes(moved.store)} at most",
         }
         if workers.gpu_memory is not None and workers.gpu_budget is not None:
             lines["gpu"] = (
-                f"{size_text(device_memory(self.problem, self.spec, plan))} per worker beside the "
-                f"maps, of {size_text(workers.gpu_budget)}"
+                f"{format_bytes(device_memory(self.problem, self.spec, plan))} per worker beside the "
+                f"maps, of {format_bytes(workers.gpu_budget)}"
             )
         if workers.count > 1:
-            lines["traffic"] += f"; {size_text(moved.network)} between workers at most"
+            lines["traffic"] += f"; {format_bytes(moved.network)} between workers at most"
         if self.layer_seconds is not None and self.seconds is not None:
             lines["time"] = (
-                f"about {time_text(self.layer_seconds)} per layer, "
-                f"{time_text(self.seconds)} for all {self.max_layers}"
+                f"about {format_time(self.layer_seconds)} per layer, "
+                f"{format_time(self.seconds)} for all {self.max_layers}"
             )
         if plan.chunk_images < min(GOOD_CHUNK, plan.images):
             lines["slow"] = (
@@ -164,7 +164,7 @@ def estimate(
             spec,
             plan,
             in_memory=tier.in_memory,
-            stored=stored_at_once(spec, run_spec, tier),
+            stored=is_stored_at_once(spec, run_spec, tier),
         ),
         max_layers=spec.max_layers,
         tier=tier,

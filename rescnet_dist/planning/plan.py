@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from rescnet_dist.tables import html_table
+from rescnet_dist.formatting import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +74,6 @@ class Plan:
         return cls(**values)
 
 
-PLANNED = tuple(field.name for field in fields(Plan) if field.name != "images")  # as in a RunSpec
+PLAN_FIELDS = tuple(
+    field.name for field in fields(Plan) if field.name != "images"
+)  # as in a RunSpec

@@ -14,10 +14,10 @@ import numpy as np
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError
-from rescnet_dist.planning.needs import Problem, device_memory, peak_memory
+from rescnet_dist.formatting import format_bytes
 from rescnet_dist.planning.plan import Group, Plan
+from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.tables import size_text
 
 LARGEST = 2**42  # bytes of a worker that is advised
 
@@ -31,7 +31,7 @@ class Tier:
     features: bool
     held: int
     on_gpu: bool
-    why: str
+    reason: str
 
     @property
     def on_host(self) -> int:
@@ -39,10 +39,10 @@ class Tier:
         return self.held if self.in_memory and not self.on_gpu else 0
 
 
-NOBODY = Tier(False, False, 0, False, "in the store, as no worker is there yet")
+NO_WORKERS = Tier(False, False, 0, False, "in the store, as no worker is there yet")
 
 
-def held_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool = True) -> int:
+def cached_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool = True) -> int:
     """Bytes that are kept of so many rows: maps, scores, the images themselves, and features, if
     those are kept too."""
     height, width, channels = problem.image_shape
@@ -52,9 +52,11 @@ def held_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool
     return rows * (pixels + beside + 4 * problem.classes)
 
 
-def group_bytes(problem: Problem, spec: NetworkSpec, group: Group, *, features: bool = True) -> int:
+def group_cache_bytes(
+    problem: Problem, spec: NetworkSpec, group: Group, *, features: bool = True
+) -> int:
     """Bytes that are kept of a group of chunks."""
-    return held_bytes(problem, spec, group.stop - group.start, features=features)
+    return cached_bytes(problem, spec, group.stop - group.start, features=features)
 
 
 def choose_tier(
@@ -63,17 +65,21 @@ def choose_tier(
     """Where the maps of a run go with these workers."""
     groups = plan.groups()
     on_gpu = workers.gpu_memory is not None
-    place, used, budget = "memory", peak_memory(problem, spec, plan, workers), workers.budget
+    location, used, budget = "memory", peak_memory(problem, spec, plan, workers), workers.budget
     if on_gpu:
-        place, used, budget = "GPU memory", device_memory(problem, spec, plan), workers.gpu_budget
+        location, used, budget = (
+            "GPU memory",
+            device_memory(problem, spec, plan),
+            workers.gpu_budget,
+        )
 
     def most(features: bool) -> int:
         """Bytes that the fullest worker keeps."""
-        each = (group_bytes(problem, spec, group, features=features) for group in groups)
+        each = (group_cache_bytes(problem, spec, group, features=features) for group in groups)
         return math.ceil(len(groups) / workers.count) * max(each)
 
-    def tier(in_memory: bool, why: str, *, features: bool = True) -> Tier:
-        return Tier(in_memory, in_memory and features, most(features), on_gpu, why)
+    def tier(in_memory: bool, reason: str, *, features: bool = True) -> Tier:
+        return Tier(in_memory, in_memory and features, most(features), on_gpu, reason)
 
     if run_spec.maps == "store":
         return tier(False, 'in the store, as maps="store" says')
@@ -83,22 +89,22 @@ def choose_tier(
         return tier(False, f"in the store, as tile_features={run_spec.tile_features} says")
     if plan.tile_features:
         features = problem.features(spec)
-        matrix = f"the scatter matrix of {features:,} features, {size_text(4 * features**2)}"
-        return tier(False, f"in the store, as not even {matrix}, fits in {place}")
+        matrix = f"the scatter matrix of {features:,} features, {format_bytes(4 * features**2)}"
+        return tier(False, f"in the store, as not even {matrix}, fits in {location}")
     if budget is None:  # as large as it takes: for those who ask for it
         wanted = run_spec.maps == "memory"
-        both = f"in workers' {place}, with their features: {size_text(most(True))} per worker"
+        both = f"in workers' {location}, with their features: {format_bytes(most(True))} per worker"
         return tier(wanted, both if wanted else "in the store")
     room = max(0, budget - used)
     if most(True) <= room:
-        sizes = f"{size_text(most(True))} per worker, of {size_text(room)} free"
-        return tier(True, f"in workers' {place}, with their features: {sizes}")
+        sizes = f"{format_bytes(most(True))} per worker, of {format_bytes(room)} free"
+        return tier(True, f"in workers' {location}, with their features: {sizes}")
     # maps without their features, which are made again from them: less work than to store both
-    sizes = f"{size_text(most(False))} per worker, of {size_text(room)} free"
+    sizes = f"{format_bytes(most(False))} per worker, of {format_bytes(room)} free"
     if most(False) <= room:
         why = f"{sizes}, no room for their features, which are made twice"
-        return tier(True, f"in workers' {place}: {why}", features=False)
-    return tier(False, f"in the store, as they do not fit in {place}: {sizes}", features=False)
+        return tier(True, f"in workers' {location}: {why}", features=False)
+    return tier(False, f"in the store, as they do not fit in {location}: {sizes}", features=False)
 
 
 def check_tier(
@@ -107,10 +113,10 @@ def check_tier(
     """Refuse maps="memory" where there is no room for them; `fits` tells whether they would stay in
     the memory of other workers."""
     if run_spec.maps == "memory" and not tier.in_memory:
-        problem = tier.why.removeprefix("in the store, as ")
+        problem = tier.reason.removeprefix("in the store, as ")
         each = "a GPU of at least" if tier.on_gpu else "at least"
         size = _large_enough(workers, fits)
-        larger = f" (of {each} {size_text(size)})" if size else ""
+        larger = f" (of {each} {format_bytes(size)})" if size else ""
         raise ClusterError(
             f'maps="memory", and {problem}: use larger workers{larger}, more of them or fewer '
             'filters, or leave maps="memory" out'
@@ -131,7 +137,7 @@ def _large_enough(workers: Workers, fits: Callable[[Workers], bool]) -> int | No
     return sizes[bisect_left(sizes, True, key=enough)]
 
 
-def stored_at_once(spec: NetworkSpec, run_spec: RunSpec, tier: Tier) -> int:
+def is_stored_at_once(spec: NetworkSpec, run_spec: RunSpec, tier: Tier) -> int:
     """The layers whose maps are in the store at a time, at most: those of one are removed once
     those of a later one are there."""
     if run_spec.keep_maps == "all":

@@ -15,7 +15,7 @@ from rescnet_dist.store.layers import (
     write_layer,
 )
 from rescnet_dist.store.location import Location, chunk_problem, file_system, no_bucket
-from rescnet_dist.store.patience import patiently
+from rescnet_dist.store.retry import with_retries
 from rescnet_dist.store.run import (
     FORMAT_VERSION,
     IMAGE_DIMS,
@@ -25,7 +25,7 @@ from rescnet_dist.store.run import (
     check_format,
     has_saved_maps,
     last_saved,
-    reading_attributes,
+    translate_attribute_errors,
     write_block,
     write_region,
 )
@@ -49,14 +49,14 @@ __all__ = [
     "last_saved",
     "layer_path",
     "no_bucket",
-    "patiently",
     "read_bank",
     "read_block",
     "read_classifier",
     "read_image_scale",
     "read_layer",
     "read_region",
-    "reading_attributes",
+    "translate_attribute_errors",
+    "with_retries",
     "write_bank",
     "write_block",
     "write_classifier",

@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 import zarr
 
-from rescnet_dist.errors import DamagedError
+from rescnet_dist.errors import CorruptDataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -81,10 +81,10 @@ def read_block(
         if expected is None or checksum(values) == expected:
             return values
     where = ", columns ".join(f"{part.start} to {part.stop}" for part in block)
-    raise DamagedError(f"rows {where} of {array.path} are missing or altered: they {problem}")
+    raise CorruptDataError(f"rows {where} of {array.path} are missing or altered: they {problem}")
 
 
-def read_checked(array: zarr.Array[Any]) -> Array:
+def read_verified(array: zarr.Array[Any]) -> Array:
     """A small array whole; refused if its values are not those of its own checksum attribute."""
     try:
         values = np.asarray(array[...])
@@ -92,4 +92,4 @@ def read_checked(array: zarr.Array[Any]) -> Array:
             return values
     except (*UNDECODABLE, KeyError):
         pass
-    raise DamagedError(f"{array.path} is missing in part or altered")
+    raise CorruptDataError(f"{array.path} is missing in part or altered")

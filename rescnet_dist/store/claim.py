@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from rescnet_dist.errors import ClaimLost, StoreError, StoreUnreachable
+from rescnet_dist.errors import ClaimLostError, StoreError, StoreUnreachableError
 from rescnet_dist.store.location import Location
-from rescnet_dist.store.patience import patiently
+from rescnet_dist.store.retry import with_retries
 
 LIFETIME = 60.0  # seconds without renewal after which a claim counts for nothing
 RENEW_EVERY = 15.0
@@ -36,61 +36,63 @@ FIELDS: dict[str, Any] = {  # of a claim's record, and what they are
 class Claim:
     """The right to write to the run at a place."""
 
-    place: Location
+    location: Location
     number: int
     writer: str
 
     @classmethod
-    def take(cls, place: Location, *, take_over: bool = False, new: bool = False) -> Claim:
+    def take(cls, location: Location, *, take_over: bool = False, new: bool = False) -> Claim:
         """Claim a place; refused while another driver that lives holds it, unless told to take
         over, and for a new run wherever there ever was a claim. Waits for a store that fails."""
-        what = f"claiming {place}"
-        number = patiently(
-            lambda: latest_claim(place)[0] if take_over else check_unclaimed(place), what
+        what = f"claiming {location}"
+        number = with_retries(
+            lambda: latest_claim(location)[0] if take_over else check_unclaimed(location), what
         )
         if new and number:
             raise StoreError(
-                f"store {place.url} already holds another run: choose another URL, or go "
+                f"store {location.url} already holds another run: choose another URL, or go "
                 "on with it (`rescnet resume`, or `--or-resume` with the command that began it)"
             )
-        claim = cls(place, number + 1, uuid.uuid4().hex)
+        claim = cls(location, number + 1, uuid.uuid4().hex)
         record = _written_by(claim.writer)  # the same at each try, by which one knows its own
-        if not patiently(lambda: claim._record().create_json(record), what):
+        if not with_retries(lambda: claim._record().create_json(record), what):
             raise StoreError(
-                f"the run at {place.url} was claimed by another driver just now: choose another "
+                f"the run at {location.url} was claimed by another driver just now: choose another "
                 "store, or wait until it ends"
             )
         for old in range(number, 0, -1):
-            if not patiently(claim._record(old).exists, what):
+            if not with_retries(claim._record(old).exists, what):
                 break
-            patiently(claim._record(old).remove, what)
+            with_retries(claim._record(old).remove, what)
         return claim
 
     def _record(self, number: int | None = None) -> Location:
-        return self.place / f"claims/{self.number if number is None else number:06d}.json"
+        return self.location / f"claims/{self.number if number is None else number:06d}.json"
 
     def check(self) -> None:
         """Refuse to go on if the claim has been taken over; waits for a store that fails."""
         self._compare(
-            *patiently(lambda: latest_claim(self.place), f"reading the claim on {self.place}")
+            *with_retries(
+                lambda: latest_claim(self.location), f"reading the claim on {self.location}"
+            )
         )
 
     def _compare(self, number: int, record: dict[str, Any] | None) -> None:
         if number != self.number or not record or record["writer"] != self.writer:
             by = f" by process {record['pid']} on {record['host']}" if record else ""
-            raise ClaimLost(
-                f"the run at {self.place.url} has been taken over{by}: this driver stops, and has "
+            raise ClaimLostError(
+                f"the run at {self.location.url} has been taken over{by}: this driver stops, and has "
                 "written nothing since"
             )
 
     def renew(self) -> None:
         """Say that the driver lives."""
-        self._compare(*latest_claim(self.place))
+        self._compare(*latest_claim(self.location))
         self._record().write_json(_written_by(self.writer))
 
     def release(self) -> None:
         """Give the claim back."""
-        if latest_claim(self.place)[0] != self.number:
+        if latest_claim(self.location)[0] != self.number:
             return
         try:
             self._record().write_json(_written_by(self.writer) | {"released": True})
@@ -118,23 +120,23 @@ class Claim:
                 self.release()
 
 
-def check_unclaimed(place: Location) -> int:
+def check_unclaimed(location: Location) -> int:
     """Refuse a place that another driver that lives writes to; the number of its last claim."""
-    number, record = latest_claim(place)
+    number, record = latest_claim(location)
     if record is not None and (problem := _holds(record, number)):
-        raise StoreError(f"the run at {place.url} {problem}")
+        raise StoreError(f"the run at {location.url} {problem}")
     return number
 
 
-def latest_claim(place: Location) -> tuple[int, dict[str, Any] | None]:
+def latest_claim(location: Location) -> tuple[int, dict[str, Any] | None]:
     """Number and record of the newest claim on a place; 0 and None where there was never one, and
     an empty record where it is damaged."""
-    names = [name for name in (place / "claims").names() if name[:-5].isdigit()]
+    names = [name for name in (location / "claims").names() if name[:-5].isdigit()]
     if not names:
         return 0, None
     try:
-        record = (place / "claims" / names[-1]).read_json()
-    except StoreUnreachable:
+        record = (location / "claims" / names[-1]).read_json()
+    except StoreUnreachableError:
         raise
     except StoreError:
         record = {}

@@ -32,18 +32,18 @@ def layer_path(layer: int) -> str:
     return f"layers/{layer:04d}"
 
 
-def write_image_scale(place: Location, scale: ImageScale) -> None:
-    """Store the normalisation of the images."""
+def write_image_scale(location: Location, scale: ImageScale) -> None:
+    """Store the normalization of the images."""
     values = {"low": scale.low, "scale": scale.scale}
-    place.write_small("image_scale", {k: (SCALE_DIMS[k], v) for k, v in values.items()})
+    location.write_small("image_scale", {k: (SCALE_DIMS[k], v) for k, v in values.items()})
 
 
-def read_image_scale(place: Location) -> ImageScale:
+def read_image_scale(location: Location) -> ImageScale:
     """The inverse of `write_image_scale`."""
-    return ImageScale(**place.read_small("image_scale", tuple(SCALE_DIMS)))
+    return ImageScale(**location.read_small("image_scale", tuple(SCALE_DIMS)))
 
 
-def write_bank(place: Location, layer: int, bank: Bank) -> None:
+def write_bank(location: Location, layer: int, bank: Bank) -> None:
     """Store what a layer makes its maps with."""
     values = {
         "input_low": bank.low,
@@ -51,37 +51,37 @@ def write_bank(place: Location, layer: int, bank: Bank) -> None:
         "filters": bank.filters,
         "bias": bank.bias,
     }
-    place.write_small(layer_path(layer), {k: (BANK_DIMS[k], v) for k, v in values.items()})
+    location.write_small(layer_path(layer), {k: (BANK_DIMS[k], v) for k, v in values.items()})
 
 
-def read_bank(place: Location, layer: int) -> Bank:
+def read_bank(location: Location, layer: int) -> Bank:
     """The inverse of `write_bank`."""
-    values = place.read_small(layer_path(layer), tuple(BANK_DIMS))
+    values = location.read_small(layer_path(layer), tuple(BANK_DIMS))
     return Bank(values["input_low"], values["input_scale"], values["filters"], values["bias"])
 
 
-def write_classifier(place: Location, layer: int, classifier: Classifier) -> None:
+def write_classifier(location: Location, layer: int, classifier: Classifier) -> None:
     """Store what a layer moves the scores with."""
     values = {name: np.asarray(getattr(classifier, name)) for name in CLASSIFIER_DIMS}
-    place.write_small(layer_path(layer), {k: (CLASSIFIER_DIMS[k], v) for k, v in values.items()})
+    location.write_small(layer_path(layer), {k: (CLASSIFIER_DIMS[k], v) for k, v in values.items()})
 
 
-def read_classifier(place: Location, layer: int) -> Classifier:
+def read_classifier(location: Location, layer: int) -> Classifier:
     """The inverse of `write_classifier`."""
-    values = place.read_small(layer_path(layer), tuple(CLASSIFIER_DIMS))
+    values = location.read_small(layer_path(layer), tuple(CLASSIFIER_DIMS))
     rate = float(values.pop("rate"))
     return Classifier(**values, rate=rate)
 
 
-def read_layer(place: Location, layer: int) -> Layer:
+def read_layer(location: Location, layer: int) -> Layer:
     """A whole fitted layer."""
-    return Layer(read_bank(place, layer), read_classifier(place, layer))
+    return Layer(read_bank(location, layer), read_classifier(location, layer))
 
 
-def write_layer(place: Location, number: int, layer: Layer) -> None:
+def write_layer(location: Location, number: int, layer: Layer) -> None:
     """Store a whole fitted layer."""
-    write_bank(place, number, layer.bank)
-    write_classifier(place, number, layer.classifier)
+    write_bank(location, number, layer.bank)
+    write_classifier(location, number, layer.classifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class StoredLayers(Sequence[Layer]):
     """The first `depth` layers stored at a place, each read when it is asked for; travels as a
     URL."""
 
-    place: Location
+    location: Location
     depth: int
 
     def __len__(self) -> int:
@@ -103,8 +103,8 @@ class StoredLayers(Sequence[Layer]):
         if isinstance(index, slice):
             wanted = range(*index.indices(self.depth))
             if wanted == range(len(wanted)):
-                return StoredLayers(self.place, len(wanted))
+                return StoredLayers(self.location, len(wanted))
             return tuple(self[i] for i in wanted)
         if not -self.depth <= index < self.depth:
             raise IndexError(f"layer {index} of {self.depth}")
-        return read_layer(self.place, index % self.depth + 1)
+        return read_layer(self.location, index % self.depth + 1)

@@ -27,9 +27,15 @@ from zarr.errors import (
 )
 from zarr.storage import FsspecStore, LocalStore
 
-from rescnet_dist.errors import DamagedError, StoreClosed, StoreError, StoreUnreachable, masked
-from rescnet_dist.store.checksums import checksum, read_checked, read_region
-from rescnet_dist.store.patience import may_pass, no_room, patiently
+from rescnet_dist.errors import (
+    CorruptDataError,
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+    mask_secrets,
+)
+from rescnet_dist.store.checksums import checksum, read_region, read_verified
+from rescnet_dist.store.retry import is_out_of_space, is_transient, with_retries
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
@@ -65,10 +71,10 @@ class Location:
         return Location(f"{self.url}/{name}")
 
     def __str__(self) -> str:
-        return masked(self.url)
+        return mask_secrets(self.url)
 
     def __repr__(self) -> str:
-        return f"Location({masked(self.url)!r})"  # as Dask logs the arguments of what fails
+        return f"Location({mask_secrets(self.url)!r})"  # as Dask logs the arguments of what fails
 
     @property
     def is_local(self) -> bool:
@@ -78,7 +84,7 @@ class Location:
     @property
     def has_secret(self) -> bool:
         """Whether the URL itself carries credentials."""
-        return masked(self.url) != self.url
+        return mask_secrets(self.url) != self.url
 
     def _fs(self) -> tuple[Any, str]:
         return file_system(self.url)
@@ -100,10 +106,12 @@ class Location:
         try:
             return write()
         except Exception as error:
-            if not (isinstance(error, OSError) or may_pass(error)):
+            if not (isinstance(error, OSError) or is_transient(error)):
                 raise
-            kind = StoreUnreachable if may_pass(error) else StoreError
-            remedy = "make room, then resume the run" if no_room(error) else "check your rights"
+            kind = StoreUnreachableError if is_transient(error) else StoreError
+            remedy = (
+                "make room, then resume the run" if is_out_of_space(error) else "check your rights"
+            )
             problem = f"{self.url} cannot be written: {error or type(error).__name__}; {remedy}"
         raise kind(problem)
 
@@ -121,8 +129,8 @@ class Location:
     def _unreachable(self, error: Exception) -> StoreError:
         """What to raise where a place does not answer; never the error itself, which may belong to
         a library that the driver does not have, or that does not pickle."""
-        closed = StoreClosed if isinstance(error, PermissionError) else StoreError
-        kind = StoreUnreachable if may_pass(error) else closed
+        closed = StoreClosedError if isinstance(error, PermissionError) else StoreError
+        kind = StoreUnreachableError if is_transient(error) else closed
         reason = str(error) or type(error).__name__
         return kind(
             f"{self.url} cannot be reached: {reason}; check the URL, the network and your rights"
@@ -301,8 +309,8 @@ class Location:
         """The array at `path` under this group, or the one at this place itself; never one whose
         bytes are unpickled. All chunks that are written are there afterwards, those of zeros too.
         """
-        place, mode = self / path if path else self, "r+" if write else "r"
-        array = place._opened(
+        location, mode = self / path if path else self, "r+" if write else "r"
+        array = location._opened(
             "Zarr array",
             lambda: zarr.open_array(
                 self.zarr_store(read_only=not write), path=path or "", mode=mode
@@ -310,7 +318,7 @@ class Location:
         )
         if "pickle" in _codecs(array):
             raise StoreError(
-                f"the Zarr array at {place.url} is stored by pickle, which could run any program: "
+                f"the Zarr array at {location.url} is stored by pickle, which could run any program: "
                 "it is not read; store it as numbers or strings"
             )
         return array.with_config({"write_empty_chunks": True}) if write else array
@@ -343,8 +351,8 @@ class Location:
         if self.is_local and not os.path.exists(os.path.join(self.url, path)):
             return False  # mostly so, and sooner known
         try:
-            found = read_checked(self.open_array(path))
-        except StoreUnreachable:
+            found = read_verified(self.open_array(path))
+        except StoreUnreachableError:
             raise
         except StoreError:
             return False
@@ -354,9 +362,9 @@ class Location:
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
         """Read named arrays whole from the group at `path`, checked against their checksums."""
         try:
-            return {name: read_checked(self.open_array(f"{path}/{name}")) for name in names}
-        except DamagedError as error:
-            raise DamagedError(
+            return {name: read_verified(self.open_array(f"{path}/{name}")) for name in names}
+        except CorruptDataError as error:
+            raise CorruptDataError(
                 f"{error}, at {self.url}: put it back from a copy, or train again"
             ) from None
 
@@ -387,14 +395,16 @@ def file_system(url: str) -> tuple[Any, str]:
     return fs, path
 
 
-def chunk_problem(place: Location, path: str, number: int, expected: int | None = None) -> str:
+def chunk_problem(location: Location, path: str, number: int, expected: int | None = None) -> str:
     """What is wrong with a chunk of whole rows of the array at `path`; nothing, if nothing is. It
     should have the checksum `expected`; where none is known, it should be there, as Zarr reads
     zeros where it is not."""
     try:
-        array = place.open_array(path)
+        array = location.open_array(path)
         key = array.metadata.encode_chunk_key((number, *(0 for _ in array.shape[1:])))
-        if expected is None and not patiently((place / path / key).exists, f"reading {place}"):
+        if expected is None and not with_retries(
+            (location / path / key).exists, f"reading {location}"
+        ):
             return f"{path}, chunk {number}: it is missing"
         start = number * array.chunks[0]
         read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)

@@ -4,7 +4,7 @@ A Zarr v3 group, readable with plain xarray and zarr:
 
     zarr.json            attributes: format, specs, plan, rows, classes, shapes, provenance
     data/                images (or a reference to them in the attributes), labels, train: (N, …)
-    image_scale/         the normalisation of the images
+    image_scale/         the normalization of the images
     layers/0001/ …       small fitted arrays of each layer
     maps/0001, scores/0001   maps of a layer and the scores that entered it: one row per image and
                          copy, in the order of `data.rows`
@@ -26,10 +26,10 @@ from typing import Any
 
 import zarr
 
-from rescnet_dist.errors import DamagedError, RescnetError, StoreError, StoreUnreachable
+from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreUnreachableError
 from rescnet_dist.store.claim import check_unclaimed
 from rescnet_dist.store.location import Array, Location
-from rescnet_dist.store.patience import patiently
+from rescnet_dist.store.retry import with_retries
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
@@ -45,39 +45,39 @@ ACCURACY = {"layer", "train", "validation"}
 IMAGE_DIMS = ("image", "y", "x", "channel")
 
 
-def check_format(place: Location, *formats: str) -> dict[str, Any]:
-    """The attributes of the store at `place`; an error if it is not of one of these formats."""
-    attributes = place.attributes()
+def check_format(location: Location, *formats: str) -> dict[str, Any]:
+    """The attributes of the store at `location`; an error if it is not of one of these formats."""
+    attributes = location.attributes()
     found, version = attributes.get("format"), attributes.get("format_version")
     if found not in formats:
         takers = "`rescnet evaluate`, `rescnet predict` and `rescnet_dist.load` take it; "
         raise StoreError(
-            f"{place.url} is not a {' or '.join(formats)} store (its format is {found!r}): "
+            f"{location.url} is not a {' or '.join(formats)} store (its format is {found!r}): "
             f"{takers if found == NETWORK_FORMAT else ''}check the URL"
         )
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise StoreError(
-            f"{place.url} has format version {version}, and this release of rescnet_dist reads "
+            f"{location.url} has format version {version}, and this release of rescnet_dist reads "
             f"versions up to {FORMAT_VERSION}: install a newer release"
         )
     if found == RUN_FORMAT and version < OLDEST_RUN:
         raise StoreError(
-            f"{place.url} has format version {version}, which had no augmentation: this release "
+            f"{location.url} has format version {version}, which had no augmentation: this release "
             f"goes on with runs of version {OLDEST_RUN} and later; use the release that made it"
         )
     return attributes
 
 
 @contextmanager
-def reading_attributes(place: Location) -> Iterator[None]:
+def translate_attribute_errors(location: Location) -> Iterator[None]:
     """Say so where attributes that are read in the body lack something or hold something odd."""
     try:
         yield
     except RescnetError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedError(
-            f"the attributes of {place.url} are damaged ({type(error).__name__}: {error}): put "
+        raise CorruptDataError(
+            f"the attributes of {location.url} are damaged ({type(error).__name__}: {error}): put "
             "back a copy of its zarr.json, or train again"
         ) from None
 
@@ -89,20 +89,20 @@ class RunStore:
     Once it is open, a store that fails in passing is waited for.
     """
 
-    place: Location
+    location: Location
 
     def __str__(self) -> str:
-        return str(self.place)
+        return str(self.location)
 
     @classmethod
     def create(cls, url: str | os.PathLike[str], attributes: dict[str, Any]) -> RunStore:
         """Make a new run; a place that holds anything is refused."""
         run = cls(Location.of(url))
         run.check_free()
-        run.initialise(attributes)
+        run.initialize(attributes)
         return run
 
-    def initialise(self, attributes: dict[str, Any]) -> None:
+    def initialize(self, attributes: dict[str, Any]) -> None:
         """Write the attributes that make this place a run."""
         self.update_attributes(format=RUN_FORMAT, format_version=FORMAT_VERSION, **attributes)
 
@@ -110,37 +110,37 @@ class RunStore:
     def open(cls, url: str | os.PathLike[str]) -> RunStore:
         """An existing run; anything else, or a newer format, is refused."""
         run = cls(Location.of(url))
-        check_format(run.place, RUN_FORMAT)
+        check_format(run.location, RUN_FORMAT)
         return run
 
     def check_free(self) -> None:
         """Refuse a place that already holds something."""
-        if not self.place.exists():
-            self.place.check_bucket()
+        if not self.location.exists():
+            self.location.check_bucket()
             return
-        check_unclaimed(self.place)
+        check_unclaimed(self.location)
         try:
-            kind = self.place.attributes().get("format")
+            kind = self.location.attributes().get("format")
         except StoreError:
             kind = None
         what = "another run" if kind == RUN_FORMAT else "something that is not a run"
         raise StoreError(
-            f"store {self.place.url} already holds {what}: choose another URL"
+            f"store {self.location.url} already holds {what}: choose another URL"
             + (", go on with it by resume, or remove it" if kind == RUN_FORMAT else "")
         )
 
     @property
     def url(self) -> str:
         """Where the run is."""
-        return self.place.url
+        return self.location.url
 
     def attributes(self) -> dict[str, Any]:
         """The run's attributes."""
-        return patiently(lambda: check_format(self.place, RUN_FORMAT), f"reading {self}")
+        return with_retries(lambda: check_format(self.location, RUN_FORMAT), f"reading {self}")
 
     def update_attributes(self, **changes: Any) -> None:
         """Change some attributes."""
-        patiently(lambda: self.place.update_attributes(changes), f"attributes of {self}")
+        with_retries(lambda: self.location.update_attributes(changes), f"attributes of {self}")
 
     # data ---------------------------------------------------------------------------------------
 
@@ -162,18 +162,20 @@ class RunStore:
         reference = self.attributes().get("images")
         if reference:
             source = Location(reference["url"])
-            array = patiently(lambda: source.open_array(reference["path"]), f"reading {source}")
+            array = with_retries(lambda: source.open_array(reference["path"]), f"reading {source}")
             return array, reference.get("start", 0)
         return self._open("data/images"), 0
 
     def _create(self, path: str, *shape_and_more: Any, compress: bool) -> None:
         """Make an array of the run, in place of any."""
-        create = partial(self.place.create_array, path, *shape_and_more, compress=compress)
-        patiently(create, f"{path} of {self}")
+        create = partial(self.location.create_array, path, *shape_and_more, compress=compress)
+        with_retries(create, f"{path} of {self}")
 
     def _open(self, path: str, *, write: bool = False) -> zarr.Array[Any]:
         """An array of the run."""
-        return patiently(lambda: self.place.open_array(path, write=write), f"{path} of {self}")
+        return with_retries(
+            lambda: self.location.open_array(path, write=write), f"{path} of {self}"
+        )
 
     def data_array(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
         """`images` (N, H, W, d), `labels` (N,) or `train` (N,) of the run."""
@@ -209,19 +211,19 @@ class RunStore:
         """Scores (N, C) that entered a layer."""
         return self._open(f"scores/{layer:04d}", write=write)
 
-    def remove_maps_but(self, *keep: int) -> None:
+    def remove_maps_except(self, *keep: int) -> None:
         """Remove the maps and scores of all layers but these."""
         kept = {f"{layer:04d}" for layer in keep}
         for kind in ("maps", "scores"):
-            for name in patiently((self.place / kind).names, f"reading {kind} of {self}"):
+            for name in with_retries((self.location / kind).names, f"reading {kind} of {self}"):
                 if name.isdigit() and name not in kept:
-                    patiently((self.place / kind / name).remove, f"removing {kind} of {self}")
+                    with_retries((self.location / kind / name).remove, f"removing {kind} of {self}")
 
     def has_maps(self, layer: int) -> bool:
         """Whether there are arrays, whatever is in them, for the maps and scores of a layer."""
         try:
             self.maps(layer), self.scores(layer)
-        except StoreUnreachable:
+        except StoreUnreachableError:
             raise
         except StoreError:
             return False
@@ -248,67 +250,67 @@ class RunStore:
 
     def remove_work(self) -> None:
         """Remove the work area, if there is one."""
-        patiently((self.place / "work").remove, f"removing the work area of {self}")
+        with_retries((self.location / "work").remove, f"removing the work area of {self}")
 
     # commits ------------------------------------------------------------------------------------
 
     def commit(self, step: int, record: dict[str, Any]) -> None:
         """Write the record that makes a step count."""
-        target = self.place / f"commits/{step:04d}.json"
-        patiently(lambda: target.write_json({"step": step, **record}), str(target))
+        target = self.location / f"commits/{step:04d}.json"
+        with_retries(lambda: target.write_json({"step": step, **record}), str(target))
 
     def commits(self, known: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
         """The records of the steps 0, 1, … that count: up to the first one missing. Those that are
         known are not read again, as long as the last of them is what it was."""
-        return patiently(lambda: self._commits(known), f"reading the commits of {self}")
+        return with_retries(lambda: self._commits(known), f"reading the commits of {self}")
 
     def _commits(self, known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        names = (self.place / "commits").names()
+        names = (self.location / "commits").names()
         # the last one is read again, as another run may have been begun at this place since
         records = list(known[:-1]) if f"{len(known) - 1:04d}.json" in names else []
         for name in names:
             if name != f"{len(records):04d}.json":
                 continue
             kinds = COMMIT if records else COMMIT | FIRST_COMMIT
-            records.append(_checked(self.place / "commits" / name, kinds) or {})
+            records.append(_checked(self.location / "commits" / name, kinds) or {})
             if len(records) == len(known) and records[-1] != known[-1]:
                 return self._commits(())
         return records
 
     def last_commit(self) -> dict[str, Any] | None:
         """The record of the last step that counts, without those before it."""
-        names = patiently((self.place / "commits").names, f"reading the commits of {self}")
+        names = with_retries((self.location / "commits").names, f"reading the commits of {self}")
         step = 0
         while f"{step:04d}.json" in names:
             step += 1
-        source = self.place / f"commits/{step - 1:04d}.json"
-        return patiently(lambda: _checked(source, COMMIT), f"reading {source}") if step else None
+        source = self.location / f"commits/{step - 1:04d}.json"
+        return with_retries(lambda: _checked(source, COMMIT), f"reading {source}") if step else None
 
     def commits_from(self, step: int) -> list[str]:
         """The names of the records of this step and later ones."""
-        names = patiently((self.place / "commits").names, f"reading the commits of {self}")
+        names = with_retries((self.location / "commits").names, f"reading the commits of {self}")
         return [name for name in names if name >= f"{step:04d}.json"]
 
     def remove_commits(self, names: list[str]) -> None:
         """Remove records, the last one first, so that no gap is left if this is cut short."""
         for name in sorted(names, reverse=True):
-            patiently((self.place / "commits" / name).remove, f"removing {name} of {self}")
+            with_retries((self.location / "commits" / name).remove, f"removing {name} of {self}")
 
     def checksums(self, step: int) -> dict[str, list[int]]:
         """The checksums that were committed with a step: those of each array's chunks, by path."""
-        source = self.place / f"commits/{step:04d}.json"
-        record = patiently(lambda: _checked(source, COMMIT), f"reading {source}")
+        source = self.location / f"commits/{step:04d}.json"
+        record = with_retries(lambda: _checked(source, COMMIT), f"reading {source}")
         return dict(record["checksums"]) if record else {}
 
     def write_result(self, record: dict[str, Any]) -> None:
         """Write how the run ended."""
-        target = self.place / "result.json"
-        patiently(lambda: target.write_json(record), str(target))
+        target = self.location / "result.json"
+        with_retries(lambda: target.write_json(record), str(target))
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, if it has."""
-        source = self.place / "result.json"
-        return patiently(lambda: _checked(source, RESULT), f"reading {source}")
+        source = self.location / "result.json"
+        return with_retries(lambda: _checked(source, RESULT), f"reading {source}")
 
 
 def maps_path(layer: int) -> str:
@@ -326,10 +328,10 @@ def last_saved(commits: Sequence[dict[str, Any]]) -> int:
     return max((n for n, record in enumerate(commits) if has_saved_maps(n, record)), default=0)
 
 
-def _checked(place: Location, kinds: dict[str, type]) -> dict[str, Any] | None:
+def _checked(location: Location, kinds: dict[str, type]) -> dict[str, Any] | None:
     """The JSON record at a place, None where there is none; refused if it lacks any of the entries
     of these kinds."""
-    record = place.read_json()
+    record = location.read_json()
     if record is None:
         return None
     right = isinstance(record, dict) and all(
@@ -337,7 +339,7 @@ def _checked(place: Location, kinds: dict[str, type]) -> dict[str, Any] | None:
     )
     if not right or not _whole(record):
         raise StoreError(
-            f"{place.url} is damaged: it should have the entries {', '.join(kinds)}; remove it, "
+            f"{location.url} is damaged: it should have the entries {', '.join(kinds)}; remove it, "
             "then resume the run, which makes it again"
         )
     return dict(record)

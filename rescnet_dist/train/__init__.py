@@ -1,6 +1,5 @@
 """Training: the passes, the loop that runs them, and what it tells its watchers."""
 
-from rescnet_dist.train.again import other_plan, run_there
 from rescnet_dist.train.decide import Accuracy, Done, History
 from rescnet_dist.train.describe import describe_run
 from rescnet_dist.train.events import (
@@ -20,12 +19,13 @@ from rescnet_dist.train.events import (
     check_listeners,
     event_to_dict,
 )
+from rescnet_dist.train.lifecycle import begin_run, resume_run
 from rescnet_dist.train.listing import find_runs, look_for_runs
 from rescnet_dist.train.loop import train
-from rescnet_dist.train.observed import PHASES, Observed
-from rescnet_dist.train.report import progress_topic
-from rescnet_dist.train.session import begin_run, resume_run
-from rescnet_dist.train.start import CHANGEABLE, Changes, check_resume, check_run
+from rescnet_dist.train.metrics import PHASES, PassMetrics
+from rescnet_dist.train.prepare import CHANGEABLE, Changes, check_resume, check_run
+from rescnet_dist.train.resume import find_matching_run, other_plan
+from rescnet_dist.train.task_events import progress_topic
 from rescnet_dist.train.verify import verify_run
 
 __all__ = [
@@ -42,8 +42,8 @@ __all__ = [
     "History",
     "Listener",
     "MapsPlaced",
-    "Observed",
     "PassDone",
+    "PassMetrics",
     "PassRetried",
     "PassStarted",
     "RunDone",
@@ -55,12 +55,12 @@ __all__ = [
     "check_run",
     "describe_run",
     "event_to_dict",
+    "find_matching_run",
     "find_runs",
     "look_for_runs",
     "other_plan",
     "progress_topic",
     "resume_run",
-    "run_there",
     "train",
     "verify_run",
 ]

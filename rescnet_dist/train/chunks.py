@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import zarr
 
-from rescnet_dist.cluster.workers import tame_profiler
+from rescnet_dist.cluster.workers import limit_profiler
 from rescnet_dist.data import RowBlock, Rows
-from rescnet_dist.errors import DamagedError, RescnetError, StoreError
-from rescnet_dist.kernels import Backend, augmented, feature_blocks, replayed
+from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError
+from rescnet_dist.kernels import Backend, augment_images, feature_blocks, replay_layers
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.store import (
@@ -23,16 +23,16 @@ from rescnet_dist.store import (
     RunStore,
     StoredLayers,
     checksum,
-    patiently,
     read_image_scale,
     read_region,
+    with_retries,
     write_block,
     write_region,
 )
-from rescnet_dist.train.observed import Meter
-from rescnet_dist.train.report import report
-from rescnet_dist.train.shelf import Held, Shelf
+from rescnet_dist.train.cache import ChunkCache, ChunkState
+from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.state import RunState, Task
+from rescnet_dist.train.task_events import report
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -76,12 +76,12 @@ class Reader:
     state: RunState
     step: int
     checksums: dict[str, list[int]] = field(default_factory=dict)
-    shelf: Shelf = field(default_factory=Shelf)
-    meter: Meter = field(default_factory=Meter)
+    shelf: ChunkCache = field(default_factory=ChunkCache)
+    meter: TaskMeter = field(default_factory=TaskMeter)
 
     @classmethod
     def of(
-        cls, task: Task, group: Group, state: RunState, step: int, shelf: Shelf | None = None
+        cls, task: Task, group: Group, state: RunState, step: int, shelf: ChunkCache | None = None
     ) -> Reader:
         """The reader of a step that is committed."""
         run, checksums = task.run, task.run.checksums(0)
@@ -95,7 +95,7 @@ class Reader:
                         "resume the run, which makes it again"
                     )
             checksums |= committed
-        return cls(task, group, state, step, checksums, shelf or Shelf())
+        return cls(task, group, state, step, checksums, shelf or ChunkCache())
 
     @property
     def backend(self) -> Backend:
@@ -108,7 +108,7 @@ class Reader:
         for chunk in self.shelf.chunks or self._read_chunks():
             found.append(chunk)
             trim_memory()
-            tame_profiler()
+            limit_profiler()
             yield chunk
         if self.task.keep:
             self.shelf.chunks = found
@@ -119,7 +119,7 @@ class Reader:
         for start, stop in self.group.chunks():
             needed = table.blocks(start, stop)
             blocks = {number: blocks.get(number) or self._block(number) for number in needed}
-            rows = reduce(Rows.concatenated, (b.rows(start, stop) for b in blocks.values()))
+            rows = reduce(Rows.concatenate, (b.rows(start, stop) for b in blocks.values()))
             yield Chunk(start, stop, rows, before)
             before = before + np.bincount(rows.labels[rows.train], minlength=self.state.classes)
 
@@ -146,7 +146,7 @@ class Reader:
         if self.task.keep:
             self.shelf.put_images(chunk.start, images, self.backend)
 
-    def keep(self, chunk: Chunk, held: Held) -> None:
+    def keep(self, chunk: Chunk, held: ChunkState) -> None:
         """Keep what a layer made of a chunk on the shelf, if the task keeps anything, and features
         only if it keeps those."""
         if self.task.keep:
@@ -161,23 +161,23 @@ class Reader:
 
         def copies(images: Array) -> Array:
             images = images[rows.image - start]
-            return augmented(images, rows.image, rows.copy, state.augment, state.run_spec.seed)
+            return augment_images(images, rows.image, rows.copy, state.augment, state.run_spec.seed)
 
         try:
             return self._read(
                 array, first + start, first + stop, "data/images", self._number(chunk.start),
                 copies if state.augment.copies else None,
             )  # fmt: skip
-        except DamagedError as error:
+        except CorruptDataError as error:
             problem = str(error)
         if state.augment.copies:
             problem += " (or copies of them come out otherwise, as with another NumPy or processor)"
-        raise DamagedError(
+        raise CorruptDataError(
             f"{problem}; put the images back as they were when the run began, or train on others "
             "in another store"
         )
 
-    def held(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Held:
+    def held(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> ChunkState:
         """What the step's layer made of a chunk: from the shelf, from the store, or made again from
         the last that is there. What is lost of the store is written again."""
         task, step = self.task, self.step
@@ -188,10 +188,10 @@ class Reader:
             return self._caught_up(source, chunk, found)
         try:
             maps, scores = self._stored(chunk, step)
-        except DamagedError as error:
+        except CorruptDataError as error:
             lost = error
         else:
-            return Held(step, maps, scores, None)
+            return ChunkState(step, maps, scores, None)
         return self._rebuilt(source, chunk, lost)
 
     def _stored(self, chunk: Chunk, layer: int) -> tuple[Array, Array]:
@@ -202,15 +202,15 @@ class Reader:
         return self.backend.put(maps), self.backend.put(scores)
 
     def _caught_up(
-        self, source: tuple[zarr.Array[Any], int], chunk: Chunk, found: Held | None
-    ) -> Held:
+        self, source: tuple[zarr.Array[Any], int], chunk: Chunk, found: ChunkState | None
+    ) -> ChunkState:
         """What the step's layer made of a chunk, from what was found of a layer before, or else
         from the last that is stored."""
         stored = self.task.stored
         begun = None if found is None else (found.maps, found.scores)
         first = found.layer if found else 0
         if stored > first and self.task.run.has_maps(stored):
-            with suppress(DamagedError):  # what is lost is replayed, from the images
+            with suppress(CorruptDataError):  # what is lost is replayed, from the images
                 begun, first = self._stored(chunk, stored), stored
         maps, scores = self._replayed(source, chunk, begun, first)
         paths = unsaved(self.step), f"scores/{self.step:04d}"  # those of a layer that was stored
@@ -224,7 +224,7 @@ class Reader:
             )
         rows = {"start": chunk.start, "stop": chunk.stop}
         report(self.task, "rebuilt", layer=self.step, reason=reason, **rows)
-        return Held(self.step, maps, scores, None)
+        return ChunkState(self.step, maps, scores, None)
 
     def _replayed(
         self,
@@ -236,15 +236,15 @@ class Reader:
         """The step's maps (n, H, W, f) and the scores (n, C) that entered it, from those of layer
         `first`, or from the images (0)."""
         run, state = self.task.run, self.state
-        images, stored = self.images(source, chunk), StoredLayers(run.place, self.step)
+        images, stored = self.images(source, chunk), StoredLayers(run.location, self.step)
 
         def replay() -> tuple[Array, Array]:
             layers = (stored[number - 1] for number in range(max(first, 1), self.step + 1))
-            scale = read_image_scale(run.place)
-            return replayed(images, layers, scale, state.spec, state.classes, begun)
+            scale = read_image_scale(run.location)
+            return replay_layers(images, layers, scale, state.spec, state.classes, begun)
 
         with self.backend.working():
-            return patiently(replay, f"reading the layers of {run}")
+            return with_retries(replay, f"reading the layers of {run}")
 
     def _number(self, start: int) -> int:
         """The number of the chunk that begins with row `start`."""
@@ -265,10 +265,10 @@ class Reader:
         what = f"reading {array.path} of {self.task.run}"
         for wait in LOOK_AGAIN:
             try:
-                return patiently(lambda: read_region(array, start, stop, expected, change), what)
-            except DamagedError:
+                return with_retries(lambda: read_region(array, start, stop, expected, change), what)
+            except CorruptDataError:
                 time.sleep(wait)  # a store that is just starting may not see all it has
-        return patiently(lambda: read_region(array, start, stop, expected, change), what)
+        return with_retries(lambda: read_region(array, start, stop, expected, change), what)
 
     def _expected(self, path: str, number: int) -> int | None:
         chunks = self.checksums.get(path)
@@ -282,8 +282,8 @@ class Reader:
         return chunks[number]
 
     def _rebuilt(
-        self, source: tuple[zarr.Array[Any], int], chunk: Chunk, lost: DamagedError
-    ) -> Held:
+        self, source: tuple[zarr.Array[Any], int], chunk: Chunk, lost: CorruptDataError
+    ) -> ChunkState:
         run, layer, start = self.task.run, self.step, chunk.start
         maps, scores = self._replayed(source, chunk, None, 0)
         places = run.maps(layer, write=True), run.scores(layer, write=True)
@@ -291,7 +291,7 @@ class Reader:
         stored = get(maps).astype(places[0].dtype, copy=False), get(scores)
         for array, values in zip(places, stored, strict=True):
             if checksum(values) != self._expected(array.path, self._number(start)):
-                raise DamagedError(
+                raise CorruptDataError(
                     f"{lost}; what the stored layers give for them is not what was committed "
                     "either, as with another release of rescnet_dist, NumPy or its BLAS, or "
                     "another processor: resume where the run was trained"
@@ -299,12 +299,12 @@ class Reader:
         for array, values in zip(places, stored, strict=True):
             write(array, start, values, run)
         report(self.task, "rebuilt", layer=layer, start=start, stop=chunk.stop, reason=str(lost))
-        return Held(layer, maps, scores, None)
+        return ChunkState(layer, maps, scores, None)
 
 
 def write(array: zarr.Array[Any], start: int, values: Array, run: RunStore) -> None:
     """Write whole chunks of rows, with patience."""
-    patiently(lambda: write_region(array, start, values), f"{array.path} of {run}")
+    with_retries(lambda: write_region(array, start, values), f"{array.path} of {run}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ class Saver:
         arrays = run.maps(layer, write=True), run.scores(layer, write=True)
         return cls(run, *arrays, state.backend)
 
-    def save(self, chunk: Chunk, made: Held, meter: Meter) -> Checksums:
+    def save(self, chunk: Chunk, made: ChunkState, meter: TaskMeter) -> Checksums:
         """Write what was made of a chunk; returns its checksums."""
         get = self.backend.get
         maps, scores = get(made.maps).astype(self.maps.dtype, copy=False), get(made.scores)
@@ -353,7 +353,7 @@ class FeatureWriter:
         for number, columns in enumerate(self.blocks):
             found[feature_path(number)] = np.ascontiguousarray(features[:, columns])
             write_to = partial(write_block, self.array, (start, columns.start))
-            patiently(
+            with_retries(
                 partial(write_to, found[feature_path(number)]), f"{self.array.path} of {self.run}"
             )
         return Checksums().plus(found)
@@ -369,7 +369,7 @@ class ChunkError(RuntimeError):
 
 
 @contextmanager
-def naming(group: Group, chunk: Chunk) -> Iterator[None]:
+def chunk_error_context(group: Group, chunk: Chunk) -> Iterator[None]:
     """Name the chunk in errors that do not say themselves what is wrong."""
     try:
         yield

@@ -6,7 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rescnet_dist.errors import DamagedError, StoreClosed, StoreError, StoreUnreachable
+from rescnet_dist.errors import (
+    CorruptDataError,
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+)
 from rescnet_dist.store import RunStore, check_unclaimed
 from rescnet_dist.train.decide import History, contradiction
 from rescnet_dist.train.state import RunState
@@ -18,7 +23,7 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
     """State, spec, layers with their accuracies and times, and sizes of the run at a URL, as plain
     values."""
     run = RunStore.open(url)
-    sizes = {name: (run.place / name).size() for name in PARTS}
+    sizes = {name: (run.location / name).size() for name in PARTS}
     return describe_commits(run, run.commits()) | {"bytes": sizes}
 
 
@@ -31,7 +36,7 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
             "completely; look again later, or remove it and train again"
         )
     if wrong := contradiction(max(0, len(commits) - 1), result):
-        raise DamagedError(f"the run at {run} is damaged: {wrong}")
+        raise CorruptDataError(f"the run at {run} is damaged: {wrong}")
     state, history = RunState.from_attributes(run, attributes), History.of(list(commits), result)
     judged = {accuracy.layer: accuracy for accuracy in history.accuracies}
     claimed, reason = is_claimed(run), result.get("reason") if result else None
@@ -73,8 +78,8 @@ def _layer(record: dict[str, Any], accuracy: Any) -> dict[str, Any]:
 def is_claimed(run: RunStore) -> bool:
     """Whether a driver that lives writes to the run."""
     try:
-        check_unclaimed(run.place)
-    except (StoreClosed, StoreUnreachable):
+        check_unclaimed(run.location)
+    except (StoreClosedError, StoreUnreachableError):
         raise
     except StoreError:
         return True

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from rescnet_dist.errors import SpecError, masked
+from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.train.decide import Accuracy
-from rescnet_dist.train.observed import Observed
+from rescnet_dist.train.metrics import PassMetrics
 
-EVENTS_VERSION = 1  # changes when a field is renamed, removed, or means something else
+EVENTS_VERSION = 2  # changes when a field is renamed, removed, or means something else
 FAILURES = 10  # of a listener, after which it is told nothing more
 PATIENCE = 60.0  # seconds that a run waits for its listeners
 
@@ -39,13 +39,13 @@ class RunStarted:
 @dataclass(frozen=True, slots=True)
 class MapsPlaced:
     """From this layer on, maps wait for the next one in workers' memory, with their features or
-    without, or in the store; `why` tells it in words, with the reason. Told of the first layer that
+    without, or in the store; `reason` says why. Told of the first layer that
     is grown, and where one of both changes."""
 
     layer: int
     in_memory: bool
     features: bool
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class PassDone:
     seconds: float
     accuracy: Accuracy | None
     residual: tuple[float, float] | None = None
-    observed: Observed = field(default_factory=Observed)
+    observed: PassMetrics = field(default_factory=PassMetrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     fields = asdict(event)
     if "url" in fields:
-        fields["url"] = masked(fields["url"])
+        fields["url"] = mask_secrets(fields["url"])
     return {"event": kind, "version": EVENTS_VERSION, "time": time.time(), **fields}
 
 
@@ -165,7 +165,7 @@ class Callback:
 
     def on_maps_placed(self, event: MapsPlaced) -> None:
         """Maps are going to be in memory, with features or without, or in the store: layer,
-        in_memory, features, why."""
+        in_memory, features, reason."""
 
     def on_pass_start(self, event: PassStarted) -> None:
         """A pass begins: the survey, a layer's, or the final scores: phase, layer."""
@@ -230,7 +230,7 @@ def check_listeners(listeners: Any) -> None:
             )
 
 
-class Announcer:
+class EventBus:
     """Tells listeners of events, one after another, in a thread of its own: Dask's client must not
     wait for them. Used as a context.
 

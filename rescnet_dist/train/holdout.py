@@ -8,9 +8,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from rescnet_dist.data import RowTable, held_out_groups, validation_members
+from rescnet_dist.data import RowTable, choose_held_out_groups, select_validation
 from rescnet_dist.errors import DataError
-from rescnet_dist.store import Checksums, RunStore, patiently, read_region
+from rescnet_dist.store import Checksums, RunStore, read_region, with_retries
 from rescnet_dist.train.chunks import Array, write
 
 MOST_COUNTS = 10_000_000  # groups × classes that a worker keeps count of
@@ -40,7 +40,7 @@ def hold_out(run: RunStore, how: HoldOut, copies: int) -> tuple[RowTable, Array]
             of_block = _read(run, "work/groups", start, start + len(codes))
             train &= ~np.isin(of_block, groups)
         elif how.validation > 0:
-            train &= ~validation_members(codes, seen, how.validation, how.seed)
+            train &= ~select_validation(codes, seen, how.validation, how.seed)
         write(target, start, train, run)
         seen += np.bincount(codes, minlength=how.classes)
         trained += np.bincount(codes[train], minlength=how.classes)
@@ -55,7 +55,7 @@ def _held_out_groups(run: RunStore, how: HoldOut) -> Array:
     """The groups (g,) that are held out, from how many images of each class they have."""
     counts: dict[int, Array] = {}
     for start, codes in _blocks(run, "data/labels"):
-        groups, place = np.unique(
+        groups, location = np.unique(
             _read(run, "work/groups", start, start + len(codes)), return_inverse=True
         )
         if (len(counts) + len(groups)) * how.classes > MOST_COUNTS:
@@ -63,7 +63,7 @@ def _held_out_groups(run: RunStore, how: HoldOut) -> Array:
                 f"more than {MOST_COUNTS // how.classes:,} groups of {how.classes} classes cannot "
                 "be split at a time: give larger groups, or a validation set"
             )
-        found = np.bincount(place * how.classes + codes, minlength=len(groups) * how.classes)
+        found = np.bincount(location * how.classes + codes, minlength=len(groups) * how.classes)
         for group, of_class in zip(groups.tolist(), found.reshape(-1, how.classes), strict=True):
             counts[group] = counts.get(group, 0) + of_class
     if len(counts) == 1:
@@ -71,17 +71,17 @@ def _held_out_groups(run: RunStore, how: HoldOut) -> Array:
             f"validation={how.validation} by group: all {how.train_count:,} images are of one "
             "group, which is not split; give groups that differ, none, or a validation set"
         )
-    return np.array(sorted(held_out_groups(counts, how.validation, how.seed)), np.int64)
+    return np.array(sorted(choose_held_out_groups(counts, how.validation, how.seed)), np.int64)
 
 
 def _blocks(run: RunStore, path: str) -> Iterator[tuple[int, Array]]:
     """First image and values of each chunk of an array of the run."""
-    array = run.place.open_array(path)
+    array = run.location.open_array(path)
     for start in range(0, array.shape[0], array.chunks[0]):
         yield start, _read(run, path, start, min(start + array.chunks[0], array.shape[0]))
 
 
 def _read(run: RunStore, path: str, start: int, stop: int) -> Array:
-    return patiently(
-        lambda: read_region(run.place.open_array(path), start, stop), f"reading {path} of {run}"
+    return with_retries(
+        lambda: read_region(run.location.open_array(path), start, stop), f"reading {path} of {run}"
     )

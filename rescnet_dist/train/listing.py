@@ -9,9 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from rescnet_dist.errors import RescnetError, StoreClosed, StoreError, StoreUnreachable
-from rescnet_dist.store import RUN_FORMAT, Location, RunStore, patiently, reading_attributes
-from rescnet_dist.tables import name_of
+from rescnet_dist.errors import RescnetError, StoreClosedError, StoreError, StoreUnreachableError
+from rescnet_dist.formatting import url_name
+from rescnet_dist.store import (
+    RUN_FORMAT,
+    Location,
+    RunStore,
+    translate_attribute_errors,
+    with_retries,
+)
 from rescnet_dist.train.decide import Accuracy, History, chosen_depth, contradiction
 from rescnet_dist.train.describe import is_claimed
 
@@ -52,7 +58,7 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
 def look_for_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
     """What `find_runs` gives, and how many other things, files and stores, were passed over."""
     top = Location.of(url)
-    if patiently(top.listing, f"reading {top}", patience=10) is None:
+    if with_retries(top.listing, f"reading {top}", patience=10) is None:
         what = "is a file" if top.exists() else "does not exist"
         raise StoreError(
             f"there is no folder or bucket at {top}: it {what}; check the URL, or make a run there "
@@ -62,24 +68,24 @@ def look_for_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], in
     others, level = 0, [top]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for depth in range(DEEPEST + 1):
-            seen = list(pool.map(lambda place: _look_at(place, top), level))
+            seen = list(pool.map(lambda location: _look_at(location, top), level))
             runs += [run for run, _, _ in seen if run]
             others += sum(passed for _, _, passed in seen)
-            level = [place for _, folders, _ in seen for place in folders]
+            level = [location for _, folders, _ in seen for location in folders]
             if depth == DEEPEST:
                 others += len(level)
     return [asdict(run) for run in sorted(runs, key=lambda run: run.name)], others
 
 
-def _look_at(place: Location, top: Location) -> tuple[ListedRun | None, list[Location], int]:
+def _look_at(location: Location, top: Location) -> tuple[ListedRun | None, list[Location], int]:
     """What is at a place: a run; or the folders to look into, and a number of other things."""
-    listed = ListedRun(place.url[len(top.url) :].strip("/") or name_of(str(top)), str(place))
+    listed = ListedRun(location.url[len(top.url) :].strip("/") or url_name(str(top)), str(location))
     try:
-        names = patiently(place.listing, f"reading {place}") or {}
-        if _is_run(place, names):
-            _describe(listed, place)
+        names = with_retries(location.listing, f"reading {location}") or {}
+        if _is_run(location, names):
+            _describe(listed, location)
             return listed, [], 0
-    except StoreUnreachable:
+    except StoreUnreachableError:
         raise
     except RescnetError as error:  # such as for lack of rights to one folder of many
         listed.problem = str(error)
@@ -87,11 +93,11 @@ def _look_at(place: Location, top: Location) -> tuple[ListedRun | None, list[Loc
     if OF_ZARR & names.keys():
         return None, [], 1
     visible = [name for name in names if not name.startswith(".")]
-    folders = [place / name for name in visible if names[name]]
+    folders = [location / name for name in visible if names[name]]
     return None, folders, len(visible) - len(folders)
 
 
-def _is_run(place: Location, names: dict[str, bool]) -> bool:
+def _is_run(location: Location, names: dict[str, bool]) -> bool:
     """Whether there is a run, sound or not, at a place that holds these names."""
     if names.get("commits"):  # a folder that nothing else has
         return True
@@ -99,8 +105,8 @@ def _is_run(place: Location, names: dict[str, bool]) -> bool:
     if "zarr.json" not in names:
         return claimed
     try:
-        record = patiently((place / "zarr.json").read_json, f"reading {place}")
-    except StoreUnreachable:
+        record = with_retries((location / "zarr.json").read_json, f"reading {location}")
+    except StoreUnreachableError:
         raise
     except StoreError:  # damaged, and nothing says that it was a run
         return claimed
@@ -110,20 +116,20 @@ def _is_run(place: Location, names: dict[str, bool]) -> bool:
     return attributes.get("format") == RUN_FORMAT
 
 
-def _describe(listed: ListedRun, place: Location) -> None:
+def _describe(listed: ListedRun, location: Location) -> None:
     """Fill in what a run's store says; what is wrong with it is noted, not raised."""
-    run = RunStore(place)
+    run = RunStore(location)
     try:
         listed.state = "running" if (claimed := is_claimed(run)) else "unfinished"
-        if claimed and not (place / "zarr.json").exists():
+        if claimed and not (location / "zarr.json").exists():
             listed.layers = 0  # its driver has just begun
             return
-        listed.bytes = _size(place)
+        listed.bytes = _size(location)
         _read_attributes(listed, run, claimed)
         _read_progress(listed, run, claimed)
-    except StoreUnreachable:
+    except StoreUnreachableError:
         raise
-    except (_OfAnotherVersion, StoreClosed) as error:
+    except (_OfAnotherVersion, StoreClosedError) as error:
         listed.state, listed.problem = "unreadable", str(error)
     except RescnetError as error:
         listed.state, listed.problem = "damaged", str(error)
@@ -135,12 +141,12 @@ class _OfAnotherVersion(StoreError):
 
 def _read_attributes(listed: ListedRun, run: RunStore, claimed: bool) -> None:
     """Read what was to be done, and when it was begun."""
-    run.place.attributes()  # refuses what is damaged
+    run.location.attributes()  # refuses what is damaged
     try:
         attributes = run.attributes()
     except StoreError as error:
         raise _OfAnotherVersion(str(error)) from None
-    with reading_attributes(run.place):
+    with translate_attribute_errors(run.location):
         listed.max_layers = int(attributes["network"]["max_layers"])
         created = attributes.get("provenance", {}).get("created")
         listed.updated = datetime.fromisoformat(created).timestamp() if created else None
@@ -171,9 +177,9 @@ def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
     listed.state = "running" if claimed else "done" if done else "unfinished"
 
 
-def _size(place: Location) -> int | None:
+def _size(location: Location) -> int | None:
     """Bytes of a run; None if files come and go all the time."""
     for _ in range(3):
         with suppress(OSError):
-            return place.size()
+            return location.size()
     return None

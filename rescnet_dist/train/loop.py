@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from rescnet_dist.cluster import Workers, check_versions, processes, workers_of
-from rescnet_dist.errors import DataError, StoreError, masked
+from rescnet_dist.cluster import Workers, check_versions, list_workers, worker_identities
+from rescnet_dist.errors import DataError, StoreError, mask_secrets
 from rescnet_dist.kernels import Tally
-from rescnet_dist.planning import NOBODY, Problem, check_fits, choose_tier, group_bytes
+from rescnet_dist.planning import NO_WORKERS, Problem, check_fits, choose_tier, group_cache_bytes
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
 from rescnet_dist.train import passes, tiled
+from rescnet_dist.train.cache import CacheSet
 from rescnet_dist.train.decide import (
     Accuracy,
     Done,
@@ -30,9 +31,8 @@ from rescnet_dist.train.decide import (
     chosen_depth,
     next_action,
 )
-from rescnet_dist.train.endure import run_pass
 from rescnet_dist.train.events import (
-    Announcer,
+    EventBus,
     Listener,
     MapsPlaced,
     PassDone,
@@ -42,9 +42,9 @@ from rescnet_dist.train.events import (
     RunStarted,
     RunStopped,
 )
-from rescnet_dist.train.observed import Observed
+from rescnet_dist.train.executor import run_pass
+from rescnet_dist.train.metrics import PassMetrics
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.shelf import Shelves
 from rescnet_dist.train.state import RunState, Task
 
 # what a commit record says of its pass, for those who watch
@@ -58,8 +58,8 @@ def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> D
     finished one as it is.
     """
     with (
-        Announcer(listeners) as tell,
-        _telling_of_a_stop(tell, str(claim.place)),
+        EventBus(listeners) as tell,
+        _telling_of_a_stop(tell, str(claim.location)),
         closing(_Driver(claim, client, tell)) as driver,
     ):
         driver.started()
@@ -77,13 +77,13 @@ def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> D
 
 
 @contextmanager
-def _telling_of_a_stop(tell: Announcer, url: str) -> Iterator[None]:
+def _telling_of_a_stop(tell: EventBus, url: str) -> Iterator[None]:
     """Tell those who watch where a run is cut short, and why."""
     try:
         yield
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        reason = "interrupted" if interrupted else masked(str(error) or type(error).__name__)
+        reason = "interrupted" if interrupted else mask_secrets(str(error) or type(error).__name__)
         tell.later(RunStopped(url, reason))
         raise
 
@@ -91,10 +91,10 @@ def _telling_of_a_stop(tell: Announcer, url: str) -> Iterator[None]:
 class _Driver:
     """Runs the passes of one run on a cluster and commits them; holds nothing of size N."""
 
-    def __init__(self, claim: Claim, client: Client, tell: Announcer) -> None:
+    def __init__(self, claim: Claim, client: Client, tell: EventBus) -> None:
         self.name = uuid.uuid4().hex
         self.claim = claim
-        self.run = RunStore(claim.place)
+        self.run = RunStore(claim.location)
         self.client = client
         self.tell = tell
         self.state = RunState.of(self.run)
@@ -103,9 +103,9 @@ class _Driver:
         self.gpu_memory: int | None = None
         self.looked_at: set[tuple[str, str]] = set()  # workers that have been asked what they are
         self.stored = 0  # the last layer whose maps are in the store
-        self.tier = NOBODY
+        self.tier = NO_WORKERS
         self.told_of: tuple[bool, bool] | None = None  # of the tier, by the last event
-        self.shelves = Shelves(client, [fold_name(what.name) for what in passes.ON_SHELVES])
+        self.shelves = CacheSet(client, [fold_name(what.name) for what in passes.CACHED_PASSES])
         self.finished = False  # whether the run was done, and nothing has been grown since
         self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
 
@@ -197,7 +197,7 @@ class _Driver:
         if self.state.plan.tile_features:
             self.run.remove_work()
         if self.state.run_spec.keep_maps != "all":
-            self.run.remove_maps_but(self.stored)
+            self.run.remove_maps_except(self.stored)
 
     def score(self, layer: int) -> None:
         """Find the accuracy after the last layer, and note it in the result."""
@@ -220,7 +220,7 @@ class _Driver:
             self.save(last)
         self.write_result(self.history().accuracies, done.reason)
         if not self.state.run_spec.maps_stay:
-            self.run.remove_maps_but()
+            self.run.remove_maps_except()
         self.tell(RunDone(str(self.run), done.depth, done.reason))
 
     def save(self, layer: int) -> None:
@@ -249,7 +249,7 @@ class _Driver:
             }
         )
 
-    def compute(self, what: Pass, task: Task) -> tuple[Any, Observed]:
+    def compute(self, what: Pass, task: Task) -> tuple[Any, PassMetrics]:
         """Run one pass, passing its progress on to the listeners; what came of it, and what it
         took."""
         self.claim.check()
@@ -265,22 +265,22 @@ class _Driver:
     def check_cluster(self) -> None:
         """Refuse other software, and workers that are too small for the plan, before anything is
         written: others than it was made for may be there by now. Those that stay are asked once."""
-        state, found = self.state, workers_of(self.client)
+        state, found = self.state, list_workers(self.client)
         if self.problem is None:
             self.problem = state.problem(self.run.images()[0].dtype.itemsize)
-        if (new := processes(found) - self.looked_at) and state.backend.on_gpu:
+        if (new := worker_identities(found) - self.looked_at) and state.backend.on_gpu:
             self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
-            found = workers_of(self.client)
+            found = list_workers(self.client)
         elif new or not found:
             check_versions(self.client)
-        self.looked_at = processes(found)
+        self.looked_at = worker_identities(found)
         if not (present := Workers.among(found)):
             return
         workers = replace(present, gpu_memory=self.gpu_memory)
         check_fits(state.plan, self.problem, state.spec, workers)
         self.tier = choose_tier(self.problem, state.spec, state.run_spec, state.plan, workers)
         if self.tier.in_memory:
-            size = partial(group_bytes, self.problem, state.spec, features=self.tier.features)
+            size = partial(group_cache_bytes, self.problem, state.spec, features=self.tier.features)
             sizes = [0 if state.backend.on_gpu else size(group) for group in state.plan.groups()]
             self.shelves.spread(sizes, stored=self.stored == len(self.accuracies) - 1)
 
@@ -288,7 +288,7 @@ class _Driver:
         """Tell where those of a layer go, unless they go where those before went."""
         where = self.tier.in_memory, self.tier.features
         if where != self.told_of:
-            self.tell(MapsPlaced(layer, *where, self.tier.why))
+            self.tell(MapsPlaced(layer, *where, self.tier.reason))
         self.told_of = where
 
     def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:

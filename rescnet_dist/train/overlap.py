@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from distributed import get_worker
 
 from rescnet_dist.errors import RescnetError
-from rescnet_dist.train.report import adopt
+from rescnet_dist.train.task_events import adopt
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")

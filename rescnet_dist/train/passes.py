@@ -28,7 +28,7 @@ from rescnet_dist.kernels import (
     PatchSample,
     Tally,
     chunk_scores,
-    draws_of_layer,
+    draw_layer_patches,
     fit_bank,
     fit_classifier,
     fit_first_bank,
@@ -41,27 +41,40 @@ from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import (
     Checksums,
-    patiently,
     read_bank,
     read_classifier,
     read_image_scale,
+    with_retries,
     write_bank,
     write_classifier,
     write_image_scale,
 )
-from rescnet_dist.train.chunks import Chunk, FeatureWriter, Reader, Saver, naming, unsaved
-from rescnet_dist.train.known import known, learn, state_of
+from rescnet_dist.train import worker_cache
+from rescnet_dist.train.cache import EMPTY, ChunkCache, ChunkState
+from rescnet_dist.train.chunks import (
+    Chunk,
+    FeatureWriter,
+    Reader,
+    Saver,
+    chunk_error_context,
+    unsaved,
+)
 from rescnet_dist.train.overlap import read_ahead, write_behind
-from rescnet_dist.train.report import report_begun, report_chunk, report_solving, report_spent
-from rescnet_dist.train.shelf import NOTHING, Held, Shelf
 from rescnet_dist.train.state import Array, RunState, Task
+from rescnet_dist.train.task_events import (
+    log_chunk_done,
+    log_chunk_started,
+    log_solving,
+    log_task_done,
+)
+from rescnet_dist.train.worker_cache import load_state
 
 # counting ---------------------------------------------------------------------------------------
 
 
-def count_group(task: Task, group: Group, _shelf: Shelf | None = None) -> list[Array]:
+def count_group(task: Task, group: Group, _shelf: ChunkCache | None = None) -> list[Array]:
     """Rows of each class (C,) to train on in a group of chunks, as a list of one."""
-    state = state_of(task)
+    state = load_state(task)
     reader, counts = Reader(task, group, state, 0), np.zeros(state.classes, np.int64)
     for chunk in reader.chunks():
         counts += np.bincount(chunk.labels[chunk.train], minlength=state.classes)
@@ -91,19 +104,19 @@ class Checked:
         )
 
 
-def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
+def survey_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Checked:
     """Statistics of the raw images of a group of chunks, for the first layer's filters, and the
     checksums of the images that all later passes must find."""
-    state = state_of(task)
-    size = state.spec.size_of_layer(1)
-    draws = draws_of_layer(state.spec, state.run_spec.seed, 1, task.counts, state.image_shape)
+    state = load_state(task)
+    size = state.spec.filter_size_at(1)
+    draws = draw_layer_patches(state.spec, state.run_spec.seed, 1, task.counts, state.image_shape)
     images = task.run.images()
-    channels = state.spec.channels_of_layer(1, state.image_shape[2])
+    channels = state.spec.input_channels(1, state.image_shape[2])
     statistics, checksums = BankStatistics.empty(channels, size, state.backend.xp), Checksums()
-    reader = Reader(task, group, state, 0, shelf=shelf or Shelf())  # nothing is committed yet
+    reader = Reader(task, group, state, 0, shelf=shelf or ChunkCache())  # nothing is committed yet
     with blas_threads(1), state.backend.working():
         for chunk in reader.chunks():
-            with naming(group, chunk):
+            with chunk_error_context(group, chunk):
                 with reader.meter.timing("read"):
                     raw = reader.read_images(images, chunk)
                     there = state.backend.put(raw)
@@ -116,23 +129,23 @@ def survey_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checke
                     )
                     statistics = statistics.merge(more)
                     checksums = checksums.plus({"data/images": raw})
-            report_chunk(task, "survey", chunk.start, chunk.stop)
+            log_chunk_done(task, "survey", chunk.start, chunk.stop)
         with reader.meter.timing("compute"):
             statistics = to_host(statistics)
-    report_spent(task, "survey", reader.meter)
+    log_task_done(task, "survey", reader.meter)
     return Checked(statistics, checksums)
 
 
 def finish_survey(task: Task, checked: Checked) -> Checksums:
-    """Fit and store the normalisation of the images and the first layer's filters; returns the
+    """Fit and store the normalization of the images and the first layer's filters; returns the
     checksums to commit."""
-    state, statistics = state_of(task), checked.statistics
-    report_solving(task, "survey")
+    state, statistics = load_state(task), checked.statistics
+    log_solving(task, "survey")
     with blas_threads(state.plan.solve_threads):
         scale = fit_image_scale(statistics, state.spec)
         bank = fit_first_bank(statistics, scale, state.spec)
-    patiently(lambda: write_image_scale(task.run.place, scale), f"image_scale of {task.run}")
-    learn(task, "image scale", scale)
+    with_retries(lambda: write_image_scale(task.run.location, scale), f"image_scale of {task.run}")
+    worker_cache.put(task, "image scale", scale)
     store_bank(task, bank)
     return checked.checksums
 
@@ -140,27 +153,27 @@ def finish_survey(task: Task, checked: Checked) -> Checksums:
 # growing a layer --------------------------------------------------------------------------------
 
 
-def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
+def grow_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Checked:
     """The pass of a layer over a group of chunks: scores, maps, and statistics in one go.
 
     Where the plan has tiles, the features are written for them and their scatter is left out.
     """
-    run, layer, state = task.run, task.layer, state_of(task)
-    growing = patiently(lambda: _growing(task, state), f"reading layer {layer} of {run}")
+    run, layer, state = task.run, task.layer, load_state(task)
+    growing = with_retries(lambda: _growing(task, state), f"reading layer {layer} of {run}")
     reader = Reader.of(task, group, state, layer - 1, shelf)
-    images = known(task, "images", run.images)
+    images = worker_cache.get(task, "images", run.images)
     backend, meter = state.backend, reader.meter
     saving = Saver.of(task, state) if task.save else None
     work = FeatureWriter.of(run, state) if state.plan.tile_features else None
     statistics = growing.empty(*state.image_shape, scatter=work is None, xp=backend.xp)
     checksums = Checksums()
 
-    def read(chunk: Chunk) -> tuple[Array, Held]:
+    def read(chunk: Chunk) -> tuple[Array, ChunkState]:
         pixels = reader.images(images, chunk)
-        return pixels, reader.held(images, chunk) if layer > 1 else NOTHING
+        return pixels, reader.held(images, chunk) if layer > 1 else EMPTY
 
-    def write_all(chunk: Chunk, made: Held, features: Array | None) -> Checksums:
-        with naming(group, chunk):
+    def write_all(chunk: Chunk, made: ChunkState, features: Array | None) -> Checksums:
+        with chunk_error_context(group, chunk):
             if saving:
                 written = saving.save(chunk, made, meter)
             else:
@@ -168,13 +181,13 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
             if work and features is not None:
                 written = written.merge(work.write(chunk.start, features))
                 meter.written += features.nbytes
-        report_chunk(task, "grow", chunk.start, chunk.stop)
+        log_chunk_done(task, "grow", chunk.start, chunk.stop)
         return written
 
     with blas_threads(1), backend.working(), write_behind() as behind:
         for chunk, given in read_ahead(reader.chunks(), read):
-            report_begun(task, "grow", chunk.start)
-            with naming(group, chunk):
+            log_chunk_started(task, "grow", chunk.start)
+            with chunk_error_context(group, chunk):
                 with meter.timing("read"):
                     pixels, old = given()
                 with meter.timing("compute"):
@@ -184,7 +197,7 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
                     )  # fmt: skip
                     del pixels, old
                     statistics = statistics.fold(grown)
-            made = Held(layer, grown.maps, grown.scores, None)
+            made = ChunkState(layer, grown.maps, grown.scores, None)
             reader.keep(chunk, replace(made, features=grown.features))
             features = grown.features if work else None
             writing = partial(write_all, chunk, made, features)
@@ -196,23 +209,23 @@ def grow_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checked:
             statistics = statistics.settled()
         with meter.timing("write"):
             checksums = checksums.merge(behind.wait() or Checksums())
-    report_spent(task, "grow", meter)
+    log_task_done(task, "grow", meter)
     return Checked(statistics, checksums)
 
 
 def _growing(task: Task, state: RunState) -> GrowingLayer:
     """The layer in the making, read from the run store."""
-    place, layer = task.run.place, task.layer
+    location, layer = task.run.location, task.layer
     return GrowingLayer(
         spec=state.spec,
         number=layer,
         classes=state.classes,
-        image_scale=known(task, "image scale", lambda: read_image_scale(place)),
-        bank=known(task, "bank", lambda: read_bank(place, layer), layer),
+        image_scale=worker_cache.get(task, "image scale", lambda: read_image_scale(location)),
+        bank=worker_cache.get(task, "bank", lambda: read_bank(location, layer), layer),
         previous=_classifier(task, layer - 1) if layer > 1 else None,
         draws=cache(
             partial(
-                draws_of_layer, state.spec, state.run_spec.seed, layer + 1, task.counts,
+                draw_layer_patches, state.spec, state.run_spec.seed, layer + 1, task.counts,
                 state.image_shape,
             )
         ),
@@ -221,15 +234,17 @@ def _growing(task: Task, state: RunState) -> GrowingLayer:
 
 def _classifier(task: Task, layer: int) -> Classifier:
     """The classifier of a layer."""
-    return known(task, "classifier", lambda: read_classifier(task.run.place, layer), layer)
+    return worker_cache.get(
+        task, "classifier", lambda: read_classifier(task.run.location, layer), layer
+    )
 
 
 def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
     """Fit and store the layer's classifier and the next layer's filters; returns how well the
     layers before it do and the checksums to commit. The last layer's pass does so too, as the run
     may be resumed."""
-    state, statistics = state_of(task), checked.statistics
-    report_solving(task, "grow")
+    state, statistics = load_state(task), checked.statistics
+    log_solving(task, "grow")
 
     def next_bank() -> None:
         store_bank(task, fit_bank(statistics.inputs, state.spec, task.layer + 1))
@@ -252,33 +267,35 @@ def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
 def store_classifier(task: Task, classifier: Classifier) -> None:
     """Store what the pass of a layer has led to: its classifier."""
     run, layer = task.run, task.layer
-    patiently(lambda: write_classifier(run.place, layer, classifier), f"layer {layer} of {run}")
-    learn(task, "classifier", classifier, layer)
+    with_retries(
+        lambda: write_classifier(run.location, layer, classifier), f"layer {layer} of {run}"
+    )
+    worker_cache.put(task, "classifier", classifier, layer)
 
 
 def store_bank(task: Task, bank: Bank) -> None:
     """Store what the pass of a layer has led to: the bank of the next."""
     run, layer = task.run, task.layer + 1
-    patiently(lambda: write_bank(run.place, layer, bank), f"layer {layer} of {run}")
-    learn(task, "bank", bank, layer)
+    with_retries(lambda: write_bank(run.location, layer, bank), f"layer {layer} of {run}")
+    worker_cache.put(task, "bank", bank, layer)
 
 
 # scoring the last layer -------------------------------------------------------------------------
 
 
-def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
+def score_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Tally:
     """How well the network with `task.layer` layers does on a group of chunks."""
-    run, layer, state = task.run, task.layer, state_of(task)
-    classifier = patiently(lambda: _classifier(task, layer), f"reading layer {layer} of {run}")
+    run, layer, state = task.run, task.layer, load_state(task)
+    classifier = with_retries(lambda: _classifier(task, layer), f"reading layer {layer} of {run}")
     reader, tally = Reader.of(task, group, state, layer, shelf), Tally.empty(state.backend.xp)
-    held = partial(reader.held, known(task, "images", run.images))
+    held = partial(reader.held, worker_cache.get(task, "images", run.images))
     with blas_threads(1), state.backend.working():
         for chunk, given in read_ahead(reader.chunks(), held):
-            with naming(group, chunk):
+            with chunk_error_context(group, chunk):
                 with reader.meter.timing("read"):
                     old = given()
                 with reader.meter.timing("compute"):
-                    seen = state.spec.channels_of_layer(1, state.image_shape[2])
+                    seen = state.spec.input_channels(1, state.image_shape[2])
                     cut = slabs(old.maps, seen, state.spec)
                     scores = chunk_scores(
                         classifier, old.maps, old.scores, state.spec, cut, old.features
@@ -287,10 +304,10 @@ def score_group(task: Task, group: Group, shelf: Shelf | None = None) -> Tally:
                     tally = tally.merge(more)
                 reader.keep(chunk, old)
                 del old
-            report_chunk(task, "score", chunk.start, chunk.stop)
+            log_chunk_done(task, "score", chunk.start, chunk.stop)
         with reader.meter.timing("compute"):
             tally = to_host(tally)
-    report_spent(task, "score", reader.meter)
+    log_task_done(task, "score", reader.meter)
     return tally
 
 
@@ -302,20 +319,20 @@ def finish_score(_task: Task, tally: Tally) -> Tally:
 # storing what is in memory ----------------------------------------------------------------------
 
 
-def save_group(task: Task, group: Group, shelf: Shelf | None = None) -> Checksums:
+def save_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Checksums:
     """Store the maps and scores of the last layer, which are in memory only, of a group of chunks;
     returns their checksums."""
-    state, checksums = state_of(task), Checksums()
+    state, checksums = load_state(task), Checksums()
     reader = Reader.of(task, group, state, task.layer, shelf)
-    saving, images = Saver.of(task, state), known(task, "images", task.run.images)
+    saving, images = Saver.of(task, state), worker_cache.get(task, "images", task.run.images)
     with blas_threads(1):
         for chunk in reader.chunks():
-            with naming(group, chunk):
+            with chunk_error_context(group, chunk):
                 checksums = checksums.merge(
                     saving.save(chunk, reader.held(images, chunk), reader.meter)
                 )
-            report_chunk(task, "save", chunk.start, chunk.stop)
-    report_spent(task, "save", reader.meter)
+            log_chunk_done(task, "save", chunk.start, chunk.stop)
+    log_task_done(task, "save", reader.meter)
     return checksums
 
 
@@ -347,7 +364,7 @@ class Pass:
     all) or, where that is spread over many tasks, the function that makes them."""
 
     name: str
-    fold: Callable[[Task, Group, Shelf | None], Any]
+    fold: Callable[[Task, Group, ChunkCache | None], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[..., Any]
     spread: bool = False
@@ -358,4 +375,10 @@ SURVEY = Pass("survey", survey_group, Checked.merge, finish_survey)
 GROW = Pass("grow", grow_group, Checked.merge, finish_layer)
 SCORE = Pass("score", score_group, Tally.merge, finish_score)
 SAVE = Pass("save", save_group, Checksums.merge, finish_save)
-ON_SHELVES = (COUNT, SURVEY, GROW, SCORE, SAVE)  # which find on shelves what another has left there
+CACHED_PASSES = (
+    COUNT,
+    SURVEY,
+    GROW,
+    SCORE,
+    SAVE,
+)  # which find on shelves what another has left there

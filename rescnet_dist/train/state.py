@@ -10,10 +10,10 @@ import numpy as np
 
 from rescnet_dist.data import RowTable
 from rescnet_dist.kernels import Backend, features_per_layer
-from rescnet_dist.planning.needs import Problem
 from rescnet_dist.planning.plan import Group, Plan
+from rescnet_dist.planning.requirements import Problem
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
-from rescnet_dist.store import RunStore, reading_attributes
+from rescnet_dist.store import RunStore, translate_attribute_errors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -68,16 +68,16 @@ class RunState:
     @classmethod
     def from_attributes(cls, run: RunStore, attributes: dict[str, Any]) -> RunState:
         """The state that these attributes of a run tell."""
-        with reading_attributes(run.place):
+        with translate_attribute_errors(run.location):
             height, width, channels = attributes["image_shape"]
             return cls(
-                NetworkSpec.from_dict(attributes["network"]),
-                RunSpec.from_dict(attributes["run"]),
+                NetworkSpec.from_stored(attributes["network"]),
+                RunSpec.from_stored(attributes["run"]),
                 Plan.from_dict(attributes["plan"]),
                 len(attributes["classes"]["values"]),
                 (height, width, channels),
                 RowTable.from_dict(attributes["rows"]),
-                AugmentSpec.from_dict(attributes["augment"]),
+                AugmentSpec.from_stored(attributes["augment"]),
             )
 
     def problem(self, itemsize: int) -> Problem:

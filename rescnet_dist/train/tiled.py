@@ -14,7 +14,7 @@ import numpy as np
 from dask.delayed import Delayed, delayed
 
 from rescnet_dist.kernels import (
-    Standardised,
+    Standardizer,
     Tally,
     TileScatter,
     factor_tile,
@@ -25,18 +25,18 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
-from rescnet_dist.store import Checksums, checksum, patiently, read_block, write_block
+from rescnet_dist.store import Checksums, checksum, read_block, with_retries, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
-from rescnet_dist.train.known import state_of
-from rescnet_dist.train.observed import Meter
+from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.passes import Checked, Pass, grow_group, store_bank, store_classifier
-from rescnet_dist.train.report import report, report_moved, report_solving
 from rescnet_dist.train.state import Array, RunState, Task
+from rescnet_dist.train.task_events import log_io, log_solving, report
+from rescnet_dist.train.worker_cache import load_state
 
 
 def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
     """The graph from the merged statistics of a pass to its fits; merged is a `Checked`."""
-    state = state_of(task)
+    state = load_state(task)
     blocks = range(len(_blocks(state)))
 
     def task_of(name: str, function: Any, at: tuple[int, ...], *arguments: Any) -> Delayed:
@@ -51,7 +51,7 @@ def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
         for j in range(i + 1)
     }
     diagonals = [scatter[i, i] for i in blocks]
-    standardised = task_of("standardise", standardise, (), facts, diagonals)
+    standardized = task_of("standardize", standardize, (), facts, diagonals)
     factor: dict[tuple[int, int], Delayed] = {}
     for j in blocks:
         for i in range(j, len(blocks)):
@@ -59,9 +59,9 @@ def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
             if i > j:
                 needed[j, j] = factor[j, j]
             factor[i, j] = task_of(
-                "factor", factorise_tile, (i, j), standardised, scatter[i, j], needed, i, j
+                "factor", factorize_tile, (i, j), standardized, scatter[i, j], needed, i, j
             )
-    return task_of("finish", finish_tiled_layer, (), merged, standardised, factor)
+    return task_of("finish", finish_tiled_layer, (), merged, standardized, factor)
 
 
 def means_of_features(_task: Task, checked: Checked) -> tuple[int, Array, dict[str, Any]]:
@@ -76,7 +76,7 @@ def scatter_tile(
 ) -> tuple[int, Array]:
     """Sum and store tile (i, j) of the scatter matrix; returns its checksum and, where i = j, its
     diagonal, else nothing."""
-    run, state = task.run, state_of(task)
+    run, state = task.run, load_state(task)
     blocks, (_, means, checksums) = _blocks(state), facts
     rows, columns = blocks[i], blocks[j]
     features, target = run.work("features"), run.work("scatter", write=True)
@@ -98,25 +98,27 @@ def scatter_tile(
             )
             tile.add(left, right)
     values = tile.value()
-    patiently(lambda: write_block(target, (rows.start, columns.start), values), f"tiles of {run}")
+    with_retries(
+        lambda: write_block(target, (rows.start, columns.start), values), f"tiles of {run}"
+    )
     meter.written += values.nbytes
-    report_moved(task, "grow", meter)
+    log_io(task, "grow", meter)
     report(task, "tile", name="scatter", row=i, column=j)
     return checksum(values), np.diagonal(values).copy() if i == j else np.zeros(0)
 
 
-def standardise(
+def standardize(
     task: Task, facts: tuple[int, Array, dict[str, Any]], diagonals: list[tuple[int, Array]]
-) -> Standardised:
-    """How the features are standardised, from the diagonal tiles."""
-    report_solving(task, "grow")
+) -> Standardizer:
+    """How the features are standardized, from the diagonal tiles."""
+    log_solving(task, "grow")
     squares = np.concatenate([diagonal for _, diagonal in diagonals])
-    return Standardised.of(squares, facts[0], state_of(task).spec.ridge)
+    return Standardizer.of(squares, facts[0], load_state(task).spec.ridge)
 
 
-def factorise_tile(
+def factorize_tile(
     task: Task,
-    standardised: Standardised,
+    standardized: Standardizer,
     scatter: tuple[int, Array],
     needed: dict[tuple[int, int], int],
     i: int,
@@ -124,24 +126,24 @@ def factorise_tile(
 ) -> int:
     """Make and store tile (i, j) of the Cholesky factor; returns its checksum. needed holds the
     checksums of the tiles of the factor that it is made from."""
-    run, state = task.run, state_of(task)
+    run, state = task.run, load_state(task)
     blocks = _blocks(state)
     covariance, target = run.work("scatter"), run.work("factor", write=True)
-    meter = Meter()
+    meter = TaskMeter()
     read = partial(_factor, target, blocks, needed, run, meter)
     with blas_threads(1):
         tile = _read(covariance, (blocks[i], blocks[j]), scatter[0], run, meter)
         values = factor_tile(
-            standardised.tile(tile, blocks[i], blocks[j]),
+            standardized.tile(tile, blocks[i], blocks[j]),
             ((read(i, k), read(j, k)) for k in range(j)),
             read(j, j) if i > j else None,
-            standardised,
+            standardized,
         )
     values = np.ascontiguousarray(values)
     at = blocks[i].start, blocks[j].start
-    patiently(lambda: write_block(target, at, values), f"tiles of {run}")
+    with_retries(lambda: write_block(target, at, values), f"tiles of {run}")
     meter.written += values.nbytes
-    report_moved(task, "grow", meter)
+    log_io(task, "grow", meter)
     report(task, "tile", name="factor", row=i, column=j)
     return checksum(values)
 
@@ -149,15 +151,15 @@ def factorise_tile(
 def finish_tiled_layer(
     task: Task,
     checked: Checked,
-    standardised: Standardised,
+    standardized: Standardizer,
     checksums: dict[tuple[int, int], int],
 ) -> tuple[Tally, Checksums]:
     """As `passes.finish_layer`, with the factor in tiles."""
-    run, state, statistics = task.run, state_of(task), checked.statistics
+    run, state, statistics = task.run, load_state(task), checked.statistics
     blocks = _blocks(state)
-    meter = Meter()
+    meter = TaskMeter()
     read = partial(_factor, run.work("factor"), blocks, checksums, run, meter)
-    white = tiled_whitening(statistics.features, standardised, blocks, read)
+    white = tiled_whitening(statistics.features, standardized, blocks, read)
     with blas_threads(state.plan.solve_threads):
         classifier = fit_classifier(
             statistics.features, state.spec, task.layer, state.classes, white
@@ -165,7 +167,7 @@ def finish_tiled_layer(
         bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
     store_bank(task, bank)
     store_classifier(task, classifier)
-    report_moved(task, "grow", meter)
+    log_io(task, "grow", meter)
     kept = {path: v for path, v in checked.checksums.chunks.items() if not path.startswith("work/")}
     return statistics.tally, Checksums(kept)
 
@@ -174,9 +176,11 @@ def _blocks(state: RunState) -> list[slice]:
     return feature_blocks(state.features, state.plan.tile_features or state.features)
 
 
-def _read(array: Any, block: tuple[slice, slice], expected: int, run: Any, meter: Meter) -> Array:
+def _read(
+    array: Any, block: tuple[slice, slice], expected: int, run: Any, meter: TaskMeter
+) -> Array:
     what = f"reading {array.path} of {run}"
-    values = patiently(lambda: read_block(array, block, expected), what)
+    values = with_retries(lambda: read_block(array, block, expected), what)
     meter.read += values.nbytes
     return values
 
@@ -186,7 +190,7 @@ def _factor(
     blocks: list[slice],
     checksums: dict[tuple[int, int], int],
     run: Any,
-    meter: Meter,
+    meter: TaskMeter,
     i: int,
     j: int,
 ) -> Array:

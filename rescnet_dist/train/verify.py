@@ -40,7 +40,7 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
 
 def _missing_commits(run: RunStore) -> Iterator[str]:
     """Commit records that are missing before others that are there."""
-    names = (run.place / "commits").names()
+    names = (run.location / "commits").names()
     found = {int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json")}
     for step in sorted(set(range(max(found, default=0) + 1)) - found):
         yield f"commits/{step:04d}.json is missing: the steps after it do not count"
@@ -75,7 +75,7 @@ def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int
     """Read chunks of an array of the run and compare them with their checksums."""
     if path == "data/images":
         return _verify_images(run, first, len(checksums))
-    found = [chunk_problem(run.place, path, n, e) for n, e in enumerate(checksums, start=first)]
+    found = [chunk_problem(run.location, path, n, e) for n, e in enumerate(checksums, start=first)]
     return [problem for problem in found if problem]
 
 
@@ -101,7 +101,7 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
 def _verify_layer(run: RunStore, step: int) -> list[str]:
     """Read the small arrays that were stored with a step."""
     try:
-        read_layer(run.place, step) if step else read_image_scale(run.place)
+        read_layer(run.location, step) if step else read_image_scale(run.location)
     except (StoreError, OSError) as error:
         return [f"layer {step}: {error}" if step else f"image_scale: {error}"]
     return []

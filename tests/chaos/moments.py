@@ -78,15 +78,15 @@ def watch_worker() -> None:
 def watch_driver() -> None:
     """Report what the driver does, and which step it is at."""
     from rescnet_dist.store import Claim, RunStore
-    from rescnet_dist.train import loop, session
+    from rescnet_dist.train import loop
 
     line = Line("driver")
-    report(line, "begin", session, "prepare_run")
-    report(line, "resume", session, "prepare_resume")
+    report(line, "begin", lifecycle, "prepare_run")
+    report(line, "resume", lifecycle, "prepare_resume")
     report(line, "claim", Claim, "take")
     report(line, "room", RunStore, "create_layer", "create_work")
     report(line, "commit", RunStore, "commit")
-    report(line, "clear", RunStore, "remove_maps_but", "remove_work")
+    report(line, "clear", RunStore, "remove_maps_except", "remove_work")
     report(line, "result", RunStore, "write_result")
     actions = {"survey": lambda: 0, "grow": lambda layer: layer, "score": lambda layer: layer + 1}
     for name, step in actions.items():

@@ -129,7 +129,7 @@ def bits(url: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for folder in folders:
         for name in names(run, folder):
-            array = run.place.open_array(f"{folder}/{name}")
+            array = run.location.open_array(f"{folder}/{name}")
             content = hashlib.sha256(array[...].tobytes()).hexdigest()
             found[f"{folder}/{name}"] = array.shape, array.dtype.str, content
     for record in run.commits():
@@ -141,8 +141,8 @@ def bits(url: str) -> dict[str, Any]:
 def names(run: RunStore, folder: str) -> list[str]:
     """What lies in a folder of a run, without the folder's own description; SeaweedFS keeps empty
     folders, which do not count."""
-    place = run.place / folder
-    return [name for name in place.names() if name != "zarr.json" and (place / name).size()]
+    location = run.location / folder
+    return [name for name in location.names() if name != "zarr.json" and (location / name).size()]
 
 
 def run_to_the_end(ground: Ground, command: list[str], store: str, *, resume: bool = False) -> int:

@@ -28,7 +28,7 @@ def train(store: Path, **more: Any) -> ResCNetClassifier:
     return ResCNetClassifier(SPEC, store=store, run=RUN, **more).fit(X, Y)
 
 
-class Held:
+class PausedRun:
     """A run in a thread that waits before a layer, its third, until it is let go."""
 
     def __init__(self, store: Path, before: int = 3) -> None:
@@ -42,7 +42,7 @@ class Held:
             self._reached.set()
             assert self._free.wait(120)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> PausedRun:
         """Begin, and give the run when it waits."""
         self._thread.start()
         assert self._reached.wait(60)

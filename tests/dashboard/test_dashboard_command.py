@@ -22,7 +22,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.dashboard import StoredRun
 from rescnet_dist.dashboard import server as dashboard_server
 from rescnet_dist.dashboard.server import StoredRuns
-from rescnet_dist.errors import DamagedError
+from rescnet_dist.errors import CorruptDataError
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
@@ -142,10 +142,10 @@ def test_a_record_that_says_odd_things_is_named(
     """Not raised as what Python makes of it; nor does it end a page that is served."""
     shutil.copytree(run, tmp_path / "run")
     runs = StoredRuns([str(tmp_path / "run")])
-    place = tmp_path / "run/commits/0002.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {name: value}))
+    location = tmp_path / "run/commits/0002.json"
+    location.write_text(json.dumps(json.loads(location.read_text()) | {name: value}))
     if name != "seconds":
-        with pytest.raises(DamagedError, match="tells of its layers is damaged"):
+        with pytest.raises(CorruptDataError, match="tells of its layers is damaged"):
             StoredRun(str(tmp_path / "run")).view()
     assert len(runs.views()[0].layers) == 3
 

@@ -17,8 +17,8 @@ from PIL import Image
 from sklearn.exceptions import NotFittedError
 
 from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
+from rescnet_dist.dashboard.evaluation import MATRIX_CLASSES
 from rescnet_dist.dashboard.figures import Plots
-from rescnet_dist.dashboard.judged import MATRIX_CLASSES
 from rescnet_dist.store import RunStore
 
 
@@ -53,7 +53,7 @@ def test_filters_tell_their_layer_and_kinds(clf: ResCNetClassifier) -> None:
     weights = clf.network_.layers[0].bank.filters[:, :, 0, 2]
     shown = figure.axes[2].images[0].get_array()
     assert np.unravel_index(np.argmax(np.abs(weights)), (3, 3)) in {
-        tuple(place) for place in np.argwhere(np.ptp(shown.astype(int), axis=2) > 100)
+        tuple(location) for location in np.argwhere(np.ptp(shown.astype(int), axis=2) > 100)
     }
 
 
@@ -112,7 +112,7 @@ def test_figures_show_themselves_in_notebooks(clf: ResCNetClassifier) -> None:
         assert picture.size == (640, 380)
 
 
-def test_colour_filters_are_in_colour(client: Client) -> None:
+def test_color_filters_are_in_color(client: Client) -> None:
     """Those of the first layer; of later ones the strongest channel is named."""
     rng = np.random.default_rng(1)
     y = np.arange(60) % 3

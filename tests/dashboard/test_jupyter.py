@@ -26,7 +26,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from tests.conftest import Processes, free_port
-from tests.dashboard.conftest import LAYERS, Held, cluster_with_dashboard, train
+from tests.dashboard.conftest import LAYERS, PausedRun, cluster_with_dashboard, train
 from tests.dashboard.test_pages import DATA, SAID, assert_shows, data, wait_for_points
 
 pytestmark = pytest.mark.slow
@@ -164,7 +164,7 @@ def test_a_run_is_followed_through_the_hub(
     """In Dask's own dashboard behind jupyter-server-proxy: points keep arriving by the websocket,
     and neither Dask's page nor ours says anything on the console."""
     port = cluster.scheduler.http_server.port
-    with Client(cluster), Held(tmp_path / "run") as run:
+    with Client(cluster), PausedRun(tmp_path / "run") as run:
         page = opened(hub.proxied(port, "rescnet"), storage_state=hub.state)
         wait_for_points(page, 2)
         assert len(data(page, "accuracy-points")["layer"]) < 2 * LAYERS
@@ -225,7 +225,7 @@ def test_the_dashboard_alone_is_opened_through_the_hub(
     line = "" if knows else "env -u JUPYTERHUB_PUBLIC_URL "
     line += f"{sys.executable} -m rescnet_dist dashboard {tmp_path / 'run'} --port 0 "
     line += options.format(site=hub.url.removeprefix("http://"))
-    with Client(cluster), Held(tmp_path / "run") as run:
+    with Client(cluster), PausedRun(tmp_path / "run") as run:
         typed(f"exec {line} 2> {said}")
         started.wait_until(lambda: said.exists() and "Ctrl-C" in said.read_text())
         url = said.read_text().split("in JupyterHub: ")[1].split()[0]
@@ -273,7 +273,7 @@ SANDBOX = (
 def test_jupyterlabs_dask_panel_shows_the_plots(
     hub: Hub, cluster: LocalCluster, browser: Any, tmp_path: Path
 ) -> None:
-    """By name, each in a tab, in the colours of the Lab.
+    """By name, each in a tab, in the colors of the Lab.
 
     What the Lab says on the console for itself is none of ours; of what is said by pages behind
     the proxy, which are Dask's and ours, there must be nothing.
@@ -327,7 +327,7 @@ def frame_of(page: Any, path: str) -> Any:
 
 
 def background(frame: Any) -> Any:
-    """The colour behind the plots."""
+    """The color behind the plots."""
     return frame.evaluate("getComputedStyle(document.body).backgroundColor")
 
 

@@ -10,7 +10,7 @@ from distributed import Client
 
 import rescnet_dist as rd
 from rescnet_dist.dashboard import notebook
-from tests.dashboard.conftest import LAYERS, Held
+from tests.dashboard.conftest import LAYERS, PausedRun
 
 
 def test_a_run_shows_itself(run: Path) -> None:
@@ -50,7 +50,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Display:
 
 def test_a_run_that_goes_on_is_shown_anew(client: Client, tmp_path: Path, display: Display) -> None:
     """From the store, until it is done."""
-    with Held(tmp_path / "run", before=2) as held:
+    with PausedRun(tmp_path / "run", before=2) as held:
         watch = rd.open_run(tmp_path / "run").watch(every=0.05)
         assert "is going on" in display.shown[0]
         assert not watch.ended

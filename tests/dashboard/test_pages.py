@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 from rescnet_dist.dashboard.server import Dashboard
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.train import describe_run
-from tests.dashboard.conftest import LAYERS, Held, cluster_with_dashboard, train
+from tests.dashboard.conftest import LAYERS, PausedRun, cluster_with_dashboard, train
 
 DATA = "Bokeh.documents[0].get_model_by_name('{}').data"
 SAID = "Bokeh.documents[0].get_model_by_name('progress-text').text"
@@ -82,7 +82,7 @@ def test_a_run_shows_itself_in_dasks_dashboard(
 ) -> None:
     """On a scheduler that runs already: opened while the second layer waits, kept up to date."""
     base = base_of(served)
-    with Client(served), Held(tmp_path / "run") as held:
+    with Client(served), PausedRun(tmp_path / "run") as held:
         page = opened(f"{base}/rescnet")
         wait_for_points(page, 2)
         assert "is going on" in page.evaluate(SAID)
@@ -91,7 +91,10 @@ def test_a_run_shows_itself_in_dasks_dashboard(
         page.wait_for_function(f"{SAID}.includes('is done')")
     assert len(data(page, "accuracy-points")["layer"]) == 2 * LAYERS
     assert_shows(page, tmp_path / "run")
-    with Client(served), Held(tmp_path / "next", before=1):  # of which there is nothing to draw
+    with (
+        Client(served),
+        PausedRun(tmp_path / "next", before=1),
+    ):  # of which there is nothing to draw
         page.wait_for_function(f"{DATA.format('time-bars')}.layer.length == 0")
         page.wait_for_timeout(500)
     opened(f"{base}/status").click("text=Rescnet")  # it is in Dask's own bar
@@ -169,7 +172,7 @@ def test_a_run_that_goes_on_is_followed_in_its_store(
     run: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Beside one that is done: curves of both, and a choice of which to look into."""
-    with Client(served), Held(tmp_path / "live") as held:
+    with Client(served), PausedRun(tmp_path / "live") as held:
         page = opened(dashboard(run, tmp_path / "live").url)
         wait_for_points(page, 2 * LAYERS + 2)
         assert "live</b> is going on" in page.evaluate(SAID)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rescnet_dist import NetworkSpec
-from rescnet_dist.dashboard.pictures import chosen_filters, shown_filters
+from rescnet_dist.dashboard.thumbnails import select_filters, shown_filters
 from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
 from rescnet_dist.network import Network
 
@@ -15,7 +15,7 @@ def grown(spec: NetworkSpec, channels: int) -> Network:
     """A network of two layers of which only the filters matter."""
     rng, layers = np.random.default_rng(0), []
     for number in (1, 2):
-        inputs = spec.channels_of_layer(number, channels)
+        inputs = spec.input_channels(number, channels)
         bank = Bank(
             np.zeros(inputs), np.ones(inputs), rng.normal(size=(3, 3, inputs, spec.filters)),
             np.zeros(spec.filters),
@@ -34,12 +34,12 @@ def test_filters_of_two_towers_are_told_apart(channels: int) -> None:
     names = [name for name, _ in shown_filters(network, 1)]
     assert names == ["PCA 1", "LDA 1", "contrast PCA 1", "contrast LDA 1"]
     for number, (name, _) in enumerate(shown_filters(network, 2)):
-        tower = network.spec.towers_of_layer(2, channels)[number // 2]
+        tower = network.spec.layer_towers(2, channels)[number // 2]
         assert int(name.rsplit(" ", 1)[1]) - 1 in tower.channels
 
 
 def test_a_few_filters_are_of_both_towers() -> None:
     """And of both kinds."""
     network = grown(NetworkSpec(filters=12, local_contrast=True), 3)
-    assert chosen_filters(network, 2, 4) == [0, 6, 3, 9]
-    assert chosen_filters(grown(NetworkSpec(filters=12), 3), 2, 4) == [0, 1, 6, 7]
+    assert select_filters(network, 2, 4) == [0, 6, 3, 9]
+    assert select_filters(grown(NetworkSpec(filters=12), 3), 2, 4) == [0, 1, 6, 7]

@@ -22,10 +22,10 @@ from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, l
 from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.report import report_command
-from rescnet_dist.dashboard.judged import sample_of_run
+from rescnet_dist.dashboard.evaluation import sample_of_run
 from rescnet_dist.dashboard.render import FORMATS, NOT_RECORDED, rendered
 from rescnet_dist.dashboard.report import Report, report_of
-from rescnet_dist.dashboard.reproduce import PLANNED, reproduce
+from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.store import RunStore
@@ -258,7 +258,7 @@ def test_runs_of_earlier_releases_say_what_was_not_recorded(copied: Path) -> Non
 
 
 def test_many_classes_many_layers_and_no_images_held_out(client: Client, tmp_path: Path) -> None:
-    """Pairs instead of a matrix of 40 classes; colour images; training images, and says so."""
+    """Pairs instead of a matrix of 40 classes; color images; training images, and says so."""
     rng = np.random.default_rng(0)
     y = np.arange(120) % 40
     X = rng.integers(0, 255, (120, 8, 8, 3), dtype=np.uint8)
@@ -319,7 +319,7 @@ def test_the_command_gives_the_same_bits(client: Client, tmp_path: Path) -> None
     for layer in ("0001", "0002"):
         for name in ("filters", "bias", "weights", "intercept"):
             path = f"layers/{layer}/{name}"
-            a, b = (np.asarray(s.place.open_array(path)[...]) for s in (one, two))
+            a, b = (np.asarray(s.location.open_array(path)[...]) for s in (one, two))
             np.testing.assert_array_equal(a, b)
 
 
@@ -343,7 +343,7 @@ def test_the_command_resolves_to_the_same_specs(source: str, network: NetworkSpe
     assert train is not None
     flags = dict(train.make_context("train", list(words)).params)
     specs = resolve_specs(flags.pop("preset"), flags.pop("config"), flags.pop("data"), flags)
-    planned = {name: getattr(plan, name) for name in PLANNED}
+    planned = {name: getattr(plan, name) for name in PLAN_FIELDS}
     assert specs == (network, run_spec.replace(**planned), augment)
 
 

@@ -84,7 +84,7 @@ def test_maps_that_leave_memory_are_noted(run: Path) -> None:
     """Not those that are in the store from the first layer on."""
     view = StoredRun(str(run)).view()
     for layer, in_memory in enumerate([False, True, True, False], start=1):
-        told = {"layer": layer, "in_memory": in_memory, "features": False, "why": "in the store"}
+        told = {"layer": layer, "in_memory": in_memory, "features": False, "reason": "in the store"}
         view.hear({"event": "maps_placed", **told})
     assert view.notes == ["layer 4: maps go in the store, from now on"]
 

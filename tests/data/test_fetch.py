@@ -35,7 +35,7 @@ from rescnet_dist.data.named import (
     DATASETS,
     NamedDataset,
     cache_folder,
-    fetched,
+    fetch_dataset,
     named_dataset,
 )
 from rescnet_dist.errors import DataError
@@ -536,7 +536,7 @@ MEMBERS = {"a.txt": b"A", "b/c.txt": b"C" * 300_000, "b/d/empty": b"", "./e.txt"
 
 @pytest.mark.parametrize("suffix", MAKERS)
 def test_archives_are_extracted_whole(tmp_path: Path, suffix: str) -> None:
-    """Into a folder that is then left as it is; `place` moves members and leaves some out."""
+    """Into a folder that is then left as it is; `location` moves members and leaves some out."""
     archive = MAKERS[suffix](tmp_path / f"archive.{suffix}", MEMBERS)
     target = extract(archive, tmp_path / "deep" / "out", limit=10**6)
     assert {
@@ -549,7 +549,7 @@ def test_archives_are_extracted_whole(tmp_path: Path, suffix: str) -> None:
     assert extract(archive, target, limit=0) == target
     assert (target / "mine").exists()
     moved = {"a.txt": "x/y.txt"}
-    placed = extract(archive, tmp_path / "placed", limit=10**6, place=moved.get)
+    placed = extract(archive, tmp_path / "placed", limit=10**6, location=moved.get)
     assert [str(path.relative_to(placed)) for path in placed.rglob("*.*")] == ["x/y.txt"]
 
 
@@ -582,8 +582,10 @@ def test_paths_that_lead_outside_are_refused(tmp_path: Path, suffix: str, name: 
     assert names(tmp_path) == [archive.name, "deep"]
     # nor if it is only where a member is to be put
     fine = MAKERS[suffix](tmp_path / f"fine.{suffix}", {"fine": b"F"})
-    place = {"fine": name}.get
-    assert "leads out" in said(lambda: extract(fine, tmp_path / "o", limit=10**6, place=place))
+    location = {"fine": name}.get
+    assert "leads out" in said(
+        lambda: extract(fine, tmp_path / "o", limit=10**6, location=location)
+    )
 
 
 TAR_KINDS = {
@@ -627,8 +629,8 @@ def test_bombs_are_refused_by_what_they_declare(tmp_path: Path, suffix: str) -> 
     assert large.stat().st_size < 10**4
     many = MAKERS[suffix](tmp_path / f"many.{suffix}", {str(i): b"" for i in range(2000)})
     for archive in (large, many):
-        for place in (str, {}.get):
-            action = partial(extract, archive, tmp_path / "o", limit=10**6, place=place)
+        for location in (str, {}.get):
+            action = partial(extract, archive, tmp_path / "o", limit=10**6, location=location)
             assert "beyond the limit of 1,000,000" in said(action)
     assert names(tmp_path) == [large.name, many.name]
 
@@ -781,7 +783,7 @@ def test_no_two_files_are_the_same() -> None:
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     """And with all there are."""
-    message = said(lambda: fetched("cifar-10"))
+    message = said(lambda: fetch_dataset("cifar-10"))
     assert "'cifar-10'" in message
     assert "did you mean 'cifar10'?" in message
     assert "Known: cifar10, cifar100, fashion-mnist, mnist, tiny-imagenet" in message
@@ -832,13 +834,13 @@ def test_idx_data_sets_are_a_folder(
     dataset = served(server, name, contents)
     monkeypatch.setenv("RESCNET_CACHE", str(tmp_path))
     server.faults = ["", "breaks"]
-    folder = fetched(dataset, progress=lambda *at: seen.append(at))
+    folder = fetch_dataset(dataset, progress=lambda *at: seen.append(at))
     assert folder == tmp_path / name
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (dataset.size, dataset.size)
     server.asked.clear()
-    assert fetched(dataset) == folder
+    assert fetch_dataset(dataset) == folder
     assert not server.asked
 
 
@@ -846,7 +848,7 @@ def test_idx_data_sets_are_a_folder(
 def test_cifar_is_the_archive_itself(server: Server, tmp_path: Path, name: str) -> None:
     """Nothing is extracted."""
     file = named_dataset(name).files[0].name
-    path = fetched(served(server, name, {file: CONTENT}), tmp_path)
+    path = fetch_dataset(served(server, name, {file: CONTENT}), tmp_path)
     assert path == tmp_path / name / file
     assert path.read_bytes() == CONTENT
 
@@ -858,7 +860,7 @@ TINY = {
     "tiny-imagenet-200/train/n01/images/n01_0.JPEG": b"1-0",
     "tiny-imagenet-200/train/n01/images/n01_1.JPEG": b"1-1",
     "tiny-imagenet-200/train/n02/images/n02_0.JPEG": b"2-0",
-    "tiny-imagenet-200/test/images/test_0.JPEG": b"unlabelled",
+    "tiny-imagenet-200/test/images/test_0.JPEG": b"unlabeled",
     "tiny-imagenet-200/val/images/val_0.JPEG": b"v0",
     "tiny-imagenet-200/val/images/val_1.JPEG": b"v1",
     "tiny-imagenet-200/val/val_annotations.txt": (
@@ -874,9 +876,9 @@ def tiny(server: Server, folder: Path, members: dict[str, bytes]) -> NamedDatase
 
 
 def test_tiny_imagenet_is_a_plain_folder(server: Server, tmp_path: Path) -> None:
-    """Labelled images only, by split and class; extracted once, and then not even verified."""
+    """Labeled images only, by split and class; extracted once, and then not even verified."""
     dataset = tiny(server, tmp_path, TINY)
-    folder = fetched(dataset, tmp_path / "cache")
+    folder = fetch_dataset(dataset, tmp_path / "cache")
     images = {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -891,7 +893,7 @@ def test_tiny_imagenet_is_a_plain_folder(server: Server, tmp_path: Path) -> None
     }
     assert names(folder.parent) == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]
     (folder.parent / "tiny-imagenet-200.zip").unlink()
-    assert fetched(dataset, tmp_path / "cache") == folder
+    assert fetch_dataset(dataset, tmp_path / "cache") == folder
     assert len(server.asked) == 1
 
 
@@ -899,10 +901,10 @@ def test_tiny_imagenet_without_labels_is_refused(server: Server, tmp_path: Path)
     """Of all images or of one; no folder is made."""
     annotations = "tiny-imagenet-200/val/val_annotations.txt"
     none = {name: content for name, content in TINY.items() if name != annotations}
-    message = said(lambda: fetched(tiny(server, tmp_path, none), tmp_path / "none"))
+    message = said(lambda: fetch_dataset(tiny(server, tmp_path, none), tmp_path / "none"))
     assert f"holds no {annotations}" in message
     one = TINY | {annotations: b"val_0.JPEG\tn02\t0\t32\t44\t62\n"}
-    message = said(lambda: fetched(tiny(server, tmp_path, one), tmp_path / "one"))
+    message = said(lambda: fetch_dataset(tiny(server, tmp_path, one), tmp_path / "one"))
     assert "names no class for val_1.JPEG" in message
     assert names(tmp_path / "one" / "tiny-imagenet") == ["tiny-imagenet-200.zip"]
 
@@ -921,7 +923,7 @@ def test_all_missing_files_are_named_without_a_network(
     folder.mkdir()
     last = offline.files[-1]
     (folder / last.name).write_bytes(contents[last.name])
-    message = said(lambda: fetched(offline, tmp_path))
+    message = said(lambda: fetch_dataset(offline, tmp_path))
     assert str(folder / offline.files[0].name) in message
     for file in offline.files[:-1]:
         assert file.urls[0] in message
@@ -929,4 +931,4 @@ def test_all_missing_files_are_named_without_a_network(
     assert last.urls[0] not in message
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    assert fetched(offline, tmp_path) == folder
+    assert fetch_dataset(offline, tmp_path) == folder

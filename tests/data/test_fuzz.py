@@ -194,11 +194,11 @@ def damage(content: bytes, rng: random.Random) -> bytes:
     """The content with one to three things wrong with it, half of the time near its ends."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         if content:
-            content = rng.choice(DAMAGES)(content, place(content, rng), rng)
+            content = rng.choice(DAMAGES)(content, location(content, rng), rng)
     return content
 
 
-def place(content: bytes, rng: random.Random) -> int:
+def location(content: bytes, rng: random.Random) -> int:
     """Where there is damage to be done."""
     span = rng.choice((16, 64, 512, len(content), len(content)))
     at = rng.randrange(min(span, len(content)))

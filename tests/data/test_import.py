@@ -48,7 +48,7 @@ def photo(path: Path, pixels: Any) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path, rng: np.random.Generator) -> Path:
-    """30 PNG files of 8×6 in colour: two splits, two classes; `train` has 20."""
+    """30 PNG files of 8×6 in color: two splits, two classes; `train` has 20."""
     folder = tmp_path / "photos"
     for split, count in (("train", 20), ("test", 10)):
         for number in range(count):
@@ -310,10 +310,10 @@ def test_the_end_of_an_import_may_be_killed_too(
 ) -> None:
     """Before labels, before what makes it a data set, and while it is tidied up."""
     import_dataset(photos, tmp_path / "whole", client, chunk_images=CHUNK)
-    out, place = tmp_path / "out", type(importing.Location("x"))
+    out, location = tmp_path / "out", type(importing.Location("x"))
 
     def dying(method: str) -> Callable[..., Any]:
-        real = getattr(place, method)
+        real = getattr(location, method)
 
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
             if self.url == f"{out}/{name}" and (out / "images" / "c").exists():
@@ -324,7 +324,7 @@ def test_the_end_of_an_import_may_be_killed_too(
 
     with monkeypatch.context() as patch:
         for method in ("create_array", "write_json", "remove"):
-            patch.setattr(place, method, dying(method))
+            patch.setattr(location, method, dying(method))
         with pytest.raises(RuntimeError, match="killed"):
             import_dataset(photos, out, client, chunk_images=CHUNK)
     with pytest.raises(DataError, match="not been imported to the end"):
@@ -339,7 +339,7 @@ BAD = ["train/cat/02.png", "train/dog/03.png", "train/dog/19.png", "test/dog/09.
 
 
 @pytest.fixture
-def spoilt(photos: Path, tmp_path: Path) -> Path:
+def spoiled(photos: Path, tmp_path: Path) -> Path:
     """The photos, of which four cannot be used; `clean` has the others only."""
     for path in photos.rglob("*.png"):
         name = str(path.relative_to(photos))
@@ -359,15 +359,15 @@ def bits(folder: Path) -> Files:
 
 
 def test_images_that_cannot_be_used_are_listed(
-    client: Client, spoilt: Path, tmp_path: Path
+    client: Client, spoiled: Path, tmp_path: Path
 ) -> None:
     """With path, reason and remedy; all of them, and not one is left out."""
     with pytest.raises(DataError) as refusal:
-        import_dataset(spoilt, tmp_path / "out", client, chunk_images=CHUNK)
+        import_dataset(spoiled, tmp_path / "out", client, chunk_images=CHUNK)
     said = str(refusal.value)
     assert "4 of 30 images cannot be used" in said
     for name, reason in zip(BAD, ("no PNG", "9×6", "1 channels", "no image"), strict=True):
-        assert any(f"{spoilt}/{name}" in line and reason in line for line in said.split("\n"))
+        assert any(f"{spoiled}/{name}" in line and reason in line for line in said.split("\n"))
     for remedy in ("--on-error skip", "--resize", "Mend them", str(tmp_path / "out")):
         assert remedy in said
     with pytest.raises(DataError, match="not been imported to the end"):
@@ -375,17 +375,19 @@ def test_images_that_cannot_be_used_are_listed(
 
 
 def test_images_that_cannot_be_used_are_left_out_on_request(
-    client: Client, spoilt: Path, tmp_path: Path
+    client: Client, spoiled: Path, tmp_path: Path
 ) -> None:
     """They are counted, and the others are imported as if those were not there; the same where the
     import was refused before."""
     import_dataset(tmp_path / "clean", tmp_path / "expected", client, chunk_images=CHUNK)
     with pytest.raises(DataError):
-        import_dataset(spoilt, tmp_path / "after", client, chunk_images=CHUNK)
+        import_dataset(spoiled, tmp_path / "after", client, chunk_images=CHUNK)
     for name in ("at once", "after"):
-        found = import_dataset(spoilt, tmp_path / name, client, chunk_images=CHUNK, on_error="skip")
+        found = import_dataset(
+            spoiled, tmp_path / name, client, chunk_images=CHUNK, on_error="skip"
+        )
         assert found.splits == {"train": 17, "test": 9}
-        assert [where for where, _ in found.skipped] == [f"{spoilt}/{bad}" for bad in BAD]
+        assert [where for where, _ in found.skipped] == [f"{spoiled}/{bad}" for bad in BAD]
         assert bits(tmp_path / name) == bits(tmp_path / "expected")
         attributes = zarr.open_group(tmp_path / name, mode="r").attrs
         assert attributes["skipped"] == 4
@@ -420,52 +422,52 @@ def test_values_that_are_not_finite_are_no_image(
 
 @pytest.mark.parametrize("left", [9, 11, 13, 14])
 def test_an_import_that_leaves_images_out_goes_on_too(
-    client: Client, spoilt: Path, tmp_path: Path, fate: Callable[..., list[int]], left: int
+    client: Client, spoiled: Path, tmp_path: Path, fate: Callable[..., list[int]], left: int
 ) -> None:
     """Killed after all was decoded once, while rows move up; what has moved is not moved again."""
     fate()
     import_dataset(tmp_path / "clean", tmp_path / "expected", client, chunk_images=CHUNK)
     before = fate(left)
     with pytest.raises(RuntimeError, match="killed"):
-        import_dataset(spoilt, tmp_path / "out", client, chunk_images=CHUNK, on_error="skip")
+        import_dataset(spoiled, tmp_path / "out", client, chunk_images=CHUNK, on_error="skip")
     quiet(client)
     after = fate()
-    import_dataset(spoilt, tmp_path / "out", client, chunk_images=CHUNK, on_error="skip")
+    import_dataset(spoiled, tmp_path / "out", client, chunk_images=CHUNK, on_error="skip")
     assert len(before) == left
     assert len(after) == 8 + 7 - left  # 8 tasks find what is bad, 7 write the others
     assert bits(tmp_path / "out") == bits(tmp_path / "expected")
 
 
-def test_mended_images_are_imported(client: Client, spoilt: Path, tmp_path: Path) -> None:
+def test_mended_images_are_imported(client: Client, spoiled: Path, tmp_path: Path) -> None:
     """As the refusal says; also after they were left out in an import that was killed."""
     out = tmp_path / "out"
     with pytest.raises(DataError):
-        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+        import_dataset(spoiled, out, client, chunk_images=CHUNK)
     for number, name in enumerate(BAD):
-        photo(spoilt / name, np.full((8, 6, 3), number, np.uint8))
-    found = import_dataset(spoilt, out, client, chunk_images=CHUNK)
+        photo(spoiled / name, np.full((8, 6, 3), number, np.uint8))
+    found = import_dataset(spoiled, out, client, chunk_images=CHUNK)
     assert found.splits == {"train": 20, "test": 10}
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_array_equal(rd.open_dataset(out).images, pixels_of(spoilt))
+        np.testing.assert_array_equal(rd.open_dataset(out).images, pixels_of(spoiled))
 
 
 def test_nothing_is_left_out_after_a_change_of_mind(
-    client: Client, spoilt: Path, tmp_path: Path, fate: Callable[..., list[int]]
+    client: Client, spoiled: Path, tmp_path: Path, fate: Callable[..., list[int]]
 ) -> None:
     """An import that was to leave images out, was killed, and goes on without being told to."""
     out = tmp_path / "out"
     fate(12)
     with pytest.raises(RuntimeError, match="killed"):
-        import_dataset(spoilt, out, client, chunk_images=CHUNK, on_error="skip")
+        import_dataset(spoiled, out, client, chunk_images=CHUNK, on_error="skip")
     quiet(client)
     fate()
     with pytest.raises(DataError, match="4 of 30 images cannot be used"):
-        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+        import_dataset(spoiled, out, client, chunk_images=CHUNK)
     for number, name in enumerate(BAD):
-        photo(spoilt / name, np.full((8, 6, 3), number, np.uint8))
-    import_dataset(spoilt, out, client, chunk_images=CHUNK)
+        photo(spoiled / name, np.full((8, 6, 3), number, np.uint8))
+    import_dataset(spoiled, out, client, chunk_images=CHUNK)
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_array_equal(rd.open_dataset(out).images, pixels_of(spoilt))
+        np.testing.assert_array_equal(rd.open_dataset(out).images, pixels_of(spoiled))
 
 
 def test_a_folder_without_a_good_image_is_refused(client: Client, tmp_path: Path) -> None:
@@ -483,10 +485,10 @@ def test_a_folder_without_a_good_image_is_refused(client: Client, tmp_path: Path
 
 
 def test_sizes_and_channels_are_made_equal_on_request(
-    client: Client, spoilt: Path, tmp_path: Path
+    client: Client, spoiled: Path, tmp_path: Path
 ) -> None:
-    """What is of another size or colour is then no error; what is no image still is."""
-    command = ("data", "import", spoilt, tmp_path / "out", "--resize", "4x6", "--channels", "grey")
+    """What is of another size or color is then no error; what is no image still is."""
+    command = ("data", "import", spoiled, tmp_path / "out", "--resize", "4x6", "--channels", "gray")
     result = run(*command)
     assert result.exit_code == 2
     assert "2 of 30 images cannot be used" in result.output
@@ -495,18 +497,21 @@ def test_sizes_and_channels_are_made_equal_on_request(
     outcome = json.loads(result.stdout)
     assert outcome["image_shape"] == [4, 6, 1]
     assert outcome["splits"] == {"train": 19, "test": 9}
-    assert [name for name, _ in outcome["skipped"]] == [f"{spoilt}/{BAD[0]}", f"{spoilt}/{BAD[3]}"]
-    with Image.open(spoilt / "train/cat/00.png") as image:
+    assert [name for name, _ in outcome["skipped"]] == [
+        f"{spoiled}/{BAD[0]}",
+        f"{spoiled}/{BAD[3]}",
+    ]
+    with Image.open(spoiled / "train/cat/00.png") as image:
         expected = np.asarray(image.convert("L").resize((6, 4), Image.Resampling.BILINEAR))
     with dask.config.set(scheduler="sync"):
         np.testing.assert_array_equal(rd.open_dataset(tmp_path / "out").images[0, ..., 0], expected)
 
 
 def test_the_command_tells_what_it_did_and_what_next(
-    client: Client, spoilt: Path, tmp_path: Path
+    client: Client, spoiled: Path, tmp_path: Path
 ) -> None:
     """And what it has left out."""
-    result = run("data", "import", spoilt, tmp_path / "out", "--on-error", "skip")
+    result = run("data", "import", spoiled, tmp_path / "out", "--on-error", "skip")
     assert result.exit_code == 0, result.output
     for words in (
         *("17 to train, 9 to test", "8×6×3", "2 classes", "left out  4", BAD[0]),
@@ -563,39 +568,39 @@ def test_what_is_there_is_not_overwritten(client: Client, photos: Path, tmp_path
 
 
 def test_an_import_of_something_else_does_not_go_on(
-    client: Client, spoilt: Path, tmp_path: Path
+    client: Client, spoiled: Path, tmp_path: Path
 ) -> None:
     """Other images, or other options; it is told in what they differ."""
     out = tmp_path / "out"
     with pytest.raises(DataError):
-        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+        import_dataset(spoiled, out, client, chunk_images=CHUNK)
     before = tree(out)
-    clean, grey = tmp_path / "clean", {"resize": (4, 9), "channels": "grey"}
+    clean, gray = tmp_path / "clean", {"resize": (4, 9), "channels": "gray"}
     for source, options, change in (
-        (clean, {}, f"its source was {spoilt} and is {clean} now"),
-        (spoilt, {"chunk_images": 5}, "chunk_images was 4 and is 5 now"),
-        (spoilt, {"resize": (8, 6)}, "resize was none and is 8×6 now"),
-        (spoilt, grey, "resize was none and is 4×9 now, and channels was none and is grey now"),
+        (clean, {}, f"its source was {spoiled} and is {clean} now"),
+        (spoiled, {"chunk_images": 5}, "chunk_images was 4 and is 5 now"),
+        (spoiled, {"resize": (8, 6)}, "resize was none and is 8×6 now"),
+        (spoiled, gray, "resize was none and is 4×9 now, and channels was none and is gray now"),
     ):
         told = f"was not finished, and {change}: finish it as it was begun, remove it, or choose"
         with pytest.raises(StoreError, match=told):
             import_dataset(source, out, client, **{"chunk_images": CHUNK} | options)
         assert tree(out) == before
-    first = (spoilt / "train/cat/00.png").read_bytes()
-    photo(spoilt / "train/cat/00.png", np.zeros((9, 6, 3), np.uint8))
+    first = (spoiled / "train/cat/00.png").read_bytes()
+    photo(spoiled / "train/cat/00.png", np.zeros((9, 6, 3), np.uint8))
     with pytest.raises(StoreError, match="the shape of its images was 8×6×3 and is 9×6×3 now:"):
-        import_dataset(spoilt, out, client, chunk_images=CHUNK)
-    (spoilt / "train/cat/00.png").write_bytes(first)
-    photo(spoilt / "train/cat/98.png", np.zeros((8, 6, 3), np.uint8))
+        import_dataset(spoiled, out, client, chunk_images=CHUNK)
+    (spoiled / "train/cat/00.png").write_bytes(first)
+    photo(spoiled / "train/cat/98.png", np.zeros((8, 6, 3), np.uint8))
     with pytest.raises(StoreError, match="not finished, and its files have changed: finish it as"):
-        import_dataset(spoilt, out, client, chunk_images=CHUNK)
-    (spoilt / "train/cat/98.png").unlink()
+        import_dataset(spoiled, out, client, chunk_images=CHUNK)
+    (spoiled / "train/cat/98.png").unlink()
     (out / "import.json").write_text("{}")
     with pytest.raises(StoreError, match="and it was begun by another version: finish it as"):
-        import_dataset(spoilt, out, client, chunk_images=CHUNK)
+        import_dataset(spoiled, out, client, chunk_images=CHUNK)
     (out / "import.json").write_bytes(before["import.json"])
-    (spoilt / "train/cat/notes.txt").write_text("which are passed over")
-    found = import_dataset(spoilt, out, client, chunk_images=CHUNK, on_error="skip")
+    (spoiled / "train/cat/notes.txt").write_text("which are passed over")
+    found = import_dataset(spoiled, out, client, chunk_images=CHUNK, on_error="skip")
     assert found.passed_over == ("train/cat/notes.txt",)
 
 
@@ -657,7 +662,7 @@ def test_info_tells_numbers_and_what_to_be_wary_of(
         "1 images of train are copies of others of train",
         "2 images of test are also in train (the first is image 30): accuracy on them says nothing",
         "train has 29 images of 'cat' and 1 of 'dog': more than 10 times as many",
-        "1 images have one colour only (the first is image 10)",
+        "1 images have one color only (the first is image 10)",
     ]
     assert json.loads(run("data", "info", source, "--json").stdout)["warnings"] == found["warnings"]
     words = run("data", "info", out).output
@@ -666,17 +671,17 @@ def test_info_tells_numbers_and_what_to_be_wary_of(
 
 
 def test_info_tells_what_was_left_out(
-    client: Client, spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, spoiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many images, and name and reason of the first, of which so many are kept."""
     monkeypatch.setattr(importing, "MOST_NAMED", 3)
-    import_dataset(spoilt, tmp_path / "out", client, on_error="skip")
+    import_dataset(spoiled, tmp_path / "out", client, on_error="skip")
     words = run("data", "info", tmp_path / "out").output
     assert "left out  4 images, such as\n" in words
-    assert f"          {spoilt}/{BAD[0]}: it is no PNG, JPEG or WebP image\n" in words
+    assert f"          {spoiled}/{BAD[0]}: it is no PNG, JPEG or WebP image\n" in words
     found = json.loads(run("data", "info", tmp_path / "out", "--json").stdout)
     assert found["skipped"] == 4
-    assert [name for name, _ in found["skipped_images"]] == [f"{spoilt}/{bad}" for bad in BAD[:3]]
+    assert [name for name, _ in found["skipped_images"]] == [f"{spoiled}/{bad}" for bad in BAD[:3]]
     import_dataset(tmp_path / "clean", tmp_path / "clean.zarr", client)
     assert "left out" not in run("data", "info", tmp_path / "clean.zarr").output
 

@@ -23,7 +23,7 @@ from scipy.ndimage import zoom
 from rescnet_dist import AugmentSpec, open_dataset
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.data.importing import import_dataset
-from rescnet_dist.kernels import augmented
+from rescnet_dist.kernels import augment_images
 from rescnet_dist.reduce import blas_threads
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ LOOKED_AT = 12_000  # images of the bare loop
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60,000 PNG files of 32×32 in colour, in folders by split and class."""
+    """60,000 PNG files of 32×32 in color, in folders by split and class."""
     given = os.environ.get("RESCNET_CIFAR10")
     if given:
         return Path(given)
@@ -46,9 +46,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         noisy = np.clip(smooth + rng.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
         for number, image in enumerate(noisy, start=start):
             split = "train" if number < 50_000 else "test"
-            place = folder / split / f"class {number % 10}"
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(place / f"{number:05d}.png")
+            location = folder / split / f"class {number % 10}"
+            location.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(location / f"{number:05d}.png")
     return folder
 
 
@@ -98,12 +98,12 @@ def test_import_keeps_all_cores_decoding(pictures: Path, tmp_path: Path) -> None
 
 
 def test_copies_are_made_fast_enough() -> None:
-    """Mirrored, shifted and cropped, 32×32 in colour, on one core; beside Albumentations."""
+    """Mirrored, shifted and cropped, 32×32 in color, on one core; beside Albumentations."""
     images = np.random.default_rng(0).integers(0, 256, (8_000, 32, 32, 3), dtype=np.uint8)
     index, copy = np.arange(len(images)), 1 + np.arange(len(images)) % 2
     spec = AugmentSpec(copies=2, flip=True, shift=4, crop=0.8)
     with blas_threads(1):
-        ours = best_rate(len(images), lambda: augmented(images, index, copy, spec, 0))
+        ours = best_rate(len(images), lambda: augment_images(images, index, copy, spec, 0))
     print(f"\n{ours:,.0f} images/s on one core", end="")
     if (theirs := albumentations_rate(images)) is not None:
         print(f"; Albumentations {theirs:,.0f} images/s; {ours / theirs:.1f} ×")

@@ -35,8 +35,8 @@ from rescnet_dist.data.sources.files import File
 from rescnet_dist.errors import DataError, SpecError, StoreError
 
 RNG = np.random.default_rng(20240229)
-COLOUR = RNG.integers(0, 256, (10, 6, 5, 3), np.uint8)
-GREY = COLOUR[..., :1]
+COLOR = RNG.integers(0, 256, (10, 6, 5, 3), np.uint8)
+GRAY = COLOR[..., :1]
 CIFAR = RNG.integers(0, 256, (10, 32, 32, 3), np.uint8)
 LABELS = np.array([0, 2, 1, 0, 1, 2, 2, 0, 1, 2])
 WORDS = ("ant", "bee", "cow")
@@ -113,7 +113,7 @@ def mnist(packed: bool = False, kind: str = "u1", dots: str = "-") -> Files:
     """The four files of MNIST."""
     files = {}
     for name, part in (("train", TRAIN), ("t10k", TEST)):
-        files[f"{name}-images{dots}idx3-ubyte"] = idx(GREY[part, ..., 0], kind)
+        files[f"{name}-images{dots}idx3-ubyte"] = idx(GRAY[part, ..., 0], kind)
         files[f"{name}-labels{dots}idx1-ubyte"] = idx(LABELS[part])
     return {f"{n}.gz": gzip.compress(f) for n, f in files.items()} if packed else files
 
@@ -241,7 +241,7 @@ def parquet(
     part: slice = slice(None), *, plain: bool = False, names: bool = False, **columns: Any
 ) -> bytes:
     """A file as of Hugging Face, in row groups of three."""
-    images: list[Any] = [encoded(image) for image in COLOUR[part]]
+    images: list[Any] = [encoded(image) for image in COLOR[part]]
     if not plain:
         images = [{"bytes": image, "path": "a.png"} for image in images]
     table = pa.table({"image": images, "label": LABELS[part], "id": LABELS[part]} | columns)
@@ -265,12 +265,12 @@ def shard(part: slice, label: str = "number", mode: str = "w") -> bytes:
             "json": ("json", json.dumps({"label": code, "id": 7}).encode()),
             "json word": ("json", json.dumps({"cls": WORDS[code]}).encode()),
         }[label]
-        files |= {f"a/{number:04}.png": encoded(COLOUR[number]), f"a/{number:04}.{name}": content}
+        files |= {f"a/{number:04}.png": encoded(COLOR[number]), f"a/{number:04}.{name}": content}
         files |= {f"a/{number:04}.txt": b"a caption"}
     return tarred(files, mode)
 
 
-BOTH = {"x_train": GREY[TRAIN], "y_train": LABELS[TRAIN], "x_test": GREY[TEST, ..., 0]}
+BOTH = {"x_train": GRAY[TRAIN], "y_train": LABELS[TRAIN], "x_test": GRAY[TEST, ..., 0]}
 BOTH["y_test"] = LABELS[TEST].astype(np.uint8)
 LIVING = ("ant", "ä bee", "語")
 NAMED = BOTH | {  # bytes in one split, text in the other
@@ -280,29 +280,29 @@ NAMED = BOTH | {  # bytes in one split, text in the other
 MEDICAL = {
     f"{split}_{what}": array[part]
     for split, part in (("train", slice(0, 4)), ("val", slice(4, 7)), ("test", TEST))
-    for what, array in (("images", COLOUR), ("labels", LABELS[:, np.newaxis]))
+    for what, array in (("images", COLOR), ("labels", LABELS[:, np.newaxis]))
 }
 ALL = (("train", 10),)
 THREE = (("train", 4), ("val", 3), ("test", 3))
 
 CASES: dict[str, Callable[[], Case]] = {
-    "folder of PNG": lambda: sorted_case(folder_of(COLOUR)),
-    "folder of grey PNG": lambda: sorted_case(folder_of(GREY)),
-    "folder of 16-bit PNG": lambda: sorted_case(folder_of(GREY.astype(np.uint16) * 257)),
-    "folder of PNG with alpha": lambda: sorted_case(folder_of(COLOUR, mode="RGBA")),
-    "folder of JPEG": lambda: sorted_case(folder_of(COLOUR, "jpg")),
-    "folder of JPEG in capitals": lambda: sorted_case(folder_of(COLOUR, "JPEG")),
-    "folder of grey JPEG": lambda: sorted_case(folder_of(GREY, "jpeg")),
-    "folder of WebP": lambda: sorted_case(folder_of(COLOUR, "webp", lossless=True)),
-    "folder without splits": lambda: sorted_case(folder_of(COLOUR, splits=False), splits=False),
-    "IDX": lambda: Case(mnist(), GREY),
-    "IDX with dots": lambda: Case(mnist(dots="."), GREY),
-    "IDX in gzip": lambda: Case(mnist(packed=True), GREY),
+    "folder of PNG": lambda: sorted_case(folder_of(COLOR)),
+    "folder of gray PNG": lambda: sorted_case(folder_of(GRAY)),
+    "folder of 16-bit PNG": lambda: sorted_case(folder_of(GRAY.astype(np.uint16) * 257)),
+    "folder of PNG with alpha": lambda: sorted_case(folder_of(COLOR, mode="RGBA")),
+    "folder of JPEG": lambda: sorted_case(folder_of(COLOR, "jpg")),
+    "folder of JPEG in capitals": lambda: sorted_case(folder_of(COLOR, "JPEG")),
+    "folder of gray JPEG": lambda: sorted_case(folder_of(GRAY, "jpeg")),
+    "folder of WebP": lambda: sorted_case(folder_of(COLOR, "webp", lossless=True)),
+    "folder without splits": lambda: sorted_case(folder_of(COLOR, splits=False), splits=False),
+    "IDX": lambda: Case(mnist(), GRAY),
+    "IDX with dots": lambda: Case(mnist(dots="."), GRAY),
+    "IDX in gzip": lambda: Case(mnist(packed=True), GRAY),
     "IDX with other words": lambda: Case(
-        {f"emnist-{n.replace('t10k', 'test')}": f for n, f in mnist().items()}, GREY
+        {f"emnist-{n.replace('t10k', 'test')}": f for n, f in mnist().items()}, GRAY
     ),
     **{
-        f"IDX of {kind}": lambda kind=kind: Case(mnist(kind=kind), GREY.astype(kind))  # type: ignore[misc]
+        f"IDX of {kind}": lambda kind=kind: Case(mnist(kind=kind), GRAY.astype(kind))  # type: ignore[misc]
         for kind in ("i2", "i4", "f4", "f8")
     },
     **{
@@ -331,28 +331,28 @@ CASES: dict[str, Callable[[], Case]] = {
         {"c.tgz": tarred(cifar_binary(True), "w:gz")}, CIFAR, names=WORDS, url="c.tgz"
     ),
     ".npy": lambda: Case(
-        {"images.npy": npy(COLOUR), "labels.npy": npy(LABELS)}, COLOUR, splits=ALL
+        {"images.npy": npy(COLOR), "labels.npy": npy(LABELS)}, COLOR, splits=ALL
     ),
     ".npy of big-endian numbers": lambda: Case(
-        {"X.npy": npy(GREY.astype(">f4")), "y.npy": npy(LABELS.astype(">i2"))},
-        GREY.astype("f4"), splits=ALL,
+        {"X.npy": npy(GRAY.astype(">f4")), "y.npy": npy(LABELS.astype(">i2"))},
+        GRAY.astype("f4"), splits=ALL,
     ),
-    ".npy with splits": lambda: Case({f"{n}.npy": npy(a) for n, a in BOTH.items()}, GREY),
-    ".npz": lambda: Case({"a.npz": npz(**BOTH)}, GREY, url="a.npz"),
-    ".npz in its folder": lambda: Case({"a.npz": npz(**BOTH)}, GREY),
+    ".npy with splits": lambda: Case({f"{n}.npy": npy(a) for n, a in BOTH.items()}, GRAY),
+    ".npz": lambda: Case({"a.npz": npz(**BOTH)}, GRAY, url="a.npz"),
+    ".npz in its folder": lambda: Case({"a.npz": npz(**BOTH)}, GRAY),
     ".npz, compressed": lambda: Case(
-        {"a.npz": npz(np.savez_compressed, **BOTH)}, GREY, url="a.npz"
+        {"a.npz": npz(np.savez_compressed, **BOTH)}, GRAY, url="a.npz"
     ),
     ".npy of words": lambda: Case(
-        {"images.npy": npy(COLOUR), "labels.npy": npy(np.array(WORDS)[LABELS])},
-        COLOUR, names=WORDS, splits=ALL,
+        {"images.npy": npy(COLOR), "labels.npy": npy(np.array(WORDS)[LABELS])},
+        COLOR, names=WORDS, splits=ALL,
     ),
-    ".npz of words": lambda: Case({"a.npz": npz(**NAMED)}, GREY, names=LIVING, url="a.npz"),
+    ".npz of words": lambda: Case({"a.npz": npz(**NAMED)}, GRAY, names=LIVING, url="a.npz"),
     ".npz of words, compressed": lambda: Case(
-        {"a.npz": npz(np.savez_compressed, **NAMED)}, GREY, names=LIVING, url="a.npz"
+        {"a.npz": npz(np.savez_compressed, **NAMED)}, GRAY, names=LIVING, url="a.npz"
     ),
-    ".npz of MedMNIST": lambda: Case({"a.npz": npz(**MEDICAL)}, COLOUR, splits=THREE, url="a.npz"),
-    "Parquet": lambda: Case({"a.parquet": parquet()}, COLOUR, splits=ALL, url="a.parquet"),
+    ".npz of MedMNIST": lambda: Case({"a.npz": npz(**MEDICAL)}, COLOR, splits=THREE, url="a.npz"),
+    "Parquet": lambda: Case({"a.parquet": parquet()}, COLOR, splits=ALL, url="a.parquet"),
     "Parquet of Hugging Face": lambda: Case(
         {
             "README.md": b"",
@@ -360,38 +360,38 @@ CASES: dict[str, Callable[[], Case]] = {
             "data/train-00001-of-00002.parquet": parquet(slice(4, 7), names=True),
             "data/test-00000-of-00001.parquet": parquet(TEST, names=True),
         },
-        COLOUR, names=WORDS,
+        COLOR, names=WORDS,
     ),
     "Parquet of plain bytes": lambda: Case(
         {"mine_train.parquet": parquet(TRAIN, plain=True),
-         "mine_test.parquet": parquet(TEST, plain=True)}, COLOUR,
+         "mine_test.parquet": parquet(TEST, plain=True)}, COLOR,
     ),
     "Parquet in folders": lambda: Case(
         {"train/0.parquet": parquet(slice(0, 4)), "validation/0.parquet": parquet(slice(4, 7)),
-         "test/0.parquet": parquet(TEST)}, COLOUR, splits=THREE,
+         "test/0.parquet": parquet(TEST)}, COLOR, splits=THREE,
     ),
     "WebDataset": lambda: Case(
-        {"a.tar": shard(slice(None))}, COLOUR, splits=ALL, url="a.tar"
+        {"a.tar": shard(slice(None))}, COLOR, splits=ALL, url="a.tar"
     ),
     "WebDataset in gzip": lambda: Case(
-        {"a.tar.gz": shard(slice(None), "json", "w:gz")}, COLOUR, splits=ALL, url="a.tar.gz"
+        {"a.tar.gz": shard(slice(None), "json", "w:gz")}, COLOR, splits=ALL, url="a.tar.gz"
     ),
     "WebDataset of words": lambda: Case(
-        {"a.tar": shard(slice(None), "word")}, COLOUR, names=WORDS, splits=ALL, url="a.tar"
+        {"a.tar": shard(slice(None), "word")}, COLOR, names=WORDS, splits=ALL, url="a.tar"
     ),
     "WebDataset of words in JSON": lambda: Case(
-        {"a.tar": shard(slice(None), "json word")}, COLOUR, names=WORDS, splits=ALL, url="a.tar"
+        {"a.tar": shard(slice(None), "json word")}, COLOR, names=WORDS, splits=ALL, url="a.tar"
     ),
     "WebDataset shards": lambda: Case(
         {
             "mine-train-0000.tar": shard(slice(0, 4)), "mine-train-0001.tar": shard(slice(4, 7)),
             "mine-test-0000.tar": shard(TEST), "classes.txt": "\n".join(WORDS).encode() + b"\n",
         },
-        COLOUR, names=WORDS,
+        COLOR, names=WORDS,
     ),
     "WebDataset shards in folders": lambda: Case(
         {"train/0.tar": shard(slice(0, 4)), "val/0.tar.gz": shard(slice(4, 7), "json", "w:gz"),
-         "test/0.tar": shard(TEST)}, COLOUR, splits=THREE,
+         "test/0.tar": shard(TEST)}, COLOR, splits=THREE,
     ),
 }  # fmt: skip
 
@@ -473,7 +473,7 @@ def test_sources_travel_to_workers(tmp_path: Path) -> None:
 def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
     """What is kept of a file in memory is not taken for another of the same name and size."""
     for turn in range(3):
-        images = np.roll(GREY, turn, axis=0)[..., 0]
+        images = np.roll(GRAY, turn, axis=0)[..., 0]
         files = {"x-images-idx3-ubyte.gz": idx(images), "x-labels-idx1-ubyte.gz": idx(LABELS)}
         write(tmp_path, {name: gzip.compress(c, 0) for name, c in files.items()})
         os.utime(tmp_path / "x-images-idx3-ubyte.gz", (turn, turn))
@@ -487,17 +487,17 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
 def test_npz_files_of_a_folder_are_splits_by_their_names(tmp_path: Path) -> None:
     """Each has arrays of the same names."""
     for name, part in (("train", TRAIN), ("test", TEST)):
-        np.savez(tmp_path / f"{name}.npz", images=COLOUR[part], labels=LABELS[part])
+        np.savez(tmp_path / f"{name}.npz", images=COLOR[part], labels=LABELS[part])
     data = rd.open_dataset(tmp_path)
     assert data["split"].to_numpy().tolist() == ["train"] * 7 + ["test"] * 3
-    np.testing.assert_array_equal(data["images"], COLOUR)
+    np.testing.assert_array_equal(data["images"], COLOR)
 
 
 GAMMA = PngImagePlugin.PngInfo()
 GAMMA.add(b"gAMA", struct.pack(">I", 30_000))
 
 
-@pytest.mark.parametrize("image", [COLOUR[0], GREY[0]], ids=["colour", "grey"])
+@pytest.mark.parametrize("image", [COLOR[0], GRAY[0]], ids=["color", "gray"])
 @pytest.mark.parametrize(
     "options", [{}, {"compress_level": 0}, {"dpi": (9, 9)}, {"pnginfo": GAMMA}]
 )
@@ -519,9 +519,9 @@ def test_the_short_way_to_decode_png_gives_the_same(image: Array, options: Any) 
     ("mode", "expected"), [("P", "RGB"), ("1", "L"), ("CMYK", "RGB"), ("I;16", "I;16")]
 )
 def test_ways_to_store_pixels_are_undone(tmp_path: Path, mode: str, expected: str) -> None:
-    """Palettes and CMYK give colours, single bits grey, 16 bits stay."""
+    """Palettes and CMYK give colors, single bits gray, 16 bits stay."""
     form = "JPEG" if mode == "CMYK" else "PNG"
-    pixels = GREY[0, ..., 0].astype(np.uint16) * 257 if mode == "I;16" else COLOUR[0]
+    pixels = GRAY[0, ..., 0].astype(np.uint16) * 257 if mode == "I;16" else COLOR[0]
     image = encoded(pixels, form, None if mode == "I;16" else mode)
     write(tmp_path, {f"{word}/0.{form.lower()}": image for word in WORDS})
     data = rd.open_dataset(tmp_path)
@@ -532,28 +532,28 @@ def test_ways_to_store_pixels_are_undone(tmp_path: Path, mode: str, expected: st
     np.testing.assert_array_equal(found[0], plain.reshape(6, 5, -1))
 
 
-def test_colours_and_sizes_change_on_request_only(tmp_path: Path) -> None:
-    """Grey and colour images, or images of several sizes, do not go together by themselves."""
-    files = {"a/0.png": encoded(COLOUR[0]), "a/1.png": encoded(GREY[1]), "b/2.png": b""}
+def test_colors_and_sizes_change_on_request_only(tmp_path: Path) -> None:
+    """Gray and color images, or images of several sizes, do not go together by themselves."""
+    files = {"a/0.png": encoded(COLOR[0]), "a/1.png": encoded(GRAY[1]), "b/2.png": b""}
     files["b/2.png"] = encoded(np.zeros((9, 5, 3), np.uint8))
     url = str(write(tmp_path, files))
     with dask.config.set(scheduler="sync"):
         for options, reason in (
-            ({}, r"1\.png: it is 6×5 with 1 .*grey or for colour \(--channels, channels=\)"),
-            ({"channels": "colour"}, r"2\.png: it is 9×5.*size to resize to \(--resize, resize=\)"),
+            ({}, r"1\.png: it is 6×5 with 1 .*gray or for color \(--channels, channels=\)"),
+            ({"channels": "color"}, r"2\.png: it is 9×5.*size to resize to \(--resize, resize=\)"),
         ):
             with pytest.raises(DataError, match=reason):
                 rd.open_dataset(url, **options).images.compute()
-        for channels, mode in (("grey", "L"), ("colour", "RGB")):
+        for channels, mode in (("gray", "L"), ("color", "RGB")):
             data = rd.open_dataset(url, resize=(4, 7), channels=channels)
             assert data.images.shape == (3, 4, 7, len(mode))
-            picture = Image.fromarray(COLOUR[0]).convert(mode)
+            picture = Image.fromarray(COLOR[0]).convert(mode)
             expected = np.asarray(picture.resize((7, 4), Image.Resampling.BILINEAR))
             np.testing.assert_array_equal(data.images[0], expected.reshape(4, 7, -1))
 
 
 @pytest.mark.parametrize("source", ["IDX", "CIFAR-10 of Python 2", ".npz", "Zarr", "digits"])
-def test_arrays_are_resized_and_coloured_too(source: str, tmp_path: Path) -> None:
+def test_arrays_are_resized_and_colored_too(source: str, tmp_path: Path) -> None:
     """By the same rules."""
     url = str(tmp_path)
     if source in CASES:
@@ -564,18 +564,18 @@ def test_arrays_are_resized_and_coloured_too(source: str, tmp_path: Path) -> Non
         url = source
     with dask.config.set(scheduler="sync"):
         plain = rd.open_dataset(url).images[0].to_numpy()
-        data = rd.open_dataset(url, resize=(4, 7), channels="colour").images[0].to_numpy()
+        data = rd.open_dataset(url, resize=(4, 7), channels="color").images[0].to_numpy()
     picture = Image.fromarray(plain.squeeze()).convert("RGB")
     np.testing.assert_array_equal(data, picture.resize((7, 4), Image.Resampling.BILINEAR))
 
 
 def test_pixels_that_pillow_cannot_change_are_refused(tmp_path: Path) -> None:
     """With what can be."""
-    write(tmp_path, {"images.npy": npy(GREY.astype("f4")), "labels.npy": npy(LABELS)})
+    write(tmp_path, {"images.npy": npy(GRAY.astype("f4")), "labels.npy": npy(LABELS)})
     with pytest.raises(DataError, match=r"float32: only 1 or 3 channels of uint8 can be resized"):
         rd.open_dataset(tmp_path, resize=(4, 4))
     with pytest.raises(DataError, match="for files of images, not for a Dataset"):
-        rd.open_dataset(xr.Dataset({"images": (("image", "y", "x"), GREY[..., 0])}), resize=(4, 4))
+        rd.open_dataset(xr.Dataset({"images": (("image", "y", "x"), GRAY[..., 0])}), resize=(4, 4))
     for wrong in ({"resize": (0, 1)}, {"channels": "sepia"}):
         with pytest.raises(SpecError, match=next(iter(wrong))):
             rd.open_dataset("digits", **wrong)
@@ -587,7 +587,7 @@ def test_pixels_that_pillow_cannot_change_are_refused(tmp_path: Path) -> None:
 def zarr_store(folder: Path, **more: Any) -> Path:
     """A Zarr group with images and labels."""
     group = zarr.open_group(folder, mode="w")
-    for name, array in {"images": COLOUR, "labels": LABELS, **more}.items():
+    for name, array in {"images": COLOR, "labels": LABELS, **more}.items():
         group.create_array(name, data=array)
     return folder
 
@@ -600,7 +600,7 @@ def test_a_zarr_group_is_a_data_set(tmp_path: Path) -> None:
     assert "split" not in data.coords
     assert "class_names" not in data.attrs
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_array_equal(data.images, COLOUR)
+        np.testing.assert_array_equal(data.images, COLOR)
         np.testing.assert_array_equal(data.labels, LABELS)
         np.testing.assert_array_equal(data.groups, np.arange(10) // 2)
 
@@ -609,7 +609,7 @@ def dataset(**more: Any) -> xr.Dataset:
     """A lazy Dataset with other names, and dimensions in another order."""
     return xr.Dataset(
         {
-            "X": (("channel", "image", "x", "y"), COLOUR.transpose(3, 0, 2, 1)),
+            "X": (("channel", "image", "x", "y"), COLOR.transpose(3, 0, 2, 1)),
             "label": ("image", LABELS),
         },
         attrs={"class_names": list(WORDS)},
@@ -626,7 +626,7 @@ def test_a_dataset_of_xarray_is_taken(tmp_path: Path) -> None:
     assert data.images.dims == ("image", "y", "x", "channel")
     assert data.split.to_numpy().tolist() == ["train"] * 4 + ["val"] * 3 + ["test"] * 3
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_array_equal(data.images, COLOUR)
+        np.testing.assert_array_equal(data.images, COLOR)
         np.testing.assert_array_equal(data.labels, LABELS)
     assert data.attrs["class_names"] == list(WORDS)
     with pytest.raises(DataError, match=r"splits \['fold1'\]: name them train, val or test"):
@@ -652,7 +652,7 @@ def test_splits_that_xarray_has_stored_are_found(tmp_path: Path) -> None:
     assert first.split.to_numpy().tolist() == splits.tolist()
     assert second.split.to_numpy().tolist() == splits[::-1].tolist()
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_array_equal(second.images, COLOUR)
+        np.testing.assert_array_equal(second.images, COLOR)
 
 
 def test_images_in_another_order_of_dimensions_are_refused(tmp_path: Path) -> None:
@@ -669,7 +669,7 @@ def test_netcdf_files_are_read(tmp_path: Path) -> None:
     data.drop_attrs().to_netcdf(tmp_path / "a.nc")
     found = rd.open_dataset(tmp_path / "a.nc")
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_array_equal(found.images, COLOUR)
+        np.testing.assert_array_equal(found.images, COLOR)
         np.testing.assert_array_equal(found.labels, LABELS)
     found.close()
     (tmp_path / "b.nc").write_bytes(b"nothing of the kind")
@@ -697,7 +697,7 @@ def batch(**entries: Any) -> Files:
     return {"data_batch_1": pickle.dumps(record | {k.encode(): v for k, v in entries.items()}, 2)}
 
 
-def arrays(images: Any = COLOUR, labels: Any = LABELS, **more: Any) -> Files:
+def arrays(images: Any = COLOR, labels: Any = LABELS, **more: Any) -> Files:
     """NumPy files."""
     found = {"images": images, "labels": labels} | more
     return {f"{name}.npy": npy(array) for name, array in found.items()}
@@ -736,12 +736,12 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         r"no image among the first.*0\.png: it is no PNG, JPEG or WebP image$",
     ),
     "an image of another kind": (
-        lambda: {"a/0.png": encoded(COLOUR[0], "BMP")},
+        lambda: {"a/0.png": encoded(COLOR[0], "BMP")},
         r"0\.png: it is no PNG, JPEG or WebP image$",
     ),
     "an empty image": (lambda: {"a/0.png": b""}, r"0\.png: it is empty$"),
     "half an image": (
-        lambda: {"a/0.jpg": encoded(np.tile(COLOUR[0], (40, 40, 1)), "JPEG")[:2000]},
+        lambda: {"a/0.jpg": encoded(np.tile(COLOR[0], (40, 40, 1)), "JPEG")[:2000]},
         r"0\.jpg: it is no image that can be read \(OSError: image file is truncated.*\)$",
     ),
     "unknown file": (lambda: {"a.txt": b""}, r"a\.txt is a file of no kind.*or the folder"),
@@ -758,7 +758,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         "has 7 images and 6 labels to train: there must be as many",
     ),
     "IDX twice": (
-        lambda: mnist() | {"train-images.idx": idx(GREY[..., 0])},
+        lambda: mnist() | {"train-images.idx": idx(GRAY[..., 0])},
         "two arrays to train, one of them",
     ),
     "IDX cut short": (
@@ -771,7 +771,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "IDX without a header": (lambda: {IMAGES: b"\0\0"}, "is cut short: it has 2 bytes"),
     "IDX without images": (
-        lambda: {IMAGES: idx(GREY[:0, ..., 0]), IMAGE_LABELS: idx(LABELS[:0])},
+        lambda: {IMAGES: idx(GRAY[:0, ..., 0]), IMAGE_LABELS: idx(LABELS[:0])},
         "no images to train",
     ),
     "IDX of five dimensions": (lambda: {IMAGES: b"\0\0\x08\x05" + bytes(99)}, "is no IDX file"),
@@ -811,21 +811,21 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         r"the array in .*images\.npy is of type object, which is pickled and not read: store",
     ),
     "Fortran order": (
-        lambda: arrays(np.asfortranarray(COLOUR)),
+        lambda: arrays(np.asfortranarray(COLOR)),
         r"images\.npy is in Fortran order: store it in C order",
     ),
     "complex numbers": (
-        lambda: arrays(COLOUR * 1j),
+        lambda: arrays(COLOR * 1j),
         r"images\.npy is of type complex128: it must be of numbers, or labels of strings$",
     ),
     "one number": (lambda: arrays(np.array(1)), r"has shape \(\): it must have one row for each"),
     "flat images": (lambda: arrays(LABELS), r"shape \(10,\): images must be of shape \(n, height"),
     "channels first": (
-        lambda: arrays(np.ascontiguousarray(COLOUR.transpose(0, 3, 1, 2))),
+        lambda: arrays(np.ascontiguousarray(COLOR.transpose(0, 3, 1, 2))),
         r"\(10, 3, 6, 5\), which looks like \(image, channel, y, x\): transpose it to \(n, height",
     ),
     "one channel first": (
-        lambda: {"a.npz": npz(images=GREY.transpose(0, 3, 1, 2).copy(), labels=LABELS)},
+        lambda: {"a.npz": npz(images=GRAY.transpose(0, 3, 1, 2).copy(), labels=LABELS)},
         r"the array images in .*a\.npz has shape \(10, 1, 6, 5\), which looks like \(image, chan",
     ),
     "images of words": (
@@ -861,9 +861,9 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: without(arrays(), "labels.npy"),
         "labels to nothing: each split needs both",
     ),
-    "two arrays": (lambda: arrays(x=COLOUR), "two arrays to train, one of them x"),
+    "two arrays": (lambda: arrays(x=COLOR), "two arrays to train, one of them x"),
     "other names": (
-        lambda: {"a.npz": npz(data=COLOUR, target=LABELS)},
+        lambda: {"a.npz": npz(data=COLOR, target=LABELS)},
         "has the arrays a/data, a/target: name them",
     ),
     "objects in .npz": (
@@ -901,7 +901,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         "of type|0 rows",
     ),
     "shard without labels": (
-        lambda: member(png=encoded(COLOUR[0])),
+        lambda: member(png=encoded(COLOR[0])),
         r"no label to sample 0: add 0\.cls or 0\.json",
     ),
     "shard without images": (lambda: member(cls=b"1"), r"a\.tar has no images"),
@@ -968,7 +968,7 @@ def test_labels_that_are_long_texts_are_refused(
 
 def test_a_bad_image_is_named_when_it_is_read(tmp_path: Path) -> None:
     """With its path; also one that is gone by then."""
-    files = folder_of(COLOUR, splits=False)
+    files = folder_of(COLOR, splits=False)
     files["cow/09.png"] = files["cow/09.png"][:50]
     data = rd.open_dataset(write(tmp_path, files))
     reason = r"cow/09\.png: it is no image.*can leave such images out"
@@ -981,7 +981,7 @@ def test_a_bad_image_is_named_when_it_is_read(tmp_path: Path) -> None:
 
 def test_class_folders_may_be_called_like_splits(tmp_path: Path) -> None:
     """Where not all are: a train is a vehicle too."""
-    write(tmp_path, {f"{name}/0.png": encoded(COLOUR[0]) for name in ("bus", "car", "train")})
+    write(tmp_path, {f"{name}/0.png": encoded(COLOR[0]) for name in ("bus", "car", "train")})
     data = rd.open_dataset(tmp_path)
     assert data.attrs["class_names"] == ["bus", "car", "train"]
 
@@ -990,7 +990,7 @@ def test_deeper_folders_belong_to_the_class_above(tmp_path: Path) -> None:
     """Of a split or without one."""
     for split in ("", "train/"):
         paths = (f"{split}ant/a/0.png", f"{split}ant/b/c/1.png", f"{split}bee/2.png")
-        files = dict.fromkeys(paths, encoded(GREY[0]))
+        files = dict.fromkeys(paths, encoded(GRAY[0]))
         data = rd.open_dataset(write(tmp_path / f"of {split}", files))
         assert data.attrs["class_names"] == ["ant", "bee"]
         assert data.labels.to_numpy().tolist() == [0, 0, 1]
@@ -998,7 +998,7 @@ def test_deeper_folders_belong_to_the_class_above(tmp_path: Path) -> None:
 
 def test_what_lies_beside_images_is_no_image(tmp_path: Path) -> None:
     """Notes, hidden files, and what macOS leaves in archives."""
-    files = folder_of(COLOUR)
+    files = folder_of(COLOR)
     junk = ("notes.txt", "train/Thumbs.db", "train/ant/.hidden.png", "__MACOSX/train/ant/._00.png")
     write(tmp_path, files | dict.fromkeys(junk, b"junk"))
     check(str(tmp_path), sorted_case(files))
@@ -1007,11 +1007,11 @@ def test_what_lies_beside_images_is_no_image(tmp_path: Path) -> None:
 
 def test_files_among_images_that_are_none_are_told(tmp_path: Path) -> None:
     """By name, in the folders of classes, also in one that has no other files."""
-    files = folder_of(COLOUR, splits=False)
+    files = folder_of(COLOR, splits=False)
     other = ("ant/a.bmp", "ant/deep/notes.txt", "dog/1.gif")
     write(tmp_path / "a", files | dict.fromkeys((*other, "labels.csv", "dog/Thumbs.db"), b""))
     assert find_source(str(tmp_path / "a")).passed_over == other
-    files = folder_of(COLOUR)
+    files = folder_of(COLOR)
     write(tmp_path / "b", files | {"train/labels.csv": b"", "test/ant/a.tif": b""})
     assert find_source(str(tmp_path / "b")).passed_over == ("test/ant/a.tif",)
 
@@ -1065,8 +1065,8 @@ def test_stored_arrays_are_read_in_place(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         entry = zipfile.ZipInfo("images.npy")
         entry.extra = b"\x99\x99\x04\x00abcd"  # which lies between header and data
-        archive.writestr(entry, npy(COLOUR))
+        archive.writestr(entry, npy(COLOR))
         archive.writestr("labels.npy", npy(LABELS))
     data = rd.open_dataset(path)
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_array_equal(data.images[4:6], COLOUR[4:6])
+        np.testing.assert_array_equal(data.images[4:6], COLOR[4:6])

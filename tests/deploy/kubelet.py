@@ -291,9 +291,9 @@ class Cluster:
 
         def here(text: str) -> str:
             """A word of the manifest, as it is to be on this machine."""
-            for path, place in mounts.items():
+            for path, location in mounts.items():
                 if text == path or text.startswith(f"{path}/"):
-                    return f"{place}{text[len(path) :]}"
+                    return f"{location}{text[len(path) :]}"
             host = rf"\b{self.name}-scheduler(\.{self.namespace}\.svc\.cluster\.local)?(?=:\d+$)"
             text = re.sub(host, f"{self.network}.1", text)
             return f"{ip}{text}" if re.fullmatch(r":\d+", text) else text
@@ -341,14 +341,14 @@ class Cluster:
         mounts: dict[str, Path] = {}
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         for mount in spec["containers"][0]["volumeMounts"]:
-            place = folder / mount["mountPath"].strip("/").replace("/", "-")
-            place.mkdir(parents=True)
-            mounts[mount["mountPath"]] = place
+            location = folder / mount["mountPath"].strip("/").replace("/", "-")
+            location.mkdir(parents=True)
+            mounts[mount["mountPath"]] = location
             secret = volumes[mount["name"]].get("secret")
             if secret and secret["secretName"] not in self.secrets:
                 raise NotStarted(f'secret "{secret["secretName"]}" not found')
             for key, value in self.secrets[secret["secretName"]].items() if secret else ():
-                (place / key).write_text(value)
+                (location / key).write_text(value)
         return mounts
 
     def story(self) -> str:

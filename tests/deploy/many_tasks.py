@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.cluster import connected
+from rescnet_dist.cluster import open_client
 from rescnet_dist.planning import Group, Plan
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train.endure import run_pass
-from rescnet_dist.train.events import Announcer
+from rescnet_dist.train.events import EventBus
+from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.report import report_begun, report_chunk
 from rescnet_dist.train.state import Task
+from rescnet_dist.train.task_events import log_chunk_done, log_chunk_started
 
 
 def fold(task: Task, group: Group) -> dict[str, int]:
     """Report the chunks of a group; their checksums."""
     for start, stop in group.chunks():
-        report_begun(task, "grow", start)
-        report_chunk(task, "grow", start, stop)
+        log_chunk_started(task, "grow", start)
+        log_chunk_done(task, "grow", start, stop)
     return {f"{what}/0001/c/{start}/0": start for start, _ in group.chunks() for what in "ms"}
 
 
@@ -47,7 +47,7 @@ def main(accumulators: int, passes: int) -> None:
     run = RunStore(Location("s3://runs/nothing"))
     address = os.environ["DASK_SCHEDULER_ADDRESS"]
     what = Pass("grow", fold, merge, finish)
-    with connected(scheduler=address, wait=60) as client, Announcer([]) as tell:
+    with open_client(scheduler=address, wait=60) as client, EventBus([]) as tell:
         client.wait_for_workers(1)
         for layer in range(1, passes + 1):
             checksums, _ = run_pass(what, Task(run, layer), counts, plan, client, tell)

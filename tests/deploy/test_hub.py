@@ -22,8 +22,8 @@ from rescnet_dist.dashboard.scheduler import install
 from rescnet_dist.deploy import lab_settings, lab_workspace
 from rescnet_dist.deploy.hub import OVERRIDES
 from rescnet_dist.deploy.lab import PANEL
+from tests.cluster.test_connect import is_healthy
 from tests.conftest import Processes, free_port
-from tests.test_clusters import is_healthy
 
 FILE = Path(__file__).parents[2] / "deploy/jupyterhub/values.yaml"
 EXAMPLE = [  # what the file is made from, which is what the manifests are made from
@@ -55,8 +55,8 @@ def test_comments_are_above_what_they_are_about() -> None:
     """Each of them, once."""
     lines = FILE.read_text().splitlines()
     for about in ("jupyterhub:", "  proxy:", "  singleuser:", "dask-gateway:", "    extraConfig:"):
-        (place,) = (at for at, line in enumerate(lines) if line == about)
-        assert lines[place - 1].lstrip().startswith("# ")
+        (location,) = (at for at, line in enumerate(lines) if line == about)
+        assert lines[location - 1].lstrip().startswith("# ")
 
 
 def test_sizes_are_those_of_the_manifests() -> None:
@@ -307,9 +307,9 @@ def test_jupyterlab_takes_the_settings(tmp_path: Path, monkeypatch: pytest.Monke
     jsonschema = pytest.importorskip("jsonschema")
     (file,) = values()["jupyterhub"]["singleuser"]["extraFiles"].values()
     assert file["mountPath"] == OVERRIDES
-    place = tmp_path / Path(OVERRIDES).relative_to("/etc/jupyter")
-    place.parent.mkdir()
-    place.write_text(json.dumps(file["data"]))
+    location = tmp_path / Path(OVERRIDES).relative_to("/etc/jupyter")
+    location.parent.mkdir()
+    location.write_text(json.dumps(file["data"]))
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
     extensions = [str(Path(sys.prefix) / "share/jupyter/labextensions")]
     found, _ = utils.get_settings(

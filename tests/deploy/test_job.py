@@ -64,8 +64,8 @@ def job_of(
     the same data in a folder."""
     digits, where = stored_digits(tmp_path, count, 100), f"s3://runs/{tmp_path.name}"
     local = str(tmp_path / "imported.zarr")
-    for place in (local, f"{where}/data.zarr"):
-        done = run("data", "import", digits, place, "--chunk-images", 100)
+    for location in (local, f"{where}/data.zarr"):
+        done = run("data", "import", digits, location, "--chunk-images", 100)
         assert done.exit_code == 0, done.output
     manifests = render(
         *("--data", f"{where}/data.zarr", "--store", f"{where}/run", "--preset", "digits"),

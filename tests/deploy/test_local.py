@@ -294,9 +294,9 @@ def sockets(process: psutil.Process) -> list[Any]:
 def assert_on_loopback_only(stack: Stack) -> set[int]:
     """Every part; gives the ports."""
     found = {process.pid: sockets(process) for process in stack.processes()}
-    listening = [place for places in found.values() for place in places]
-    assert {place.laddr.ip for place in listening} <= LOOPBACK
-    ports = {int(place.laddr.port) for place in listening}
+    listening = [location for places in found.values() for location in places]
+    assert {location.laddr.ip for location in listening} <= LOOPBACK
+    ports = {int(location.laddr.port) for location in listening}
     told = {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", str(stack.said))}
     assert len(told) == 4  # hub, store, scheduler and dashboard
     assert told < ports

@@ -125,10 +125,10 @@ def test_kustomize_builds_valid_manifests(folder: str) -> None:
 def test_a_misspelt_field_is_caught(kind: str, path: tuple[str, ...], value: Any) -> None:
     """The schemas do refuse something."""
     document = copy.deepcopy(next(d for d in render(*ON_DIGITS) if d["kind"] == kind))
-    place = document
+    location = document
     for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
+        location = location[step]
+    location[path[-1]] = value
     with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
         check(document)
 

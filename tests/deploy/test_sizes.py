@@ -12,7 +12,7 @@ from images import IMAGE, this_image
 from kubelet import MIB, Cluster, render, wait_until
 
 from rescnet_dist.deploy.sizes import DRIVER, DRIVER_TIMES, SCHEDULER, SCHEDULER_PER_TASK
-from rescnet_dist.planning.needs import PER_CHUNK, PER_PASS, PER_TASK
+from rescnet_dist.planning.requirements import PER_CHUNK, PER_PASS, PER_TASK
 
 MARGIN = 1.5  # that is left at least
 

@@ -15,15 +15,15 @@ from rescnet_dist.kernels import (
     Backend,
     Bank,
     FeatureMoments,
-    features_of,
+    extract_features,
     local_contrast,
     ridge_regression,
     to_host,
 )
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import patch_statistics
-from rescnet_dist.planning.needs import device_memory
-from rescnet_dist.planning.tier import held_bytes
+from rescnet_dist.planning.requirements import device_memory
+from rescnet_dist.planning.tier import cached_bytes
 from rescnet_dist.store import RunStore, read_layer
 from rescnet_dist.train import Event, PassDone, loop
 from rescnet_dist.train.state import RunState
@@ -71,13 +71,13 @@ def test_features_are_those_of_the_processor(backend: Backend, change: dict[str,
     maps = np.random.default_rng(0).normal(size=(20, 32, 32, spec.filters)).astype(np.float32)
     maps[3, :, :, 2] = -1.0  # nothing is left of it
     maps[4] += 100.0  # large beside its variance
-    found = backend.get(features_of(backend.put(maps), spec))
-    assert relative(found, features_of(maps, spec)) < 1e-4
+    found = backend.get(extract_features(backend.put(maps), spec))
+    assert relative(found, extract_features(maps, spec)) < 1e-4
 
 
-@pytest.mark.parametrize("products", CLOSE)
+@pytest.mark.parametrize("matmul_precision", CLOSE)
 def test_maps_and_patch_moments_are_those_of_the_processor(
-    backend: Backend, products: str, rng: np.random.Generator
+    backend: Backend, matmul_precision: str, rng: np.random.Generator
 ) -> None:
     """Of a later layer: maps beside images."""
     maps = rng.normal(size=(30, 32, 32, 20)).astype(np.float32)
@@ -89,17 +89,17 @@ def test_maps_and_patch_moments_are_those_of_the_processor(
     expected = bank.maps(LayerInput.of(images, maps))
     moments = patch_statistics(LayerInput.of(images, maps), 3)[2]
     there = LayerInput.of(backend.put(images), backend.put(maps))
-    with Backend("cupy", products).working():
-        assert relative(backend.get(bank.maps(there)), expected) < CLOSE[products]
+    with Backend("cupy", matmul_precision).working():
+        assert relative(backend.get(bank.maps(there)), expected) < CLOSE[matmul_precision]
         found = to_host(patch_statistics(there, 3)[2])
     assert found.count == moments.count
-    assert relative(found.scatter, moments.scatter) < CLOSE[products]
+    assert relative(found.scatter, moments.scatter) < CLOSE[matmul_precision]
 
 
-@pytest.mark.parametrize("products", CLOSE)
+@pytest.mark.parametrize("matmul_precision", CLOSE)
 @pytest.mark.parametrize(("size", "filters"), [(3, 72), (5, 60), (13, 75), (3, 151)])
 def test_any_number_of_filters_makes_the_maps_of_the_processor(
-    backend: Backend, size: int, filters: int, products: str, rng: np.random.Generator
+    backend: Backend, size: int, filters: int, matmul_precision: str, rng: np.random.Generator
 ) -> None:
     """More than a block of threads holds, and in two towers that see some of the channels each."""
     maps = rng.normal(size=(5, 32, 32, filters)).astype(np.float32)
@@ -116,8 +116,8 @@ def test_any_number_of_filters_makes_the_maps_of_the_processor(
     for made in (whole, towers):
         bank = Bank(rng.normal(size=channels), rng.random(channels), made, rng.normal(size=filters))
         expected = bank.maps(LayerInput.of(images, maps))
-        with Backend("cupy", products).working():
-            assert relative(backend.get(bank.maps(there)), expected) < CLOSE[products]
+        with Backend("cupy", matmul_precision).working():
+            assert relative(backend.get(bank.maps(there)), expected) < CLOSE[matmul_precision]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -150,9 +150,9 @@ def test_sums_over_many_images_keep_their_digits(
     whole = images.astype(np.float64)
     windows = np.lib.stride_tricks.sliding_window_view(whole, (3, 3), (1, 2))
     rows = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 18)
-    centred = rows - rows.mean(axis=0)
+    centered = rows - rows.mean(axis=0)
     found = to_host(patch_statistics(LayerInput.of(backend.put(images)), 3)[2])
-    assert relative(found.scatter, centred.T @ centred) < 3 * CLOSE["split"]
+    assert relative(found.scatter, centered.T @ centered) < 3 * CLOSE["split"]
 
 
 def test_a_chunk_without_training_images_adds_nothing(backend: Backend) -> None:
@@ -175,9 +175,9 @@ def test_local_contrast_is_that_of_the_processor(
     assert relative(found, local_contrast(images)) < 1e-5
 
 
-@pytest.mark.parametrize("products", CLOSE)
+@pytest.mark.parametrize("matmul_precision", CLOSE)
 def test_ridge_regression_is_that_of_the_processor(
-    backend: Backend, products: str, rng: np.random.Generator
+    backend: Backend, matmul_precision: str, rng: np.random.Generator
 ) -> None:
     """Moments of three chunks, merged from two parts, then solved; large enough for single
     precision with refinement."""
@@ -193,8 +193,8 @@ def test_ridge_regression_is_that_of_the_processor(
         second = second.fold(xp.asarray(features[parts[2]]), xp.asarray(targets[parts[2]]))
         return ridge_regression(first.merge(second), 1.0)[0]
 
-    with Backend("cupy", products).working():
-        assert relative(backend.get(fitted(backend.xp)), fitted(np)) < 10 * CLOSE[products]
+    with Backend("cupy", matmul_precision).working():
+        assert relative(backend.get(fitted(backend.xp)), fitted(np)) < 10 * CLOSE[matmul_precision]
 
 
 def fit(store: Path, run: RunSpec, spec: NetworkSpec = SPEC, **more: Any) -> ResCNetClassifier:
@@ -225,19 +225,22 @@ def on_the_processor(client: Client, tmp_path_factory: pytest.TempPathFactory) -
     return fit(tmp_path_factory.mktemp("cpu") / "run", GPU.replace(array_backend="numpy"))
 
 
-@pytest.mark.parametrize("products", ["float32", "split", "half"])
+@pytest.mark.parametrize("matmul_precision", ["float32", "split", "half"])
 def test_a_run_gives_what_the_processor_gives(
-    client: Client, backend: Backend, on_the_processor: Any, tmp_path: Path, products: str
+    client: Client, backend: Backend, on_the_processor: Any, tmp_path: Path, matmul_precision: str
 ) -> None:
     """Scores within 1e-3, and the same depth; "half" has fewer digits, and is told apart."""
     images, _ = load_digits()
-    clf = fit(tmp_path / "run", GPU.replace(products=products))
+    clf = fit(tmp_path / "run", GPU.replace(matmul_precision=matmul_precision))
     assert clf.depth_ == on_the_processor.depth_
     expected = on_the_processor.decision_function(images)
-    assert (clf.network_.backend.on_gpu, clf.network_.backend.products) == (True, products)
+    assert (clf.network_.backend.on_gpu, clf.network_.backend.matmul_precision) == (
+        True,
+        matmul_precision,
+    )
     apart = relative(clf.decision_function(images), expected)
-    print(f"{products}: {apart:.1e} apart")
-    allowed = 2e-2 if products == "half" else 1e-3
+    print(f"{matmul_precision}: {apart:.1e} apart")
+    allowed = 2e-2 if matmul_precision == "half" else 1e-3
     assert apart < allowed
     on_host = ResCNetClassifier.load(tmp_path / "run").decision_function(images)
     assert relative(clf.decision_function(images), on_host) < allowed
@@ -255,9 +258,9 @@ def test_two_towers_give_what_the_processor_gives(
 
 
 def weights(url: Path) -> list[Any]:
-    """What all layers of a run have learnt."""
+    """What all layers of a run have learned."""
     run = RunStore.open(url)
-    layers = [read_layer(run.place, n) for n in range(1, len(run.commits()))]
+    layers = [read_layer(run.location, n) for n in range(1, len(run.commits()))]
     return [array for la in layers for array in (la.bank.filters, la.classifier.weights)]
 
 
@@ -337,6 +340,6 @@ def test_device_memory_stays_within_the_plan(
     state = RunState.of(store)
     problem = state.problem(1)
     planned = device_memory(problem, spec, state.plan)
-    planned += held_bytes(problem, spec, 100_000, features=features)
+    planned += cached_bytes(problem, spec, 100_000, features=features)
     print(f"taken {pool.total_bytes() / 2**30:.1f} GiB, planned {planned / 2**30:.1f} GiB")
     assert 0.4 * planned < pool.total_bytes() < planned

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rescnet_dist import AugmentSpec, SpecError
-from rescnet_dist.kernels import augmented, uniforms
+from rescnet_dist.kernels import augment_images, uniforms
 from rescnet_dist.kernels.augment import LUMA, Draw
 
 Array = np.ndarray[Any, Any]
@@ -50,7 +50,7 @@ PADDINGS = ("zero", "edge", "reflect")
 
 
 def some_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> Array:
-    """Images of 9×11 pixels in colour."""
+    """Images of 9×11 pixels in color."""
     if dtype == "uint8":
         return rng.integers(0, 256, (n, 9, 11, 3), dtype=np.uint8)
     return rng.random((n, 9, 11, 3)).astype(dtype)
@@ -76,8 +76,8 @@ def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) ->
     shift_x = math.floor(draw(Draw.SHIFT_X, -spec.shift, spec.shift + 1)) if spec.shift else 0
     grow = (1 + spec.scale) ** draw(Draw.SCALE, -1, 1) if spec.scale else 1.0
     angle = math.radians(draw(Draw.ROTATE, -spec.rotate, spec.rotate)) if spec.rotate else 0.0
-    centre_y = (height - 1) / 2 + (1 - side) * height * draw(Draw.CROP_Y, -0.5, 0.5) + shift_y
-    centre_x = (width - 1) / 2 + (1 - side) * width * draw(Draw.CROP_X, -0.5, 0.5) + shift_x
+    center_y = (height - 1) / 2 + (1 - side) * height * draw(Draw.CROP_Y, -0.5, 0.5) + shift_y
+    center_x = (width - 1) / 2 + (1 - side) * width * draw(Draw.CROP_X, -0.5, 0.5) + shift_x
     signs = [-1 if flipped.get(way) else 1 for way in ("flip_vertical", "flip")]
     out = np.zeros_like(pixels)
     for y in range(height):
@@ -86,8 +86,8 @@ def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) ->
             right = side * grow * (x - (width - 1) / 2) * signs[1]
             out[y, x] = interpolated(
                 pixels,
-                centre_y + math.cos(angle) * down - math.sin(angle) * right,
-                centre_x + math.sin(angle) * down + math.cos(angle) * right,
+                center_y + math.cos(angle) * down - math.sin(angle) * right,
+                center_x + math.sin(angle) * down + math.cos(angle) * right,
                 spec.padding,
             )
     if spec.brightness:
@@ -96,8 +96,8 @@ def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) ->
         mean = out.mean()
         out = mean + (out - mean) * draw(Draw.CONTRAST, 1 - spec.contrast, 1 + spec.contrast)
     if spec.saturation:
-        grey = (out @ np.array(LUMA))[..., None]
-        out = grey + (out - grey) * draw(Draw.SATURATION, 1 - spec.saturation, 1 + spec.saturation)
+        gray = (out @ np.array(LUMA))[..., None]
+        out = gray + (out - gray) * draw(Draw.SATURATION, 1 - spec.saturation, 1 + spec.saturation)
     if spec.cutout:
         top = math.floor(draw(Draw.CUTOUT_Y, 0, height)) - spec.cutout // 2
         left = math.floor(draw(Draw.CUTOUT_X, 0, width)) - spec.cutout // 2
@@ -106,7 +106,7 @@ def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) ->
 
 
 def interpolated(pixels: Array, y: float, x: float, padding: str) -> Array:
-    """The colour (d,) of an image at a point between its pixels."""
+    """The color (d,) of an image at a point between its pixels."""
     height, width, channels = pixels.shape
     y, x = led_back(y, height, padding), led_back(x, width, padding)
     if math.isnan(y) or math.isnan(x):
@@ -119,14 +119,14 @@ def interpolated(pixels: Array, y: float, x: float, padding: str) -> Array:
     return total
 
 
-def led_back(place: float, side: int, padding: str) -> float:
+def led_back(location: float, side: int, padding: str) -> float:
     """A coordinate within the image, or NaN where zeros come in."""
     if padding == "reflect":
-        while not 0 <= place <= side - 1:
-            place = -place if place < 0 else 2 * (side - 1) - place
-        return place
-    inside = min(max(place, 0.0), side - 1.0)
-    return math.nan if padding == "zero" and abs(place - inside) > 0.5 else inside
+        while not 0 <= location <= side - 1:
+            location = -location if location < 0 else 2 * (side - 1) - location
+        return location
+    inside = min(max(location, 0.0), side - 1.0)
+    return math.nan if padding == "zero" and abs(location - inside) > 0.5 else inside
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -138,7 +138,7 @@ def test_copies_equal_plain_loops(
     images = some_images(rng, "float32", 3)
     index, copy = np.array([4, 10**9, 0]), np.array([1, 2, 3])
     spec = AugmentSpec(copies=3, padding=padding, **options)
-    got = augmented(images, index, copy, spec, SEED)
+    got = augment_images(images, index, copy, spec, SEED)
     for n in range(3):
         want = oracle(images[n], int(index[n]), int(copy[n]), spec, SEED)
         np.testing.assert_allclose(got[n], want, atol=2e-5)
@@ -162,12 +162,14 @@ def test_any_chunking_gives_the_same_pixels(
     images = some_images(rng, dtype, 40)
     index, copy = rng.integers(0, 10**6, 40), rng.integers(0, 4, 40)
     spec = AugmentSpec(copies=3, padding=padding, **options)
-    whole = augmented(images, index, copy, spec, SEED)
+    whole = augment_images(images, index, copy, spec, SEED)
     edges = [0, *cuts, 40]
-    pieces = [augmented(images[a:b], index[a:b], copy[a:b], spec, SEED) for a, b in pairwise(edges)]
+    pieces = [
+        augment_images(images[a:b], index[a:b], copy[a:b], spec, SEED) for a, b in pairwise(edges)
+    ]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
     order = rng.permutation(40)
-    shuffled = augmented(images[order], index[order], copy[order], spec, SEED)
+    shuffled = augment_images(images[order], index[order], copy[order], spec, SEED)
     np.testing.assert_array_equal(shuffled, whole[order])
 
 
@@ -175,9 +177,9 @@ def test_slabs_leave_no_trace(rng: np.random.Generator, monkeypatch: pytest.Monk
     """Images that are worked on one by one are the same as all at once."""
     images, spec = some_images(rng), AugmentSpec(copies=1, **TOGETHER["everything"])
     index, copy = np.arange(6), np.ones(6, int)
-    whole = augmented(images, index, copy, spec, SEED)
+    whole = augment_images(images, index, copy, spec, SEED)
     monkeypatch.setattr("rescnet_dist.kernels.augment.SLAB_PIXELS", 1)
-    np.testing.assert_array_equal(augmented(images, index, copy, spec, SEED), whole)
+    np.testing.assert_array_equal(augment_images(images, index, copy, spec, SEED), whole)
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -187,13 +189,13 @@ def test_copies_differ_by_seed_image_and_copy(rng: np.random.Generator, name: st
     same = np.repeat(image, 8, axis=0)
     spec = AugmentSpec(copies=8, **ALONE[name])
     ones = np.ones(8, int)
-    by_copy = augmented(same, ones, np.arange(1, 9), spec, SEED)
+    by_copy = augment_images(same, ones, np.arange(1, 9), spec, SEED)
     assert len(np.unique(by_copy, axis=0)) > 1
-    by_image = augmented(same, np.arange(8), ones, spec, SEED)
+    by_image = augment_images(same, np.arange(8), ones, spec, SEED)
     assert not np.array_equal(by_image[0], image[0])
     if "flip" not in name:
         assert len(np.unique(by_image, axis=0)) > 1
-        other_seed = augmented(same, np.arange(8), ones, spec, SEED + 1)
+        other_seed = augment_images(same, np.arange(8), ones, spec, SEED + 1)
         assert not np.array_equal(other_seed, by_image)
 
 
@@ -201,7 +203,7 @@ def test_copy_0_is_the_image_itself(rng: np.random.Generator) -> None:
     """Beside copies of others."""
     images, spec = some_images(rng), AugmentSpec(copies=2, **TOGETHER["everything"])
     copy = np.array([0, 1, 0, 2, 0, 1])
-    got = augmented(images, np.arange(6), copy, spec, SEED)
+    got = augment_images(images, np.arange(6), copy, spec, SEED)
     np.testing.assert_array_equal(got[copy == 0], images[copy == 0])
     assert all((got[n] != images[n]).any() for n in np.flatnonzero(copy))
 
@@ -214,7 +216,7 @@ def test_one_mirrored_copy_is_the_papers_augmentation(rng: np.random.Generator, 
     """Exactly the mirror image, of every image."""
     images = rng.integers(0, 200, (5, 8, 8, 1)).astype(dtype)
     spec = AugmentSpec(copies=1, flip=True)
-    got = augmented(images, np.arange(5), np.ones(5, int), spec, SEED)
+    got = augment_images(images, np.arange(5), np.ones(5, int), spec, SEED)
     np.testing.assert_array_equal(got, images[:, :, ::-1])
 
 
@@ -222,7 +224,7 @@ def test_two_ways_to_mirror_take_turns(rng: np.random.Generator) -> None:
     """Left to right, top to bottom, both; then from the beginning."""
     image = some_images(rng, n=1)
     spec = AugmentSpec(copies=5, flip=True, flip_vertical=True)
-    got = augmented(np.repeat(image, 5, axis=0), np.zeros(5, int), np.arange(1, 6), spec, SEED)
+    got = augment_images(np.repeat(image, 5, axis=0), np.zeros(5, int), np.arange(1, 6), spec, SEED)
     x, y = image[0, :, ::-1], image[0, ::-1]
     for n, want in enumerate((x, y, x[::-1], image[0], x)):
         np.testing.assert_array_equal(got[n], want)
@@ -233,7 +235,7 @@ def test_shifts_are_by_whole_pixels_in_all_directions(padding: str) -> None:
     """Exactly as NumPy's padding would, each shift about as often as the others."""
     image = np.arange(1, 50, dtype=np.uint8).reshape(1, 7, 7, 1)
     spec, n = AugmentSpec(copies=1, shift=2, padding=padding), 2000
-    got = augmented(np.repeat(image, n, axis=0), np.arange(n), np.ones(n, int), spec, SEED)
+    got = augment_images(np.repeat(image, n, axis=0), np.arange(n), np.ones(n, int), spec, SEED)
     mode = {"zero": "constant", "edge": "edge", "reflect": "reflect"}[padding]
     padded = np.pad(image[0, :, :, 0], 2, mode=mode)  # type: ignore[call-overload]
     windows = np.lib.stride_tricks.sliding_window_view(padded, (7, 7)).reshape(25, 49)
@@ -246,7 +248,7 @@ def test_noise_is_normal_and_of_its_deviation() -> None:
     """By its mean, deviation and share beyond two deviations, pixel by pixel and image by image."""
     images = np.zeros((200, 16, 16, 1), np.float32)
     spec = AugmentSpec(copies=1, noise=0.1)
-    noise = augmented(images, np.arange(200), np.ones(200, int), spec, SEED)
+    noise = augment_images(images, np.arange(200), np.ones(200, int), spec, SEED)
     assert abs(noise.mean()) < 0.002
     assert noise.std() == pytest.approx(0.1, rel=0.02)
     assert (np.abs(noise) > 0.2).mean() == pytest.approx(0.0455, abs=0.004)
@@ -258,7 +260,7 @@ def test_whole_numbers_are_rounded_and_stay_in_range() -> None:
     """Nothing wraps around, and what is between two values goes to the nearer one."""
     images = np.full((50, 4, 4, 1), 250, np.uint8)
     spec = AugmentSpec(copies=1, brightness=0.5)
-    got = augmented(images, np.arange(50), np.ones(50, int), spec, SEED)
+    got = augment_images(images, np.arange(50), np.ones(50, int), spec, SEED)
     factor = 0.5 + uniforms(SEED, np.arange(50), 1, int(Draw.BRIGHTNESS))
     want = np.clip(np.rint(250 * factor.astype(np.float32)), 0, 255)
     np.testing.assert_array_equal(got[:, 0, 0, 0], want)

@@ -1,4 +1,4 @@
-"""Min-max normalisation and the zero-padded convolution of a layer."""
+"""Min-max normalization and the zero-padded convolution of a layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rescnet_dist.kernels import LayerInput, convolve, min_max_scale, normalise
+from rescnet_dist.kernels import LayerInput, convolve, min_max_scale, normalize
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
@@ -73,7 +73,7 @@ def test_min_max_equals_oracle_and_maps_to_the_unit_interval(mode, rng):
     expected = oracle.min_max(images.astype(np.float64), mode)
     np.testing.assert_allclose(offset, expected[0], rtol=1e-12)
     np.testing.assert_allclose(scale, expected[1], rtol=1e-12)
-    scaled = normalise(images, offset, scale)
+    scaled = normalize(images, offset, scale)
     assert scaled.dtype == np.float32
     axes = (0, 1, 2) if mode == "channel" else None
     np.testing.assert_allclose(scaled.min(axis=axes), 0, atol=1e-6)
@@ -85,7 +85,7 @@ def test_constant_channel_maps_to_zero(rng):
     images = rng.random((3, 4, 5, 2)).astype(np.float32)
     images[..., 1] = 0.3
     low, high = (f(axis=(0, 1, 2)).astype(np.float64) for f in (images.min, images.max))
-    scaled = normalise(images, *min_max_scale(low, high, "channel"))
+    scaled = normalize(images, *min_max_scale(low, high, "channel"))
     assert not scaled[..., 1].any()
     assert scaled[..., 0].max() == pytest.approx(1)
 
@@ -96,11 +96,11 @@ def test_constant_tensor_maps_to_zero(mode):
     low = np.array([2.5, 2.5])
     offset, scale = min_max_scale(low, low, mode)
     assert not scale.any()
-    assert not normalise(np.full((2, 3, 3, 2), 2.5, np.float32), offset, scale).any()
+    assert not normalize(np.full((2, 3, 3, 2), 2.5, np.float32), offset, scale).any()
 
 
-def test_normalise_keeps_bytes_from_wrapping_around():
+def test_normalize_keeps_bytes_from_wrapping_around():
     """uint8 pixels below the low of the training set become negative."""
     images = np.array([0, 10, 110], np.uint8).reshape(1, 1, 3, 1)
-    scaled = normalise(images, np.array([10.0]), np.array([0.01]))
+    scaled = normalize(images, np.array([10.0]), np.array([0.01]))
     np.testing.assert_allclose(scaled.ravel(), [-0.1, 0, 1], atol=1e-6)

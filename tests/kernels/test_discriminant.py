@@ -21,7 +21,7 @@ from rescnet_dist.kernels import (
 )
 
 
-def labelled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
+def labeled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
     """Correlated features (n, D) of unlike size whose means differ by class, and labels (n,)."""
     labels = np.arange(n) % classes
     mix = rng.normal(size=(width, width)) + 2 * np.eye(width)
@@ -39,10 +39,10 @@ def assert_moments(moments: FeatureMoments, features, targets, tol: float = 1e-1
     features, targets = features.astype(np.float64), targets.astype(np.float64)
     assert moments.count == len(features)
     mean = features.mean(axis=0) if len(features) else np.zeros(features.shape[1])
-    centred = features - mean
+    centered = features - mean
     for found, expected in (
         (moments.mean, mean),
-        (np.tril(moments.scatter), np.tril(centred.T @ centred)),
+        (np.tril(moments.scatter), np.tril(centered.T @ centered)),
         (moments.cross, targets.T @ features),
         (moments.target_sums, targets.sum(axis=0)),
     ):
@@ -62,7 +62,7 @@ def assert_moments(moments: FeatureMoments, features, targets, tol: float = 1e-1
 def test_fold_and_merge_over_any_chunks_equal_the_whole(cuts, splits, seed):
     """Chunks are folded one by one; wherever a new accumulator begins, it is merged in the end."""
     rng = np.random.default_rng(seed)
-    features, labels = labelled_features(rng, n=30)
+    features, labels = labeled_features(rng, n=30)
     targets = one_hot(labels, 4) + rng.normal(size=(30, 4))
     edges = [0, *sorted(cuts), 30]
     accumulators = [FeatureMoments.empty(7, 4, np.float64)]
@@ -96,7 +96,7 @@ def test_merge_is_associative_with_identity_and_leaves_its_parts_alone(sizes, se
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_single_precision_sums_are_near_double_precision(offset, rng):
     """Many chunks in float32, also with features far from 0: the scatter to 1e-5, and the mean as
-    if it had not been rounded to float32 to centre by."""
+    if it had not been rounded to float32 to center by."""
     features = rng.normal(size=(6000, 12)) * np.linspace(0.5, 2, 12) + offset
     features = (features + 0.5 * features[:, ::-1]).astype(np.float32)
     targets = one_hot(rng.integers(5, size=6000), 5)
@@ -118,8 +118,8 @@ def test_variance_of_a_few_units_of_rounding_is_kept(rng):
     moments = FeatureMoments.empty(3, 2)
     for start in range(0, 400, 100):
         moments = moments.fold(features[start : start + 100], targets[start : start + 100])
-    centred = features - features.mean(axis=0, dtype=np.float64)
-    expected = np.tril(centred.T @ centred)
+    centered = features - features.mean(axis=0, dtype=np.float64)
+    expected = np.tril(centered.T @ centered)
     assert np.abs(np.tril(moments.scatter) - expected).max() <= 1e-5 * expected.max()
 
 
@@ -139,8 +139,8 @@ def test_single_precision_holds_over_a_million_samples(rng):
 
 def test_single_precision_chunks_with_unlike_means_keep_the_scatter_between_them(rng):
     """Sorted data: each chunk has a mean of its own, and their spread belongs to the scatter."""
-    centres = np.repeat(np.arange(10) * 5.0, 50)[:, None]
-    features = (rng.normal(size=(500, 4)) + centres).astype(np.float32)
+    centers = np.repeat(np.arange(10) * 5.0, 50)[:, None]
+    features = (rng.normal(size=(500, 4)) + centers).astype(np.float32)
     targets = one_hot(np.arange(500) % 2, 2)
     moments = FeatureMoments.empty(4, 2)
     for start in range(0, 500, 50):
@@ -153,7 +153,7 @@ def test_single_precision_chunks_with_unlike_means_keep_the_scatter_between_them
 
 def test_lda_without_ridge_equals_scikit_learn(rng):
     """Weights and intercept of LinearDiscriminantAnalysis(solver="lsqr"), class against rest."""
-    features, labels = labelled_features(rng)
+    features, labels = labeled_features(rng)
     weights, intercept, present = one_vs_rest_lda(moments_of(features, one_hot(labels, 4)), 0.0)
     assert present.all()
     for c in range(4):
@@ -164,7 +164,7 @@ def test_lda_without_ridge_equals_scikit_learn(rng):
 
 def test_lda_of_unbalanced_classes_equals_scikit_learn(rng):
     """The intercept carries log(n₁/n₀)."""
-    features, _ = labelled_features(rng)
+    features, _ = labeled_features(rng)
     labels = (np.arange(240) % 24 == 0).astype(int)
     features[labels == 1] += 1
     weights, intercept, _ = one_vs_rest_lda(moments_of(features, one_hot(labels, 2)), 0.0)
@@ -178,7 +178,7 @@ def test_lda_of_unbalanced_classes_equals_scikit_learn(rng):
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1, 1.0, 10.0])
 def test_lda_of_residual_classes_equals_oracle(ridge, rng):
     """2C classes, of which some are absent, with a feature that has no variance."""
-    features, labels = labelled_features(rng)
+    features, labels = labeled_features(rng)
     features[:, 3] = 4.2
     signs = np.where(rng.random(240) < 0.3, -1, 1)
     signs[labels == 2] = 1
@@ -193,7 +193,7 @@ def test_lda_of_residual_classes_equals_oracle(ridge, rng):
 
 def test_absent_class_and_class_without_rest_have_zero_weights(rng):
     """A class no sample, or every sample, belongs to: weights 0, intercept 0, not present."""
-    features, labels = labelled_features(rng)
+    features, labels = labeled_features(rng)
     targets = np.concatenate([one_hot(labels, 4), np.zeros((240, 1)), np.ones((240, 1))], axis=1)
     weights, intercept, present = one_vs_rest_lda(moments_of(features, targets), 0.1)
     assert present.tolist() == [True] * 4 + [False] * 2
@@ -206,7 +206,7 @@ def test_absent_class_and_class_without_rest_have_zero_weights(rng):
 @pytest.mark.parametrize("value", [0.0, 0.1, -300.7])
 def test_feature_without_variance_gets_no_weight(value, dtype, rng):
     """In either mode; without a ridge the other weights are as if it were not there."""
-    features, labels = labelled_features(rng)
+    features, labels = labeled_features(rng)
     features, targets = features.astype(dtype), one_hot(labels, 4)
     dead = features.copy()
     dead[:, 2] = value
@@ -226,8 +226,8 @@ def test_feature_without_variance_gets_no_weight(value, dtype, rng):
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1, 1.0])
 def test_predictions_do_not_depend_on_the_scale_of_features(ridge, rng):
-    """Features are standardised first: a·x + b in each feature leaves all scores as they are."""
-    features, labels = labelled_features(rng)
+    """Features are standardized first: a·x + b in each feature leaves all scores as they are."""
+    features, labels = labeled_features(rng)
     factors, shifts = np.array([1e-3, 2, 50, 1, 0.1, 7, 1e2]), rng.normal(size=7)
     scaled, targets = features * factors + shifts, one_hot(labels, 4)
     for solve in (one_vs_rest_lda, ridge_regression):
@@ -271,8 +271,8 @@ def test_singular_covariance_without_ridge_is_an_error_that_names_the_remedy(kin
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1, 1.0, 10.0])
 def test_regression_equals_oracle(ridge, rng):
-    """Standardised features, centred targets, with a feature that has no variance."""
-    features, labels = labelled_features(rng)
+    """Standardized features, centered targets, with a feature that has no variance."""
+    features, labels = labeled_features(rng)
     features[:, 3] = 4.2
     residual = one_hot(labels, 4) - rng.random((240, 4))
     weights, intercept = ridge_regression(moments_of(features, residual), ridge)
@@ -283,8 +283,8 @@ def test_regression_equals_oracle(ridge, rng):
 
 @pytest.mark.parametrize("ridge", [1e-3, 1.0])
 def test_regression_equals_scikit_learn(ridge, rng):
-    """Ridge(alpha=γN) on standardised features, whose mean(diag S) is 1."""
-    features, labels = labelled_features(rng)
+    """Ridge(alpha=γN) on standardized features, whose mean(diag S) is 1."""
+    features, labels = labeled_features(rng)
     targets = one_hot(labels, 4) - 0.3 * rng.random((240, 4))
     weights, intercept = ridge_regression(moments_of(features, targets), ridge)
     standard = (features - features.mean(axis=0)) / features.std(axis=0)
@@ -297,7 +297,7 @@ def test_regression_equals_scikit_learn(ridge, rng):
 
 def test_regression_without_ridge_equals_least_squares(rng):
     """γ = 0 gives the least-squares fit with intercept."""
-    features, labels = labelled_features(rng)
+    features, labels = labeled_features(rng)
     targets = one_hot(labels, 4)
     weights, intercept = ridge_regression(moments_of(features, targets), 0.0)
     table = np.concatenate([features, np.ones((240, 1))], axis=1)
@@ -305,14 +305,14 @@ def test_regression_without_ridge_equals_least_squares(rng):
     np.testing.assert_allclose(np.concatenate([weights.T, intercept[None]]), expected, atol=1e-9)
 
 
-# factorisation in single precision ----------------------------------------------------------------
+# factorization in single precision ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ridge", [1.0, 1e-3])
 @pytest.mark.parametrize("constant", [False, True])
 def test_a_factor_in_single_precision_is_refined(ridge, constant, rng, monkeypatch):
     """To what one in double precision gives of the same sums; features without variance too."""
-    features, labels = labelled_features(rng, n=900, width=300)
+    features, labels = labeled_features(rng, n=900, width=300)
     if constant:
         features[:, 7] = 3
     moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
@@ -329,7 +329,7 @@ def test_a_factor_in_single_precision_is_refined(ridge, constant, rng, monkeypat
 
 def test_what_does_not_converge_is_done_in_double(rng, monkeypatch):
     """With the result of that."""
-    features, labels = labelled_features(rng, n=300, width=50)
+    features, labels = labeled_features(rng, n=300, width=50)
     moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = ridge_regression(moments, 0.01)
     monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)
@@ -338,9 +338,9 @@ def test_what_does_not_converge_is_done_in_double(rng, monkeypatch):
         np.testing.assert_array_equal(one, two)
 
 
-def test_what_single_precision_cannot_factorise_is_done_in_double(rng, monkeypatch):
+def test_what_single_precision_cannot_factorize_is_done_in_double(rng, monkeypatch):
     """Fewer samples than features, and next to no ridge."""
-    features, labels = labelled_features(rng, n=60, width=200)
+    features, labels = labeled_features(rng, n=60, width=200)
     moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = ridge_regression(moments, 2e-5)
     monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)

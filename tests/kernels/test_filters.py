@@ -27,7 +27,7 @@ from rescnet_dist.kernels import (
 POSITIVES, NEGATIVES = 2, 6
 
 
-def labelled_images(rng: np.random.Generator, n: int = 30, shape=(7, 6, 2), classes: int = 3):
+def labeled_images(rng: np.random.Generator, n: int = 30, shape=(7, 6, 2), classes: int = 3):
     """Images of classes with unlike patterns, their labels, and which of them to train on."""
     labels = rng.integers(classes, size=n)
     labels[: 2 * classes] = np.tile(np.arange(classes), 2)
@@ -99,7 +99,7 @@ def test_no_pca_filters_is_an_empty_bank():
 
 def test_draws_equal_oracle(rng):
     """Classes, images and places of every draw, the ranks taken among the training images."""
-    images, labels, train = labelled_images(rng)
+    images, labels, train = labeled_images(rng)
     draws = draws_for(images, labels, train, 3, 25)
     expected = oracle.draws(labels, train, 3, (7, 6), 3, POSITIVES, NEGATIVES, 3, 2, 25)
     for t, (c, sources, rows, columns) in enumerate(expected):
@@ -176,7 +176,7 @@ def test_draws_stay_within_images_and_places(counts, rows, columns, seed):
 @settings(max_examples=60, deadline=None)
 def test_sample_over_any_chunks_equals_the_whole(cuts, seed, size, order):
     """Chunks of any length, empty ones too, merged in any order, fill every slot alike."""
-    images, labels, train = labelled_images(np.random.default_rng(seed), n=20)
+    images, labels, train = labeled_images(np.random.default_rng(seed), n=20)
     draws = draws_for(images, labels, train, size, 7, seed=seed)
     nothing = np.zeros(3, np.int64)
     whole = sample_patches(LayerInput.of(images), labels, train, nothing, draws, size)
@@ -201,7 +201,7 @@ def test_sample_over_any_chunks_equals_the_whole(cuts, seed, size, order):
 
 def test_sampled_patches_are_those_of_the_oracle_from_training_images_alone(rng):
     """Each slot holds the patch at the drawn place of the drawn image."""
-    images, labels, train = labelled_images(rng)
+    images, labels, train = labeled_images(rng)
     draws = draws_for(images, labels, train, 3, 10)
     sample = sample_patches(LayerInput.of(images), labels, train, np.zeros(3, np.int64), draws, 3)
     expected = []
@@ -216,7 +216,7 @@ def test_sampled_patches_are_those_of_the_oracle_from_training_images_alone(rng)
 
 def test_no_draws_take_no_patches(rng):
     """A bank of PCA filters alone samples nothing, and its sample merges like any other."""
-    images, labels, train = labelled_images(rng)
+    images, labels, train = labeled_images(rng)
     draws = draws_for(images, labels, train, 3, 0)
     sample = sample_patches(LayerInput.of(images), labels, train, np.zeros(3, np.int64), draws, 3)
     assert sample.slots.shape == (0,)
@@ -244,7 +244,7 @@ def test_each_filter_equals_the_two_class_lda_of_its_draw(size, ridge, rng):
 @pytest.mark.parametrize(("size", "channels"), [(1, 1), (2, 1), (3, 2)])
 def test_bank_equals_oracle(size, channels, tolerance, rng):
     """The first draws that separate, in order, then the others by error."""
-    images, labels, train = labelled_images(rng, shape=(7, 6, channels))
+    images, labels, train = labeled_images(rng, shape=(7, 6, channels))
     draws = draws_for(images, labels, train, size, 24)
     sample = sample_patches(
         LayerInput.of(images), labels, train, np.zeros(3, np.int64), draws, size

@@ -29,11 +29,11 @@ def held(tile: Tile, size: int) -> int:
     return 4 * tile.depth * (inputs + 4 * size * size * tile.groups)
 
 
-@pytest.mark.parametrize("products", ["float32", "split", "half"])
+@pytest.mark.parametrize("matmul_precision", ["float32", "split", "half"])
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_fit(name: str, products: str) -> None:
+def test_presets_fit(name: str, matmul_precision: str) -> None:
     """In every precision."""
-    check_gpu_holds(PRESETS[name], IMAGES[name], products)
+    check_gpu_holds(PRESETS[name], IMAGES[name], matmul_precision)
 
 
 @pytest.mark.parametrize(("size", "filters"), [(3, 50), (13, 60), (7, 16), (5, 200), (1, 2)])
@@ -65,15 +65,15 @@ def test_few_channels_and_single_precision_are_not_for_matrix_units() -> None:
     assert not on_matrix_units(13, 61, "half")
 
 
-@pytest.mark.parametrize("products", ["float32", "split"])
+@pytest.mark.parametrize("matmul_precision", ["float32", "split"])
 @pytest.mark.parametrize(("size", "filters"), [(3, 50), (3, 72), (5, 60), (13, 75), (3, 500)])
-def test_launches_make_each_filter_once(size: int, filters: int, products: str) -> None:
+def test_launches_make_each_filter_once(size: int, filters: int, matmul_precision: str) -> None:
     """None with more than a block of threads holds, all with the channels that they see."""
     bank = np.ones((size, size, 70, filters))
     bank[:, :, 40:, : filters // 2] = 0
     bank[:, :, :40, filters // 2 :] = 0
-    bank[..., 3] = 0  # as where a filter could not be learnt
-    found = launches(bank, products, 32, 32)
+    bank[..., 3] = 0  # as where a filter could not be learned
+    found = launches(bank, matmul_precision, 32, 32)
     made = [number for one in found for number in range(one.filters.start, one.filters.stop)]
     assert made == list(range(filters))
     for one in found:

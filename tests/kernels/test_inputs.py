@@ -42,8 +42,8 @@ def test_statistics_are_those_of_the_concatenation(both):
     np.testing.assert_allclose(moments.mean, expected.mean, atol=1e-12)
 
 
-def test_maps_are_those_of_the_normalised_concatenation(both, rng):
-    """To the last digits of the naive convolution, with 0 outside the normalised image."""
+def test_maps_are_those_of_the_normalized_concatenation(both, rng):
+    """To the last digits of the naive convolution, with 0 outside the normalized image."""
     inputs, together = both
     channels = together.shape[3]
     filters, bias = rng.normal(size=(3, 3, channels, 4)), rng.normal(size=4)

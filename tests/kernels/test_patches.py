@@ -136,8 +136,8 @@ def test_single_precision_holds_over_a_million_patches(rng):
         moments = moments.merge(patch_scatter(images[start : start + 300], 3))
     assert moments.count > 1e6
     flat = unfold(images.astype(np.float64), 3).reshape(-1, 18)
-    centred = flat - flat.mean(axis=0)
-    expected = centred.T @ centred
+    centered = flat - flat.mean(axis=0)
+    expected = centered.T @ centered
     assert np.abs(moments.scatter - expected).max() <= 1e-5 * expected.max()
     np.testing.assert_allclose(moments.mean, flat.mean(axis=0), rtol=1e-6)
 

@@ -9,13 +9,13 @@ import numpy as np
 import oracle
 import pytest
 
-from rescnet_dist.kernels import feature_count, features_of, second_order_features
+from rescnet_dist.kernels import extract_features, feature_count, second_order_features
 from rescnet_dist.kernels.pooling import cell_of_block
 
 OPTIONS = [
     {"zscore": zscore, "pool": pool, "cells": cells, "power": power}
     for zscore, pool, cells, power in product(
-        ("channel", "block"), ("max", "mean"), ("centre", "even"), (False, True)
+        ("channel", "block"), ("max", "mean"), ("center", "even"), (False, True)
     )
 ]
 GRIDS = [  # height, width, block, stride, levels
@@ -38,7 +38,7 @@ def spec_of(grid, filters, **options) -> SimpleNamespace:
     """The fields of a network's spec that features depend on."""
     _, _, block, stride, levels = grid
     return SimpleNamespace(
-        block=block, stride=stride, levels=levels, pairs="all", pooled_together=[range(filters)],
+        block=block, stride=stride, levels=levels, pairs="all", pooling_groups=[range(filters)],
         **options,
     )  # fmt: skip
 
@@ -49,11 +49,11 @@ def test_features_equal_oracle(grid, options, rng):
     """All options on all grids: to rounding in float64, and to single precision in float32."""
     maps, spec = maps_of(rng, 3, *grid[:2], 4), spec_of(grid, 4, **options)
     expected = oracle.second_order_features(maps, spec)
-    found = features_of(maps, spec)
+    found = extract_features(maps, spec)
     assert found.shape == expected.shape
     # rounding of 1e-15 in a covariance near 0 is 3e-8 after its square root
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7 if options["power"] else 1e-12)
-    single = features_of(maps.astype(np.float32), spec)
+    single = extract_features(maps.astype(np.float32), spec)
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, expected, rtol=0, atol=1e-3 if options["power"] else 1e-5)
 
@@ -64,7 +64,7 @@ def test_features_equal_oracle(grid, options, rng):
 def test_feature_count_is_the_number_of_features(grid, options, filters, rng):
     """D is known before any image is seen."""
     height, width, block, stride, levels = grid
-    features = features_of(
+    features = extract_features(
         maps_of(rng, 1, height, width, filters), spec_of(grid, filters, **options)
     )
     count = feature_count(
@@ -196,7 +196,7 @@ def test_features_of_an_image_do_not_depend_on_the_others(rng):
     assert second_order_features(maps[:0], 4, 3, (2, 1)).shape == (0, whole.shape[1])
 
 
-def test_centre_leaves_14_of_21_cells_alive_at_cifar_size():
+def test_center_leaves_14_of_21_cells_alive_at_cifar_size():
     """Blocks of 16 at stride 4 on 32 pixels, as measured; even cells are all alive."""
     options = {"block": 16, "stride": 4, "levels": (4, 2, 1)}
     assert feature_count(32, 32, 50, **options) == 14 * 50 * 49 // 2
@@ -204,7 +204,7 @@ def test_centre_leaves_14_of_21_cells_alive_at_cifar_size():
     assert feature_count(32, 32, 50, **options, zscore="block") == 14 * 50 * 51 // 2
 
 
-@pytest.mark.parametrize("cells", ["centre", "even"])
+@pytest.mark.parametrize("cells", ["center", "even"])
 @pytest.mark.parametrize("level", [1, 2, 4])
 @pytest.mark.parametrize("length", [7, 12, 28, 33])
 def test_cells_equal_oracle(length, level, cells):

@@ -13,9 +13,9 @@ from rescnet_dist.kernels import (
     GrowingLayer,
     ImageScale,
     Layer,
-    draws_of_layer,
+    draw_layer_patches,
     features_per_layer,
-    replayed,
+    replay_layers,
     slabs,
 )
 from rescnet_dist.spec import NetworkSpec
@@ -40,7 +40,7 @@ def test_replayed_layers_have_the_bits_of_their_passes(
 ) -> None:
     """Numbers of images of which the last slab, or that of a cut by other channels, has but one,
     where BLAS sums in another order."""
-    first = spec.channels_of_layer(1, 3)
+    first = spec.input_channels(1, 3)
     images = rng.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8)
     layers = [made_up(rng, channels) for channels in (first, first + 24, first + 24)]
     stages, previous, maps, scores = [], None, None, None
@@ -49,7 +49,7 @@ def test_replayed_layers_have_the_bits_of_their_passes(
         growing = GrowingLayer(
             spec=spec, number=number, classes=10, image_scale=SCALE, bank=layer.bank,
             previous=previous,
-            draws=partial(draws_of_layer, spec, 0, number + 1, counts, (32, 32, 3)),
+            draws=partial(draw_layer_patches, spec, 0, number + 1, counts, (32, 32, 3)),
         )  # fmt: skip
         labels, train = np.arange(count) % 10, np.ones(count, bool)
         grown = growing.step(images, maps, scores, labels, train, np.zeros(10, np.int64))
@@ -58,6 +58,6 @@ def test_replayed_layers_have_the_bits_of_their_passes(
     cuts = [tuple(rows.stop for rows in slabs(images, channels, SPEC)) for channels in (3, 24)]
     assert cuts[0] != cuts[1]
     for begun, start in ((None, 0), (stages[1], 1)):
-        found = replayed(images, layers[start:], SCALE, spec, 10, begun)
+        found = replay_layers(images, layers[start:], SCALE, spec, 10, begun)
         for array, expected in zip(found, stages[-1], strict=True):
             assert np.array_equal(array, expected)

@@ -1,4 +1,4 @@
-"""The tiled scatter and factorisation against the same in one piece."""
+"""The tiled scatter and factorization against the same in one piece."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels import (
     FeatureMoments,
-    Standardised,
+    Standardizer,
     TileScatter,
     factor_tile,
     feature_blocks,
@@ -33,18 +33,18 @@ def tiled(features, targets, tile: int, ridge: float, chunk: int = 37):
                 accumulator.add(features[part, rows], features[part, columns])
             scatter[i, j] = accumulator.value()
     squares = np.concatenate([np.diagonal(scatter[i, i]) for i in range(len(blocks))])
-    standardised = Standardised.of(squares, moments.count, ridge)
+    standardized = Standardizer.of(squares, moments.count, ridge)
     factor = {}
     for j in range(len(blocks)):
         for i in range(j, len(blocks)):
             factor[i, j] = factor_tile(
-                standardised.tile(scatter[i, j], blocks[i], blocks[j]),
+                standardized.tile(scatter[i, j], blocks[i], blocks[j]),
                 ((factor[i, k], factor[j, k]) for k in range(j)),
                 factor[j, j] if i > j else None,
-                standardised,
+                standardized,
             )
     read = lambda i, j: factor[i, j]  # noqa: E731
-    return moments, tiled_whitening(moments, standardised, blocks, read)
+    return moments, tiled_whitening(moments, standardized, blocks, read)
 
 
 @pytest.mark.parametrize("tile", [1, 5, 16, 23, 100])

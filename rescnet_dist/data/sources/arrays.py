@@ -17,7 +17,7 @@ from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
 from rescnet_dist.data.sources.files import LARGEST, SAID, File, brief, reading
 from rescnet_dist.data.sources.source import (
     Array,
-    Numbered,
+    NumberedReader,
     Reader,
     Samples,
     Source,
@@ -125,11 +125,11 @@ class ArraySource(Source):
 
     def reader(self, split: str, start: int, stop: int) -> Reader:
         """Of the images."""
-        names = Numbered(f"{self.url}, {split}", start, stop)
+        names = NumberedReader(f"{self.url}, {split}", start, stop)
         return partial(_read, self.images[split].part(start, stop), names)
 
 
-def _read(array: FileArray, names: Numbered) -> Samples:
+def _read(array: FileArray, names: NumberedReader) -> Samples:
     images = array.rows()
     return Samples(images if images.ndim == 4 else images[..., np.newaxis], names)
 

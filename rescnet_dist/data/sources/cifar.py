@@ -12,7 +12,7 @@ import numpy as np
 from rescnet_dist.data.sources.files import File, brief
 from rescnet_dist.data.sources.source import (
     Array,
-    Numbered,
+    NumberedReader,
     Reader,
     Samples,
     Source,
@@ -70,10 +70,10 @@ class CifarSource(Source):
             if first < stop and start < first + count:
                 pieces.append((member, slice(max(start - first, 0), stop - first)))
             first += count
-        return partial(_read, pieces, Numbered(f"{self.url}, {split}", start, stop))
+        return partial(_read, pieces, NumberedReader(f"{self.url}, {split}", start, stop))
 
 
-def _read(pieces: list[tuple[Member, slice]], names: Numbered) -> Samples:
+def _read(pieces: list[tuple[Member, slice]], names: NumberedReader) -> Samples:
     planes = np.concatenate([_batch(member)[0][rows] for member, rows in pieces])
     images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Samples(np.ascontiguousarray(images), names)

@@ -15,25 +15,25 @@ from PIL import Image, UnidentifiedImageError
 from rescnet_dist.data.images import are_finite
 from rescnet_dist.data.sources.files import brief
 from rescnet_dist.data.sources.source import Array, Encoded, Samples, Source
-from rescnet_dist.errors import DataError, SpecError
+from rescnet_dist.errors import DataError, SpecError, suggest_name
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 TRIED = 100  # images of a split, to find one that can be decoded
 LARGEST_PIXELS = 32 * 2**20  # of one image
-CHANNELS = {"grey": 1, "colour": 3}
+CHANNELS = {"gray": 1, "color": 3}
 MODES = {1: "L", 3: "RGB"}
 PNG_HEAD = struct.Struct(">16sIIBBBBB")  # up to the end of IHDR, its checksum left out
 PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-PNG_CHANNELS = {0: 1, 2: 3}  # of colour types: grey and colour, without alpha and palette
-AS_STORED = {"L", "RGB", "RGBA", "LA", "I;16"}  # others are ways to store grey or colour
+PNG_CHANNELS = {0: 1, 2: 3}  # of color types: gray and color, without alpha and palette
+AS_STORED = {"L", "RGB", "RGBA", "LA", "I;16"}  # others are ways to store gray or color
 
-Channels = Literal["grey", "colour"]
+Channels = Literal["gray", "color"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What images are made into: a size (H, W), or their own; grey or colour, or as they are."""
+    """What images are made into: a size (H, W), or their own; gray or color, or as they are."""
 
     resize: tuple[int, int] | None = None
     channels: Channels | None = None
@@ -42,7 +42,9 @@ class Wanted:
         if self.resize and not all(1 <= side <= 10_000 for side in self.resize):
             raise SpecError(f"resize={self.resize}: sides must be from 1 to 10000 pixels")
         if self.channels not in (None, *CHANNELS):
-            raise SpecError(f"channels={self.channels!r}: it is one of {', '.join(CHANNELS)}")
+            raise SpecError(
+                f"channels={self.channels!r} is unknown: {suggest_name(str(self.channels), CHANNELS)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,12 @@ def image_of(item: Encoded | Array, wanted: Wanted) -> Array:
 
 
 def _decode_png(data: bytes, image: Array) -> bool:
-    """Decode the common kind of PNG file, 8 bits of grey or colour, into an image (H, W, d), in
+    """Decode the common kind of PNG file, 8 bits of gray or color, into an image (H, W, d), in
     half the time that Pillow takes; False, the image in any state, where it is anything else."""
     if len(data) < PNG_HEAD.size:
         return False
-    start, width, height, bits, colour, *rest = PNG_HEAD.unpack_from(data)
-    told = (start, bits, (height, width, PNG_CHANNELS.get(colour)), rest)
+    start, width, height, bits, color, *rest = PNG_HEAD.unpack_from(data)
+    told = (start, bits, (height, width, PNG_CHANNELS.get(color)), rest)
     if told != (PNG_START, 8, image.shape, [0, 0, 0]) or b"tRNS" in data:
         return False
     try:
@@ -150,7 +152,7 @@ def _of_shape(image: Array, shape: tuple[int, int, int], dtype: np.dtype[Any]) -
     if image.shape == shape and image.dtype == dtype:
         return image
     if image.shape[2] != shape[2]:
-        remedy = "ask for grey or for colour (--channels, channels=)"
+        remedy = "ask for gray or for color (--channels, channels=)"
     elif image.shape != shape:
         remedy = "ask for a size to resize to (--resize, resize=)"
     else:
@@ -170,7 +172,7 @@ def _made(image: Array, wanted: Wanted) -> Array:
     if image.dtype != np.uint8 or image.shape[2] not in MODES:
         raise DataError(
             f"it is {_described(image.shape, image.dtype)}: only 1 or 3 channels of uint8 can be "
-            "resized, or made grey or colour"
+            "resized, or made gray or color"
         )
     pixels = image[:, :, 0] if image.shape[2] == 1 else np.ascontiguousarray(image)
     return _pixels(_fitted(Image.fromarray(pixels), wanted))

@@ -17,8 +17,8 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from rescnet_dist.errors import DataError, RescnetError, masked
-from rescnet_dist.store import file_system, no_bucket, patiently
+from rescnet_dist.errors import DataError, RescnetError, mask_secrets
+from rescnet_dist.store import file_system, no_bucket, with_retries
 
 LARGEST = 384 * 2**20  # bytes of one file that are held in memory, compressed or not
 AT_A_TIME = 32  # files that are asked for
@@ -74,7 +74,7 @@ class File:
             with reading(self.url):
                 fs, path = file_system(self.url)
                 read = partial(fs.cat_file, path, start=start, end=stop)
-                data = patiently(read, masked(self.url)) if stop > start else b""
+                data = with_retries(read, mask_secrets(self.url)) if stop > start else b""
         if len(data) != stop - start:
             raise DataError(
                 f"{self.url} is cut short: bytes {start:,} to {stop:,} are asked for, and "
@@ -166,7 +166,7 @@ def contents(urls: Sequence[str]) -> Iterator[bytes | DataError]:
 def _remote(fs: Any, path: str) -> bytes | DataError:
     """The bytes of one file; waits for a store that fails, which is no fault of the image."""
     try:
-        return bytes(patiently(partial(fs.cat_file, path), masked(path)))
+        return bytes(with_retries(partial(fs.cat_file, path), mask_secrets(path)))
     except FileNotFoundError:
         return DataError("it cannot be read: there is no such file")
     except RescnetError as error:

@@ -36,7 +36,7 @@ Reader = Callable[[], Samples]
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered(Sequence[str]):
+class NumberedReader(Sequence[str]):
     """Names of the images start to stop of something, each made when it is asked for.
 
     >>> list(Numbered("a.npz, train", 3, 5))

@@ -1,0 +1,353 @@
+"""Results: one command makes each, what it writes is so, and the README's table tells the same."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner, Result
+from distributed import Client
+
+import rescnet_dist as rd
+from rescnet_dist.kernels import forward
+from rescnet_dist.network import Network
+from rescnet_dist.spec import read_toml
+from rescnet_dist.store import Location, RunStore, StoredLayers
+from tests.presets import IMAGES
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "notebooks/results/make.py"
+COMPARED = sorted((SCRIPT.parent / "compared").glob("*.json"))
+STORED = sorted(SCRIPT.parent.glob("*.json"))
+SMALL = ("--filters", "4", "--block", "14", "--stride", "14")
+TABLE = re.compile(r"<!-- results -->\n(.*?)\n<!-- end of results -->", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    """`make.py` as a module, under a name by which workers of this process find it."""
+    found = importlib.util.spec_from_file_location("make", SCRIPT)
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "make", module)
+        found.loader.exec_module(module)
+        yield module
+
+
+def make(script: Any, *arguments: Any) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(script.main, [str(a) for a in arguments])
+
+
+def accuracies(store: Path, layers: int, images: Any, labels: Any) -> list[float]:
+    """The shares of images (n, H, W, d) with labels (n,) that are right after each layer of a run,
+    by running its layers forward here."""
+    network, stored = Network.load(store), StoredLayers(Location.of(store), layers)
+    stages = forward(images, stored, network.image_scale, network.spec, len(network.classes))
+    return [
+        float((network.classes[scores.argmax(axis=1)] == labels).mean()) for _, scores in stages
+    ]
+
+
+def sha256(images: Any, labels: Any) -> str:
+    """Of pixels, then of labels from 0 as numbers of 8 bytes."""
+    return hashlib.sha256(images.tobytes() + labels.astype("<i8").tobytes()).hexdigest()
+
+
+# what is made -----------------------------------------------------------------------------------
+
+
+def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Path) -> None:
+    """On the digits: every number is found again from the run and the data, and the depth is the
+    best on the images that were held out."""
+    store, into = tmp_path / "run", tmp_path / "results"
+    options = (*SMALL, "--learning-rate", "4", "--max-layers", "2")  # too large a step
+    done = make(script, "digits", "--into", into, "--store", store, *options)
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in tmp_path.iterdir()} == {"results", "run"}
+    text = (into / "digits.json").read_text()
+    assert str(tmp_path) not in text
+    found = json.loads(text)
+
+    X, y = rd.load_digits()
+    X_test, y_test = rd.load_digits("test")
+    trained = zarr.open_array(store / "data/train", mode="r")[...].astype(bool)
+    parts = (
+        ("train", X[trained], y[trained]),
+        ("validation", X[~trained], y[~trained]),
+        ("test", X_test, y_test),
+    )
+    for name, images, labels in parts:
+        told = [layer[name] for layer in found["curve"]]
+        assert told == pytest.approx(accuracies(store, 2, images, labels), abs=1e-9), name
+
+    validation = [layer["validation"] for layer in found["curve"]]
+    depth = 1 + int(np.argmax(validation))
+    assert found["depth"] == depth < 2  # so that the last layer is not taken unseen
+    assert found["validation"] == validation[depth - 1]
+    clf = rd.load(store)
+    assert found["test"] == float((clf.predict(X_test) == y_test).mean())
+    assert found["test_averaged_over_flips"] is None
+
+    data = found["data"]
+    assert data["train"] == {"images": 6000, "sha256": sha256(X, y)}
+    assert data["test"] == {"images": 1000, "sha256": sha256(X_test, y_test)}
+    assert data["held_out"] == np.count_nonzero(~trained)
+    spec = rd.NetworkSpec.preset("digits").replace(
+        filters=4, block=14, stride=14, learning_rate=4.0, max_layers=2
+    )
+    assert found["spec"]["network"] == spec.to_dict()
+    assert found["spec"]["run"]["validation"] == 0.1
+    assert found["command"] == (
+        "python notebooks/results/make.py digits --filters 4 --block 14 --stride 14 "
+        "--learning-rate 4.0 --max-layers 2"
+    )
+    commits = [json.loads(path.read_text()) for path in sorted((store / "commits").iterdir())]
+    seconds = [record["seconds"] for record in commits[1:]]
+    assert found["seconds"]["layers"] == pytest.approx(sum(seconds))
+    assert found["seconds"]["median_layer"] == pytest.approx(np.median(seconds))
+    assert found["environment"]["versions"]["numpy"] == np.__version__
+    assert found["environment"]["threads"] >= 1
+
+    elsewhere = found["environment"] | {"platform": "Plan9 mips"}  # where it was grown
+    RunStore.open(store).update_attributes(environment=elsewhere)
+    assert make(script, "digits", "--into", into, "--store", store, *options).exit_code == 0
+    again = json.loads((into / "digits.json").read_text())
+    assert again["environment"] == elsewhere
+    assert again["curve"] == found["curve"]
+
+
+@pytest.mark.slow
+def test_the_digits_are_made_again(tmp_path: Path) -> None:
+    """By the command of the README, in a process of its own with its own workers: the same
+    accuracies, of the same data, as are stored."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "digits", "--into", tmp_path], cwd=tmp_path, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert (tmp_path / "runs/digits/result.json").exists()
+    told, stored = (
+        json.loads((folder / "digits.json").read_text()) for folder in (tmp_path, SCRIPT.parent)
+    )
+    for key in ("command", "data"):
+        assert told[key] == stored[key]
+    kinds: tuple[Any, ...] = (rd.NetworkSpec, rd.RunSpec, rd.AugmentSpec)
+    for kind in kinds:  # with what is new since
+        one, other = (kind.from_stored(found["spec"][kind.table]) for found in (told, stored))
+        assert one == other
+    for key in ("train", "validation", "test"):  # another machine may round otherwise
+        curves = [[layer[key] for layer in found["curve"]] for found in (told, stored)]
+        assert curves[0] == pytest.approx(curves[1], abs=0.004), key
+    assert told["environment"]["machines"][0]["cores"] >= 1
+
+
+@pytest.fixture
+def arrays(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Images (n, 32, 32, 3) of 3 classes in noise, to train and to test, in one file."""
+    patterns = rng.integers(0, 90, (3, 32, 32, 3))
+    parts = {}
+    for split, count in (("train", 150), ("test", 90)):
+        labels = np.arange(count) % 3
+        images = patterns[labels] + rng.integers(0, 160, (count, 32, 32, 3))
+        parts |= {f"x_{split}": images.astype(np.uint8), f"y_{split}": labels}
+    path = tmp_path / "arrays.npz"
+    np.savez(path, **parts)
+    return path
+
+
+def test_flips_are_averaged_in_a_row_of_their_own(
+    script: Any, client: Client, arrays: Path, tmp_path: Path
+) -> None:
+    """Over the scores of images and of their mirror images, by the layers chosen without; the same
+    command again finds the run done, and tells the same."""
+    store = tmp_path / "run"
+    command = ("cifar10", "--data", arrays, "--into", tmp_path, "--store", store, "--filters", "3")
+    more = ("--stride", "16", "--max-layers", "2", "--patience", "1")
+    first = make(script, *command, *more)
+    assert first.exit_code == 0, first.output
+    found = json.loads((tmp_path / "cifar10.json").read_text())
+
+    with np.load(arrays) as file:
+        X, y, X_train, y_train = (file[n] for n in ("x_test", "y_test", "x_train", "y_train"))
+    clf = rd.load(store)
+    scores = clf.decision_function(X)
+    averaged = (scores + clf.decision_function(X[:, :, ::-1])) / 2
+    assert found["test"] == float((scores.argmax(axis=1) == y).mean())
+    assert found["test_averaged_over_flips"] == float((averaged.argmax(axis=1) == y).mean())
+    assert found["test_averaged_over_flips"] != found["test"]  # else nothing is told apart here
+    assert found["data"]["train"] == {"images": 150, "sha256": sha256(X_train, y_train)}
+    assert "cifar10 --data arrays.npz" in found["command"]
+    assert str(tmp_path) not in json.dumps(found)
+
+    _, _, plain, flips = make(script, "--table", "--into", tmp_path).output.splitlines()
+    assert f"| {100 * found['test']:.2f} ± " in plain
+    assert "| CIFAR-10, 150 images |" in plain
+    assert "87.54" not in plain  # which is of all of them
+    assert f"averaged over flips | {found['depth']} of {len(found['curve'])} |" in flips
+    assert f"| {100 * found['test_averaged_over_flips']:.2f} ± " in flips
+
+    kept = (store / "result.json").read_bytes()
+    assert make(script, *command, *more).exit_code == 0
+    again = json.loads((tmp_path / "cifar10.json").read_text())
+    for record in (found, again):
+        del record["date"], record["seconds"]["test"]
+    assert again == found
+    assert (store / "result.json").read_bytes() == kept
+
+
+def test_what_cannot_be_made_is_refused(
+    script: Any, client: Client, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, with what to do; nothing is left behind, and what was there stays."""
+    arrays = arrays.rename(tmp_path.parent / "arrays.npz")
+    (tmp_path / "no-folder").touch()
+    (tmp_path / "digits.json").write_text("{}")
+    monkeypatch.setenv("RESCNET_CACHE", str(tmp_path / "no-folder"))
+    with np.load(arrays) as file:
+        np.savez(arrays.with_name("half.npz"), x_train=file["x_train"], y_train=file["y_train"])
+    # small, should it not be refused
+    here = ("--into", tmp_path, "--store", tmp_path / "run", *SMALL, "--max-layers", "1")
+    cases: tuple[tuple[tuple[Any, ...], str], ...] = (
+        ((), "which result\\? Give its name: Known: cifar10"),
+        (("cifar",), "there is no result 'cifar': did you mean 'cifar10'\\?"),
+        (("cifar10",), "`rescnet data import cifar10 cifar10.zarr`"),
+        (("mnist", "--data", "gone.zarr"), r"gone.zarr.*(\n.*)*x_train, y_train, x_test and y_t"),
+        (("cifar10", "--data", arrays, "--test", arrays.with_name("none.npz")), "none.npz"),
+        (("cifar10", "--data", arrays.with_name("half.npz")), "half.npz has no images to test"),
+        (("digits", "--validation", "0"), "validation=0.0 holds no images out"),
+        (("digits", "--test", arrays), "test images are"),
+        (("cifar10", "--data", "digits"), r"digits has images of \(28, 28, 1\).*are \(32, 32, 3\)"),
+        (("digits", "--table"), "leave 'digits' out"),
+        (("--table",), "digits.json is not what this command writes"),
+        (("digits", "--max-layers", "0"), "max_layers=0 is out of range"),
+    )
+    before = sorted(tmp_path.iterdir())
+    for arguments, message in cases:
+        done = make(script, *here, *arguments)
+        assert done.exit_code == 2, (arguments, done.output)
+        assert re.search(message, done.output), (arguments, done.output)
+        assert sorted(tmp_path.iterdir()) == before, arguments
+    assert "there is no folder" in make(script, "--table", "--into", tmp_path / "gone").output
+    (tmp_path / "empty").mkdir()
+    assert "there is no result in" in make(script, "--table", "--into", tmp_path / "empty").output
+    missing = make(script, "digits", "--into", tmp_path / "no-folder" / "deep")
+    assert "create that folder" in missing.output
+    assert (tmp_path / "digits.json").read_text() == "{}"
+
+
+# what is stored ---------------------------------------------------------------------------------
+
+
+def test_every_result_has_settings_that_fit_its_data(script: Any) -> None:
+    """A TOML file each, and none more; each holds images out and asks for no more than there is."""
+    files = {path.stem: path for path in SCRIPT.parent.glob("*.toml")}
+    assert files.keys() == script.RESULTS.keys()
+    for name, path in files.items():
+        shape = IMAGES[script.RESULTS[name].data]
+        rd.NetworkSpec.from_toml(path).check_images(*shape)
+        rd.AugmentSpec.from_toml(path).check_images(*shape)
+        assert 0 < rd.RunSpec.from_toml(path).validation < 0.5, name
+        assert read_toml(path)["preset"] == script.RESULTS[name].data
+
+
+def test_the_digits_are_there() -> None:
+    """A picture and a table need one result at least."""
+    assert "digits" in [path.stem for path in STORED]
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_stored_results_are_of_their_settings(script: Any, path: Path) -> None:
+    """What is told is of NAME.toml and the options that are told, and hangs together."""
+    found, result = json.loads(path.read_text()), script.RESULTS[path.stem]
+    words = found["command"].split()
+    assert words[:3] == ["python", "notebooks/results/make.py", path.stem]
+    settings = path.with_suffix(".toml")
+    kinds: tuple[Any, ...] = (rd.NetworkSpec, rd.RunSpec, rd.AugmentSpec)
+    for kind in kinds:
+        asked = kind.from_toml(settings).to_dict()
+        used = kind.from_stored(found["spec"][kind.table]).to_dict()  # with what is new since
+        names = used.keys() | asked.keys()
+        for name in (n for n in names if used.get(n) != asked.get(n)):
+            option = script.flag(name, used[name])
+            assert option == words[words.index(option[0]) :][: len(option)], path.stem
+    assert (found["name"], found["title"]) == (path.stem, result.title)
+    assert (found["paper"] or {}).get("test") == result.paper
+    validation = [layer["validation"] for layer in found["curve"]]
+    chosen = found["curve"][found["depth"] - 1]
+    assert chosen["validation"] == max(validation) == found["validation"]
+    assert chosen["test"] == found["test"]
+    assert found["data"]["held_out"] > 0
+    averages = result.data in script.MIRRORED
+    assert (found["test_averaged_over_flips"] is not None) == averages
+    assert found["version"] >= 2 or not averages  # those of version 1 may be of all layers
+
+
+@pytest.mark.parametrize("path", [*STORED, *COMPARED], ids=lambda path: path.stem)
+def test_results_name_no_place_of_a_machine(path: Path) -> None:
+    """Where a run was is nobody's business."""
+    assert not re.search(r"/tmp|/work|/root|/home|/Users", path.read_text())
+
+
+def test_the_readme_shows_the_results(script: Any) -> None:
+    """Its table is what `make.py --table` prints now, and it names those that can be made."""
+    text = (ROOT / "README.md").read_text()
+    shown = TABLE.search(text)
+    assert shown
+    assert all(f"`{name}`" in text for name in script.RESULTS)
+    done = subprocess.run([sys.executable, SCRIPT, "--table"], capture_output=True, check=True)
+    assert done.stdout.decode().strip() == shown[1]
+
+
+def test_all_other_runs_are_told_of() -> None:
+    """Each run at full size, those of the README's table and others, as it is stored."""
+    lines = (SCRIPT.parent / "README.md").read_text().splitlines()
+    stored = [path for path in (*STORED, *COMPARED) if path.stem != "digits"]
+    rows = {compared_row(json.loads(path.read_text()), path) for path in stored}
+    assert rows == {line for line in lines if line.startswith("| [`")}
+    assert len(COMPARED) > 10
+
+
+def compared_row(result: dict[str, Any], path: Path) -> str:
+    """A row of the table of all runs; in bold where the run is one of the results."""
+    network = result["spec"]["network"]
+    values = (
+        network["filters"],
+        "–".join(map(str, network["levels"])),
+        result["data"]["held_out"],
+        f"{result['depth']} of {len(result['curve'])}",
+        f"{100 * result['validation']:.2f}",
+        f"{100 * result['test']:.2f}",
+    )
+    mark = "**" if path.parent == SCRIPT.parent else ""
+    cells = " | ".join(f"{mark}{value}{mark}" for value in values)
+    return f"| [`{result['name']}`]({path.relative_to(SCRIPT.parent)}) | {cells} |"
+
+
+def test_what_is_told_of_held_out_images_is_so() -> None:
+    """The counts by which settings were chosen, and what is left in the paper's mode."""
+    found = {path.stem: json.loads(path.read_text()) for path in (*STORED, *COMPARED)}
+    right = {name: round(r["validation"] * r["data"]["held_out"]) for name, r in found.items()}
+    assert right["cifar10-f128-10000-held-out"] - right["cifar10-f80-10000-held-out"] == 22
+    for few, many in zip(
+        found["cifar10-f80-10000-held-out"]["curve"],
+        found["cifar10-f128-10000-held-out"]["curve"],
+        strict=True,
+    ):
+        assert many["validation"] > few["validation"]
+    assert right["cifar10"] - right["cifar10-f80"] == 1
+    assert right["cifar10-f80"] - right["cifar10-f128-other-chunks"] == 3
+    assert right["mnist-shifts"] == right["mnist-shifts-f84"] == 2990
+    assert found["cifar10-classify"]["curve"][59]["train"] == pytest.approx(0.997, abs=5e-4)
+    chunks = [found[n]["plan"]["chunk_images"] for n in ("cifar10", "cifar10-f128-other-chunks")]
+    assert chunks == [1786, 3572]

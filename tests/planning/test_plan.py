@@ -1,0 +1,347 @@
+"""The plan: what it says of memory is what workers take, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+
+import rescnet_dist as rd
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError, load_digits
+from rescnet_dist.cluster import Workers
+from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
+from rescnet_dist.planning.choose import MARGIN
+from rescnet_dist.planning.requirements import accumulators_held, traffic
+from rescnet_dist.store import RunStore
+
+MIB = 2**20
+SMALL = NetworkSpec(filters=4, block=5, stride=3, first_filter_size=3, max_layers=2)
+CIFAR = NetworkSpec(filters=16, max_layers=2)
+WORKERS = Workers(count=2, slots=2, threads=1, machine_threads=1, memory=848 * MIB)
+MANY = Problem(images=100_000, image_shape=(32, 32, 3), classes=10)
+
+
+def images_at(folder: Path, n: int, shape: tuple[int, int, int], dtype: str) -> str:
+    """The URL of a Zarr store of n noise images of 10 classes."""
+    rng, url = np.random.default_rng(0), str(folder / "data.zarr")
+    group = zarr.open_group(url, mode="w")
+    images = group.create_array("images", shape=(n, *shape), dtype=dtype, chunks=(64, *shape))
+    for start in range(0, n, 64):
+        stop = min(start + 64, n)
+        images[start:stop] = rng.integers(0, 255, (stop - start, *shape)).astype(dtype)
+    group.create_array("labels", data=np.arange(n) % 10, chunks=(64,))
+    return url
+
+
+def peak_resident() -> int:
+    """Bytes that were resident in this process at most; run on workers."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
+
+
+# name: spec, images, shape and dtype of the data, run, threads of the one worker
+CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int]] = {
+    "small": (SMALL, 200, (14, 14, 1), "uint8", RunSpec(), 1),
+    "large chunks": (CIFAR, 2400, (32, 32, 3), "uint8", RunSpec(chunk_images=1200), 1),
+    "many features": (
+        CIFAR.replace(filters=32, filter_size=1, max_layers=1),
+        *(80, (32, 32, 3), "uint8", RunSpec(chunk_images=20, accumulators=2), 1),
+    ),
+    "many accumulators": (
+        CIFAR.replace(filters=24, filter_size=1, stride=8, levels=(2, 1), max_layers=1),
+        *(96, (32, 32, 3), "uint8", RunSpec(chunk_images=12, accumulators=8), 1),
+    ),
+    "many patches": (
+        CIFAR.replace(filters=40, lda_draws=30, block=8, levels=(1,)),
+        *(300, (16, 16, 3), "uint8", RunSpec(), 1),
+    ),
+    "large filters": (
+        SMALL.replace(filters=12, filter_size=9, first_filter_size=13, lda_fraction=0.0),
+        *(300, (28, 28, 1), "uint8", RunSpec(), 1),
+    ),
+    "large images of floats": (
+        CIFAR.replace(filters=8, block=32, stride=16),
+        *(240, (96, 96, 3), "float32", RunSpec(chunk_images=60), 1),
+    ),
+    "two towers": (
+        CIFAR.replace(filters=4, local_contrast=True, block=32, stride=16, max_layers=2),
+        *(1024, (64, 64, 12), "uint8", RunSpec(chunk_images=512), 1),
+    ),
+    "two threads": (CIFAR, 2000, (32, 32, 3), "uint8", RunSpec(chunk_images=400), 2),
+    "tiles": (
+        CIFAR.replace(filters=32, filter_size=1, max_layers=1),
+        *(80, (32, 32, 3), "uint8", RunSpec(tile_features=2048, chunk_images=20), 1),
+    ),
+}
+
+
+IN_EVERY_RUN = ("small",)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if case in IN_EVERY_RUN else pytest.param(case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_workers_take_what_the_plan_says(tmp_path: Path, case: str) -> None:
+    """Peak resident memory lies between half of the planned figure and all of it."""
+    spec, n, shape, dtype, run, threads = CASES[case]
+    url = images_at(tmp_path, n, shape, dtype)
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=threads, processes=True, memory_limit="6GiB",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        planned = rd.plan(url, spec=spec, run=run, measure=False)
+        clf = ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(url)
+        (measured,) = client.run(peak_resident).values()
+    ratio = measured / planned.peak_memory
+    print(f"{case}: {measured / MIB:.0f} of {planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}")
+    assert 0.5 <= ratio <= 1.0
+    assert clf.network_.layers[0].classifier.weights.shape[2] == planned.features
+    assert RunStore.open(tmp_path / "run").attributes()["plan"] == planned.plan.to_dict()
+
+
+# choosing ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_workers() -> Iterator[Client]:
+    """Two worker processes of 736 MiB each."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, memory_limit="736MiB",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        yield client
+
+
+def test_less_memory_gives_smaller_chunks_then_tiles() -> None:
+    """Every plan fits its workers, and none is cut up further than it must be."""
+    chunks, tiles = [], []
+    for memory in (16_000, 2_000, 1_000, 880, 780, 720, 690):
+        workers = replace(WORKERS, memory=memory * MIB)
+        plan = make_plan(MANY, CIFAR, RunSpec(), workers)
+        assert peak_memory(MANY, CIFAR, plan, workers) <= workers.budget
+        chunks.append(plan.chunk_images)
+        tiles.append(plan.tile_features or math.inf)
+    assert chunks[0] > chunks[4]
+    assert tiles == sorted(tiles, reverse=True)
+    assert tiles[0] == math.inf > tiles[-1]
+
+
+def test_one_more_byte_than_there_is_does_not_fit() -> None:
+    """The limit itself does, and the next smaller plan is taken below it."""
+    plan = make_plan(MANY, CIFAR, RunSpec(), WORKERS)
+    need = peak_memory(MANY, CIFAR, plan, WORKERS)
+    exactly = replace(WORKERS, memory=need, share=1.0)
+    assert make_plan(MANY, CIFAR, RunSpec(), exactly) == plan
+    below = replace(exactly, memory=need - 1)
+    smaller = make_plan(MANY, CIFAR, RunSpec(), below)
+    assert smaller != plan
+    assert peak_memory(MANY, CIFAR, smaller, below) < need
+
+
+def test_the_plan_knows_no_number_of_images_in_its_memory() -> None:
+    """Ten times the images, the same memory, up to one accumulator that waits in the tree."""
+    plan = make_plan(MANY, CIFAR, RunSpec(), WORKERS)
+    more = replace(MANY, images=10 * MANY.images)
+    again = make_plan(more, CIFAR, RunSpec(), WORKERS)
+    assert again == replace(plan, images=more.images)
+    assert peak_memory(more, CIFAR, again, WORKERS) == peak_memory(MANY, CIFAR, plan, WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("accumulators", "split_every", "threads", "held"),
+    [(1, 2, 1, 3), (2, 2, 1, 3), (4, 2, 1, 4), (8, 2, 1, 5), (4, 2, 4, 6), (64, 2, 1, 8)],
+)
+def test_accumulators_held_at_a_time(
+    accumulators: int, split_every: int, threads: int, held: int
+) -> None:
+    """Counted by hand: being filled, waiting for a partner, and two with their sum."""
+    plan = Plan(1000, 10, accumulators, split_every, 1)
+    assert accumulators_held(plan, threads) == held
+
+
+@pytest.mark.parametrize(
+    ("spec", "run", "message"),
+    [
+        (CIFAR, RunSpec(chunk_images=5000), "chunk_images=5000 by chunk_images of at most {}"),
+        (
+            CIFAR.replace(filters=24),
+            RunSpec(accumulators=500, chunk_images=100, tile_features=4096),
+            "tile_features=4096 by tile_features of at most {}",
+        ),
+        (
+            CIFAR.replace(filters=600, lda_fraction=0.9, filter_size=5),
+            RunSpec(),
+            "filters=600 by filters of at most {}",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_value_that_does(
+    spec: NetworkSpec, run: RunSpec, message: str
+) -> None:
+    """With a margin, as workers grow by themselves; one more than that value does not."""
+    with pytest.raises(SpecError, match=message.format(r"(\d+)")) as refused:
+        make_plan(MANY, spec, run, WORKERS)
+    assert f"of each worker's {WORKERS.memory // MIB} MiB" in str(refused.value)
+    value = int(re.search(message.format(r"(\d+)"), str(refused.value))[1])
+    name = message.split("=")[0]
+
+    def with_value(changed: int, memory: float) -> Plan:
+        network = spec.replace(filters=changed) if name == "filters" else spec
+        settings = run if name == "filters" else run.replace(**{name: changed})
+        return make_plan(MANY, network, settings, replace(WORKERS, memory=int(memory)))
+
+    with_value(value, WORKERS.memory)
+    with_value(value, WORKERS.memory / MARGIN)
+    with pytest.raises(SpecError):
+        with_value(value + 1, WORKERS.memory / MARGIN)
+    needed = int(
+        re.search(r"workers of at least ([\d,]+) MiB", str(refused.value))[1].replace(",", "")
+    )
+    make_plan(MANY, spec, run, replace(WORKERS, memory=needed * MIB))
+    grown = replace(WORKERS, memory=needed * MIB, resident=WORKERS.resident + 8 * MIB)
+    make_plan(MANY, spec, run, grown)
+
+
+def test_train_refuses_what_the_plan_refuses(small_workers: Client, tmp_path: Path) -> None:
+    """With the same words, and nothing is written."""
+    X, y = load_digits()
+    run, spec = RunSpec(chunk_images=5000), NetworkSpec.preset("digits")
+    refusals = []
+    for action in (
+        lambda: rd.plan(X, y, spec, run=run, measure=False),
+        lambda: ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(X, y),
+    ):
+        with pytest.raises(SpecError, match="chunk_images=5000 by chunk_images of") as refused:
+            action()
+        refusals.append(re.sub(r"[\d,]+ MiB|at most \d+", "", str(refused.value)))
+    assert refusals[0] == refusals[1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_small_memory_limit_forces_tiles_with_the_same_result(
+    small_workers: Client, tmp_path: Path
+) -> None:
+    """A scatter matrix of over 100 MiB on workers of 736 MiB: tiled and within the limit, and the
+    scores are those of one matrix in one process without a limit."""
+    X, y = (array[:160] for array in load_digits())
+    spec = NetworkSpec(filters=23, block=7, stride=4, max_layers=1, filter_size=1, ridge=0.3)
+    tiled = ResCNetClassifier(spec, store=tmp_path / "tiled").fit(X, y)
+    plan = RunStore.open(tmp_path / "tiled").attributes()["plan"]
+    assert plan["tile_features"] is not None
+    features = tiled.network_.layers[0].classifier.weights.shape[2]
+    assert 4 * features**2 > 100 * MIB
+    assert features > 2 * plan["tile_features"]
+    assert max(small_workers.run(peak_resident).values()) < 736 * MIB
+    assert not (tmp_path / "tiled" / "work").exists()
+    one_piece = RunSpec(
+        chunk_images=plan["chunk_images"], accumulators=plan["accumulators"], solve_threads=1
+    )
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster),
+    ):
+        whole = ResCNetClassifier(spec, store=tmp_path / "whole", run=one_piece).fit(X, y)
+    assert RunStore.open(tmp_path / "whole").attributes()["plan"]["tile_features"] is None
+    np.testing.assert_allclose(tiled.decision_function(X), whole.decision_function(X), atol=2e-4)
+
+
+@pytest.mark.parametrize("residual", [pytest.param("classify", marks=pytest.mark.slow), "regress"])
+def test_tiles_give_the_network_of_one_matrix(
+    client: Client, tmp_path: Path, residual: str
+) -> None:
+    """For tiles that do not divide the features, over three layers, with validation images among
+    them; and resuming a tiled run gives the same bits."""
+    X, y = (array[:200] for array in load_digits())
+    X = X[:, ::2, ::2]
+    spec = SMALL.replace(max_layers=3, residual=residual, ridge=0.3, learning_rate=0.5)
+    run = RunSpec(chunk_images=60, accumulators=2, solve_threads=1, validation=0.2)
+    whole = ResCNetClassifier(spec, run=run).fit(X, y)
+    tiles = run.replace(tile_features=50)
+    tiled = ResCNetClassifier(spec, run=tiles).fit(X, y)
+    np.testing.assert_allclose(tiled.decision_function(X), whole.decision_function(X), atol=1e-4)
+    assert tiled.accuracies_ == whole.accuracies_
+    fewer = spec.replace(max_layers=1)
+    ResCNetClassifier(fewer, run=tiles, store=tmp_path / "run").fit(X, y)
+    resumed = ResCNetClassifier.resume(tmp_path / "run", max_layers=3)
+    np.testing.assert_array_equal(resumed.decision_function(X), tiled.decision_function(X))
+
+
+# telling ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_tells_what_a_run_takes(client: Client, tmp_path: Path) -> None:
+    """Every figure is there, in words and as plain values, and nothing is left behind."""
+    X, y = (array[:300] for array in load_digits())
+    found = rd.plan(X, y, "digits", store=tmp_path / "run", validation=0.1)
+    words = str(found)
+    for name in ("features", "chunks", "tasks", "memory", "driver", "traffic", "store", "time"):
+        assert f"\n{name} " in words
+    assert found.features == 2520
+    assert found.layer_seconds > 0
+    assert found.seconds == pytest.approx(4 * found.layer_seconds)
+    values = found.to_dict()
+    assert values["plan"]["chunk_images"] == found.plan.chunk_images
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_planned_store_holds_what_the_run_leaves(client: Client, tmp_path: Path) -> None:
+    """Within a tenth for what can be counted: images, twice the maps, the layers."""
+    X, y = (array[:400] for array in load_digits())
+    spec, run = NetworkSpec.preset("digits").replace(max_layers=2), RunSpec(keep_maps="all")
+    found = rd.plan(X, y, spec, run=run, measure=False)
+    ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(X, y)
+    stored = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert stored == pytest.approx(found.traffic.store, rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_time_told_is_about_the_time_taken(tmp_path: Path) -> None:
+    """Within a factor of two, for the pass of the second layer of two networks."""
+    X, y = (array[:3000] for array in load_digits())
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster),
+    ):
+        for name, spec in {
+            "few features": NetworkSpec.preset("digits").replace(max_layers=2),
+            "many features": NetworkSpec(filters=32, block=7, max_layers=2, ridge=0.3),
+        }.items():
+            told = rd.plan(X, y, spec, store=tmp_path / name).layer_seconds
+            ResCNetClassifier(spec, store=tmp_path / name).fit(X, y)
+            taken = RunStore.open(tmp_path / name).commits()[2]["seconds"]
+            print(f"{name}: told {told:.1f} s, taken {taken:.1f} s")
+            assert 0.5 < taken / told < 2
+
+
+def test_traffic_counts_tiles_too() -> None:
+    """Features are written once and read once per block and once more."""
+    plan = Plan(MANY.images, 100, 4, 2, 1)
+    one = traffic(MANY, CIFAR, plan)
+    tiled = traffic(MANY, CIFAR, replace(plan, tile_features=512))
+    assert one.tasks == 4 + 3 + 1
+    assert tiled.tasks == one.tasks + 2 * 10 + 2  # 1,680 features are 4 blocks, 10 tiles
+    features = 4 * MANY.images * 1680
+    assert tiled.written > one.written + features
+    assert tiled.read > one.read + 5 * features

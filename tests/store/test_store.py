@@ -1,0 +1,420 @@
+"""The run store: one contract that every kind of place must keep, and no pickle anywhere."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from distributed import Client
+
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist.errors import StoreError
+from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
+from rescnet_dist.store import (
+    FORMAT_VERSION,
+    NETWORK_FORMAT,
+    RUN_FORMAT,
+    Location,
+    RunStore,
+    check_format,
+    read_image_scale,
+    read_layer,
+    write_image_scale,
+    write_layer,
+    write_region,
+)
+
+SMALL = NetworkSpec(filters=4, block=5, stride=2, residual="regress", max_layers=2)
+
+
+@pytest.fixture(params=["local", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A URL that holds nothing yet, of each kind of place."""
+    if request.param == "local":
+        yield str(tmp_path / "place")
+    else:
+        name = f"memory://{uuid.uuid4().hex}/place"
+        yield name
+        Location(name).remove()
+
+
+def contents(url: str) -> dict[str, bytes]:
+    """All files under a URL, by their path."""
+    fs, path = fsspec.url_to_fs(url)
+    return {name: fs.cat_file(name) for name in fs.find(path)}
+
+
+# the place --------------------------------------------------------------------------------------
+
+
+def test_a_place_exists_once_something_is_in_it(url: str) -> None:
+    """Not before, and not after its removal; removing nothing is no error."""
+    location = Location.of(url)
+    assert not location.exists()
+    assert location.names() == []
+    assert location.size() == 0
+    location.remove()
+    (location / "b.json").write_json([1])
+    (location / "a.json").write_json([2])
+    assert location.exists()
+    assert location.names() == ["a.json", "b.json"]
+    assert location.size() == sum(len(data) for data in contents(url).values()) > 0
+    location.remove()
+    assert not location.exists()
+
+
+def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
+    """So that a run can be made in a folder that was made for it."""
+    assert not Location.of(tmp_path).exists()
+    RunStore.create(tmp_path, {})
+    assert Location.of(tmp_path).exists()
+
+
+def test_a_local_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers in other folders find it; a trailing slash and file:// make no difference."""
+    monkeypatch.chdir(tmp_path)
+    expected = str(tmp_path / "run")
+    for given in ("run", "run/", Path("run"), f"file://{tmp_path}/run"):
+        assert Location.of(given).url == expected
+    assert Location.of("memory://run/").url == "memory://run"
+
+
+# JSON records -----------------------------------------------------------------------------------
+
+
+def test_json_records_round_trip_and_can_be_replaced(url: str) -> None:
+    """A missing record is None; a record is one file and nothing else is left beside it."""
+    location = Location.of(url) / "deep/er/record.json"
+    assert location.read_json() is None
+    for record in ({"a": [1, 2.5, None, "é"]}, {"b": True}, []):
+        location.write_json(record)
+        assert location.read_json() == record
+    assert len(contents(url)) == 1
+
+
+def test_a_reader_sees_a_whole_record_or_none(url: str) -> None:
+    """While one thread replaces a long record by another, a second reads either."""
+    location = Location.of(url) / "record.json"
+    records = [{"values": [value] * 20_000} for value in (1, 2)]
+    location.write_json(records[0])
+    stop = threading.Event()
+
+    def replace() -> None:
+        while not stop.is_set():
+            for record in records:
+                location.write_json(record)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        for _ in range(50):
+            assert location.read_json() in records
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_write_that_fails_leaves_the_old_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read is never half of a record, even when the disk fills up."""
+    location = Location.of(tmp_path) / "record.json"
+    location.write_json({"old": 1})
+
+    def no_space(self: Any, path: str, value: bytes, *args: Any, **kwargs: Any) -> None:
+        Path(path).write_bytes(value[: len(value) // 2])
+        raise OSError("no space left")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", no_space)
+    with pytest.raises(StoreError, match="cannot be written: no space"):
+        location.write_json({"new": 2})
+    assert location.read_json() == {"old": 1}
+
+
+def test_a_damaged_record_is_named(url: str) -> None:
+    """The error says which file to look at."""
+    run = RunStore.create(url, {})
+    run.commit(0, {"checksums": {}, "counts": []})
+    fs, path = fsspec.url_to_fs(f"{url}/commits/0000.json")
+    fs.pipe_file(path, b'{"step": 0, "cou')
+    with pytest.raises(StoreError, match=r"commits/0000\.json is not valid JSON.*damaged"):
+        run.commits()
+
+
+# creating and opening ---------------------------------------------------------------------------
+
+
+def test_a_new_run_opens_again_with_its_attributes(url: str) -> None:
+    """As it was created, and as it was changed."""
+    run = RunStore.create(url, {"a": [1, 2], "b": "x"})
+    run.update_attributes(b="y")
+    again = RunStore.open(url)
+    assert again == run
+    expected = {"format": RUN_FORMAT, "format_version": FORMAT_VERSION, "a": [1, 2], "b": "y"}
+    assert again.attributes() == expected
+
+
+def test_a_place_with_another_run_is_refused(url: str) -> None:
+    """The remedy is named, and the run is left alone."""
+    RunStore.create(url, {"a": 1})
+    before = contents(url)
+    with pytest.raises(StoreError, match=r"already holds another run.*resume") as caught:
+        RunStore.create(url, {"a": 2})
+    assert url in str(caught.value)
+    assert contents(url) == before
+
+
+@pytest.mark.parametrize("what", ["text", "array", "group", "network", "damaged group", "file"])
+def test_a_place_with_something_else_is_refused(url: str, what: str) -> None:
+    """Whatever it is: it is not overwritten, and it is not a run to open."""
+    location = Location.of(url)
+    fs, path = fsspec.url_to_fs(url)
+    match what:
+        case "text":
+            fs.makedirs(path, exist_ok=True)
+            fs.pipe_file(f"{path}/thesis.txt", b"years of work")
+        case "array":
+            zarr.create_array(location.zarr_store(), data=np.arange(3))
+        case "group":
+            location.update_attributes({"title": "measurements"})
+        case "network":
+            location.update_attributes({"format": NETWORK_FORMAT, "format_version": 1})
+        case "damaged group":
+            fs.makedirs(path, exist_ok=True)
+            fs.pipe_file(f"{path}/zarr.json", b"not json")
+        case "file":
+            fs.pipe_file(path, b"years of work")
+    before = contents(url)
+    with pytest.raises(StoreError, match="already holds something that is not a run") as caught:
+        RunStore.create(url, {})
+    assert url in str(caught.value)
+    with pytest.raises(StoreError, match=r"check the URL|damaged") as caught:
+        RunStore.open(url)
+    assert url in str(caught.value)
+    assert contents(url) == before
+
+
+def test_a_missing_run_is_named(url: str) -> None:
+    """And nothing is made by looking for it."""
+    with pytest.raises(StoreError, match="check the URL") as caught:
+        RunStore.open(url)
+    assert url in str(caught.value)
+    assert not Location.of(url).exists()
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None, "2"])
+def test_a_run_of_a_newer_release_is_refused(url: str, version: Any) -> None:
+    """The message names both versions and says to upgrade."""
+    run = RunStore.create(url, {})
+    run.update_attributes(format_version=version)
+    message = f"format version {version}.*up to {FORMAT_VERSION}.*newer release"
+    with pytest.raises(StoreError, match=message):
+        RunStore.open(url)
+    with pytest.raises(StoreError, match=message):
+        check_format(run.location, RUN_FORMAT)
+
+
+# arrays -----------------------------------------------------------------------------------------
+
+
+def test_whole_chunks_can_be_written_and_parts_cannot(url: str) -> None:
+    """Two tasks that wrote parts of one chunk would corrupt it silently."""
+    run = RunStore.create(url, {})
+    run.create_labels(10, 4)
+    labels = run.data_array("labels", write=True)
+    assert labels.chunks == (4,)
+    for start, stop in ((0, 4), (4, 8), (8, 10), (0, 8), (4, 10)):
+        write_region(labels, start, np.arange(start, stop))
+    for start, stop in ((0, 3), (1, 4), (2, 6), (4, 9), (9, 10)):
+        with pytest.raises(StoreError, match=f"rows {start} to {stop} .* chunks of 4 rows"):
+            write_region(labels, start, np.full(stop - start, -1))
+    np.testing.assert_array_equal(run.data_array("labels")[...], np.arange(10))
+    run.create_images((10, 2, 2, 1), "uint8", 4)
+    images, first = run.images()
+    assert images.chunks == (4, 2, 2, 1)
+    assert first == 0
+
+
+def test_a_layer_made_again_starts_empty(url: str) -> None:
+    """What an interrupted pass had written is not taken for what the next one writes."""
+    run = RunStore.create(url, {})
+    for fill in (7, 0):
+        run.create_layer(1, (4, 2, 2, 3), (4, 5), 2)
+        maps = run.maps(1, write=True)
+        assert not np.any(maps[...])
+        write_region(maps, 0, np.full((2, 2, 2, 3), fill, np.float32))
+
+
+@pytest.mark.parametrize("keep", [(), (3,), (1, 2), (2, 9)])
+def test_removing_maps_keeps_the_layers_named(url: str, keep: tuple[int, ...]) -> None:
+    """Their maps and scores, bit for bit; the others are gone, and fitted layers stay."""
+    run = RunStore.create(url, {})
+    for layer in (1, 2, 3):
+        run.create_layer(layer, (4, 2, 2, 3), (4, 5), 2)
+        write_region(run.maps(layer, write=True), 0, np.full((4, 2, 2, 3), layer, np.float32))
+        write_region(run.scores(layer, write=True), 0, np.full((4, 5), layer, np.float32))
+        write_layer(run.location, layer, a_layer(layer))
+    run.remove_maps_except(*keep)
+    for layer in (1, 2, 3):
+        if layer in keep:
+            assert np.all(run.maps(layer)[...] == layer)
+            assert np.all(run.scores(layer)[...] == layer)
+        else:
+            for open_array in (run.maps, run.scores):
+                with pytest.raises(StoreError, match=f"{layer:04d}"):
+                    open_array(layer)
+        assert read_layer(run.location, layer).classifier.rate == layer
+
+
+def test_removing_maps_leaves_groups_that_xarray_opens(url: str) -> None:
+    """The groups of maps and scores hold their metadata beside the layers."""
+    run = RunStore.create(url, {})
+    for layer in (1, 2):
+        run.create_layer(layer, (4, 2, 2, 3), (4, 5), 2)
+    run.remove_maps_except(2)
+    for group in ("maps", "scores"):
+        with xr.open_zarr(url, group=group, consolidated=False) as dataset:
+            assert set(dataset) == {"0002"}
+
+
+def test_removing_maps_of_a_run_without_any_is_no_error(url: str) -> None:
+    """As when the first pass has not begun."""
+    RunStore.create(url, {}).remove_maps_except(1)
+
+
+# commits ----------------------------------------------------------------------------------------
+
+
+def test_commits_count_up_to_the_first_gap(url: str) -> None:
+    """What lies behind a missing step does not count, nor does anything else in the folder."""
+    run = RunStore.create(url, {})
+    assert run.commits() == []
+    for step in (0, 1, 2, 4, 5):
+        run.commit(step, {"seconds": step / 10, "checksums": {}, "counts": []})
+    (run.location / "commits/0003.json.0a1b.partial").write_json({"step": 3})
+    assert [record["step"] for record in run.commits()] == [0, 1, 2]
+    assert run.commits()[2] == {"step": 2, "seconds": 0.2, "checksums": {}, "counts": []}
+    run.commit(3, {"checksums": {}})
+    assert [record["step"] for record in run.commits()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_the_first_step_nothing_is_committed(url: str) -> None:
+    """The layers of a run whose survey is missing cannot be used."""
+    run = RunStore.create(url, {})
+    run.commit(1, {"checksums": {}})
+    assert run.commits() == []
+
+
+def test_the_result_is_none_until_it_is_written(url: str) -> None:
+    """And is replaced by a later one."""
+    run = RunStore.create(url, {})
+    assert run.result() is None
+    for depth in (1, 2):
+        run.write_result({"depth": depth, "accuracies": []})
+        assert run.result() == {"depth": depth, "accuracies": []}
+
+
+# layers -----------------------------------------------------------------------------------------
+
+
+def a_layer(rate: float = 0.1) -> Layer:
+    """A layer of arbitrary numbers, among them those that a text form would lose."""
+    rng = np.random.default_rng(7)
+    weights = rng.normal(size=(2, 3, 6)).astype(np.float32)
+    weights[0, 0, :3] = [np.nextafter(np.float32(1), np.float32(2)), 1e-45, -0.0]
+    return Layer(
+        Bank(rng.normal(size=4), rng.normal(size=4), rng.normal(size=(3, 3, 4, 5)), np.zeros(5)),
+        Classifier(
+            weights, rng.normal(size=(2, 3)), np.array([[True, False, True]] * 2),
+            np.array([0.25, 0.75]), rate,
+        ),
+    )  # fmt: skip
+
+
+def assert_same_bits(got: Any, expected: Any) -> None:
+    """The fields of two frozen dataclasses have equal dtypes, shapes and bytes."""
+    for name in type(expected).__dataclass_fields__:
+        left, right = np.asarray(getattr(got, name)), np.asarray(getattr(expected, name))
+        assert (left.dtype, left.shape) == (right.dtype, right.shape), name
+        assert left.tobytes() == right.tobytes(), name
+
+
+def test_layers_round_trip_bit_for_bit(url: str) -> None:
+    """Filters, weights, normalization; over an older layer of the same number, too."""
+    location = Location.of(url)
+    layer = a_layer(1 / 3)
+    scale = ImageScale(np.array([0.1, -3.0]), np.array([1 / 255, 0.0]))
+    write_layer(location, 1, a_layer(9.0))
+    write_layer(location, 1, layer)
+    write_image_scale(location, scale)
+    again = read_layer(location, 1)
+    assert_same_bits(again.bank, layer.bank)
+    assert_same_bits(again.classifier, layer.classifier)
+    assert_same_bits(read_image_scale(location), scale)
+
+
+def test_a_layer_that_is_not_there_is_named(url: str) -> None:
+    """By its path and the URL."""
+    RunStore.create(url, {})
+    with pytest.raises(StoreError, match=r" at .*layers/0005") as caught:
+        read_layer(Location.of(url), 5)
+    assert url in str(caught.value)
+
+
+# a whole run ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(url: str, client: Client) -> ResCNetClassifier:
+    """A small run that kept all its maps."""
+    images, labels = load_digits()
+    run = RunSpec(chunk_images=40, keep_maps="all", validation=0.2)
+    names = np.array([f"digit {label}" for label in labels[:100]])
+    return ResCNetClassifier(SMALL, store=url, run=run).fit(images[:100, ::2, ::2], names)
+
+
+def test_a_run_opens_with_plain_xarray(trained: ResCNetClassifier, url: str) -> None:
+    """Every group, with names for all dimensions and the values that the package reads."""
+    expected = {
+        "data": {"images": ("image", "y", "x", "channel"), "labels": ("image",)},
+        "maps": {"0001": ("image", "y", "x", "filter"), "0002": ("image", "y", "x", "filter")},
+        "scores": {"0001": ("image", "class"), "0002": ("image", "class")},
+        "image_scale": {"low": ("channel",), "scale": ("channel",)},
+        "layers/0001": {
+            "filters": ("filter_y", "filter_x", "input_channel", "filter"),
+            "bias": ("filter",),
+            "weights": ("sign", "class", "feature"),
+            "intercept": ("sign", "class"),
+            "rate": (),
+        },
+        "layers/0002": {"input_low": ("input_channel",), "input_scale": ("input_channel",)},
+    }
+    for group, variables in expected.items():
+        with xr.open_zarr(url, group=group, consolidated=False) as dataset:
+            assert {name: dataset[name].dims for name in variables} == variables
+            assert dataset.sizes.get("image", 100) == 100
+    with xr.open_zarr(url, group="layers/0001", consolidated=False) as dataset:
+        weights = trained.network_.layers[0].classifier.weights
+        np.testing.assert_array_equal(dataset["weights"].values, weights)
+    with xr.open_zarr(url, group="data", consolidated=False) as dataset:
+        assert 0 < int((~dataset["train"]).sum()) < 40
+
+
+def test_nothing_stored_is_a_pickle(trained: ResCNetClassifier, url: str) -> None:
+    """In a run and in a saved network: no such name, and no file begins as a pickle does."""
+    saved = f"{url}-network"
+    trained.save(saved)
+    files = contents(url) | contents(saved)
+    assert len(files) > 50
+    for name, data in files.items():
+        assert not name.endswith((".pkl", ".pickle", ".joblib", ".npy", ".npz")), name
+        assert not data.startswith(tuple(bytes([0x80, version]) for version in range(2, 6))), name
+    Location(saved).remove()
