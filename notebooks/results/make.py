@@ -55,8 +55,8 @@ from rescnet_dist.errors import (
     DataError,
     RescnetError,
     SpecError,
-    pluralize,
     mask_secrets,
+    pluralize,
     suggest_name,
 )
 from rescnet_dist.flags import flag
@@ -64,7 +64,14 @@ from rescnet_dist.kernels import Backend
 from rescnet_dist.network import Network
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
-from rescnet_dist.train import Changes, begin_run, check_run, describe_run, resume_run, find_matching_run
+from rescnet_dist.train import (
+    Changes,
+    begin_run,
+    check_run,
+    describe_run,
+    find_matching_run,
+    resume_run,
+)
 
 HERE = Path(__file__).parent
 RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
@@ -314,7 +321,10 @@ def command(name: str, data: str | None, test_data: str | None, given: dict[str,
     words = ["python", "notebooks/results/make.py", name]
     for option, url in (("--data", data), ("--test", test_data)):
         if url:
-            words += [option, mask_secrets(url) if "://" in url else os.path.basename(url.rstrip("/"))]
+            words += [
+                option,
+                mask_secrets(url) if "://" in url else os.path.basename(url.rstrip("/")),
+            ]
     return shlex.join(words + [word for key in given for word in flag(key, given[key])])
 
 

@@ -1,0 +1,164 @@
+"""One vocabulary: identifiers, constants and error messages in the language of the field.
+
+The words below belong to an earlier private dialect. Each has a name that readers of dask, zarr and
+scikit-learn know at once; CONTRIBUTING.md has the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import rescnet_dist
+from rescnet_dist import errors
+
+PACKAGE = Path(rescnet_dist.__file__).parent
+ROOT = PACKAGE.parent
+SOURCES = sorted(
+    path
+    for folder in ("rescnet_dist", "tests", "deploy", "notebooks")
+    for path in (ROOT / folder).rglob("*.py")
+)
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+DIALECT = {
+    *("tell", "tells", "told", "teller", "telling", "announcer"),
+    *("endure", "endures", "endured", "patient", "patiently"),
+    *("shelf", "shelves", "mend", "mended", "rightly", "judge", "judged", "judgement"),
+    *("beside", "behind", "alike", "learnt"),
+    *("colour", "colours", "coloured", "grey", "centre", "centred", "normalise", "normalised"),
+    *("standardise", "standardised", "factorise", "factorisation", "neighbour", "licence"),
+}
+UNITS = {"seconds": "SECONDS", "bytes": "BYTES"}
+RAISED = {
+    *(name for name in dir(errors) if name.endswith("Error")),
+    *("ClickException", "UsageError", "BadParameter"),
+}
+
+
+def short(path: Path) -> str:
+    """Return a path relative to the repository."""
+    return str(path.relative_to(ROOT))
+
+
+def words(identifier: str) -> set[str]:
+    """Return the lowercase words of an identifier.
+
+    >>> sorted(words("_ChunkCache")), sorted(words("MAX_BYTES"))
+    (['cache', 'chunk'], ['bytes', 'max'])
+    """
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)
+    return {part.lower() for part in parts}
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of everything that a module defines, binds or passes by keyword."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name():
+                yield node.lineno, node.id
+            case ast.Attribute():
+                yield node.end_lineno or node.lineno, node.attr
+            case ast.keyword(arg=str(name)):
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short)
+def test_identifiers_use_the_vocabulary(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    found = {(line, name) for line, name in identifiers(tree) if words(name) & DIALECT}
+    assert not found, f"{short(path)}: {sorted(found)}"
+    assert not words(path.stem) & DIALECT
+
+
+def constants(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield name, line number and source line of each constant of a module."""
+    text = path.read_text()
+    for node in ast.parse(text).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]*", target.id):
+                yield target.id, node.lineno, text.splitlines()[node.lineno - 1]
+
+
+def test_no_constant_stands_for_two_things() -> None:
+    modules = defaultdict(set)
+    for path in MODULES:
+        for name, _, _ in constants(path):
+            modules[name].add(short(path))
+    repeated = {name: sorted(where) for name, where in modules.items() if len(where) > 1}
+    assert not repeated
+
+
+def test_constants_carry_their_unit() -> None:
+    missing = []
+    for path in MODULES:
+        for name, line, source in constants(path):
+            _, _, comment = source.partition("#")
+            for word, unit in UNITS.items():
+                if re.match(rf"\s*{word}\b", comment) and unit not in name:
+                    missing.append(f"{short(path)}:{line} {name}")
+    assert not missing
+
+
+@dataclass(frozen=True)
+class Message:
+    """The text of an error as the source has it, with {} for each value."""
+
+    where: str
+    error: str
+    text: str
+
+
+def literal(node: ast.expr) -> str | None:
+    """Return the text of a string expression, or None where it is made elsewhere."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            parts = [literal(v) if isinstance(v, ast.Constant) else "{}" for v in values]
+            return "".join(part or "" for part in parts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return (literal(left) or "{}") + (literal(right) or "{}")
+        case ast.IfExp(body=body):
+            return literal(body)
+    return None
+
+
+def messages() -> list[Message]:
+    """Return all error messages of the package and its command line."""
+    found = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in RAISED and (text := literal(node.args[0])) and text != "{}":
+                found.append(Message(f"{short(path)}:{node.lineno}", name, text))
+    return found
+
+
+MESSAGES = messages()
+
+
+def test_messages_are_collected() -> None:
+    assert len(MESSAGES) > 250
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.where)
+def test_messages_follow_one_form(message: Message) -> None:
+    """What was found, what was expected, what to do: sentences, the last of them a remedy."""
+    assert re.search(r"(\.|\?|\{\}|`)$", message.text), message
+    assert not words(re.sub(r"\{\}", "", message.text)) & DIALECT, message
