@@ -1,8 +1,9 @@
 """Slow, plain NumPy reference ("oracle") of ResCNet training, against which the package is tested.
 
-It follows algorithm.md step by step, in float64, and shares no code with the package. Letters:
-N images, H rows, W columns, d image channels, c layer input channels, k filter size, f filters,
-C classes, D features, S signs (2 for classify: positive, negative; 1 for regress).
+It follows "A layer, step by step" of notebooks/how-it-works/algorithm.md, whose step numbers the
+sections below have, in float64, and shares no code with the package. Letters: N images, H rows, W
+columns, d image channels, c layer input channels, k filter size, f filters, C classes, D features,
+S signs (2 for classify: positive, negative; 1 for regress).
 """
 
 import math
@@ -16,7 +17,7 @@ Array = np.ndarray
 
 @dataclass
 class OracleLayer:
-    """One fitted layer and what it made of all images, validation images included."""
+    """One fitted layer and its results for all images, validation images included."""
 
     low: Array  # (c,)
     scale: Array  # (c,), Z = (raw - low) * scale
@@ -36,7 +37,7 @@ class OracleLayer:
 
 
 def min_max(raw: Array, mode: str) -> tuple[Array, Array]:
-    """Low and scale, (c,) each, of training inputs (n, H, W, c); a constant gets scale 0."""
+    """Return low and scale, (c,) each, of training inputs (n, H, W, c); 0 for a constant."""
     channels = raw.shape[3]
     low = np.zeros(channels)
     scale = np.zeros(channels)
@@ -57,7 +58,7 @@ def min_max(raw: Array, mode: str) -> tuple[Array, Array]:
 
 
 def patch_covariance(images: Array, k: int) -> tuple[int, Array, Array]:
-    """Count, mean (k*k*c,) and covariance (k*k*c, k*k*c) of all valid patches of (n, H, W, c).
+    """Return count, mean (k*k*c,) and covariance (k*k*c, k*k*c) of all patches of (n, H, W, c).
 
     A patch is flattened in (row, column, channel) order; the covariance is divided by the count.
     """
@@ -77,9 +78,10 @@ def patch_covariance(images: Array, k: int) -> tuple[int, Array, Array]:
 
 
 def pca_filters(covariance: Array, k: int, n_pca: int) -> Array:
-    """The n_pca leading eigenvectors of a (k*k*c, k*k*c) covariance as filters (k, k, c, n_pca).
+    """Return the n_pca leading eigenvectors of a covariance (k*k*c, k*k*c) as filters.
 
-    Each has its entry of largest absolute value (the first one on ties) positive.
+    Filters are (k, k, c, n_pca). The entry of each that is largest in absolute value (the first one
+    on ties) is positive.
     """
     channels = covariance.shape[0] // (k * k)
     _, vectors = np.linalg.eigh(covariance)  # eigenvalues ascending, vectors in columns
@@ -107,7 +109,7 @@ def draws(
     layer: int,
     count: int,
 ) -> list[tuple[int, Array, Array, Array]]:
-    """Draws 0 .. count-1 of a layer (1-based): class, image indices, patch rows, patch columns.
+    """Return draws 0 .. count-1 of a layer (1-based): class, images, patch rows, patch columns.
 
     labels and training are (N,), size is (H, W); the three arrays are (n_pos + n_neg,), positives
     first, and the image indices point into all N images.
@@ -129,7 +131,7 @@ def draws(
 
 
 def two_class_lda(positives: Array, negatives: Array, ridge: float) -> tuple[Array, float, float]:
-    """Unit-norm weights (p,), bias and training error of LDA on (n_pos, p) against (n_neg, p)."""
+    """Return unit-norm weights (p,), bias and training error of LDA on (n_pos, p), (n_neg, p)."""
     n_pos, p = positives.shape
     n_neg = negatives.shape[0]
     n = n_pos + n_neg
@@ -172,8 +174,10 @@ def stacked_lda(
     layer: int,
     first_draw: int = 0,
 ) -> tuple[Array, Array]:
-    """Filters (k, k, c, n_lda) and bias (n_lda,) from normalized inputs (N, H, W, c), of the draws
-    from first_draw on."""
+    """Return filters (k, k, c, n_lda) and bias (n_lda,) from normalized inputs (N, H, W, c).
+
+    The draws start with number first_draw.
+    """
     _, height, width, channels = inputs.shape
     n_pos = spec.lda_positives
     n_neg = spec.lda_negatives
@@ -200,11 +204,11 @@ def stacked_lda(
     good = [t for t in range(len(fitted)) if fitted[t][2] <= spec.lda_tolerance]
     rest = [t for t in range(len(fitted)) if t not in good]
     rest.sort(key=lambda t: (fitted[t][2], t))
-    kept = (good + rest)[:n_lda]
+    selected = (good + rest)[:n_lda]
 
     filters = np.zeros((k, k, channels, n_lda))
     bias = np.zeros(n_lda)
-    for j, t in enumerate(kept):
+    for j, t in enumerate(selected):
         filters[:, :, :, j] = fitted[t][0].reshape(k, k, channels)
         bias[j] = fitted[t][1]
     return filters, bias
@@ -214,7 +218,7 @@ def stacked_lda(
 
 
 def bank_sizes(f: int, lda_fraction: float, directions: int) -> tuple[int, int]:
-    """How many PCA and how many stacked-LDA filters there are when k*k*c is `directions`."""
+    """Return the numbers of PCA and of stacked-LDA filters; k*k*c is `directions`."""
     n_lda = math.floor(f * lda_fraction + 0.5)
     n_pca = min(f - n_lda, directions)
     return n_pca, f - n_pca
@@ -230,31 +234,34 @@ def filter_bank(
     seed: int,
     layer: int,
 ) -> tuple[Array, Array]:
-    """Filters (k, k, c, f), PCA first, and bias (f,) from normalized inputs (N, H, W, c)."""
+    """Return filters (k, k, c, f), PCA first, and bias (f,) from normalized inputs (N, H, W, c)."""
     channels = inputs.shape[3]
     filters, bias = np.zeros((k, k, channels, spec.filters)), np.zeros(spec.filters)
     first_draw = 0
-    for inside, numbers in towers(spec, layer, channels):
-        seen = inputs[:, :, :, inside]
-        n_pca, n_lda = bank_sizes(len(numbers), spec.lda_fraction, k * k * len(inside))
-        _, _, covariance = patch_covariance(seen[training], k)
+    for own, numbers in towers(spec, layer, channels):
+        own_inputs = inputs[:, :, :, own]
+        n_pca, n_lda = bank_sizes(len(numbers), spec.lda_fraction, k * k * len(own))
+        _, _, covariance = patch_covariance(own_inputs[training], k)
         pca = pca_filters(covariance, k, n_pca)
         lda, lda_bias = stacked_lda(
-            seen, labels, training, n_classes, k, n_lda, spec, seed, layer, first_draw
+            own_inputs, labels, training, n_classes, k, n_lda, spec, seed, layer, first_draw
         )
         first_draw += spec.lda_draws * n_lda
         for location, number in enumerate(numbers):
             if location < n_pca:
-                filters[:, :, inside, number] = pca[:, :, :, location]
+                filters[:, :, own, number] = pca[:, :, :, location]
             else:
-                filters[:, :, inside, number] = lda[:, :, :, location - n_pca]
+                filters[:, :, own, number] = lda[:, :, :, location - n_pca]
                 bias[number] = lda_bias[location - n_pca]
     return filters, bias
 
 
 def towers(spec: Any, layer: int, channels: int) -> list[tuple[list[int], list[int]]]:
-    """Input channels and filters of each tower of a layer: one of all; or two, with local_contrast,
-    the first of the image and the first half of the filters and of the maps."""
+    """Return the input channels and filters of each tower of a layer.
+
+    There is one tower, or two with local_contrast; the first then has the image, and the first half
+    of the filters and of the maps.
+    """
     f = spec.filters
     maps = f if layer > 1 else 0
     if not spec.local_contrast:
@@ -268,7 +275,7 @@ def towers(spec: Any, layer: int, channels: int) -> list[tuple[list[int], list[i
 
 
 def local_contrast(images: Array) -> Array:
-    """(N, H, W, d) of images (N, H, W, d): a pixel less its surroundings, by their deviation."""
+    """Return pixels minus surroundings, over their deviation, of images (N, H, W, d)."""
     n, height, width, channels = images.shape
     rows = np.arange(height)[:, None]
     columns = np.arange(width)[None, :]
@@ -299,7 +306,7 @@ def local_contrast(images: Array) -> Array:
 
 
 def convolve(inputs: Array, filters: Array, bias: Array) -> Array:
-    """Maps (N, H, W, f): zero-padded cross-correlation of (N, H, W, c) with (k, k, c, f)."""
+    """Return maps (N, H, W, f): zero-padded correlation of (N, H, W, c) with (k, k, c, f)."""
     n, height, width, _ = inputs.shape
     k = filters.shape[0]
     f = filters.shape[3]
@@ -320,7 +327,7 @@ def convolve(inputs: Array, filters: Array, bias: Array) -> Array:
 
 
 def block_starts(size: int, block: int, stride: int) -> list[int]:
-    """Starts 0, s, 2s, ... of the blocks that fit an axis of the given size."""
+    """Return the starts 0, s, 2s, ... of the blocks that fit an axis of the given size."""
     starts = []
     start = 0
     while start + block <= size:
@@ -330,7 +337,7 @@ def block_starts(size: int, block: int, stride: int) -> list[int]:
 
 
 def block_triangle(values: Array, zscore: str, power: bool) -> Array:
-    """Upper triangle of the covariance of one z-scored block (r, r, f) of ReLU maps.
+    """Return the upper triangle of the covariance of one z-scored block (r, r, f) of ReLU maps.
 
     zscore="channel": (f*(f-1)/2,), no diagonal; zscore="block": (f*(f+1)/2,), with diagonal.
     """
@@ -368,7 +375,7 @@ def block_triangle(values: Array, zscore: str, power: bool) -> Array:
 
 
 def block_cells(starts: list[int], size: int, block: int, g: int, cells: str) -> list[int]:
-    """The cell (1 .. g) of every block of one axis at pyramid level g."""
+    """Return the cell (1 .. g) of every block of one axis at pyramid level g."""
     result = []
     for j, start in enumerate(starts):
         if cells == "center":
@@ -382,8 +389,10 @@ def block_cells(starts: list[int], size: int, block: int, g: int, cells: str) ->
 
 
 def second_order_features(maps: Array, spec: Any) -> Array:
-    """Features (N, D) of maps (N, H, W, f): ReLU, block covariances, spatial pyramid; of the towers
-    one after the other, if pairs are those of a tower."""
+    """Return features (N, D) of maps (N, H, W, f): ReLU, block covariances, spatial pyramid.
+
+    With pairs="tower", the features of the towers are concatenated.
+    """
     if spec.pairs == "tower":
         half, whole = maps.shape[3] // 2, replace(spec, pairs="all")
         towers = maps[..., :half], maps[..., half:]
@@ -427,7 +436,7 @@ def second_order_features(maps: Array, spec: Any) -> Array:
 
 
 def one_hot(labels: Array, n_classes: int) -> Array:
-    """Y, (N, C): 1 at the label, 0 elsewhere."""
+    """Return Y (N, C): 1 at the label, 0 elsewhere."""
     result = np.zeros((len(labels), n_classes))
     for n, label in enumerate(labels):
         result[n, label] = 1.0
@@ -435,7 +444,7 @@ def one_hot(labels: Array, n_classes: int) -> Array:
 
 
 def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array, Array]:
-    """T and s, (N,) each, of a layer >= 2 from the running scores (N, C) and labels (N,)."""
+    """Return T and s, (N,) each, of a layer >= 2 from running scores (N, C) and labels (N,)."""
     residual = target * one_hot(labels, scores.shape[1]) - scores
     classes = np.zeros(len(labels), dtype=np.int64)
     signs = np.zeros(len(labels), dtype=np.int64)
@@ -449,19 +458,19 @@ def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array,
 
 
 def standardize(features: Array) -> tuple[Array, Array, Array]:
-    """Standardized training features (n, D), their mean (D,) and 1/std (D,), 0 where std is 0."""
+    """Return standardized training features (n, D), mean (D,) and 1/std (D,), 0 if std is 0."""
     n, n_features = features.shape
     mean = features.sum(axis=0) / n
     inverse = np.zeros(n_features)
     for j in range(n_features):
         column = features[:, j]
-        if column.max() > column.min():  # else std is 0, whatever rounding makes of it
+        if column.max() > column.min():  # else std is 0, apart from rounding
             inverse[j] = 1.0 / math.sqrt(np.mean((column - mean[j]) ** 2))
     return (features - mean) * inverse, mean, inverse
 
 
 def ridged_scatter(standardized: Array, inverse: Array, ridge: float) -> Array:
-    """Sg (D, D) = S + ridge * mean(diag S) * I, with diagonal 1 where a feature has no variance."""
+    """Return S + ridge * mean(diag S) * I (D, D); the diagonal is 1 for constant features."""
     n, n_features = standardized.shape
     mean = standardized.sum(axis=0) / n
     scatter = (standardized - mean).T @ (standardized - mean) / n
@@ -475,9 +484,9 @@ def ridged_scatter(standardized: Array, inverse: Array, ridge: float) -> Array:
 def one_vs_rest(
     features: Array, classes: Array, signs: Array, n_classes: int, ridge: float
 ) -> tuple[Array, Array, Array]:
-    """Weights (2, C, D), intercept (2, C) and present (2, C) of the positive and negative LDA.
+    """Return weights (2, C, D), intercept (2, C) and present (2, C) of positive and negative LDA.
 
-    features (n, D), classes T (n,) and signs s (n,) are those of the training images alone;
+    features (n, D), classes T (n,) and signs s (n,) are those of the training images only;
     a score is features @ weights[sign, class] + intercept[sign, class] on raw features.
     """
     n, n_features = features.shape
@@ -507,9 +516,9 @@ def one_vs_rest(
 
 
 def regress(features: Array, residual: Array, ridge: float) -> tuple[Array, Array]:
-    """Weights (1, C, D) and intercept (1, C) of the ridge regression of residual (n, C).
+    """Return weights (1, C, D) and intercept (1, C) of the ridge regression of residual (n, C).
 
-    features (n, D) and residual are those of the training images alone; the prediction is
+    features (n, D) and residual are those of the training images only; the prediction is
     features @ weights[0].T + intercept[0] on raw features, the mean residual included.
     """
     n = features.shape[0]
@@ -526,7 +535,7 @@ def regress(features: Array, residual: Array, ridge: float) -> tuple[Array, Arra
 
 
 def probabilities(scores: Array, present: Array, spec: Any) -> Array:
-    """P (N, C) of one sign's scores (N, C); classes that are not present (C,) get 0."""
+    """Return P (N, C) of one sign's scores (N, C); classes that are not present (C,) get 0."""
     n, n_classes = scores.shape
     result = np.zeros((n, n_classes))
     if not present.any():
@@ -546,11 +555,11 @@ def probabilities(scores: Array, present: Array, spec: Any) -> Array:
     return result
 
 
-# ------------------------------------------------------------------------------ step 11 and all
+# -------------------------------------------------------------- step 11: update, and all layers
 
 
 def learning_rate(layer: int, spec: Any) -> float:
-    """The rate of a layer (1-based)."""
+    """Return the learning rate of a layer (1-based)."""
     steps = (layer - 1) // spec.decay_every
     return max(spec.rate_floor, spec.learning_rate * (1 - spec.decay) ** steps)
 
@@ -563,7 +572,7 @@ def train(
     n_layers: int,
     training: Array | None = None,
 ) -> tuple[tuple[Array, Array], list[OracleLayer]]:
-    """Grow n_layers on images (N, H, W, d) and labels (N,), fitted where training (N,) is true.
+    """Grow n_layers on images (N, H, W, d) and labels (N,), fitted to those where training (N,).
 
     Returns (image_low (d,), image_scale (d,)) and the layers.
     """
@@ -589,8 +598,8 @@ def train(
         k = spec.first_filter_size if i == 1 else spec.filter_size
         raw = x if i == 1 else np.concatenate([layers[-1].maps, x], axis=3)
         low, scale = np.zeros(raw.shape[3]), np.zeros(raw.shape[3])
-        for inside, _ in towers(spec, i, raw.shape[3]):
-            low[inside], scale[inside] = min_max(raw[training][..., inside], spec.minmax)
+        for own, _ in towers(spec, i, raw.shape[3]):
+            low[own], scale[own] = min_max(raw[training][..., own], spec.minmax)
         z = (raw - low) * scale
 
         # 2. to 5. filters and maps

@@ -1,7 +1,7 @@
-"""Benchmarks: how fast this machine runs the passes, beside peers and beside its own limit."""
+"""Benchmarks: the speed of this machine, compared with other libraries and with its own limit."""
 
 from rescnet_dist.bench.cases import CASES, Case
-from rescnet_dist.bench.report import NO_CHART, compared, draw_chart, table
+from rescnet_dist.bench.report import NO_CHART, compare_results, draw_chart, table
 from rescnet_dist.bench.timing import Result, keep_memory, machine
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "NO_CHART",
     "Case",
     "Result",
-    "compared",
+    "compare_results",
     "draw_chart",
     "keep_memory",
     "machine",

@@ -1,4 +1,4 @@
-"""The benchmark's cases: what is timed, beside which peers, and the bar that it must reach."""
+"""The benchmark cases: the code that is timed, the peers it is compared with, and its bar."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.bench import engine, gpu, peers
+from rescnet_dist.bench.engine import CLASSES
 from rescnet_dist.bench.timing import (
     Result,
     best_seconds,
-    halves,
-    on_all_cores,
     product_rate,
+    run_on_all_cores,
+    split_evenly,
 )
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.kernels import (
@@ -39,36 +40,45 @@ from rescnet_dist.spec import NetworkSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LEVELS = (4, 2, 1)
-CLASSES = 10
+PYRAMID_LEVELS = (4, 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case by name; run(quick) measures it, in its reduced form if quick; some need a GPU."""
+    """A benchmark case.
+
+    Attributes
+    ----------
+    name : str
+        The name of the case on the command line.
+    run : callable
+        run(quick) measures the case and returns a list of `Result`; quick is a reduced form.
+    on_gpu : bool
+        Whether the case needs a GPU.
+    """
 
     name: str
     run: Callable[[bool], list[Result]]
     on_gpu: bool = False
 
 
-def textured(rng: np.random.Generator, n: int, side: int, channels: int) -> Array:
-    """Random images (n, side, side, channels) whose neighboring pixels are alike."""
+def make_textures(rng: np.random.Generator, n: int, side: int, channels: int) -> Array:
+    """Return random images (n, side, side, channels) with correlated neighboring pixels."""
     from scipy.ndimage import gaussian_filter
 
     noise = rng.normal(size=(n, side, side, channels)).astype(np.float32)
     return np.ascontiguousarray(gaussian_filter(noise, (0, 1.5, 1.5, 0)))
 
 
-def merged(statistics_of: Callable[[slice], Any], n: int) -> Any:
-    """Statistics of n images, gathered on all cores and merged."""
-    return reduce(lambda one, more: one.merge(more), on_all_cores(statistics_of, halves(n)))
+def gather_statistics(gather: Callable[[slice], Any], n: int) -> Any:
+    """Return statistics of n images, gathered on all cores and merged."""
+    return reduce(lambda one, other: one.merge(other), run_on_all_cores(gather, split_evenly(n)))
 
 
-def beside_torch(
+def compare_with_torch(
     name: str, ours: Callable[[], Any], theirs: Callable[[], Any], n: int, bar: float
 ) -> list[Result]:
-    """The time per image of ours, and of PyTorch, if it is there."""
+    """Return the time per image of ours, and of PyTorch if it is installed."""
     seconds = best_seconds(theirs, 2) / n if peers.torch() else None
     return [Result(name, best_seconds(ours) / n, {"PyTorch": seconds}, bar=bar)]
 
@@ -77,35 +87,38 @@ def beside_torch(
 
 
 def scatter(n: int, side: int, channels: int, size: int, bar: float, quick: bool) -> list[Result]:
-    """Moments of all patches."""
+    """Time the moments of all patches."""
     n = n // 20 if quick else n
-    images = textured(np.random.default_rng(0), n, side, channels)
-    given = peers.tensor(images) if peers.torch() else None
+    images = make_textures(np.random.default_rng(0), n, side, channels)
+    tensor = peers.tensor(images) if peers.torch() else None
 
     def ours() -> None:
-        merged(lambda part: patch_scatter(images[part], size), n)
+        gather_statistics(lambda part: patch_scatter(images[part], size), n)
 
     name = f"patch scatter, {channels} channels {side}×{side}, k={size}"
-    return beside_torch(name, ours, lambda: peers.patch_scatter(given, size), n, bar)
+    return compare_with_torch(name, ours, lambda: peers.patch_scatter(tensor, size), n, bar)
 
 
 def features(n: int, stride: int, bar: float, quick: bool) -> list[Result]:
-    """Second-order features of 50 filters on 32×32, blocks of 16."""
+    """Time second-order features of 50 filters on 32×32 pixels, with blocks of 16."""
     n = max(2, n // 16) if quick else n
-    maps = textured(np.random.default_rng(0), n, 32, 50)
-    given = peers.tensor(maps) if peers.torch() else None
+    maps = make_textures(np.random.default_rng(0), n, 32, 50)
+    tensor = peers.tensor(maps) if peers.torch() else None
 
     def ours() -> None:
-        on_all_cores(lambda part: second_order_features(maps[part], 16, stride, LEVELS), halves(n))
+        run_on_all_cores(
+            lambda part: second_order_features(maps[part], 16, stride, PYRAMID_LEVELS),
+            split_evenly(n),
+        )
 
     def theirs() -> None:
-        peers.second_order_features(given, 16, stride, LEVELS)
+        peers.second_order_features(tensor, 16, stride, PYRAMID_LEVELS)
 
-    return beside_torch(f"second-order features, stride {stride}", ours, theirs, n, bar)
+    return compare_with_torch(f"second-order features, stride {stride}", ours, theirs, n, bar)
 
 
 def discriminants(quick: bool) -> list[Result]:
-    """One-vs-rest LDA of 20 classes, from features to weights."""
+    """Time one-vs-rest LDA of 20 classes, from features to weights."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     n, width, classes = (400, 300, 4) if quick else (4000, 3000, 20)
@@ -119,30 +132,30 @@ def discriminants(quick: bool) -> list[Result]:
             moments = FeatureMoments.empty(width, classes).fold(x, one_hot(labels, classes))
             one_vs_rest_lda(moments, 0.01)
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     with blas_threads(available_cores()):
-        for label in range(2):  # all of them take as long as one another
+        for label in range(2):  # all classes take the same time
             LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.01).fit(x, labels == label)
-    all_classes = (time.perf_counter() - began) * classes / 2
+    all_classes = (time.perf_counter() - start) * classes / 2
     seconds: dict[str, float | None] = {"scikit-learn": all_classes}
     name = f"one-vs-rest LDA, N={n:,} D={width:,} C={classes}"
     return [Result(name, best_seconds(ours), seconds, bar=15)]
 
 
 def pca(quick: bool) -> list[Result]:
-    """PCA filters from patches of 53 channels, k=3; peers get a part of them, as they are slow."""
+    """Time PCA filters of patches with 53 channels, k=3; slow peers get fewer images."""
     from sklearn.decomposition import IncrementalPCA
 
-    n, given = (20, 2) if quick else (2000, 100)
-    images = textured(np.random.default_rng(0), n, 32, 53)
+    n, peer_images = (20, 2) if quick else (2000, 100)
+    images = make_textures(np.random.default_rng(0), n, 32, 53)
 
     def ours() -> None:
-        pca_filters(merged(lambda part: patch_scatter(images[part], 3), n), 3, 50)
+        pca_filters(gather_statistics(lambda part: patch_scatter(images[part], 3), n), 3, 50)
 
     def incremental() -> None:
         model = IncrementalPCA(50)
-        for start in range(0, given, 10):
-            patches = peers.unfold(images[start : min(start + 10, given)], 3).reshape(-1, 477)
+        for start in range(0, peer_images, 10):
+            patches = peers.unfold(images[start : min(start + 10, peer_images)], 3).reshape(-1, 477)
             model.partial_fit(patches)
 
     def dask_ml() -> None:
@@ -150,74 +163,88 @@ def pca(quick: bool) -> list[Result]:
         from dask_ml.decomposition import PCA
 
         blocks = [
-            da.from_array(peers.unfold(images[start : min(start + 10, given)], 3).reshape(-1, 477))
-            for start in range(0, given, 10)
+            da.from_array(
+                peers.unfold(images[start : min(start + 10, peer_images)], 3).reshape(-1, 477)
+            )
+            for start in range(0, peer_images, 10)
         ]
         PCA(50, svd_solver="tsqr").fit(da.concatenate(blocks))
 
-    found: dict[str, float | None] = {}
-    threads = {"IncrementalPCA": available_cores(), "dask-ml": 1}  # which has tasks on all cores
+    seconds: dict[str, float | None] = {}
+    threads = {"IncrementalPCA": available_cores(), "dask-ml": 1}  # dask-ml runs tasks on all cores
     for name, action in (("IncrementalPCA", incremental), ("dask-ml", dask_ml)):
         try:
             with blas_threads(threads[name]):
-                found[name] = best_seconds(action, 1) / given
+                seconds[name] = best_seconds(action, 1) / peer_images
         except ImportError:
-            found[name] = None
+            seconds[name] = None
     name = f"PCA filters from {n:,} images, 53 channels, k=3"
-    return [Result(name, best_seconds(ours, 1) / n, found, bar=10)]
+    return [Result(name, best_seconds(ours, 1) / n, seconds, bar=10)]
 
 
 # the pass of a layer ------------------------------------------------------------------------------
 
 
 def layer(quick: bool) -> list[Result]:
-    """All of a layer's pass but the factorization, N=2,000, 50 filters on 32×32×3, stride 4."""
+    """Time a layer's pass without the factorization, N=2,000, 50 filters on 32×32×3, stride 4."""
     filters, n, chunk = (8, 40, 20) if quick else (50, 2000, 143)  # as planned by default
     spec = NetworkSpec.preset("cifar10").replace(filters=filters, block=16, stride=4)
     shape, rng = (32, 32, 3), np.random.default_rng(0)
-    images, maps = textured(rng, n, 32, 3), textured(rng, n, 32, filters)
+    images, maps = make_textures(rng, n, 32, 3), make_textures(rng, n, 32, filters)
     labels, train = np.arange(n) % CLASSES, np.ones(n, bool)
     growing = random_layer(Problem(n, shape, CLASSES), spec)
     scores = np.zeros((n, CLASSES), np.float32)
 
-    def work(part: slice, statistics: LayerStatistics) -> LayerStatistics:
+    def fold(part: slice, statistics: LayerStatistics) -> LayerStatistics:
         for start in range(part.start, part.stop, chunk):
             rows = slice(start, min(start + chunk, part.stop))
             statistics = statistics.fold(
                 growing.step(
-                    images[rows], maps[rows], scores[rows], labels[rows], train[rows],
+                    images[rows],
+                    maps[rows],
+                    scores[rows],
+                    labels[rows],
+                    train[rows],
                     np.zeros(CLASSES, np.int64),
                 )
-            )  # fmt: skip
+            )
         return statistics
 
     def ours() -> None:
-        # not by the threads: only what the main thread takes is memory that was freed before
-        empty = [growing.empty(*shape, scatter=True) for _ in halves(n)]
-        merged(lambda part: work(part, empty.pop()), n)
+        # allocated here and not in threads: only the main thread reuses memory that was freed
+        empty = [growing.empty(*shape, scatter=True) for _ in split_evenly(n)]
+        gather_statistics(lambda part: fold(part, empty.pop()), n)
 
     seconds = best_seconds(ours, 1)
     theirs: dict[str, float | None] = {"PyTorch": None}
     if library := peers.torch():
         kernel = growing.bank.filters.transpose(3, 2, 0, 1)
-        given = peers.tensor(images), peers.tensor(maps)
+        tensors = peers.tensor(images), peers.tensor(maps)
         weights = library.as_tensor(np.ascontiguousarray(kernel, dtype=np.float32))
         targets = library.as_tensor(one_hot(labels, CLASSES).astype(np.float32))
         theirs["PyTorch"] = best_seconds(
-            lambda: peers.layer_pass(*given, weights, targets, 16, 4), 1
+            lambda: peers.layer_pass(*tensors, weights, targets, 16, 4), 1
         )
     width = features_per_layer(32, 32, spec)
     name = f"pass of a layer, N={n:,} D={width:,}"
     return [
         Result(name, seconds, theirs, bar=2.2),
-        Result(f"{name}, beside its BLAS operations", seconds,
-               floor=n * pass_operations(spec, shape) / product_rate(), bar=1.4, at_most=True),
-    ]  # fmt: skip
+        Result(
+            f"{name}, relative to its BLAS operations",
+            seconds,
+            floor=n * pass_operations(spec, shape) / product_rate(),
+            bar=1.4,
+            at_most=True,
+        ),
+    ]
 
 
 def pass_operations(spec: NetworkSpec, shape: tuple[int, int, int]) -> float:
-    """Operations of matrix products that the pass of a later layer needs per image: convolution,
-    patch scatter by displacements, lower half of the features' scatter."""
+    """Return the operations of matrix products per image in the pass of a later layer.
+
+    They are those of the convolution, the patch scatter by displacements, and the lower triangle of
+    the features' scatter.
+    """
     height, width, channels = shape
     inputs, size = spec.input_channels(2, channels), spec.filter_size
     convolution = 2 * height * width * size**2 * inputs * spec.filters
@@ -227,23 +254,26 @@ def pass_operations(spec: NetworkSpec, shape: tuple[int, int, int]) -> float:
 
 
 def factorization(quick: bool) -> list[Result]:
-    """Cholesky factor and solution for 10 targets."""
+    """Time the Cholesky factorization, and solving for 10 targets."""
     width = 5000 if quick else 17_150
     rng = np.random.default_rng(0)
     factor = rng.normal(size=(width, 1024)).astype(np.float32)
     moments = FeatureMoments(
-        20_000, np.zeros(width), np.asfortranarray(factor @ factor.T), np.zeros((10, width)),
+        20_000,
+        np.zeros(width),
+        np.asfortranarray(factor @ factor.T),
+        np.zeros((10, width)),
         np.zeros(10),
-    )  # fmt: skip
+    )
     columns = rng.normal(size=(width, 10))
 
     def ours() -> None:
         with blas_threads(available_cores()):
             Whitening.of(moments, 1.0).solve(columns)
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     ours()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     floor = width**3 / 3 / product_rate()
     name = f"factorization and solve, D={width:,}"
     return [Result(name, seconds, floor=floor, bar=1.3, at_most=True)]
@@ -253,21 +283,26 @@ def factorization(quick: bool) -> list[Result]:
 
 
 def starting(quick: bool) -> list[Result]:
-    """What the package adds to the start of a process, beyond dask.array."""
+    """Time the import of the package, in addition to that of dask.array."""
     code = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
 
-    def seconds(modules: str) -> float:
+    def import_seconds(modules: str) -> float:
         run = [sys.executable, "-c", code.format(modules)]
         return min(
             float(subprocess.run(run, capture_output=True, check=True, text=True).stdout)
             for _ in range(1 if quick else 3)
         )
 
-    ours, dask = seconds("dask.array, rescnet_dist"), seconds("dask.array")
+    ours, dask = import_seconds("dask.array, rescnet_dist"), import_seconds("dask.array")
     return [
-        Result("import rescnet_dist, beyond dask.array (bar in seconds)", ours - dask,
-               floor=1.0, bar=0.7, at_most=True)
-    ]  # fmt: skip
+        Result(
+            "import rescnet_dist, in addition to dask.array (bar in seconds)",
+            ours - dask,
+            floor=1.0,
+            bar=0.7,
+            at_most=True,
+        )
+    ]
 
 
 CASES = (

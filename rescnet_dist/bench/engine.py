@@ -1,4 +1,4 @@
-"""Benchmarks of whole runs on clusters of this machine: overhead, workers, layers and images."""
+"""Benchmarks of whole runs on local clusters: overhead, workers, layers and images."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rescnet_dist.train import begin_run, describe_run
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CLASSES = 10
-ALL_IMAGES = RunSpec(validation=0.0)
+NO_VALIDATION = RunSpec(validation=0.0)
 
 
-def made_up(n: int) -> tuple[Array, Array]:
-    """Noisy images (n, 32, 32, 3) uint8 of 10 classes, and labels (n,)."""
+def make_images(n: int) -> tuple[Array, Array]:
+    """Return noisy images (n, 32, 32, 3) uint8 of 10 classes, and labels (n,)."""
     rng, labels = np.random.default_rng(0), np.arange(n) % CLASSES
     means = rng.integers(60, 190, (CLASSES, 32, 32, 3))
     noise = rng.standard_normal((n, 32, 32, 3), np.float32)
@@ -36,10 +36,10 @@ def made_up(n: int) -> tuple[Array, Array]:
 
 
 def layer_seconds(
-    workers: int, n: int, spec: NetworkSpec, run_spec: RunSpec = ALL_IMAGES
+    workers: int, n: int, spec: NetworkSpec, run_spec: RunSpec = NO_VALIDATION
 ) -> list[float]:
-    """Seconds of each layer of a run on so many workers of one thread, and on n images."""
-    images, labels = made_up(n)
+    """Return the seconds of each layer of a run on n images and `workers` workers of one thread."""
+    images, labels = make_images(n)
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(
@@ -51,74 +51,92 @@ def layer_seconds(
         return [layer["seconds"] for layer in describe_run(run.url)["layers"]]
 
 
-def spec_of(filters: int, layers: int) -> NetworkSpec:
-    """A network of so many layers, whatever comes of it."""
+def make_spec(filters: int, layers: int) -> NetworkSpec:
+    """Return a network that always grows `layers` layers, whatever its accuracy."""
     return NetworkSpec.preset("cifar10").replace(
-        filters=filters, block=16, stride=4, max_layers=layers, patience=None,
-        stop_at_zero_error=False, ridge=1.0,
-    )  # fmt: skip
+        filters=filters,
+        block=16,
+        stride=4,
+        max_layers=layers,
+        patience=None,
+        stop_at_zero_error=False,
+        ridge=1.0,
+    )
 
 
 def kernel_seconds(n: int, spec: NetworkSpec) -> float:
-    """Seconds that the kernels alone take for a later layer of the same run, in one thread of this
-    process, chunk by chunk, with maps that are in memory; those of the layer before are made up."""
-    images, labels = made_up(n)
+    """Return the seconds of the kernels alone for a later layer of the same run.
+
+    They run in one thread of this process, chunk by chunk, on random maps in memory.
+    """
+    images, labels = make_images(n)
     problem = Problem(n, images.shape[1:], CLASSES)
     one = Workers(count=1, slots=1, threads=1, machine_threads=1, memory=None)
     groups = make_plan(problem, spec, RunSpec(), one).groups()
     growing = random_layer(problem, spec)
     maps = growing.bank.maps(
-        LayerInput.of(layer_pixels(images, growing.image_scale, spec), noise(n, spec.filters))
+        LayerInput.of(layer_pixels(images, growing.image_scale, spec), make_maps(n, spec.filters))
     )
     scores, train = np.zeros((n, CLASSES), np.float32), np.ones(n, bool)
     with blas_threads(1):
-        began = time.perf_counter()
+        begin = time.perf_counter()
         statistics = growing.empty(*problem.image_shape, scatter=True)
         for start, stop in (chunk for group in groups for chunk in group.chunks()):
-            rows, before = slice(start, stop), np.bincount(labels[:start], minlength=CLASSES)
+            rows, class_offsets = slice(start, stop), np.bincount(labels[:start], minlength=CLASSES)
             statistics = statistics.fold(
                 growing.step(
-                    images[rows], maps[rows], scores[rows], labels[rows], train[rows], before
+                    images[rows], maps[rows], scores[rows], labels[rows], train[rows], class_offsets
                 )
             )
         fit_classifier(statistics.features, spec, 2, CLASSES)
         fit_bank(statistics.inputs, spec, 3)
-        return time.perf_counter() - began
+        return time.perf_counter() - begin
 
 
-def noise(n: int, filters: int) -> Array:
-    """Maps (n, 32, 32, filters) of nothing in particular."""
+def make_maps(n: int, filters: int) -> Array:
+    """Return random maps (n, 32, 32, filters)."""
     return np.random.default_rng(1).random((n, 32, 32, filters), np.float32)
 
 
 def workers(quick: bool) -> list[Result]:
-    """One worker beside the kernels alone, and two workers beside one."""
-    n, spec = (80, spec_of(4, 2)) if quick else (4000, spec_of(50, 2))
+    """Compare one worker with the kernels alone, and two workers with one."""
+    n, spec = (80, make_spec(4, 2)) if quick else (4000, make_spec(50, 2))
     one, two = (layer_seconds(count, n, spec)[-1] for count in (1, 2))
     return [
-        Result("a layer on one worker, beside its kernels alone", one,
-               floor=kernel_seconds(n, spec), bar=1.12, at_most=True),
-        Result("a layer on two workers, beside one", two, {"one worker": one}, bar=1.75),
-    ]  # fmt: skip
+        Result(
+            "a layer on one worker, relative to its kernels alone",
+            one,
+            floor=kernel_seconds(n, spec),
+            bar=1.12,
+            at_most=True,
+        ),
+        Result("a layer on two workers, compared with one", two, {"one worker": one}, bar=1.75),
+    ]
 
 
 def depth(quick: bool) -> list[Result]:
-    """A late layer beside an early one, by the medians of those around them."""
-    early, late, around = (4, 8, 1) if quick else (5, 40, 3)
-    spec = spec_of(8, late + around)
+    """Compare a late layer with an early one, by the medians of the layers around them."""
+    early, late, margin = (4, 8, 1) if quick else (5, 40, 3)
+    spec = make_spec(8, late + margin)
     seconds = layer_seconds(available_cores(), 80 if quick else 2000, spec)
 
-    def about(layer: int) -> float:
-        return float(np.median(seconds[layer - around - 1 : layer + around]))
+    def median_seconds(layer: int) -> float:
+        """Return the median time of the layers around `layer`."""
+        return float(np.median(seconds[layer - margin - 1 : layer + margin]))
 
     return [
-        Result(f"layer {late}, beside layer {early}", about(late),
-               floor=about(early), bar=1.1, at_most=True)
-    ]  # fmt: skip
+        Result(
+            f"layer {late}, relative to layer {early}",
+            median_seconds(late),
+            floor=median_seconds(early),
+            bar=1.1,
+            at_most=True,
+        )
+    ]
 
 
 def images(quick: bool) -> list[Result]:
-    """Four times the images."""
-    n, spec = (40, spec_of(4, 2)) if quick else (1500, spec_of(16, 3))
-    few, many = (min(layer_seconds(available_cores(), k * n, spec)[1:]) for k in (1, 4))
-    return [Result("a layer on 4 × the images", many, floor=few, bar=4.2, at_most=True)]
+    """Compare a layer on four times the images with one on the images."""
+    n, spec = (40, make_spec(4, 2)) if quick else (1500, make_spec(16, 3))
+    single, fourfold = (min(layer_seconds(available_cores(), k * n, spec)[1:]) for k in (1, 4))
+    return [Result("a layer on 4 × the images", fourfold, floor=single, bar=4.2, at_most=True)]

@@ -1,4 +1,4 @@
-"""Results as a table, as a chart, and beside those of another day."""
+"""Benchmark results as a table, as a chart, and compared with earlier results."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ from typing import Any
 
 from rich.table import Table
 
-from rescnet_dist.bench.timing import MISSING, Result
+from rescnet_dist.bench.timing import NOT_INSTALLED, Result
 from rescnet_dist.errors import RescnetError
 
-NO_CHART = 'a chart needs matplotlib: pip install "rescnet-dist[plot]", or leave --chart out'
-SLOWER = 1.1  # times as slow as before is worth a word
+NO_CHART = (
+    'A chart needs matplotlib, which is not installed. Run pip install "rescnet-dist[plot]", or '
+    "leave --chart out."
+)
+REPORTED_CHANGE_RATIO = 1.1  # smaller changes of a ratio, in either direction, are not reported
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One line for each result."""
-    found = Table("what", "ours", "beside", "ratio", "bar", "")
+    """Return a table with one row for each result."""
+    rows = Table("case", "ours", "compared with", "ratio", "bar", "")
     for result in results:
-        others = [f"{name} {_time(seconds)}" for name, seconds in result.peers.items()]
+        others = [f"{name} {_format_seconds(seconds)}" for name, seconds in result.peers.items()]
         if result.floor is not None:
-            others.append(f"floor {_time(result.floor)}")
+            others.append(f"floor {_format_seconds(result.floor)}")
         ratio = "" if result.ratio is None else f"{result.ratio:.2f} ×"
         sign = "≤" if result.at_most else "≥"
         bar = "" if result.bar is None else f"{sign} {result.bar:g} ×"
         verdict = {True: "reached", False: "missed", None: ""}[result.passes]
-        found.add_row(result.name, _time(result.ours), "\n".join(others), ratio, bar, verdict)
-    return found
+        rows.add_row(
+            result.name, _format_seconds(result.ours), "\n".join(others), ratio, bar, verdict
+        )
+    return rows
 
 
-def compared(results: Sequence[Result], before: dict[str, Any]) -> list[str]:
-    """What has become slower or faster since, by the ratios, which other load moves least."""
+def compare_results(results: Sequence[Result], before: dict[str, Any]) -> list[str]:
+    """Describe what has become slower or faster than in earlier results.
+
+    Ratios are compared, as they depend least on other load of the machine.
+    """
     earlier = {entry["name"]: entry for entry in before.get("results", [])}
     lines = []
     for result in results:
@@ -38,7 +46,7 @@ def compared(results: Sequence[Result], before: dict[str, Any]) -> list[str]:
         if old is None or result.ratio is None:
             continue
         change = result.ratio / old if result.at_most else old / result.ratio
-        if not 1 / SLOWER <= change <= SLOWER:
+        if not 1 / REPORTED_CHANGE_RATIO <= change <= REPORTED_CHANGE_RATIO:
             word = "slower" if change > 1 else "faster"
             lines.append(
                 f"{result.name}: {max(change, 1 / change):.2f} × {word} than before "
@@ -48,7 +56,7 @@ def compared(results: Sequence[Result], before: dict[str, Any]) -> list[str]:
 
 
 def draw_chart(results: Sequence[Result], path: str) -> None:
-    """Bars of how many times as long as ours the peers take, and the floor, as a PNG file."""
+    """Write a bar chart to a PNG file: the times of peers and of the floor, in units of ours."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -80,14 +88,14 @@ def draw_chart(results: Sequence[Result], path: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _time(seconds: float | None) -> str:
-    """Seconds in words.
+def _format_seconds(seconds: float | None) -> str:
+    """Return seconds with a unit.
 
-    >>> _time(0.0021), _time(None)
+    >>> _format_seconds(0.0021), _format_seconds(None)
     ('2.1 ms', 'not installed')
     """
     if seconds is None:
-        return MISSING
+        return NOT_INSTALLED
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Timing: the best of some tries, on all cores, and the rate of the machine's matrix product."""
+"""Timing: the best of several runs, on all cores, and the speed of matrix products."""
 
 from __future__ import annotations
 
@@ -21,17 +21,30 @@ from rescnet_dist.reduce import blas_threads
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-SIDE = 3072  # of the matrices whose product is timed
-MISSING = "not installed"
+TIMED_MATRIX_SIDE = 3072  # rows and columns of the matrices whose product is timed
+NOT_INSTALLED = "not installed"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a case has shown: seconds of ours, of each peer (None where it is not installed) and of
-    the floor, and what must hold of the ratio.
+    """The result of a benchmark case.
 
-    bar: of the slowest ratio peer/ours that is good enough, or, where `at_most`, of the largest
-    ours/floor, or of a ratio of two of our own times.
+    Attributes
+    ----------
+    name : str
+        A description of the case.
+    ours : float
+        The seconds of this package.
+    peers : dict of str to float or None
+        The seconds of other libraries, None for those that are not installed.
+    floor : float or None
+        The seconds that `ours` is compared with: those that the hardware allows, or another time of
+        this package.
+    bar : float or None
+        The smallest accepted ratio peer/ours of the fastest peer, or, if `at_most`, the largest
+        accepted ratio ours/floor.
+    at_most : bool
+        Whether `bar` is an upper limit of ours/floor.
     """
 
     name: str
@@ -43,7 +56,7 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """The ratio that the bar is about."""
+        """The ratio that is compared with the bar, None if it is not known."""
         if self.at_most:
             return None if self.floor is None else self.ours / self.floor
         times = [seconds for seconds in self.peers.values() if seconds is not None]
@@ -51,20 +64,22 @@ class Result:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the bar is reached; None where that is not known."""
+        """Whether the bar is reached, None if that is not known."""
         if self.ratio is None or self.bar is None:
             return None
         return self.ratio <= self.bar if self.at_most else self.ratio >= self.bar
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return the result as JSON-serializable values."""
         return asdict(self) | {"ratio": self.ratio, "passes": self.passes}
 
 
 def keep_memory() -> None:
-    """Have what this process frees stay with it, where there is glibc: a try that counts then takes
-    the memory of the one before, and what the system needs to hand out memory, which on virtual
-    machines is up to a second per gigabyte, is not timed."""
+    """Keep memory that this process frees, instead of returning it to the system, with glibc.
+
+    A timed run then reuses the memory of the run before. Otherwise the system's allocation of
+    memory, which takes up to a second per gigabyte on virtual machines, would be timed.
+    """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
         for option, value in ((-4, 0), (-1, -1)):  # M_MMAP_MAX: none; M_TRIM_THRESHOLD: never
@@ -72,39 +87,45 @@ def keep_memory() -> None:
 
 
 def best_seconds(action: Callable[[], Any], tries: int = 3) -> float:
-    """Seconds of the fastest of some tries, after one that does not count."""
+    """Return the seconds of the fastest of several runs, after one that does not count."""
     action()
     best = float("inf")
     for _ in range(tries):
-        began = time.perf_counter()
+        start = time.perf_counter()
         action()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start)
     return best
 
 
-def on_all_cores(function: Callable[[Item], Value], parts: Sequence[Item]) -> list[Value]:
-    """Results of a function that runs without the GIL, on one thread for each core, as tasks of a
-    worker do; BLAS has one thread in each."""
+def run_on_all_cores(function: Callable[[Item], Value], parts: Sequence[Item]) -> list[Value]:
+    """Call a function that releases the GIL on all parts, in one thread per core, like a worker.
+
+    BLAS uses one thread in each.
+    """
     with blas_threads(1), ThreadPoolExecutor(available_cores()) as pool:
         return list(pool.map(function, parts))
 
 
-def halves(count: int) -> list[slice]:
-    """A number of things shared out over all cores."""
+def split_evenly(count: int) -> list[slice]:
+    """Divide `count` items evenly over all cores."""
     edges = np.linspace(0, count, available_cores() + 1).astype(int)
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]
 
 
 @cache
 def product_rate() -> float:
-    """Operations per second of a matrix product in single precision on all cores."""
-    matrix = np.random.default_rng(0).normal(size=(SIDE, SIDE)).astype(np.float32)
+    """Return the operations per second of a matrix product in single precision on all cores."""
+    matrix = (
+        np.random.default_rng(0)
+        .normal(size=(TIMED_MATRIX_SIDE, TIMED_MATRIX_SIDE))
+        .astype(np.float32)
+    )
     with blas_threads(available_cores()):
-        return 2 * SIDE**3 / best_seconds(lambda: matrix @ matrix)
+        return 2 * TIMED_MATRIX_SIDE**3 / best_seconds(lambda: matrix @ matrix)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Describe the machine that the figures were measured on."""
     return {
         "machine": platform.machine(),
         "system": platform.system(),

@@ -39,7 +39,7 @@ def bench_command(
     from rescnet_dist.bench import (
         CASES,
         NO_CHART,
-        compared,
+        compare_results,
         draw_chart,
         keep_memory,
         machine,
@@ -67,7 +67,7 @@ def bench_command(
             results += known[name].run(quick)
     Console().print(table(results))
     if compare:
-        lines = compared(results, before)
+        lines = compare_results(results, before)
         click.echo("\n".join(lines) or "no ratio has changed by more than 10 %")
     if output:
         with finished_file(output) as file:

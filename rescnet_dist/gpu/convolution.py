@@ -1,4 +1,4 @@
-"""The convolution of a layer on a GPU: on its matrix units, or in single precision throughout."""
+"""The convolution of a layer on a GPU: on its matrix units, or in single precision."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rescnet_dist.gpu.device import Array, matmul_precision, module
-from rescnet_dist.kernels.gpu_tiles import DEPTH, LINE, TILE, Tile, launches
+from rescnet_dist.gpu.device import Array, load_module, matmul_precision
+from rescnet_dist.kernels.gpu_tiles import (
+    LINE_PIXELS,
+    MATRIX_UNIT_CHANNELS,
+    MATRIX_UNIT_TILE_PIXELS,
+    Tile,
+    plan_launches,
+)
 
-AT_ONCE = 2**15  # images
+MAX_LAUNCH_IMAGES = 2**15  # images of one kernel launch: the third dimension of its grid
 
 
 def convolve(
@@ -21,71 +27,84 @@ def convolve(
     scale: Array,
     into: Array | None = None,
 ) -> Array:
-    """Maps (n, H, W, f) of (inputs − low)·scale, inputs being maps (n, H, W, a), a may be 0, and
-    images (n, H, W, d): stride 1, zero padding, filters (k, k, a + d, f), bias (f,). Written to
-    `into` where it is given.
+    """Convolve (inputs − low)·scale with filters: stride 1, zero padding, plus bias (f,).
 
-    Inputs are normalized, and filters of unit norm, so that half precision can hold their parts.
+    inputs are maps (n, H, W, a), a may be 0, and images (n, H, W, d); filters (k, k, a + d, f); low
+    and scale (a + d,). Returns maps (n, H, W, f), written to `into` if given. As inputs are
+    normalized and filters have unit norm, half precision can represent their parts.
     """
     maps, images = inputs
     n, height, width, second = images.shape
-    host, added, low, scale = (cupy.asnumpy(part) for part in (filters, bias, low, scale))
-    size, _, channels, count = host.shape
-    made = cupy.empty((n, height, width, count), np.float32) if into is None else into
-    for launch in launches(host, matmul_precision(), height, width):
-        own, seen = launch.filters, launch.channels
+    host_filters, host_bias, low, scale = (
+        cupy.asnumpy(part) for part in (filters, bias, low, scale)
+    )
+    size, _, channels, count = host_filters.shape
+    new_maps = cupy.empty((n, height, width, count), np.float32) if into is None else into
+    for launch in plan_launches(host_filters, matmul_precision(), height, width):
+        own, used = launch.filters, launch.channels
         common = {
-            "FIRST": channels - second, "SECOND": second, "FILTERS": own.stop - own.start,
-            "OF": count, "SIZE": size, "HEIGHT": height, "WIDTH": width,
-        }  # fmt: skip
-        cut = _on_matrix_units if launch.matrix_units else _in_single_precision
-        kernel, grid, threads, weights, wide = cut(common, host[:, :, seen, own])
+            "FIRST_CHANNELS": channels - second,
+            "SECOND_CHANNELS": second,
+            "FILTERS": own.stop - own.start,
+            "TOTAL_FILTERS": count,
+            "SIZE": size,
+            "HEIGHT": height,
+            "WIDTH": width,
+        }
+        prepare = _prepare_matrix_units if launch.matrix_units else _prepare_single_precision
+        kernel, grid, threads, weights, padded = prepare(common, host_filters[:, :, used, own])
         constants = (
-            cupy.asarray(seen.astype(np.int32)),
-            np.int32(len(seen)),
-            cupy.asarray(low[seen].astype(np.float32)),
-            cupy.asarray(scale[seen].astype(np.float32)),
+            cupy.asarray(used.astype(np.int32)),
+            np.int32(len(used)),
+            cupy.asarray(low[used].astype(np.float32)),
+            cupy.asarray(scale[used].astype(np.float32)),
             weights,
-            _filled(added[None, own], 1, wide),
+            _pad(host_bias[None, own], 1, padded),
         )
-        for start in range(0, n, AT_ONCE):
-            some = slice(start, start + AT_ONCE)
-            arguments = (maps[some], images[some], *constants, made[some, ..., own])
-            kernel((*grid, len(images[some])), (threads,), arguments)
-    return made
+        for start in range(0, n, MAX_LAUNCH_IMAGES):
+            rows = slice(start, start + MAX_LAUNCH_IMAGES)
+            arguments = (maps[rows], images[rows], *constants, new_maps[rows, ..., own])
+            kernel((*grid, len(images[rows])), (threads,), arguments)
+    return new_maps
 
 
-# Kernel, grid, threads, weights, and what the number of filters is filled up to
-Cut = tuple[Any, tuple[int, int], int, Array, int]
+# Kernel, grid, threads, weights, and the padded number of filters
+LaunchParameters = tuple[Any, tuple[int, int], int, Array, int]
 
 
-def _in_single_precision(common: dict[str, int], filters: Array) -> Cut:
+def _prepare_single_precision(common: dict[str, int], filters: Array) -> LaunchParameters:
+    """Return the launch in single precision of filters (k, k, c, f)."""
     tile = Tile.of(common["SIZE"], common["FILTERS"], common["HEIGHT"], common["WIDTH"])
     definitions = common | {
-        "TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "LINE": LINE, "DEPTH": tile.depth,
-    }  # fmt: skip
-    kernel = module("convolution", tuple(definitions.items())).get_function("convolve")
+        "TILE_ROWS": tile.rows,
+        "TILE_COLUMNS": tile.columns,
+        "LINE_PIXELS": LINE_PIXELS,
+        "DEPTH": tile.depth,
+    }
+    kernel = load_module("convolution", tuple(definitions.items())).get_function("convolve")
     grid = -(-common["WIDTH"] // tile.columns), -(-common["HEIGHT"] // tile.rows)
-    wide = 4 * tile.groups
-    return kernel, grid, tile.threads, _filled(filters, filters.shape[2], wide), wide
+    padded = 4 * tile.groups
+    return kernel, grid, tile.threads, _pad(filters, filters.shape[2], padded), padded
 
 
-def _on_matrix_units(common: dict[str, int], filters: Array) -> Cut:
+def _prepare_matrix_units(common: dict[str, int], filters: Array) -> LaunchParameters:
+    """Return the launch on matrix units of filters (k, k, c, f)."""
     split = matmul_precision() == "split"
-    kernel = module("matrices", (*common.items(), ("SPLIT", int(split)))).get_function("convolve")
-    grid = -(-common["WIDTH"] // TILE), -(-common["HEIGHT"] // TILE)
-    size, wide = common["SIZE"], -(-common["FILTERS"] // 8) * 8
-    whole = _filled(filters, -(-filters.shape[2] // DEPTH) * DEPTH, wide)
-    # rows of filters, 16 channels at a time, their columns, filters, channels
-    weights = whole.reshape(size, size, -1, DEPTH, wide).transpose(0, 2, 1, 4, 3)
+    definitions = (*common.items(), ("SPLIT", int(split)))
+    kernel = load_module("matrices", definitions).get_function("convolve")
+    tile, depth = MATRIX_UNIT_TILE_PIXELS, MATRIX_UNIT_CHANNELS
+    grid = -(-common["WIDTH"] // tile), -(-common["HEIGHT"] // tile)
+    size, padded = common["SIZE"], -(-common["FILTERS"] // 8) * 8
+    padded_filters = _pad(filters, -(-filters.shape[2] // depth) * depth, padded)
+    # rows of filters, groups of `depth` channels, columns of filters, filters, channels
+    weights = padded_filters.reshape(size, size, -1, depth, padded).transpose(0, 2, 1, 4, 3)
     high = weights.astype(np.float16)
     parts = [high, (weights - high.astype(np.float32)).astype(np.float16)]
-    return kernel, grid, 16 * TILE, cupy.stack(parts[: 1 + split]), wide
+    return kernel, grid, 16 * tile, cupy.stack(parts[: 1 + split]), padded
 
 
-def _filled(array: Array, rows: int, columns: int) -> Array:
-    """An array (…, c, f), filled up with zeros to (…, rows, columns), in single precision on the
-    GPU."""
-    whole = np.zeros((*array.shape[:-2], rows, columns), np.float32)
-    whole[..., : array.shape[-2], : array.shape[-1]] = array
-    return cupy.asarray(whole)
+def _pad(array: Array, rows: int, columns: int) -> Array:
+    """Return an array (…, c, f) padded with zeros to (…, rows, columns), in float32 on the GPU."""
+    padded = np.zeros((*array.shape[:-2], rows, columns), np.float32)
+    padded[..., : array.shape[-2], : array.shape[-1]] = array
+    return cupy.asarray(padded)

@@ -3,26 +3,30 @@
 // WIDTH (pixels), BLOCK, STRIDE, ROWS, COLUMNS (of blocks), SIDE = gcd(BLOCK, STRIDE), LENGTH =
 // BLOCK / SIDE and STEP = STRIDE / SIDE (in cells of SIDE pixels), CELL_ROWS, CELL_COLUMNS, PAIRS,
 // CELLS (of the pyramid), LEVELS (that blocks are pooled into directly), BINS (columns of the
-// widest level), TASKS, GROUPS (of threads that share an image), CHANNELWISE, POWER, LARGEST, and the tables FIRST_CELL, BIN_COUNT, BIN_OF_ROW,
-// BIN_OF_COLUMN, PARENTS.
+// widest level), TASKS, GROUPS (of threads that share an image), CHANNELWISE, POWER, USE_MAX, RING
+// (whether a thread holds the sums of a block's rows of cells), PARENT_COUNT, and the tables
+// FIRST_CELL, BIN_COUNT, BIN_OF_ROW, BIN_OF_COLUMN, PARENTS.
 
 #define AREA (BLOCK * BLOCK)
-#define BOTH 2  // partners of a channel that a thread works on
-#define LEAST __int_as_float(0xff800000)  // minus infinity
-#define NO_NUMBER __int_as_float(0x7fffffff)
-#define NO_VARIANCE 1e-8  // of the mean square: below it a channel counts as constant in its block
-#define FLAT 1e-4  // of the mean square about the image's mean: below it a block is done by pixels
+#define PARTNERS 2  // of a channel, that a thread computes pairs with
+#define MINUS_INFINITY __int_as_float(0xff800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
+// Fraction of the mean square, below which a channel counts as constant in its block
+#define MIN_BLOCK_VARIANCE_FRACTION 1e-8
+// Fraction of the mean square about the image's mean, below which a block is recomputed by pixels
+#define RECOMPUTE_VARIANCE_FRACTION 1e-4
 
 __device__ const int first_cell[LEVELS] = FIRST_CELL;
 __device__ const int bin_count[LEVELS] = BIN_COUNT;
 __device__ const int bin_of_row[LEVELS][ROWS] = BIN_OF_ROW;
 __device__ const int parents[PARENT_COUNT + 1][2] = PARENTS;
 
-// ReLU that keeps NaN.
+// ReLU that propagates NaN.
 __device__ __forceinline__ float relu(float x) { return x < 0 ? 0.0f : x; }
 
-// values = ReLU(maps) less its mean over the image; overall (n, f) are these means. A block of threads
-// works on an image, FILTERS · GROUPS of them, each on one channel of every GROUPS-th pixel.
+// Compute values, ReLU(maps) minus its mean over the image, and overall (n, f), these means. A
+// block of FILTERS · GROUPS threads processes an image, each thread one channel of every GROUPS-th
+// pixel.
 extern "C" __global__ void __launch_bounds__(FILTERS* GROUPS)
 center(const float* __restrict__ maps, float* __restrict__ values, float* __restrict__ overall) {
     __shared__ double sums[GROUPS][FILTERS];
@@ -30,8 +34,8 @@ center(const float* __restrict__ maps, float* __restrict__ values, float* __rest
     const long first = (long)blockIdx.x * HEIGHT * WIDTH * FILTERS + threadIdx.x;
     double total = 0;
 #pragma unroll 4
-    for (int p = group, at = 0; p < HEIGHT * WIDTH; p += GROUPS, at += GROUPS * FILTERS)
-        total += relu(maps[first + at]);
+    for (int p = group, index = 0; p < HEIGHT * WIDTH; p += GROUPS, index += GROUPS * FILTERS)
+        total += relu(maps[first + index]);
     sums[group][a] = total;
     __syncthreads();
     total = 0;
@@ -39,12 +43,12 @@ center(const float* __restrict__ maps, float* __restrict__ values, float* __rest
     const float mean = (float)(total / (HEIGHT * WIDTH));
     if (group == 0) overall[(long)blockIdx.x * FILTERS + a] = mean;
 #pragma unroll 4
-    for (int p = group, at = 0; p < HEIGHT * WIDTH; p += GROUPS, at += GROUPS * FILTERS)
-        values[first + at] = relu(maps[first + at]) - mean;
+    for (int p = group, index = 0; p < HEIGHT * WIDTH; p += GROUPS, index += GROUPS * FILTERS)
+        values[first + index] = relu(maps[first + index]) - mean;
 }
 
-// The sum and the sum of squares of a channel over BLOCK pixels of a line.
-__device__ __forceinline__ void line_sums(const float* line, double& sum, double& square) {
+// Compute the sum and the sum of squares of a channel over BLOCK pixels of a line.
+__device__ __forceinline__ void sum_line(const float* line, double& sum, double& square) {
     sum = square = 0;
 #pragma unroll
     for (int x = 0; x < BLOCK; x++) {
@@ -54,64 +58,69 @@ __device__ __forceinline__ void line_sums(const float* line, double& sum, double
     }
 }
 
-// means and inverse (n, rows, columns, f): the mean of each channel in each block, and what it is
-// divided by; 0 where there is no variance, negative where a block is to be done by its pixels.
-// Blocks of FILTERS threads (a multiple of 32), one for each image and column of blocks.
+// Compute means and inverse (n, rows, columns, f): the mean and 1/deviation of each channel in each
+// block. The latter is 0 without variance, and negative if a block is to be recomputed by its
+// pixels. Blocks of FILTERS threads (padded to a multiple of 32), one for each image and column of
+// blocks.
 extern "C" __global__ void normalize(const float* __restrict__ values,
                                      const float* __restrict__ overall,
                                      float* __restrict__ means, float* __restrict__ inverse) {
     long image = blockIdx.x;
     int column = blockIdx.y, a = threadIdx.x;
-    bool live = a < FILTERS;
+    bool is_channel = a < FILTERS;
     const float* line = values + image * HEIGHT * WIDTH * FILTERS + column * STRIDE * FILTERS + a;
-    double sum = 0, square = 0, more, squares;
+    double sum = 0, square = 0, line_sum, line_square;
     for (int y = 0; y < (ROWS - 1) * STRIDE + BLOCK; y++) {
-        if (live) {
-            line_sums(line + y * WIDTH * FILTERS, more, squares);
-            sum += more;
-            square += squares;
+        if (is_channel) {
+            sum_line(line + y * WIDTH * FILTERS, line_sum, line_square);
+            sum += line_sum;
+            square += line_square;
             if (y >= BLOCK) {
-                line_sums(line + (y - BLOCK) * WIDTH * FILTERS, more, squares);
-                sum -= more;
-                square -= squares;
+                sum_line(line + (y - BLOCK) * WIDTH * FILTERS, line_sum, line_square);
+                sum -= line_sum;
+                square -= line_square;
             }
         }
         int top = y - BLOCK + 1;
         if (top < 0 || top % STRIDE) continue;
-        double mean = sum / AREA, about = square / AREA, variance = about - mean * mean;
-        double level = live ? mean + overall[image * FILTERS + a] : 0;
+        double mean = sum / AREA, mean_square = square / AREA, variance = mean_square - mean * mean;
+        double level = is_channel ? mean + overall[image * FILTERS + a] : 0;
         double scale = 0;
         if (CHANNELWISE) {
-            if (variance > NO_VARIANCE * (variance + level * level)) scale = rsqrt(variance);
+            if (variance > MIN_BLOCK_VARIANCE_FRACTION * (variance + level * level))
+                scale = rsqrt(variance);
         } else {
             __shared__ double sums[3][64];
             for (int q = 0; q < 3; q++) {  // levels, then spread and mean square of all channels
-                double middle = q ? sums[0][0] / FILTERS : 0;
-                double value = !live ? 0
+                double grand_mean = q ? sums[0][0] / FILTERS : 0;
+                double value = !is_channel ? 0
                                : q == 0 ? level
-                               : q == 1 ? variance + (level - middle) * (level - middle)
+                               : q == 1 ? variance + (level - grand_mean) * (level - grand_mean)
                                         : variance + level * level;
                 __syncthreads();
-                for (int far = 16; far; far >>= 1) value += __shfl_down_sync(~0u, value, far);
+                for (int lane_offset = 16; lane_offset; lane_offset >>= 1)
+                    value += __shfl_down_sync(~0u, value, lane_offset);
                 if (threadIdx.x % 32 == 0) sums[q][threadIdx.x / 32] = value;
                 __syncthreads();
                 if (threadIdx.x == 0)
                     for (int w = 1; w < blockDim.x / 32; w++) sums[q][0] += sums[q][w];
                 __syncthreads();
             }
-            if (sums[1][0] > NO_VARIANCE * sums[2][0]) scale = sqrt(FILTERS / sums[1][0]);
+            if (sums[1][0] > MIN_BLOCK_VARIANCE_FRACTION * sums[2][0])
+                scale = sqrt(FILTERS / sums[1][0]);
             __syncthreads();
         }
-        if (live) {
-            long at = ((image * ROWS + top / STRIDE) * COLUMNS + column) * FILTERS + a;
-            means[at] = (float)mean;
-            inverse[at] = (float)(variance > FLAT * about ? scale : -scale);
+        if (is_channel) {
+            long index = ((image * ROWS + top / STRIDE) * COLUMNS + column) * FILTERS + a;
+            means[index] = (float)mean;
+            inverse[index] =
+                (float)(variance > RECOMPUTE_VARIANCE_FRACTION * mean_square ? scale : -scale);
         }
     }
 }
 
-// sums[c] of LENGTH cells from STEP · c on.
-__device__ __forceinline__ void windows(const float cells[CELL_COLUMNS], float sums[COLUMNS]) {
+// Compute sums[c] of LENGTH cells starting at STEP · c.
+__device__ __forceinline__ void sum_windows(const float cells[CELL_COLUMNS], float sums[COLUMNS]) {
     if (LENGTH <= 4) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
@@ -121,7 +130,7 @@ __device__ __forceinline__ void windows(const float cells[CELL_COLUMNS], float s
         }
         return;
     }
-    // the end of one run of LENGTH cells and the beginning of the next: nothing is taken off
+    // the end of one run of LENGTH cells and the beginning of the next: nothing is subtracted
     const int last = (COLUMNS - 1) * STEP;
 #pragma unroll
     for (int run = 0; run <= last; run += LENGTH) {
@@ -141,15 +150,15 @@ __device__ __forceinline__ void windows(const float cells[CELL_COLUMNS], float s
     }
 }
 
-// sums[b][c] of the products of channels i and j + b over row `cell_row` of cells in column c of
-// blocks; what is read of channel i serves both.
-__device__ __forceinline__ void row_sums(const float* __restrict__ image, int cell_row, int i,
-                                         int j, int next, float sums[BOTH][COLUMNS]) {
-    float cells[BOTH][CELL_COLUMNS];
+// Compute sums[b][c] of the products of channel i with channel j (b = 0) or next_j (b = 1) over row
+// `cell_row` of cells in column c of blocks. Channel i is read once for both.
+__device__ __forceinline__ void sum_row(const float* __restrict__ image, int cell_row, int i,
+                                        int j, int next_j, float sums[PARTNERS][COLUMNS]) {
+    float cells[PARTNERS][CELL_COLUMNS];
 #pragma unroll
     for (int c = 0; c < CELL_COLUMNS; c++)
 #pragma unroll
-        for (int b = 0; b < BOTH; b++) cells[b][c] = 0;
+        for (int b = 0; b < PARTNERS; b++) cells[b][c] = 0;
     const float* line = image + cell_row * SIDE * WIDTH * FILTERS;
 #pragma unroll 1
     for (int y = 0; y < SIDE; y++, line += WIDTH * FILTERS)
@@ -160,15 +169,15 @@ __device__ __forceinline__ void row_sums(const float* __restrict__ image, int ce
                 const float* pixel = line + (c * SIDE + x) * FILTERS;
                 const float value = __ldg(pixel + i);
                 cells[0][c] = fmaf(value, __ldg(pixel + j), cells[0][c]);
-                cells[1][c] = fmaf(value, __ldg(pixel + next), cells[1][c]);
+                cells[1][c] = fmaf(value, __ldg(pixel + next_j), cells[1][c]);
             }
 #pragma unroll
-    for (int b = 0; b < BOTH; b++) windows(cells[b], sums[b]);
+    for (int b = 0; b < PARTNERS; b++) sum_windows(cells[b], sums[b]);
 }
 
-// The covariance of two channels of a block from its pixels, of these means.
-__device__ __noinline__ float by_pixels(const float* block, int i, int j, float mean_i,
-                                        float mean_j) {
+// Compute the covariance of two channels of a block, of these means, from its pixels.
+__device__ __noinline__ float covariance_from_pixels(const float* block, int i, int j,
+                                                     float mean_i, float mean_j) {
     float total = 0;
     for (int y = 0; y < BLOCK; y++)
         for (int x = 0; x < BLOCK; x++) {
@@ -178,46 +187,49 @@ __device__ __noinline__ float by_pixels(const float* block, int i, int j, float 
     return total / AREA;
 }
 
-__device__ __forceinline__ float pooled_with(float one, float other) {
-    return LARGEST ? fmaxf(one, other) : one + other;
+// Pool two values by the maximum or by the sum.
+__device__ __forceinline__ float pool_values(float one, float other) {
+    return USE_MAX ? fmaxf(one, other) : one + other;
 }
 
-// pooled (n, cells, pairs); one thread for two pairs of channels of an image, or one at the end of a
-// row of the triangle. tasks (m, 4): the channel, its first partner, how many, the first pair.
+// Compute pooled (n, cells, pairs). One thread computes two pairs of channels of an image, or one
+// at the end of a row of the triangle. tasks (m, 4): the channel, its first partner, the number of
+// partners, the first pair.
 extern "C" __global__ void pool(const float* __restrict__ values,
                                 const float* __restrict__ overall,
                                 const float* __restrict__ means,
                                 const float* __restrict__ inverse,
                                 const int4* __restrict__ tasks, float* __restrict__ pooled) {
-    const int bin_of_column[LEVELS][COLUMNS] = BIN_OF_COLUMN;  // known where loops are unrolled
+    const int bin_of_column[LEVELS][COLUMNS] = BIN_OF_COLUMN;  // constant in unrolled loops
     const long image = blockIdx.y;
     const int task = blockIdx.x * blockDim.x + threadIdx.x;
     if (task >= TASKS) return;
     const int i = tasks[task].x, count = tasks[task].z;
-    const int partner[BOTH] = {tasks[task].y, tasks[task].y + count - 1};
-    const float* from = values + image * HEIGHT * WIDTH * FILTERS;
-    float* to = pooled + image * CELLS * PAIRS + tasks[task].w;
+    const int partner[PARTNERS] = {tasks[task].y, tasks[task].y + count - 1};
+    const float* source = values + image * HEIGHT * WIDTH * FILTERS;
+    float* output = pooled + image * CELLS * PAIRS + tasks[task].w;
     for (int p = 0; p < PARENT_COUNT; p++)
-        for (int b = 0; b < count; b++) to[parents[p][1] * PAIRS + b] = LARGEST ? LEAST : 0;
-    float found[BOTH][LEVELS][BINS];
+        for (int b = 0; b < count; b++)
+            output[parents[p][1] * PAIRS + b] = USE_MAX ? MINUS_INFINITY : 0;
+    float bins[PARTNERS][LEVELS][BINS];
 #pragma unroll
     for (int l = 0; l < LEVELS; l++)
 #pragma unroll
-        for (int n = 0; n < BINS; n++) found[0][l][n] = found[1][l][n] = LARGEST ? LEAST : 0;
+        for (int n = 0; n < BINS; n++) bins[0][l][n] = bins[1][l][n] = USE_MAX ? MINUS_INFINITY : 0;
 #if RING
-    float ring[LENGTH][BOTH][COLUMNS];
+    float ring[LENGTH][PARTNERS][COLUMNS];
 #else
-    double running[BOTH][COLUMNS];
+    double running[PARTNERS][COLUMNS];
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) running[0][c] = running[1][c] = 0;
 #endif
 #pragma unroll 1
     for (int y = 0; y < CELL_ROWS; y++) {
-        float sums[BOTH][COLUMNS];
-        row_sums(from, y, i, partner[0], partner[1], sums);
+        float sums[PARTNERS][COLUMNS];
+        sum_row(source, y, i, partner[0], partner[1], sums);
 #if RING
 #pragma unroll
-        for (int b = 0; b < BOTH; b++)
+        for (int b = 0; b < PARTNERS; b++)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
 #pragma unroll
@@ -226,13 +238,13 @@ extern "C" __global__ void pool(const float* __restrict__ values,
             }
 #else
 #pragma unroll
-        for (int b = 0; b < BOTH; b++)
+        for (int b = 0; b < PARTNERS; b++)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) running[b][c] += sums[b][c];
         if (y >= LENGTH) {
-            row_sums(from, y - LENGTH, i, partner[0], partner[1], sums);
+            sum_row(source, y - LENGTH, i, partner[0], partner[1], sums);
 #pragma unroll
-            for (int b = 0; b < BOTH; b++)
+            for (int b = 0; b < PARTNERS; b++)
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c++) running[b][c] -= sums[b][c];
         }
@@ -240,16 +252,16 @@ extern "C" __global__ void pool(const float* __restrict__ values,
         const int top = y - LENGTH + 1;
         if (top < 0 || top % STEP) continue;
         const int row = top / STEP;
-        const long at = (image * ROWS + row) * COLUMNS * FILTERS;
+        const long index = (image * ROWS + row) * COLUMNS * FILTERS;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            const float mean_i = __ldg(means + at + c * FILTERS + i);
-            const float scale_i = __ldg(inverse + at + c * FILTERS + i);
+            const float mean_i = __ldg(means + index + c * FILTERS + i);
+            const float scale_i = __ldg(inverse + index + c * FILTERS + i);
 #pragma unroll
-            for (int b = 0; b < BOTH; b++) {
+            for (int b = 0; b < PARTNERS; b++) {
                 const int j = partner[b];
-                const float mean_j = __ldg(means + at + c * FILTERS + j);
-                const float scale_j = __ldg(inverse + at + c * FILTERS + j);
+                const float mean_j = __ldg(means + index + c * FILTERS + j);
+                const float scale_j = __ldg(inverse + index + c * FILTERS + j);
 #if RING
                 float sum = ring[0][b][c];
 #pragma unroll
@@ -259,15 +271,15 @@ extern "C" __global__ void pool(const float* __restrict__ values,
 #endif
                 float covariance = fmaf(sum, 1.0f / AREA, -mean_i * mean_j);
                 if (scale_i < 0 || scale_j < 0) {
-                    const float* block = from + (row * STRIDE * WIDTH + c * STRIDE) * FILTERS;
-                    covariance = by_pixels(block, i, j, mean_i, mean_j);
+                    const float* block = source + (row * STRIDE * WIDTH + c * STRIDE) * FILTERS;
+                    covariance = covariance_from_pixels(block, i, j, mean_i, mean_j);
                 }
                 float entry = covariance * fabsf(scale_i * scale_j);
                 if (POWER) entry = copysignf(sqrtf(fabsf(entry)), entry);
 #pragma unroll
                 for (int l = 0; l < LEVELS; l++) {
                     const int n = bin_of_column[l][c];
-                    found[b][l][n] = pooled_with(found[b][l][n], entry);
+                    bins[b][l][n] = pool_values(bins[b][l][n], entry);
                 }
             }
         }
@@ -278,22 +290,22 @@ extern "C" __global__ void pool(const float* __restrict__ values,
 #pragma unroll
             for (int n = 0; n < BINS; n++)
                 if (n < bin_count[l]) {
-                    float* place = to + (first_cell[l] + bin * bin_count[l] + n) * PAIRS;
+                    float* cell_output = output + (first_cell[l] + bin * bin_count[l] + n) * PAIRS;
 #pragma unroll
-                    for (int b = 0; b < BOTH; b++) {
-                        if (b < count) place[b] = found[b][l][n];
-                        found[b][l][n] = LARGEST ? LEAST : 0;
+                    for (int b = 0; b < PARTNERS; b++) {
+                        if (b < count) cell_output[b] = bins[b][l][n];
+                        bins[b][l][n] = USE_MAX ? MINUS_INFINITY : 0;
                     }
                 }
         }
     }
     for (int p = 0; p < PARENT_COUNT; p++)
         for (int b = 0; b < count; b++) {
-            float* parent = to + parents[p][1] * PAIRS + b;
-            *parent = pooled_with(*parent, to[parents[p][0] * PAIRS + b]);
+            float* parent = output + parents[p][1] * PAIRS + b;
+            *parent = pool_values(*parent, output[parents[p][0] * PAIRS + b]);
         }
-    // fmaxf would drop what is not a number
+    // fmaxf would drop NaN
     for (int b = 0; b < count; b++)
         if (!isfinite(overall[image * FILTERS + i] + overall[image * FILTERS + partner[b]]))
-            for (int cell = 0; cell < CELLS; cell++) to[cell * PAIRS + b] = NO_NUMBER;
+            for (int cell = 0; cell < CELLS; cell++) output[cell * PAIRS + b] = NOT_A_NUMBER;
 }

@@ -1,4 +1,4 @@
-"""Products of features with themselves on a GPU, in single precision or on its matrix units."""
+"""The scatter matrix of features on a GPU, in single precision or on its matrix units."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas
 
-from rescnet_dist.gpu.device import PAIRS, Array, aligned, gemm, matmul_precision, transpose
+from rescnet_dist.gpu.device import PRODUCT_PARTS, Array, align, gemm, matmul_precision, transpose
 
-PANEL = 1024  # columns of the lower triangle that are made at a time
+SCATTER_PANEL_COLUMNS = 1024  # columns of the lower triangle that are computed at a time
 
 add_product = cupy.ElementwiseKernel("T a, T b", "T total", "total += a * b", "rescnet_outer")
 
 
 def new_square(side: int, dtype: np.dtype[np.floating]) -> Array:
-    """Zeros (side, side) in Fortran's order, in columns of a length that is quick to work with."""
-    whole = cupy.zeros((aligned(side), aligned(side)), dtype).T
-    return whole[:side, :side]
+    """Return zeros (side, side) in Fortran order, a view of a matrix with aligned columns."""
+    padded = cupy.zeros((align(side), align(side)), dtype).T
+    return padded[:side, :side]
 
 
-def in_square(matrix: Array) -> Array:
-    """A matrix (D, D) as it is in memory of `new_square`; one from another worker is not."""
+def as_square(matrix: Array) -> Array:
+    """Return a matrix (D, D) with the memory layout of `new_square`.
+
+    It is copied if it has another layout, as a matrix from another worker has.
+    """
     side = len(matrix)
-    pitch = aligned(side) * matrix.dtype.itemsize
+    pitch = align(side) * matrix.dtype.itemsize
     if matrix.base is not None and matrix.strides == (matrix.dtype.itemsize, pitch):
         return matrix
     square = new_square(side, matrix.dtype)
@@ -31,51 +34,60 @@ def in_square(matrix: Array) -> Array:
 
 
 def new_rows(n: int, scatter: Array) -> Array:
-    """Rows (n, D), to be written to and added to scatter (D, D)."""
+    """Allocate rows (n, D) that will be added to scatter (D, D)."""
     return cupy.empty((n, scatter.strides[1] // scatter.dtype.itemsize), scatter.dtype)[
         :, : len(scatter)
     ]
 
 
 def add_scatter(total: Array, rows: Array) -> None:
-    """total (D, D) += rowsᵀ rows of rows (n, D); the lower triangle only.
+    """Add rowsᵀ rows of rows (n, D) to the lower triangle of total (D, D).
 
-    Products are those chosen (`using_matmul_precision`). Features are of the order of 1.
+    The product has the current `matmul_precision`; features should be of the order of 1.
     """
-    how = matmul_precision()
-    if how == "float32" or total.dtype == np.float64:
+    precision = matmul_precision()
+    if precision == "float32" or total.dtype == np.float64:
         _syrk(total, rows)
         return
     parts = transpose(rows)
-    for left, right in PAIRS[len(parts)]:
+    for left, right in PRODUCT_PARTS[len(parts)]:
         add_panels(total, parts[left], parts[right])
 
 
 def add_outer(total: Array, vector: Array, factor: float) -> None:
-    """total (D, D) += factor·v vᵀ, v = vector (D,)."""
+    """Add factor·v vᵀ, v = vector (D,), to total (D, D)."""
     v = vector.astype(total.dtype)
-    add_product((factor * v)[:, None], v, total.T)  # whose rows lie side by side
+    add_product((factor * v)[:, None], v, total.T)  # whose rows are contiguous
 
 
-def pitch_of(array: Array) -> int:
-    """From one column, or row, to the next, in numbers."""
+def get_pitch(array: Array) -> int:
+    """Return the distance between columns (or rows) of a matrix, in numbers."""
     return int(max(array.strides)) // array.dtype.itemsize
 
 
 def _syrk(total: Array, rows: Array) -> None:
+    """Add rowsᵀ rows of rows (n, D) to the lower triangle of total (D, D), in their dtype."""
     n, width = rows.shape
     one = np.array(1, total.dtype)
     routine = {"f": cublas.ssyrk, "d": cublas.dsyrk}[total.dtype.char]
     routine(
-        cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_FILL_MODE_LOWER, cublas.CUBLAS_OP_N,
-        width, n, one.ctypes.data, rows.data.ptr, pitch_of(rows), one.ctypes.data, total.data.ptr,
-        pitch_of(total),
-    )  # fmt: skip
+        cupy.cuda.device.get_cublas_handle(),
+        cublas.CUBLAS_FILL_MODE_LOWER,
+        cublas.CUBLAS_OP_N,
+        width,
+        n,
+        one.ctypes.data,
+        rows.data.ptr,
+        get_pitch(rows),
+        one.ctypes.data,
+        total.data.ptr,
+        get_pitch(total),
+    )
 
 
 def add_panels(total: Array, left: Array, right: Array, factor: float = 1.0) -> None:
-    """total += factor·left rightᵀ of (D', n) each, panels of columns from the diagonal down."""
-    pitch = pitch_of(total)
-    for start in range(0, len(left), PANEL):
+    """Add factor·left rightᵀ, (D', n) each, to the lower triangle of total, panel by panel."""
+    pitch = get_pitch(total)
+    for start in range(0, len(left), SCATTER_PANEL_COLUMNS):
         into = total.data.ptr + 4 * (start + start * pitch)
-        gemm(left[start:], right[start : start + PANEL], into, pitch, factor)
+        gemm(left[start:], right[start : start + SCATTER_PANEL_COLUMNS], into, pitch, factor)

@@ -1,4 +1,4 @@
-"""The covariance of features factorized on a GPU, and solved with."""
+"""Factorization of the covariance of features on a GPU, and solving with it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas, cusolver
 
 from rescnet_dist.gpu.device import (
-    PAIRS,
+    PRODUCT_PARTS,
     Array,
     matmul_precision,
     transpose,
     using_matmul_precision,
 )
-from rescnet_dist.gpu.scatter import add_panels, in_square, new_square, pitch_of
+from rescnet_dist.gpu.scatter import add_panels, as_square, get_pitch, new_square
 from rescnet_dist.kernels.discriminant import (
-    SINGLE_FROM,
+    MIN_SINGLE_FEATURES,
     FeatureMoments,
     check_pivots,
     conjugate_gradients,
     inverse_deviations,
-    singular,
+    singular_error,
 )
 
-REFINED = 1e-7  # residual that is reached: weights are stored in single precision
-ROWS = 2048  # of a matrix that are worked on at a time in double precision
-PANEL = 1024  # columns that are factorized at a time
+MAX_GPU_RESIDUAL_FRACTION = 1e-7  # of the right-hand side: weights are stored in single precision
+DOUBLE_PRODUCT_ROWS = 2048  # rows of a matrix that are converted to double precision at a time
+CHOLESKY_PANEL_COLUMNS = 1024  # columns that are factorized at a time
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
 Solve = Callable[[Array], Array]
 
-scaled = cupy.ElementwiseKernel(
+scale_covariance = cupy.ElementwiseKernel(
     "T value, raw U root, raw U diagonal, int64 side, int64 pitch",
     "U result",
     """
@@ -39,74 +39,93 @@ scaled = cupy.ElementwiseKernel(
     bool inside = row < side && column < side;
     result = !inside ? U(0) : row == column ? diagonal[row] : U(value) * root[row] * root[column];
     """,
-    "rescnet_scaled",
+    "rescnet_scale_covariance",
 )
 
 
-def whitened(moments: FeatureMoments, ridge: float) -> tuple[Array, Array, Solve]:
-    """Mean and scale (D,) that standardize the features, and what solves with their ridged
-    covariance, as in `rescnet_dist.kernels.discriminant.Whitening`."""
-    scatter, count = in_square(moments.scatter), moments.count
+def whiten(moments: FeatureMoments, ridge: float) -> tuple[Array, Array, Solve]:
+    """Return the mean (D,), scale (D,) and solve function of a `Whitening`."""
+    scatter, count = as_square(moments.scatter), moments.count
     variance = cupy.diagonal(scatter).astype(np.float64) / count
     scale = inverse_deviations(variance)
     live = scale > 0
     shift = ridge * float((variance * scale**2).mean())
     diagonal = cupy.where(live, variance * scale**2 + shift, 1)
-    _mirror(scatter)
-    facts = (len(scale), count, ridge)
-    if len(scale) >= SINGLE_FROM and scatter.dtype == np.float32:
+    _mirror_lower(scatter)
+    problem = (len(scale), count, ridge)
+    if len(scale) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32:
         try:
             factor = _factor(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32))
-            check_pivots(cupy.diagonal(factor), float(np.finfo(np.float32).eps), *facts)
+            check_pivots(cupy.diagonal(factor), float(np.finfo(np.float32).eps), *problem)
         except np.linalg.LinAlgError:
-            pass  # too near to singular for it
+            pass  # too close to singular for single precision
         else:
 
-            def product(x: Array) -> Array:
-                result = _product(scatter, scale[:, None] * x) * (scale[:, None] / count)
+            def multiply(x: Array) -> Array:
+                """Multiply the ridged covariance of standardized features with x (D, K)."""
+                result = _multiply(scatter, scale[:, None] * x) * (scale[:, None] / count)
                 return result + cupy.where(live, shift, 1)[:, None] * x
 
             def solve(columns: Array) -> Array:
+                """Solve for columns (D, K), refined to double precision."""
                 try:
                     return conjugate_gradients(
-                        product, lambda x: _nearly(factor, x), columns, REFINED
+                        multiply,
+                        lambda x: _solve_factored(factor, x),
+                        columns,
+                        MAX_GPU_RESIDUAL_FRACTION,
                     )
-                except np.linalg.LinAlgError:  # too near to singular after all
-                    return _double(scatter, scale, diagonal, facts)(columns)
+                except np.linalg.LinAlgError:  # too close to singular after all
+                    return _factor_double(scatter, scale, diagonal, problem)(columns)
 
             return moments.mean, scale, solve
-    return moments.mean, scale, _double(scatter, scale, diagonal, facts)
+    return moments.mean, scale, _factor_double(scatter, scale, diagonal, problem)
 
 
-def _double(scatter: Array, scale: Array, diagonal: Array, facts: tuple[int, int, float]) -> Solve:
-    """What solves in double precision."""
+def _factor_double(
+    scatter: Array, scale: Array, diagonal: Array, problem: tuple[int, int, float]
+) -> Solve:
+    """Factorize in double precision and return the solve function.
+
+    problem: the number of features, the number of samples and the ridge.
+    """
     try:
-        factor = _factor(scatter, scale / np.sqrt(facts[1]), diagonal, np.dtype(np.float64))
-        check_pivots(cupy.diagonal(factor), float(np.finfo(scatter.dtype).eps), *facts)
+        factor = _factor(scatter, scale / np.sqrt(problem[1]), diagonal, np.dtype(np.float64))
+        check_pivots(cupy.diagonal(factor), float(np.finfo(scatter.dtype).eps), *problem)
     except np.linalg.LinAlgError:
-        raise singular(*facts) from None
-    return lambda columns: _nearly(factor, columns)
+        raise singular_error(*problem) from None
+    return lambda columns: _solve_factored(factor, columns)
 
 
-def _factor(scatter: Array, root: Array, diagonal: Array, kind: np.dtype[np.floating]) -> Array:
-    """The lower Cholesky factor of scatter·root·rootᵀ with another diagonal, in Fortran's order."""
-    factor = new_square(len(scatter), kind)
-    scaled(
-        _whole(scatter), root.astype(kind), diagonal.astype(kind), len(scatter),
-        len(_whole(scatter)), _whole(factor),
-    )  # fmt: skip
+def _factor(scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]) -> Array:
+    """Return the lower Cholesky factor of scatter·root·rootᵀ with the given diagonal (D,).
+
+    The factor (D, D) is in Fortran order.
+    """
+    factor = new_square(len(scatter), dtype)
+    scale_covariance(
+        _padded_memory(scatter),
+        root.astype(dtype),
+        diagonal.astype(dtype),
+        len(scatter),
+        len(_padded_memory(scatter)),
+        _padded_memory(factor),
+    )
     _cholesky(factor)
     return factor
 
 
 def _cholesky(square: Array) -> None:
-    """Put the lower Cholesky factor of a matrix (D, D) of `new_square` in its place.
+    """Replace a matrix (D, D) of `new_square` by its lower Cholesky factor.
 
-    Where products are on matrix units (`using_matmul_precision`), what a panel of columns takes off those
-    to its right, which is nearly all of the work, is so too, and always of split numbers: what is
-    left has to be positive."""
-    side, kind = len(square), square.dtype
-    panel = PANEL if kind == np.float32 and matmul_precision() != "float32" else side
+    If products run on matrix units (see `using_matmul_precision`), so do the updates of the columns
+    to the right of each panel, which are nearly all of the work. They always use split numbers, as
+    the remaining matrix has to stay positive definite.
+    """
+    side, dtype = len(square), square.dtype
+    panel = (
+        CHOLESKY_PANEL_COLUMNS if dtype == np.float32 and matmul_precision() != "float32" else side
+    )
     failed = cupy.zeros(-(-side // panel), np.int32)
     for number, start in enumerate(range(0, side, panel)):
         stop = min(start + panel, side)
@@ -116,72 +135,90 @@ def _cholesky(square: Array) -> None:
             _solve_block(square[start:stop, start:stop], below)
             with using_matmul_precision("split"):
                 parts = transpose(below.T)
-            for left, right in PAIRS[len(parts)]:
+            for left, right in PRODUCT_PARTS[len(parts)]:
                 add_panels(square[stop:, stop:], parts[left], parts[right], -1.0)
     if minors := failed[failed != 0].tolist():
-        raise np.linalg.LinAlgError(f"leading minor {minors[0]} of a panel is not positive")
+        raise np.linalg.LinAlgError(
+            f"The leading minor of order {minors[0]} of a panel is not positive."
+        )
 
 
 def _factor_block(block: Array, failed: Array) -> None:
-    """Put the lower factor of a block on the diagonal in its place; failed[0] is not 0 after that
-    where there is none."""
-    handle, kind, pitch = cupy.cuda.device.get_cusolver_handle(), block.dtype, pitch_of(block)
+    """Replace a block on the diagonal by its lower factor; sets failed[0] if it has none."""
+    handle, dtype, pitch = cupy.cuda.device.get_cusolver_handle(), block.dtype, get_pitch(block)
     buffer_size, routine = {
         "f": (cusolver.spotrf_bufferSize, cusolver.spotrf),
         "d": (cusolver.dpotrf_bufferSize, cusolver.dpotrf),
-    }[kind.char]
+    }[dtype.char]
     size = buffer_size(handle, LOWER, len(block), block.data.ptr, pitch)
-    work = cupy.empty(size, kind)
+    work = cupy.empty(size, dtype)
     routine(handle, LOWER, len(block), block.data.ptr, pitch, work.data.ptr, size, failed.data.ptr)
 
 
 def _solve_block(factor: Array, below: Array) -> None:
-    """below (m, b) ← below · factor⁻ᵀ, in single precision, of a lower factor (b, b)."""
+    """Replace below (m, b) by below · factor⁻ᵀ, of a lower factor (b, b), in single precision."""
     one = np.array(1, np.float32)
     cublas.strsm(
-        cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_SIDE_RIGHT, LOWER, cublas.CUBLAS_OP_T,
-        cublas.CUBLAS_DIAG_NON_UNIT, *below.shape, one.ctypes.data, factor.data.ptr,
-        pitch_of(factor), below.data.ptr, pitch_of(below),
-    )  # fmt: skip
+        cupy.cuda.device.get_cublas_handle(),
+        cublas.CUBLAS_SIDE_RIGHT,
+        LOWER,
+        cublas.CUBLAS_OP_T,
+        cublas.CUBLAS_DIAG_NON_UNIT,
+        *below.shape,
+        one.ctypes.data,
+        factor.data.ptr,
+        get_pitch(factor),
+        below.data.ptr,
+        get_pitch(below),
+    )
 
 
-def _nearly(factor: Array, columns: Array) -> Array:
-    """Solve for columns (D, K) in the precision of the factor."""
-    kind = factor.dtype
-    x, failed = cupy.array(columns, kind, order="F"), cupy.zeros(1, np.int32)
-    routine = {"f": cusolver.spotrs, "d": cusolver.dpotrs}[kind.char]
+def _solve_factored(factor: Array, columns: Array) -> Array:
+    """Solve for columns (D, K) in the precision of the factor (D, D)."""
+    dtype = factor.dtype
+    x, failed = cupy.array(columns, dtype, order="F"), cupy.zeros(1, np.int32)
+    routine = {"f": cusolver.spotrs, "d": cusolver.dpotrs}[dtype.char]
     routine(
-        cupy.cuda.device.get_cusolver_handle(), LOWER, len(factor), x.shape[1], factor.data.ptr,
-        factor.strides[1] // kind.itemsize, x.data.ptr, len(x), failed.data.ptr,
-    )  # fmt: skip
+        cupy.cuda.device.get_cusolver_handle(),
+        LOWER,
+        len(factor),
+        x.shape[1],
+        factor.data.ptr,
+        factor.strides[1] // dtype.itemsize,
+        x.data.ptr,
+        len(x),
+        failed.data.ptr,
+    )
     return x
 
 
-def _product(square: Array, x: Array) -> Array:
-    """square (D, D), which is symmetric, · x (D, K) in double precision, some rows at a time."""
-    result, by_rows = cupy.empty_like(x), square.T  # whose rows lie side by side
-    for start in range(0, len(square), ROWS):
-        rows = slice(start, start + ROWS)
+def _multiply(square: Array, x: Array) -> Array:
+    """Return square · x (D, K) of a symmetric square (D, D), in double precision, by rows."""
+    result, by_rows = cupy.empty_like(x), square.T  # whose rows are contiguous
+    for start in range(0, len(square), DOUBLE_PRODUCT_ROWS):
+        rows = slice(start, start + DOUBLE_PRODUCT_ROWS)
         result[rows] = by_rows[rows].astype(np.float64) @ x
     return result
 
 
-mirror = cupy.ElementwiseKernel(
+mirror_lower = cupy.ElementwiseKernel(
     "int64 width, int64 pitch",
     "raw T square",
     """
     long row = i / width, column = i % width;
     if (row < column) square[row + column * pitch] = square[column + row * pitch];
     """,
-    "rescnet_mirror",
+    "rescnet_mirror_lower",
 )
 
 
-def _mirror(square: Array) -> None:
+def _mirror_lower(square: Array) -> None:
     """Copy the lower triangle to the upper one."""
-    mirror(len(square), len(_whole(square)), _whole(square), size=len(square) ** 2)
+    mirror_lower(
+        len(square), len(_padded_memory(square)), _padded_memory(square), size=len(square) ** 2
+    )
 
 
-def _whole(square: Array) -> Array:
-    """The memory that a matrix of `new_square` is a part of, column by column."""
+def _padded_memory(square: Array) -> Array:
+    """Return the padded matrix that a matrix of `new_square` is a view of, column by column."""
     return square.base.reshape(square.strides[1] // square.dtype.itemsize, -1)

@@ -1,25 +1,25 @@
-// The least, the largest, and the sum of every column of a matrix, in one reading of it.
+// The minimum, the maximum and the sum of every column of a matrix, in one pass over it.
 
-// low, high and sums (parts, columns) of source (rows, columns), rows of which are so far apart and of
-// which each part has `step`. Without low, sums are all that is wanted.
+// Compute low, high and sums (parts, columns) of source (rows, columns), whose rows are `pitch`
+// numbers apart; each part has `step` rows. If low is null, only sums are computed.
 extern "C" __global__ void gather(const float* __restrict__ source, float* __restrict__ low,
                                   float* __restrict__ high, double* __restrict__ sums, long rows,
                                   long columns, long pitch, long step) {
     long column = blockIdx.x * (long)blockDim.x + threadIdx.x, part = blockIdx.y;
     if (column >= columns) return;
     long end = min(rows, (part + 1) * step);
-    float least = source[part * step * pitch + column], most = least;
+    float minimum = source[part * step * pitch + column], maximum = minimum;
     double sum = 0.0;
 #pragma unroll 8
     for (long row = part * step; row < end; row++) {
         float value = source[row * pitch + column];
-        least = fminf(least, value);
-        most = fmaxf(most, value);
+        minimum = fminf(minimum, value);
+        maximum = fmaxf(maximum, value);
         sum += value;
     }
-    long into = part * columns + column;
-    sums[into] = sum;
+    long index = part * columns + column;
+    sums[index] = sum;
     if (!low) return;
-    low[into] = least;
-    high[into] = most;
+    low[index] = minimum;
+    high[index] = maximum;
 }

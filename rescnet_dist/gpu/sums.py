@@ -1,4 +1,4 @@
-"""Sums of the columns of a matrix on a GPU, in one reading, with their least and largest values."""
+"""Sums, minima and maxima of the columns of a matrix on a GPU, in one pass over it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rescnet_dist.gpu.device import Array, module, pointer
+from rescnet_dist.gpu.device import Array, array_or_null, load_module
 
-LANES, ROWS = 256, 512  # columns of a block, and rows that are summed up in one go
+COLUMN_THREADS = 256  # threads of a block, one per column
+PARTIAL_SUM_ROWS = 512  # rows that a thread sums
 
 
 def column_means(matrix: Array) -> Array:
-    """The mean of each column (m,) in float64, of a matrix (n, m) in single precision, rows of
-    which may lie apart."""
-    return _gathered(matrix, extremes=False)[2].sum(axis=0) / len(matrix)
+    """Return the mean (m,) of each column, in float64, of a matrix (n, m) in single precision.
+
+    Rows need not be contiguous with each other.
+    """
+    return _gather(matrix, extremes=False)[2].sum(axis=0) / len(matrix)
 
 
 def gather_sums(maps: Array, images: Array) -> tuple[Array, Array, Array]:
-    """The least and largest value of each channel (c,) of maps (n, H, W, f) and images (n, H, W,
-    d), and the sum (H, W, c) over all of them, in float64."""
+    """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images.
+
+    The channels are those of maps (n, H, W, f) and images (n, H, W, d). All are in float64.
+    """
     if not len(images):
-        none = cupy.full(maps.shape[3] + images.shape[3], np.inf)
-        return none, -none, cupy.zeros((*images.shape[1:3], len(none)))
+        infinity = cupy.full(maps.shape[3] + images.shape[3], np.inf)
+        return infinity, -infinity, cupy.zeros((*images.shape[1:3], len(infinity)))
     parts = (cupy.ascontiguousarray(part, np.float32) for part in (maps, images))
-    found = [_sums_of(part) for part in parts if part.shape[3]]
-    low, high, sums = (cupy.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
+    gathered = [_gather_pixels(part) for part in parts if part.shape[3]]
+    low, high, sums = (cupy.concatenate(parts, axis=-1) for parts in zip(*gathered, strict=True))
     return low.astype(np.float64), high.astype(np.float64), sums
 
 
-def _sums_of(part: Array) -> tuple[Array, Array, Array]:
-    """The least and largest value of each channel (c,) of pixels (n, H, W, c), in single precision,
-    and their sum (H, W, c)."""
-    n, height, width, channels = part.shape
-    low, high, sums = _gathered(part.reshape(n, -1), extremes=True)
+def _gather_pixels(pixels: Array) -> tuple[Array, Array, Array]:
+    """Return minimum and maximum (c,), and the sum (H, W, c), of float32 pixels (n, H, W, c)."""
+    n, height, width, channels = pixels.shape
+    low, high, sums = _gather(pixels.reshape(n, -1), extremes=True)
     return (
         low.min(axis=0).reshape(-1, channels).min(axis=0),
         high.max(axis=0).reshape(-1, channels).max(axis=0),
@@ -42,15 +46,27 @@ def _sums_of(part: Array) -> tuple[Array, Array, Array]:
     )
 
 
-def _gathered(matrix: Array, *, extremes: bool) -> tuple[Any, Any, Array]:
-    """The least and largest value, if these are wanted, and the sum of each column of some rows of
-    a matrix (n, m) at a time, (p, m) each."""
+def _gather(matrix: Array, *, extremes: bool) -> tuple[Any, Any, Array]:
+    """Return minimum, maximum and sum of each column, for each of p parts of a matrix's rows.
+
+    They are (p, m) each, for a matrix (n, m). Minimum and maximum are None unless `extremes`.
+    """
     n, columns = matrix.shape
-    parts = -(-n // ROWS)
+    parts = -(-n // PARTIAL_SUM_ROWS)
     low, high = (cupy.empty((parts, columns), np.float32) if extremes else None for _ in range(2))
     sums = cupy.empty((parts, columns))
-    module("sums", ()).get_function("gather")(
-        (-(-columns // LANES), parts), (LANES,),
-        (matrix, pointer(low), pointer(high), sums, n, columns, matrix.strides[0] // 4, ROWS),
-    )  # fmt: skip
+    load_module("sums", ()).get_function("gather")(
+        (-(-columns // COLUMN_THREADS), parts),
+        (COLUMN_THREADS,),
+        (
+            matrix,
+            array_or_null(low),
+            array_or_null(high),
+            sums,
+            n,
+            columns,
+            matrix.strides[0] // 4,
+            PARTIAL_SUM_ROWS,
+        ),
+    )
     return low, high, sums

@@ -1,6 +1,6 @@
-// Matrices turned round, in single precision or split into halves, what 11 bits keep of each number
-// and the rest: the matrix units of a GPU are at their best where the numbers that are summed over lie
-// side by side. The host defines HALF.
+// Transposed copies of matrices, in single precision, or in half precision, optionally with the
+// remainders that rounding to 11 bits leaves. The matrix units of a GPU are fastest if the numbers
+// that are summed over are contiguous. The host defines HALF.
 
 #include <cuda_fp16.h>
 
@@ -12,63 +12,71 @@ typedef half number;
 typedef float number;
 #endif
 
-// Write a tile, its first row and column being these, turned round to high and low (…, pitch).
-// Without low, high is all that there is.
-__device__ void put(const float (&tile)[TILE][TILE + 1], number* __restrict__ high,
-                    number* __restrict__ low, long row, long column, long pitch) {
+// Write a tile, which starts at this row and column, transposed to high and low (…, pitch). If low
+// is null, only high is written.
+__device__ void write_transposed(const float (&tile)[TILE][TILE + 1], number* __restrict__ high,
+                                 number* __restrict__ low, long row, long column, long pitch) {
     for (int y = threadIdx.y; y < TILE; y += LINES) {
-        long into = (column + y) * pitch + row + threadIdx.x;
+        long target = (column + y) * pitch + row + threadIdx.x;
         float value = tile[threadIdx.x][y];
 #if HALF
-        half kept = __float2half_rn(value);
-        high[into] = kept;
-        if (low) low[into] = __float2half_rn(value - __half2float(kept));
+        half rounded = __float2half_rn(value);
+        high[target] = rounded;
+        if (low) low[target] = __float2half_rn(value - __half2float(rounded));
 #else
-        high[into] = value;
+        high[target] = value;
 #endif
     }
 }
 
-// high and low (…, pitch) of source (rows, from_pitch), which has so many columns; beyond rows and
-// columns they are 0.
+// Transpose source (rows, source_pitch), of which `columns` columns are used, to high and low (…,
+// pitch), padded with zeros.
 extern "C" __global__ void transpose(const float* __restrict__ source, number* __restrict__ high,
-                                number* __restrict__ low, long rows, long columns,
-                                long from_pitch, long pitch) {
+                                     number* __restrict__ low, long rows, long columns,
+                                     long source_pitch, long pitch) {
     __shared__ float tile[TILE][TILE + 1];
     long column = blockIdx.x * (long)TILE, row = blockIdx.y * (long)TILE;
     for (int y = threadIdx.y; y < TILE; y += LINES) {
-        long from = row + y, at = column + threadIdx.x;
-        tile[y][threadIdx.x] = from < rows && at < columns ? source[from * from_pitch + at] : 0.0f;
+        long source_row = row + y, source_column = column + threadIdx.x;
+        tile[y][threadIdx.x] = source_row < rows && source_column < columns
+                                   ? source[source_row * source_pitch + source_column]
+                                   : 0.0f;
     }
     __syncthreads();
-    put(tile, high, low, row, column, pitch);
+    write_transposed(tile, high, low, row, column, pitch);
 }
 
-// The same of images: of each the pixels (height, width), every row of them begun by so many zeros,
-// `margin`, and filled up with zeros to `across`; a pixel is (first + second channels − shift)·scale
-// of maps (rows, height, width, first) and images (…, second), filled up to `channels`.
+// Transpose images, one per row: the pixels (height, width) of each, of which every row starts with
+// `margin` zeros and is padded with zeros to `across` pixels. A pixel is (… − shift)·scale of the
+// channels of maps (rows, height, width, first) and then of images (…, second), padded to
+// `channels`.
 extern "C" __global__ void transpose_pixels(const float* __restrict__ maps,
-                                       const float* __restrict__ images,
-                                       const float* __restrict__ shift,
-                                       const float* __restrict__ scale, number* __restrict__ high,
-                                       number* __restrict__ low, int rows, int height, int width,
-                                       int first, int second, int margin, int across, int channels,
-                                       long pitch) {
+                                            const float* __restrict__ images,
+                                            const float* __restrict__ shift,
+                                            const float* __restrict__ scale,
+                                            number* __restrict__ high, number* __restrict__ low,
+                                            int rows, int height, int width, int first, int second,
+                                            int margin, int across, int channels, long pitch) {
     __shared__ float tile[TILE][TILE + 1];
     long column = blockIdx.x * (long)TILE, row = blockIdx.y * (long)TILE;
-    int at = (int)column + threadIdx.x, pixel = at / channels, channel = at % channels;
+    int source_column = (int)column + threadIdx.x, pixel = source_column / channels,
+        channel = source_column % channels;
     int y = pixel / across, x = pixel % across - margin;
     bool inside = y < height && x >= 0 && x < width && channel < first + second;
-    bool of_maps = channel < first;
-    const float* source = of_maps ? maps : images;
-    long step = (long)height * width * (of_maps ? first : second);
-    long place = ((long)y * width + x) * (of_maps ? first : second) + channel - (of_maps ? 0 : first);
-    float by = inside ? shift[channel] : 0.0f, times = inside ? scale[channel] : 0.0f;
+    bool is_map = channel < first;
+    const float* source = is_map ? maps : images;
+    long step = (long)height * width * (is_map ? first : second);
+    long position =
+        ((long)y * width + x) * (is_map ? first : second) + channel - (is_map ? 0 : first);
+    float pixel_shift = inside ? shift[channel] : 0.0f,
+          pixel_scale = inside ? scale[channel] : 0.0f;
     for (int line = threadIdx.y; line < TILE; line += LINES) {
-        long from = row + line;
+        long source_row = row + line;
         tile[line][threadIdx.x] =
-            inside && from < rows ? (source[from * step + place] - by) * times : 0.0f;
+            inside && source_row < rows
+                ? (source[source_row * step + position] - pixel_shift) * pixel_scale
+                : 0.0f;
     }
     __syncthreads();
-    put(tile, high, low, row, column, pitch);
+    write_transposed(tile, high, low, row, column, pitch);
 }

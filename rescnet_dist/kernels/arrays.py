@@ -1,4 +1,4 @@
-"""Which library an array is of: NumPy, or CuPy if it is on a GPU; CuPy is never imported for it."""
+"""Helpers for arrays of NumPy or, on a GPU, CuPy. CuPy is never imported here."""
 
 from __future__ import annotations
 
@@ -13,22 +13,33 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def on_gpu(array: Any) -> bool:
-    """Whether an array is one of CuPy's."""
+    """Return whether an array is a CuPy array."""
     return type(array).__module__.partition(".")[0] == "cupy"
 
 
 def gpu_kernels() -> Any:
-    """The kernels for arrays on a GPU, `rescnet_dist.gpu`."""
+    """Import and return the GPU kernels, `rescnet_dist.gpu`."""
     return import_module("rescnet_dist.gpu")
 
 
 def get_array_module(array: Any) -> Any:
-    """The module that makes arrays of the kind of this one: numpy, or cupy."""
+    """Return the module of an array's library: numpy or cupy."""
     return sys.modules["cupy"] if on_gpu(array) else np
 
 
 def to_host(value: Any) -> Any:
-    """An array, or a dataclass with all arrays in it, in the memory of the machine itself."""
+    """Copy an array, or all arrays of a dataclass, to the memory of the host.
+
+    Parameters
+    ----------
+    value : ndarray, cupy.ndarray, dataclass instance or any other value
+        Dataclasses are converted recursively, field by field.
+
+    Returns
+    -------
+    ndarray, dataclass instance or any other value
+        NumPy arrays and values that are neither arrays nor dataclasses are returned unchanged.
+    """
     if on_gpu(value):
         return value.get()
     if is_dataclass(value) and not isinstance(value, type):
@@ -38,11 +49,13 @@ def to_host(value: Any) -> Any:
 
 
 def asarray_like(array: Any, other: Any) -> Any:
-    """An array, wherever it is, where another one is."""
+    """Return `array` in the memory, of the host or of the GPU, that `other` is in."""
     return get_array_module(other).asarray(array) if on_gpu(other) else to_host(array)
 
 
 def contiguous_copy(array: Any) -> Any:
-    """Rows of an array on a GPU as an array of their own: where its memory begins can change the
-    rounding of a matrix product there."""
+    """Return a copy of `array` if it is a view on a GPU, else `array` itself.
+
+    The memory alignment of a view can change the rounding of a matrix product on a GPU.
+    """
     return array.copy() if on_gpu(array) and array.base is not None else array

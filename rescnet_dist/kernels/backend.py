@@ -1,4 +1,4 @@
-"""Where arrays live while they are worked on: in the machine's memory, or in that of its GPU."""
+"""The backend that holds arrays during computation: NumPy on the CPU, or CuPy on a GPU."""
 
 from __future__ import annotations
 
@@ -14,23 +14,31 @@ from rescnet_dist.kernels.arrays import gpu_kernels, to_host
 from rescnet_dist.kernels.loading import prepare
 from rescnet_dist.spec import RunSpec
 
-INSTALL = (
-    "pip install 'rescnet-dist[gpu]' (in a checkout '.[gpu]'; cupy-cuda12x for CUDA 12), with "
-    "NVIDIA's driver, or leave array_backend out; a run that was begun on a GPU goes on where "
-    "there is one"
+INSTALL_CUPY = (
+    "Run pip install 'rescnet-dist[gpu]' (in a checkout '.[gpu]'; cupy-cuda12x for CUDA 12) and "
+    "install NVIDIA's driver, or leave array_backend out. A run that was started on a GPU must be "
+    "resumed on a machine that has one."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """An array library by its name, "numpy" or "cupy", and how matrices are multiplied there."""
+    """An array library and its precision of matrix products.
+
+    Attributes
+    ----------
+    name : {"numpy", "cupy"}
+        The array library.
+    matmul_precision : {"float32", "split", "half"}
+        How matrices are multiplied on a GPU; see `RunSpec`.
+    """
 
     name: str = "numpy"
     matmul_precision: str = "split"
 
     @classmethod
     def of(cls, run_spec: RunSpec) -> Backend:
-        """The backend that a run asks for."""
+        """Return the backend that a run asks for."""
         return cls(run_spec.array_backend, run_spec.matmul_precision)
 
     @property
@@ -40,27 +48,27 @@ class Backend:
 
     @property
     def xp(self) -> Any:
-        """The module that makes arrays: numpy, or cupy; refused where that cannot be used."""
+        """The array module, numpy or cupy. Raises BackendError if it cannot be used."""
         return self._device().cupy if self.on_gpu else np
 
     def available(self) -> bool:
-        """Whether this process can use it."""
+        """Return whether this process can use the backend."""
         try:
             return self.xp is not None
         except BackendError:
             return False
 
     def put(self, array: Any) -> Any:
-        """An array of NumPy, or None, where this backend has its arrays."""
+        """Copy a NumPy array to this backend; None stays None."""
         return array if array is None or not self.on_gpu else self.xp.asarray(array)
 
     def get(self, array: Any) -> Any:
-        """The inverse of `put`."""
+        """Copy an array of this backend to a NumPy array; the inverse of `put`."""
         return to_host(array)
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Work on arrays of this backend in the body, in this thread."""
+        """Multiply matrices of this backend with its precision, in this thread, in the body."""
         if not self.on_gpu:
             yield
             return
@@ -68,38 +76,41 @@ class Backend:
             yield
 
     def prepare(self) -> None:
-        """Have all ready that the first pass needs."""
+        """Load, and compile if needed, everything that the first pass needs."""
         if self.on_gpu:
             self._device()
         else:
             prepare()
 
     def memory(self) -> tuple[str, int, int] | None:
-        """The name of the GPU of this process, as nobody else's is named, its bytes, and those
-        that the process may take of it; None without one."""
+        """Return the GPU's unique name, its bytes, and the bytes that this process may use.
+
+        Returns None if the backend has no GPU.
+        """
         return self._device().memory() if self.on_gpu else None
 
     def used_share(self) -> float:
-        """The share of the GPU's memory that is in use."""
+        """Return the fraction of the GPU's memory that is in use."""
         return float(self._device().used_share())
 
     def free(self) -> None:
-        """Give back what this process keeps of the GPU's memory for later."""
+        """Release the GPU memory that this process has pooled for later use."""
         if self.on_gpu:
             self._device().free()
 
     def _device(self) -> Any:
-        """`rescnet_dist.gpu.device`, if there is CuPy and a GPU."""
+        """Return `rescnet_dist.gpu.device`. Raise BackendError without CuPy or without a GPU."""
         try:
             device = gpu_kernels().device
         except ImportError as error:
             raise BackendError(
-                f'array_backend="cupy" needs CuPy, which cannot be imported ({error}): {INSTALL}'
+                f'array_backend="cupy" needs CuPy, which cannot be imported ({error}). '
+                f"{INSTALL_CUPY}"
             ) from None
         if problem := device.problem():
             raise BackendError(
-                f'array_backend="cupy" needs a GPU, and none can be used ({problem}): look whether '
-                "`nvidia-smi` shows one, with a driver that is new enough for the CuPy that is "
-                "installed, or leave array_backend out"
+                f'array_backend="cupy" needs a GPU, and none can be used ({problem}). Check that '
+                "`nvidia-smi` lists one and that its driver is new enough for the installed CuPy, "
+                "or leave array_backend out."
             )
         return device

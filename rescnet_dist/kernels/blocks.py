@@ -1,12 +1,12 @@
-"""Covariances of the channels in every block of an image, normalized and pooled, compiled.
+"""Compiled kernel: normalized channel covariances of every block of an image, pooled.
 
-An image is cut into square cells of gcd(block, stride) pixels a side, of which every block is a
-whole number. Pairs of channels are gone through by how far they are apart: the products of every
-channel b with channel b + apart, taken round, are one long vector. They are summed in cells, and
-cells into blocks by running sums along one axis and then the other, so that each product is formed
-once, however many blocks it is in. Means are taken off the whole image first; a channel that hardly
-varies within a block, compared with how far it is from that mean, would lose digits so, and is done
-again for that block from its pixels.
+An image is divided into square cells of gcd(block, stride) pixels a side, so that every block is a
+whole number of cells. Pairs of channels are processed by their offset: the products of every
+channel b with channel b + offset, modulo the number of channels, form one long vector. Products
+are summed in cells, and cells into blocks by window sums along one axis and then the other, so that
+each product is computed once, however many blocks contain it. The mean over the whole image is
+subtracted first. A channel that varies little within a block, relative to its distance from that
+mean, would lose digits to cancellation, and is recomputed for that block from its pixels.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import math
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.jit import compiled
+from rescnet_dist.kernels.jit import compile_kernel
 
-NO_VARIANCE = 1e-8  # of the mean square: below it a channel counts as constant in its block
-FLAT = 1e-2  # of the mean square about the image's mean: below it a channel is done pixel by pixel
-STRIP = 512  # columns that running sums are made of at a time
-DIRECT = 4  # cells along a block up to which they are simply added up
-SIGNATURE = (  # of pool_blocks in single precision
+# Fraction of the mean square, below which a channel counts as constant in its block
+MIN_BLOCK_VARIANCE_FRACTION = 1e-8
+# Fraction of the mean square about the image's mean, below which a channel is recomputed by pixels
+RECOMPUTE_VARIANCE_FRACTION = 1e-2
+WINDOW_SUM_COLUMNS = 512  # summed at a time, so that they stay in the fastest cache
+MAX_DIRECT_CELLS = 4  # along a block, up to which cells are simply added
+POOL_BLOCKS_SIGNATURE = (  # in single precision
     "void(float32[:,:,:,::1], int64, int64, int64[:,:,::1], int64[:,::1], "
     "boolean, boolean, boolean, float32[:,:,::1])"
 )
 
 
-@compiled
+@compile_kernel
 def pool_blocks(
     maps: Array,
     block: int,
@@ -37,16 +39,17 @@ def pool_blocks(
     parents: Array,
     channelwise: bool,
     power: bool,
-    largest: bool,
+    use_max: bool,
     pooled: Array,
 ) -> None:
-    """Pool the normalized covariances of ReLU(maps) into pooled (n, cells, pairs).
+    """Pool the normalized covariances of ReLU(maps), maps (n, H, W, f), over pyramid cells.
 
-    maps (n, H, W, f). targets (rows, columns, levels): the cells that each block is pooled into, by
-    the largest entry or by adding them up. parents (m, 2): cells that are pooled into others
-    afterwards, in order. pooled is written over. channelwise: each channel is divided by its own
-    deviation, and pairs are those of different channels; else all by one deviation of the block.
-    power: signed square roots are pooled.
+    The result is written to pooled (n, cells, pairs). targets (rows, columns, levels) are the
+    pyramid cells that each block is pooled into, by the maximum (use_max) or by the sum. parents
+    (m, 2) are pairs of pyramid cells of which the first is pooled into the second afterwards, in
+    order. channelwise: each channel is divided by its own standard deviation, and pairs are those
+    of different channels; otherwise all are divided by one standard deviation of the block, and
+    pairs of a channel with itself are included. power: signed square roots are pooled.
     """
     filters = maps.shape[3]
     rows, columns, levels = targets.shape
@@ -54,76 +57,89 @@ def pool_blocks(
     length, step = block // side, stride // side
     cell_rows = ((rows - 1) * stride + block) // side
     cell_columns = ((columns - 1) * stride + block) // side
-    kind, area = maps.dtype.type, block * block
-    share, lead, last = kind(1 / area), 1 if channelwise else 0, filters // 2
+    scalar, area = maps.dtype.type, block * block
+    inverse_area, first_offset, last_offset = (
+        scalar(1 / area),
+        1 if channelwise else 0,
+        filters // 2,
+    )
 
     values = np.empty((cell_rows * side, cell_columns * side, 2 * filters), maps.dtype)
     cells = np.empty((cell_rows, cell_columns * filters), maps.dtype)
-    later = np.empty_like(cells)
-    below = np.empty((rows, cell_columns * filters), maps.dtype)
-    turned = np.empty((cell_columns, rows * filters), maps.dtype)
-    boxed = np.empty((columns, rows * filters), maps.dtype)
-    scratch = np.empty(STRIP, maps.dtype)
+    next_cells = np.empty_like(cells)
+    column_sums = np.empty((rows, cell_columns * filters), maps.dtype)
+    transposed = np.empty((cell_columns, rows * filters), maps.dtype)
+    block_sums = np.empty((columns, rows * filters), maps.dtype)
+    scratch = np.empty(WINDOW_SUM_COLUMNS, maps.dtype)
     means = np.empty((columns, rows, 2 * filters), maps.dtype)
     inverse = np.empty((columns, rows, 2 * filters), maps.dtype)
-    redone = np.empty((columns, rows, filters + 1), np.int32)
-    entry = np.empty(filters, maps.dtype)
-    found = np.empty((pooled.shape[1], last + 1, filters), maps.dtype)
+    recomputed = np.empty((columns, rows, filters + 1), np.int32)
+    entries = np.empty(filters, maps.dtype)
+    by_offset = np.empty((pooled.shape[1], last_offset + 1, filters), maps.dtype)
 
     for image in range(len(maps)):
         overall = _center(maps[image], values)
         if not math.isfinite(overall.sum()):
-            pooled[image] = np.nan  # which `max` would drop
+            pooled[image] = np.nan  # `max` would drop it
             continue
         _sum_channels(values, side, cells)
-        _box(cells, length, step, below, turned, boxed, scratch)
+        _sum_blocks(cells, length, step, column_sums, transposed, block_sums, scratch)
         for c in range(columns):
             for r in range(rows):
                 for a in range(filters):
-                    means[c, r, a] = boxed[c, r * filters + a] / kind(area)
-        _sum_products(values, side, 0, cells, later)
-        _box(cells, length, step, below, turned, boxed, scratch)
-        lines = _normalize(
-            values, overall, boxed, block, stride, channelwise, means, inverse, redone
+                    means[c, r, a] = block_sums[c, r * filters + a] / scalar(area)
+        _sum_products(values, side, 0, cells, next_cells)
+        _sum_blocks(cells, length, step, column_sums, transposed, block_sums, scratch)
+        covariances = _normalize(
+            values, overall, block_sums, block, stride, channelwise, means, inverse, recomputed
         )
-        found[:] = -np.inf if largest else 0.0
-        for apart in range(lead, last + 1):
-            if (apart - lead) % 2 == 0:
-                _sum_products(values, side, apart, cells, later)
-            _box(
-                later if (apart - lead) % 2 else cells, length, step, below, turned, boxed, scratch
+        by_offset[:] = -np.inf if use_max else 0.0
+        for offset in range(first_offset, last_offset + 1):
+            if (offset - first_offset) % 2 == 0:
+                _sum_products(values, side, offset, cells, next_cells)
+            _sum_blocks(
+                next_cells if (offset - first_offset) % 2 else cells,
+                length,
+                step,
+                column_sums,
+                transposed,
+                block_sums,
+                scratch,
             )
             for c in range(columns):
                 for r in range(rows):
-                    box = boxed[c, r * filters : (r + 1) * filters]
+                    sums = block_sums[c, r * filters : (r + 1) * filters]
                     mean, scale = means[c, r], inverse[c, r]
-                    mean_b, scale_b = mean[apart:], scale[apart:]
-                    if largest and levels == 1 and not power and redone[c, r, filters] == 0:
-                        into = found[targets[r, c, 0], apart]  # the usual case, in one go
+                    mean_b, scale_b = mean[offset:], scale[offset:]
+                    if use_max and levels == 1 and not power and recomputed[c, r, filters] == 0:
+                        into = by_offset[targets[r, c, 0], offset]  # the usual case, in one loop
                         for b in range(filters):
-                            covariance = box[b] * share - mean[b] * mean_b[b]
+                            covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
                             into[b] = max(into[b], covariance * (scale[b] * scale_b[b]))
                         continue
                     for b in range(filters):
-                        covariance = box[b] * share - mean[b] * mean_b[b]
-                        entry[b] = covariance * (scale[b] * scale_b[b])
-                    if redone[c, r, filters]:
-                        _put_redone(redone[c, r], lines, apart, entry)
+                        covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
+                        entries[b] = covariance * (scale[b] * scale_b[b])
+                    if recomputed[c, r, filters]:
+                        _insert_recomputed(recomputed[c, r], covariances, offset, entries)
                     if power:
                         for b in range(filters):
-                            entry[b] = math.copysign(math.sqrt(abs(entry[b])), entry[b])
+                            entries[b] = math.copysign(math.sqrt(abs(entries[b])), entries[b])
                     for level in range(levels):
-                        _pool(found[targets[r, c, level], apart], entry, largest)
+                        _pool(by_offset[targets[r, c, level], offset], entries, use_max)
         for p in range(len(parents)):
-            for apart in range(last + 1):
-                _pool(found[parents[p, 1], apart], found[parents[p, 0], apart], largest)
-        _unroll(found, lead, pooled[image])
+            for offset in range(last_offset + 1):
+                _pool(by_offset[parents[p, 1], offset], by_offset[parents[p, 0], offset], use_max)
+        _flatten_pairs(by_offset, first_offset, pooled[image])
 
 
-@compiled
+@compile_kernel
 def _center(image: Array, values: Array) -> Array:
-    """Write ReLU(image) less its mean over the image twice, one behind the other, to values (H, W,
-    2f); returns the mean (f,)."""
+    """Write ReLU(image) minus its mean over the image to values (H, W, 2f); return the mean (f,).
+
+    The channels are written twice, one copy after the other, so that channel b + offset can be read
+    without a modulo.
+    """
     height, width, filters = values.shape[0], values.shape[1], image.shape[2]
     total = np.zeros(filters, np.float64)
     for y in range(height):
@@ -144,9 +160,9 @@ def _center(image: Array, values: Array) -> Array:
     return mean
 
 
-@compiled
+@compile_kernel
 def _sum_channels(values: Array, side: int, cells: Array) -> None:
-    """Sums in each cell of the channels: values (H, W, 2f) to cells (rows, columns·f)."""
+    """Sum the channels of values (H, W, 2f) in each cell, to cells (rows, columns·f)."""
     filters = values.shape[2] // 2
     cells[:] = 0
     for r in range(len(cells)):
@@ -159,70 +175,84 @@ def _sum_channels(values: Array, side: int, cells: Array) -> None:
                         into[b] += p[b]
 
 
-@compiled
-def _sum_products(values: Array, side: int, apart: int, cells: Array, later: Array) -> None:
-    """Sums in each cell of the products of channels that are `apart`, and, to later, of those that
-    are one more apart: what is read serves both. values (H, W, 2f) to cells (rows, columns·f)."""
+@compile_kernel
+def _sum_products(values: Array, side: int, offset: int, cells: Array, next_cells: Array) -> None:
+    """Sum the products of channels b and b + offset in each cell, to cells (rows, columns·f).
+
+    Those of channels b and b + offset + 1 are summed to next_cells (rows, columns·f), from the same
+    reads. values (H, W, 2f).
+    """
     filters = values.shape[2] // 2
     for r in range(len(cells)):
         for c in range(cells.shape[1] // filters):
             into = cells[r, c * filters : (c + 1) * filters]
-            more = later[r, c * filters : (c + 1) * filters]
+            next_into = next_cells[r, c * filters : (c + 1) * filters]
             if side == 1:
-                p, q = values[r, c], values[r, c, apart:]
+                p, q = values[r, c], values[r, c, offset:]
                 for b in range(filters):
                     into[b] = p[b] * q[b]
-                    more[b] = p[b] * q[b + 1]
+                    next_into[b] = p[b] * q[b + 1]
                 continue
             for b in range(filters):
                 into[b] = 0
-                more[b] = 0
+                next_into[b] = 0
             for y in range(r * side, (r + 1) * side):
                 x, stop = c * side, (c + 1) * side
                 while x + 4 <= stop:
-                    p, q = values[y, x], values[y, x, apart:]
-                    s, t = values[y, x + 1], values[y, x + 1, apart:]
-                    u, v = values[y, x + 2], values[y, x + 2, apart:]
-                    w, z = values[y, x + 3], values[y, x + 3, apart:]
+                    p, q = values[y, x], values[y, x, offset:]
+                    s, t = values[y, x + 1], values[y, x + 1, offset:]
+                    u, v = values[y, x + 2], values[y, x + 2, offset:]
+                    w, z = values[y, x + 3], values[y, x + 3, offset:]
                     for b in range(filters):
                         into[b] += p[b] * q[b] + s[b] * t[b] + u[b] * v[b] + w[b] * z[b]
-                        more[b] += (
+                        next_into[b] += (
                             p[b] * q[b + 1] + s[b] * t[b + 1] + u[b] * v[b + 1] + w[b] * z[b + 1]
                         )
                     x += 4
                 while x < stop:
-                    p, q = values[y, x], values[y, x, apart:]
+                    p, q = values[y, x], values[y, x, offset:]
                     for b in range(filters):
                         into[b] += p[b] * q[b]
-                        more[b] += p[b] * q[b + 1]
+                        next_into[b] += p[b] * q[b + 1]
                     x += 1
 
 
-@compiled
-def _box(
-    cells: Array, length: int, step: int, below: Array, turned: Array, boxed: Array, scratch: Array
+@compile_kernel
+def _sum_blocks(
+    cells: Array,
+    length: int,
+    step: int,
+    column_sums: Array,
+    transposed: Array,
+    block_sums: Array,
+    scratch: Array,
 ) -> None:
-    """Sums of cells (y, x·f) over every block, to boxed (columns, rows·f)."""
-    rows = len(below)
-    filters = boxed.shape[1] // rows
-    _windows(cells, length, step, below, scratch)
+    """Sum cells (y, x·f) over every block, to block_sums (columns, rows·f).
+
+    column_sums (rows, x·f), transposed (x, rows·f) and scratch are buffers.
+    """
+    rows = len(column_sums)
+    filters = block_sums.shape[1] // rows
+    _sum_windows(cells, length, step, column_sums, scratch)
     for r in range(rows):
-        for x in range(len(turned)):
-            into = turned[x, r * filters : (r + 1) * filters]
-            part = below[r, x * filters : (x + 1) * filters]
+        for x in range(len(transposed)):
+            into = transposed[x, r * filters : (r + 1) * filters]
+            part = column_sums[r, x * filters : (x + 1) * filters]
             for b in range(filters):
                 into[b] = part[b]
-    _windows(turned, length, step, boxed, scratch)
+    _sum_windows(transposed, length, step, block_sums, scratch)
 
 
-@compiled
-def _windows(parts: Array, length: int, step: int, sums: Array, line: Array) -> None:
-    """sums[i] (w,) = Σ parts[i·step : i·step + length], parts (m, w); no sum is ever taken off
-    another. Longer windows are the end of one run of `length` parts and the beginning of the next,
-    and are summed up in line (≥ w,), a few columns at a time, which stay in the fastest cache.
+@compile_kernel
+def _sum_windows(parts: Array, length: int, step: int, sums: Array, scratch: Array) -> None:
+    """Write Σ parts[i·step : i·step + length], parts (m, w), to sums[i] (w,), for every i.
+
+    No sum is ever subtracted from another, as that would lose digits. A long window is the end of
+    one run of `length` parts and the beginning of the next; both are accumulated in scratch, a
+    limited number of columns at a time, which stay in the fastest cache.
     """
     count, width = sums.shape
-    if length <= DIRECT:
+    if length <= MAX_DIRECT_CELLS:
         for i in range(count):
             into, part = sums[i], parts[i * step]
             for j in range(width):
@@ -233,9 +263,9 @@ def _windows(parts: Array, length: int, step: int, sums: Array, line: Array) -> 
                     into[j] += part[j]
         return
     last = (count - 1) * step
-    for left in range(0, width, STRIP):
-        right = min(left + STRIP, width)
-        total = line[: right - left]
+    for left in range(0, width, WINDOW_SUM_COLUMNS):
+        right = min(left + WINDOW_SUM_COLUMNS, width)
+        total = scratch[: right - left]
         for run in range(0, last + 1, length):
             total[:] = 0
             for y in range(run + length - 1, run - 1, -1):
@@ -261,7 +291,7 @@ def _windows(parts: Array, length: int, step: int, sums: Array, line: Array) -> 
                         into[j] += total[j]
 
 
-@compiled
+@compile_kernel
 def _normalize(
     values: Array,
     overall: Array,
@@ -271,29 +301,30 @@ def _normalize(
     channelwise: bool,
     means: Array,
     inverse: Array,
-    redone: Array,
+    recomputed: Array,
 ) -> Array:
-    """Find what channels are divided by in each block, inverse (columns, rows, 2f), like means
-    (…, 2f) twice, one behind the other; from squares (columns, rows·f), summed over blocks.
+    """Compute the inverse deviations of the channels in each block, inverse (columns, rows, 2f).
 
-    Which channels are done again is told in redone (columns, rows, f + 1), by the line of the
-    returned normalized covariances (lines, f) with all others, or -1, and behind them how many
-    there are in the block; their means are corrected.
+    squares (columns, rows·f) are summed over blocks. inverse and means (columns, rows, 2f) hold the
+    channels twice, one copy after the other. For channels that are recomputed from their pixels,
+    means are corrected and the normalized covariances (lines, f) with all channels are returned.
+    recomputed (columns, rows, f + 1) holds the line of each such channel, -1 for the others, and
+    as its last entry the number of them in the block.
     """
-    columns, rows, filters = redone.shape[0], redone.shape[1], redone.shape[2] - 1
-    kind, area = values.dtype.type, block * block
+    columns, rows, filters = recomputed.shape[0], recomputed.shape[1], recomputed.shape[2] - 1
+    scalar, area = values.dtype.type, block * block
     variance = np.empty((columns, rows, filters), values.dtype)
     lines = 0
     for c in range(columns):
         for r in range(rows):
-            redone[c, r, filters] = 0
+            recomputed[c, r, filters] = 0
             for a in range(filters):
-                square = squares[c, r * filters + a] / kind(area)
+                square = squares[c, r * filters + a] / scalar(area)
                 variance[c, r, a] = square - means[c, r, a] ** 2
-                redone[c, r, a] = -1
-                if not variance[c, r, a] > kind(FLAT) * square:
-                    redone[c, r, a] = lines
-                    redone[c, r, filters] += 1
+                recomputed[c, r, a] = -1
+                if not variance[c, r, a] > scalar(RECOMPUTE_VARIANCE_FRACTION) * square:
+                    recomputed[c, r, a] = lines
+                    recomputed[c, r, filters] += 1
                     lines += 1
     covariances = np.empty((lines, filters), values.dtype)
     centered = np.empty(area, values.dtype)
@@ -301,18 +332,18 @@ def _normalize(
         for r in range(rows):
             top, left, mean = r * stride, c * stride, means[c, r]
             for a in range(filters):
-                if redone[c, r, a] >= 0:
+                if recomputed[c, r, a] >= 0:
                     mean[a] = _center_channel(values, a, top, left, block, centered)
-                    total = kind(0)
+                    total = scalar(0)
                     for p in range(area):
                         total += centered[p] * centered[p]
-                    variance[c, r, a] = total / kind(area)
-            _divisors(variance[c, r], mean, overall, channelwise, inverse[c, r])
+                    variance[c, r, a] = total / scalar(area)
+            _invert_deviations(variance[c, r], mean, overall, channelwise, inverse[c, r])
             for a in range(filters):
                 mean[filters + a] = mean[a]
             for a in range(filters):
-                if redone[c, r, a] >= 0:
-                    line, scale = covariances[redone[c, r, a]], inverse[c, r]
+                if recomputed[c, r, a] >= 0:
+                    line, scale = covariances[recomputed[c, r, a]], inverse[c, r]
                     line[:] = 0
                     if variance[c, r, a] == 0:
                         continue
@@ -323,38 +354,49 @@ def _normalize(
                             for b in range(filters):
                                 line[b] += i * (pixel[b] - mean[b])
                     for b in range(filters):
-                        line[b] *= scale[a] * scale[b] / kind(area)
+                        line[b] *= scale[a] * scale[b] / scalar(area)
     return covariances
 
 
-@compiled
-def _divisors(
+@compile_kernel
+def _invert_deviations(
     variance: Array, mean: Array, overall: Array, channelwise: bool, inverse: Array
 ) -> None:
-    """What a block's channels are divided by, inverse (2f,): the deviation of each, or that of all
-    pixels and channels; 0 where there is none. variance (f,), mean (f,) about overall (f,)."""
+    """Write 1/deviation of a block's channels to inverse (2f,), 0 for those without variance.
+
+    The deviation is that of each channel, or else that of all pixels and channels. variance (f,);
+    mean (f,) is relative to overall (f,).
+    """
     filters = len(variance)
-    middle = 0.0
+    grand_mean = 0.0
     for a in range(filters):
-        middle += (mean[a] + overall[a]) / filters
+        grand_mean += (mean[a] + overall[a]) / filters
     spread, whole = 0.0, 0.0
     for a in range(filters):
         level = mean[a] + overall[a]
         square = variance[a] + level * level
-        inverse[a] = 1 / math.sqrt(variance[a]) if variance[a] > NO_VARIANCE * square else 0.0
-        spread += variance[a] + (level - middle) ** 2
+        inverse[a] = (
+            1 / math.sqrt(variance[a])
+            if variance[a] > MIN_BLOCK_VARIANCE_FRACTION * square
+            else 0.0
+        )
+        spread += variance[a] + (level - grand_mean) ** 2
         whole += square
     if not channelwise:
-        inverse[:filters] = math.sqrt(filters / spread) if spread > NO_VARIANCE * whole else 0.0
+        inverse[:filters] = (
+            math.sqrt(filters / spread) if spread > MIN_BLOCK_VARIANCE_FRACTION * whole else 0.0
+        )
     inverse[filters:] = inverse[:filters]
 
 
-@compiled
+@compile_kernel
 def _center_channel(
     values: Array, a: int, top: int, left: int, block: int, centered: Array
 ) -> float:
-    """Write a channel of a block, less its mean, to centered (block²,); returns the mean. A constant
-    channel is exactly 0, whatever rounding does."""
+    """Write channel a of a block minus its mean to centered (block²,); return the mean.
+
+    A constant channel becomes exactly 0, whatever the rounding.
+    """
     start = values[top, left, a]
     total = values.dtype.type(0)
     for y in range(block):
@@ -367,38 +409,42 @@ def _center_channel(
     return start + mean
 
 
-@compiled
-def _put_redone(redone: Array, lines: Array, apart: int, entry: Array) -> None:
-    """Put what was done again in a block into its entries (f,), of channels that are `apart`."""
-    filters = len(entry)
+@compile_kernel
+def _insert_recomputed(recomputed: Array, covariances: Array, offset: int, entries: Array) -> None:
+    """Overwrite the entries (f,) of channels b and b + offset of which one was recomputed."""
+    filters = len(entries)
     for b in range(filters):
-        other = b + apart if b + apart < filters else b + apart - filters
-        if redone[b] >= 0:
-            entry[b] = lines[redone[b], other]
-        elif redone[other] >= 0:
-            entry[b] = lines[redone[other], b]
+        other = b + offset if b + offset < filters else b + offset - filters
+        if recomputed[b] >= 0:
+            entries[b] = covariances[recomputed[b], other]
+        elif recomputed[other] >= 0:
+            entries[b] = covariances[recomputed[other], b]
 
 
-@compiled
-def _pool(into: Array, entry: Array, largest: bool) -> None:
-    if largest:
+@compile_kernel
+def _pool(into: Array, entries: Array, use_max: bool) -> None:
+    """Pool entries (f,) into `into` (f,), by the maximum or by the sum."""
+    if use_max:
         for b in range(len(into)):
-            into[b] = max(into[b], entry[b])
+            into[b] = max(into[b], entries[b])
     else:
         for b in range(len(into)):
-            into[b] += entry[b]
+            into[b] += entries[b]
 
 
-@compiled
-def _unroll(found: Array, lead: int, pooled: Array) -> None:
-    """Entries (cells, apart, f) to pairs (cells, a ≤ b) row by row; without a = b if lead is 1."""
-    last, filters = found.shape[1] - 1, found.shape[2]
+@compile_kernel
+def _flatten_pairs(by_offset: Array, first_offset: int, pooled: Array) -> None:
+    """Copy entries (cells, offset, f) to pairs (cells, a ≤ b), row by row of the triangle.
+
+    Pairs a = b are left out if first_offset is 1.
+    """
+    last_offset, filters = by_offset.shape[1] - 1, by_offset.shape[2]
     for cell in range(len(pooled)):
         pair = 0
         for a in range(filters):
-            for b in range(a + lead, filters):
-                near = b - a <= last
+            for b in range(a + first_offset, filters):
+                is_near = b - a <= last_offset
                 pooled[cell, pair] = (
-                    found[cell, b - a, a] if near else found[cell, filters - (b - a), b]
+                    by_offset[cell, b - a, a] if is_near else by_offset[cell, filters - (b - a), b]
                 )
                 pair += 1

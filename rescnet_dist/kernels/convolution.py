@@ -7,13 +7,26 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, gpu_kernels, on_gpu
 from rescnet_dist.kernels.inputs import LayerInput
 
-PATCH_BYTES = 4 * 2**20  # of patches that are laid out at a time
+PATCH_BYTES = 4 * 2**20  # size of the patch matrix (im2col) that is held at a time
 
 
 def min_max_scale(low: Array, high: Array, mode: str) -> tuple[Array, Array]:
-    """Offset and scale (c,) that map [low, high] (c,) to [0, 1], per channel or over all of them.
+    """Compute the offset and scale that map [low, high] to [0, 1].
 
-    A range without width gets scale 0, so that a constant tensor or channel maps to 0.
+    Parameters
+    ----------
+    low, high : ndarray of shape (c,)
+        The range of each channel.
+    mode : {"channel", "global"}
+        Whether each channel has its own range, or all channels share one.
+
+    Returns
+    -------
+    low : ndarray of shape (c,)
+        The offset, to be subtracted.
+    scale : ndarray of shape (c,)
+        The scale, to multiply with afterwards. It is 0 for a range of zero width, so that a
+        constant channel maps to 0.
     """
     if mode == "global":
         low, high = np.full_like(low, low.min()), np.full_like(high, high.max())
@@ -23,7 +36,20 @@ def min_max_scale(low: Array, high: Array, mode: str) -> tuple[Array, Array]:
 
 
 def normalize(images: Array, low: Array, scale: Array) -> Array:
-    """(images − low)·scale in float32; images (n, H, W, c), low and scale (c,)."""
+    """Compute (images − low)·scale in single precision.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, c)
+        The images.
+    low, scale : ndarray of shape (c,)
+        Offset and scale of each channel, as of `min_max_scale`.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, H, W, c)
+        The normalized images.
+    """
     shifted = get_array_module(images).asarray(images, dtype=np.float32)
     shifted = shifted - asarray_like(low, images).astype(np.float32)
     shifted *= asarray_like(scale, images).astype(np.float32)
@@ -38,29 +64,54 @@ def convolve(
     scale: Array | None = None,
     into: Array | None = None,
 ) -> Array:
-    """Maps (n, H, W, f) of (inputs − low)·scale: stride 1, zero padding, plus bias (f,).
+    """Convolve (inputs − low)·scale with filters: stride 1, zero padding, plus bias.
 
-    out[y, x] = Σ padded[y + dy, x + dx, c]·filters[dy, dx, c] + bias with filters (k, k, c, f) and
-    low, scale (c,). Written to `into` where it is given.
+    It is the cross-correlation out[y, x] = Σ padded[y + dy, x + dx, c]·filters[dy, dx, c] + bias.
+
+    Parameters
+    ----------
+    inputs : LayerInput of n images of shape (H, W, c)
+        The input of the layer.
+    filters : ndarray of shape (k, k, c, f)
+        The filters.
+    bias : ndarray of shape (f,)
+        Added to the maps.
+    low, scale : ndarray of shape (c,), optional
+        Offset and scale of the input channels; 0 and 1 by default.
+    into : ndarray of shape (n, H, W, f), optional
+        The array to write to, C-contiguous and of the dtype of the inputs.
+
+    Returns
+    -------
+    ndarray of shape (n, H, W, f)
+        The maps: `into` if given, else a new array of the dtype of the inputs.
+
+    Raises
+    ------
+    ValueError
+        If `into` is not C-contiguous or has another dtype than the inputs.
     """
     height, width, channels = inputs.shape
     low = np.zeros(channels) if low is None else low
     scale = np.ones(channels) if scale is None else scale
     if on_gpu(inputs.images):
-        return gpu_kernels().convolve(inputs.chosen(), filters, bias, low, scale, into)
+        return gpu_kernels().convolve(inputs.select_arrays(), filters, bias, low, scale, into)
     size, count = filters.shape[0], filters.shape[3]
-    kind = inputs.images.dtype
-    weights = np.ascontiguousarray(filters.reshape(-1, count), dtype=kind)
-    maps = np.empty((len(inputs), height, width, count), kind) if into is None else into
-    if not maps.flags.c_contiguous or maps.dtype != kind:
-        raise ValueError(f"maps are written to arrays of {kind} in C order")
-    each = height * width * len(weights)
-    step = max(1, PATCH_BYTES // (kind.itemsize * each))
-    memory = np.empty(min(step, len(inputs)) * each, kind)
-    for start, part in zip(range(0, len(inputs), step), inputs.parts(step), strict=True):
-        patches = memory[: len(part) * each].reshape(len(part), height, width, -1)
-        part.patches(size, low, scale, patches)
-        rows = maps[start : start + len(part)].reshape(len(part), height * width, count)
-        np.matmul(patches.reshape(len(part), height * width, -1), weights, out=rows)
-        rows += bias.astype(kind)
+    dtype = inputs.images.dtype
+    weights = np.ascontiguousarray(filters.reshape(-1, count), dtype=dtype)
+    maps = np.empty((len(inputs), height, width, count), dtype) if into is None else into
+    if not maps.flags.c_contiguous or maps.dtype != dtype:
+        raise ValueError(
+            f"into is of {maps.dtype} with strides {maps.strides}. Pass a C-contiguous array of "
+            f"{dtype}."
+        )
+    patch_values = height * width * len(weights)  # of one image
+    step = max(1, PATCH_BYTES // (dtype.itemsize * patch_values))
+    buffer = np.empty(min(step, len(inputs)) * patch_values, dtype)
+    for start, batch in zip(range(0, len(inputs), step), inputs.batches(step), strict=True):
+        patches = buffer[: len(batch) * patch_values].reshape(len(batch), height, width, -1)
+        batch.write_patches(size, low, scale, patches)
+        rows = maps[start : start + len(batch)].reshape(len(batch), height * width, count)
+        np.matmul(patches.reshape(len(batch), height * width, -1), weights, out=rows)
+        rows += bias.astype(dtype)
     return maps

@@ -1,4 +1,4 @@
-"""Linear discriminants and ridge regression from one scatter matrix of the features."""
+"""Linear discriminant analysis and ridge regression from one scatter matrix of the features."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.arrays import Array, get_array_module, gpu_kernels, on_gpu
 from rescnet_dist.kernels.blas import add_scatter, cholesky
 
-NEGLIGIBLE = 1e-9  # of the scatter: what it may be wrong by
-SINGLE_FROM = 2048  # features: fewer are factorized in double precision in no time
-COLUMNS = 256  # of a matrix that are worked on at a time
-REFINED, STEPS = 1e-10, 50  # residual that is reached in so many steps at most
-SINGULAR = 64  # pivots of so many units of rounding or less mean that there is no inverse
+MAX_SCATTER_ERROR_FRACTION = 1e-9  # of the scatter's diagonal; smaller errors are not corrected
+MIN_SINGLE_FEATURES = 2048  # fewer are quick to factorize in double precision
+PANEL_COLUMNS = 256  # columns of a matrix that are processed at a time
+MAX_RESIDUAL_FRACTION = 1e-10  # of the right-hand side, reached by conjugate gradients
+MAX_GRADIENT_STEPS = 50  # of conjugate gradients
+MIN_PIVOT_ROUNDINGS = 64  # squared pivots below this many units of rounding mean no inverse
 SYR = {"f": blas.ssyr, "d": blas.dsyr}
 
 
@@ -25,10 +26,21 @@ SYR = {"f": blas.ssyr, "d": blas.dsyr}
 class FeatureMoments:
     """Moments of features F (n, D) and of their targets T (n, K).
 
-    count n; mean (D,); scatter (D, D) = Σ(x−m)(x−m)ᵀ in the features' dtype, of which only the
-    lower triangle is kept up, or None where it is gathered elsewhere; cross (K, D) = TᵀF and
-    target_sums (K,) = Σ T in float64. With targets that mark membership of classes, these are class
-    sums and class counts. `merge` is associative and `empty` is its identity.
+    `merge` is associative and `empty` is its identity.
+
+    Attributes
+    ----------
+    count : int
+        The number n of samples.
+    mean : ndarray of float64, shape (D,)
+        The mean m of the features.
+    scatter : ndarray of shape (D, D) or None
+        Σ(x−m)(x−m)ᵀ in the dtype of the features, of which only the lower triangle is valid. None
+        if it is gathered elsewhere.
+    cross : ndarray of float64, shape (K, D)
+        TᵀF. With targets that mark class membership, these are class sums.
+    target_sums : ndarray of float64, shape (K,)
+        Σ T. With targets that mark class membership, these are class counts.
     """
 
     count: int
@@ -47,20 +59,20 @@ class FeatureMoments:
         scatter: bool = True,
         xp: Any = np,
     ) -> FeatureMoments:
-        """The moments of no sample, in arrays of NumPy or CuPy."""
+        """Return the moments of no sample, in arrays of the module `xp`, numpy or cupy."""
         square = None
         if scatter:
             square = _new_square(features, np.dtype(dtype), xp)
         return cls(0, xp.zeros(features), square, xp.zeros((targets, features)), xp.zeros(targets))
 
     def fold(self, features: Array, targets: Array) -> FeatureMoments:
-        """These moments with more samples, features (n, D) and targets (n, K).
+        """Return these moments with more samples, features (n, D) and targets (n, K).
 
-        Takes over the memory of `scatter`: `self` must not be used afterwards.
+        The memory of `scatter` is reused: `self` must not be used afterwards.
         """
         if len(features) == 0:
             return self
-        n, mean = len(features), _means(features)
+        n, mean = len(features), _column_means(features)
         if self.scatter is not None:
             mean = self._add_scatter(features.astype(self.scatter.dtype, copy=False), mean)
         more = FeatureMoments(
@@ -70,42 +82,47 @@ class FeatureMoments:
             (targets.T.astype(features.dtype) @ features).astype(np.float64),
             targets.sum(axis=0, dtype=np.float64),
         )
-        return replace(self._joined(more, None), scatter=self.scatter)
+        return replace(self._combine(more, None), scatter=self.scatter)
 
     def _add_scatter(self, features: Array, mean: Array) -> Array:
-        """Add features (n, D) of this mean (D,), about, to the scatter; returns the mean.
+        """Add features (n, D) with an approximate mean (D,) to the scatter; return the mean.
 
-        They are the rows of one product, and so is the scatter between them and those before.
+        The centered features, and one more row for the scatter between them and the samples
+        before, are the rows of a single product.
         """
         n, scatter = len(features), self.scatter
         assert scatter is not None
         rows = _new_rows(n + bool(self.count), scatter)
         rounded = mean.astype(scatter.dtype)
         np.subtract(features, rounded, out=rows[:n])
-        offset = _means(rows[:n])  # what rounding the mean left behind
+        offset = _column_means(rows[:n])  # the rounding error of the mean
         mean = rounded + offset
         if self.count:
             rows[n] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
         (gpu_kernels().add_scatter if on_gpu(scatter) else add_scatter)(scatter, rows)
-        # a GPU would have to be waited for to know
-        if on_gpu(scatter) or (n * offset**2 > NEGLIGIBLE * np.diagonal(scatter)).any():
-            _rank_one(scatter, offset, -float(n))
+        # on a GPU, the check would need a synchronization
+        if (
+            on_gpu(scatter)
+            or (n * offset**2 > MAX_SCATTER_ERROR_FRACTION * np.diagonal(scatter)).any()
+        ):
+            _add_rank_one(scatter, offset, -float(n))
         return mean
 
     def merge(self, other: FeatureMoments) -> FeatureMoments:
-        """Moments of both sets of samples: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁."""
+        """Return the moments of both sets: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁."""
         if self.scatter is None or other.scatter is None:
-            return self._joined(other, None)
-        return self._joined(other, _sum_of_lower(self.scatter, other.scatter))
+            return self._combine(other, None)
+        return self._combine(other, _add_lower(self.scatter, other.scatter))
 
-    def _joined(self, other: FeatureMoments, scatter: Array | None) -> FeatureMoments:
+    def _combine(self, other: FeatureMoments, scatter: Array | None) -> FeatureMoments:
+        """Return the merged moments, given S₁ + S₂ as `scatter`, which is updated in place."""
         count = self.count + other.count
         delta = other.mean - self.mean
         mean = self.mean
         if count:
             mean = mean + delta * (other.count / count)
             if scatter is not None:
-                scatter = _rank_one(scatter, delta, self.count * other.count / count)
+                scatter = _add_rank_one(scatter, delta, self.count * other.count / count)
         return FeatureMoments(
             count,
             mean,
@@ -115,15 +132,15 @@ class FeatureMoments:
         )
 
 
-def _means(rows: Array) -> Array:
-    """The mean of each column (m,) of rows (n, m), in float64."""
+def _column_means(rows: Array) -> Array:
+    """Return the mean (m,) of each column of rows (n, m), in float64."""
     if on_gpu(rows) and rows.dtype == np.float32:
         return gpu_kernels().column_means(rows)
     return rows.mean(axis=0, dtype=np.float64)
 
 
 def _new_square(side: int, dtype: np.dtype[Any], xp: Any) -> Array:
-    """Zeros (side, side) in Fortran's order."""
+    """Return zeros (side, side) in Fortran order."""
     if xp is np:
         return np.zeros((side, side), dtype, order="F")
     square: Array = gpu_kernels().new_square(side, dtype)
@@ -131,38 +148,46 @@ def _new_square(side: int, dtype: np.dtype[Any], xp: Any) -> Array:
 
 
 def _new_rows(n: int, scatter: Array) -> Array:
-    """Rows (n, D) to be written to and then added to a scatter (D, D)."""
+    """Allocate rows (n, D) that will be added to a scatter (D, D)."""
     if on_gpu(scatter):
         rows: Array = gpu_kernels().new_rows(n, scatter)
         return rows
     return np.empty((n, len(scatter)), scatter.dtype)
 
 
-def _sum_of_lower(one: Array, other: Array) -> Array:
-    """The sum of two matrices (D, D) in Fortran's order in the lower triangle; the memory of most
-    of the other half is never touched."""
-    total = _new_square(len(one), one.dtype, get_array_module(one))
-    for start in range(0, len(one), COLUMNS):
-        part = slice(start, None), slice(start, start + COLUMNS)
-        np.add(one[part], other[part], out=total[part])
+def _add_lower(first: Array, second: Array) -> Array:
+    """Return the lower triangle of the sum of two matrices (D, D) in Fortran order.
+
+    Most of the memory of the upper triangle is never touched.
+    """
+    total = _new_square(len(first), first.dtype, get_array_module(first))
+    for start in range(0, len(first), PANEL_COLUMNS):
+        panel = slice(start, None), slice(start, start + PANEL_COLUMNS)
+        np.add(first[panel], second[panel], out=total[panel])
     return total
 
 
-def _rank_one(scatter: Array, vector: Array, factor: float) -> Array:
-    """scatter + factor·v vᵀ in the lower triangle, in place."""
+def _add_rank_one(scatter: Array, vector: Array, factor: float) -> Array:
+    """Add factor·v vᵀ, v = vector (D,), to the lower triangle of scatter (D, D), in place."""
     if on_gpu(scatter):
         gpu_kernels().add_outer(scatter, vector, factor)
         return scatter
-    kind = scatter.dtype.char
-    return SYR[kind](factor, vector.astype(scatter.dtype), a=scatter, overwrite_a=1, lower=1)
+    char = scatter.dtype.char
+    return SYR[char](factor, vector.astype(scatter.dtype), a=scatter, overwrite_a=1, lower=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Whitening:
-    """The ridged covariance of standardized features, ready to be inverted.
+    """The factorized covariance S of standardized features, with a ridge γ on its diagonal.
 
-    mean (D,) and scale (D,) = 1/deviation standardize the features; a feature without variance
-    has scale 0 and never gets weight. solve gives (S + γ·mean(diag S)·I)⁻¹ columns for (D, K) ones.
+    Attributes
+    ----------
+    mean : ndarray of shape (D,)
+        The mean of the features.
+    scale : ndarray of shape (D,)
+        1/deviation of the features; 0 for a feature without variance, which never gets a weight.
+    solve : callable
+        Maps right-hand sides (D, K) to (S + γ·mean(diag S)·I)⁻¹ times them.
     """
 
     mean: Array
@@ -171,16 +196,16 @@ class Whitening:
 
     @classmethod
     def of(cls, moments: FeatureMoments, ridge: float) -> Whitening:
-        """Factorize the covariance once for any number of right-hand sides."""
+        """Factorize the covariance, once for any number of right-hand sides."""
         if moments.scatter is None:
-            raise ValueError("these moments have no scatter to factorize")
+            raise ValueError("The moments have no scatter to factorize. Gather them with one.")
         if on_gpu(moments.scatter):
-            return cls(*gpu_kernels().whitened(moments, ridge))
-        if len(moments.mean) >= SINGLE_FROM and moments.scatter.dtype == np.float32:
+            return cls(*gpu_kernels().whiten(moments, ridge))
+        if len(moments.mean) >= MIN_SINGLE_FEATURES and moments.scatter.dtype == np.float32:
             try:
                 return cls._single(moments, ridge)
             except np.linalg.LinAlgError:
-                pass  # too near to singular for it
+                pass  # too close to singular for single precision
         return cls._double(moments, ridge)
 
     @classmethod
@@ -200,15 +225,17 @@ class Whitening:
             rounding = np.finfo(moments.scatter.dtype).eps
             check_pivots(np.diagonal(factor[0]), rounding, len(scale), moments.count, ridge)
         except np.linalg.LinAlgError:
-            raise singular(len(scale), moments.count, ridge) from None
+            raise singular_error(len(scale), moments.count, ridge) from None
         return cls(
             moments.mean, scale, lambda columns: cho_solve(factor, columns, check_finite=False)
         )
 
     @classmethod
     def _single(cls, moments: FeatureMoments, ridge: float) -> Whitening:
-        """Factorize in single precision, at twice the speed and in half the memory; what is solved
-        by it is refined to double precision."""
+        """Factorize in single precision, at twice the speed and in half the memory.
+
+        Solutions are refined to double precision.
+        """
         scatter, count = moments.scatter, moments.count
         assert scatter is not None
         variance = np.diagonal(scatter).astype(np.float64) / count
@@ -217,37 +244,38 @@ class Whitening:
         live = scale > 0
         factor = np.zeros(scatter.shape, scatter.dtype, order="F")
         root = (scale / np.sqrt(count)).astype(np.float32)
-        for start in range(0, len(scale), COLUMNS):  # the other half is never touched
-            columns = slice(start, start + COLUMNS)
+        for start in range(0, len(scale), PANEL_COLUMNS):  # the upper triangle is never touched
+            columns = slice(start, start + PANEL_COLUMNS)
             np.multiply(scatter[start:, columns], root[start:, None], out=factor[start:, columns])
             factor[start:, columns] *= root[columns]
         np.einsum("ii->i", factor)[...] = np.where(live, variance * scale**2 + shift, 1)
         cholesky(factor)
         check_pivots(np.diagonal(factor), float(np.finfo(np.float32).eps), len(scale), count, ridge)
 
-        def product(x: Array) -> Array:
-            """The ridged covariance of standardized features times x (D, K)."""
-            result = symmetric_product(scatter, scale[:, None] * x)
+        def multiply(x: Array) -> Array:
+            """Multiply the ridged covariance of standardized features with x (D, K)."""
+            result = multiply_symmetric(scatter, scale[:, None] * x)
             result *= scale[:, None] / count
             return result + np.where(live, shift, 1)[:, None] * x
 
-        def nearly(x: Array) -> Array:
+        def solve_single(x: Array) -> Array:
+            """Solve for x (D, K) in single precision."""
             return np.asarray(lapack.spotrs(factor, x.astype(np.float32), lower=1)[0])
 
         def solve(columns: Array) -> Array:
             try:
-                return conjugate_gradients(product, nearly, columns)
-            except np.linalg.LinAlgError:  # too near to singular after all
+                return conjugate_gradients(multiply, solve_single, columns)
+            except np.linalg.LinAlgError:  # too close to singular after all
                 return cls._double(moments, ridge).solve(columns)
 
         return cls(moments.mean, scale, solve)
 
 
-def symmetric_product(lower: Array, x: Array) -> Array:
-    """S x (D, K) in float64, of a symmetric matrix S of which the lower triangle is given."""
+def multiply_symmetric(lower: Array, x: Array) -> Array:
+    """Return S x (D, K) in float64, for a symmetric S given by its lower triangle (D, D)."""
     result = np.zeros_like(x)
-    for start in range(0, len(lower), COLUMNS):
-        stop = min(start + COLUMNS, len(lower))
+    for start in range(0, len(lower), PANEL_COLUMNS):
+        stop = min(start + PANEL_COLUMNS, len(lower))
         corner = np.tril(lower[start:stop, start:stop].astype(np.float64))
         result[start:stop] += corner @ x[start:stop] + np.tril(corner, -1).T @ x[start:stop]
         below = lower[stop:, start:stop].astype(np.float64)
@@ -257,65 +285,96 @@ def symmetric_product(lower: Array, x: Array) -> Array:
 
 
 def conjugate_gradients(
-    product: Callable[[Array], Array],
+    multiply: Callable[[Array], Array],
     precondition: Callable[[Array], Array],
     columns: Array,
-    refined: float = REFINED,
+    tolerance: float = MAX_RESIDUAL_FRACTION,
 ) -> Array:
-    """Solve S x = columns (D, K) for a symmetric positive S by its products, with what solves it
-    nearly; a few steps then suffice for a residual of `refined` of the columns."""
+    """Solve S x = columns (D, K) for a symmetric positive definite S.
+
+    `multiply` computes S x, and `precondition` solves approximately, so that a few steps suffice
+    for residuals of at most `tolerance` times the norm of the columns. Raises LinAlgError if they
+    are not reached.
+    """
     x, residual = np.zeros_like(columns, dtype=np.float64), columns.astype(np.float64)
-    wanted = refined * np.linalg.norm(residual, axis=0)
-    step, previous = np.zeros_like(x), np.zeros_like(wanted)
-    for _ in range(STEPS + 1):
-        if (np.linalg.norm(residual, axis=0) <= wanted).all():
+    limit = tolerance * np.linalg.norm(residual, axis=0)
+    step, previous = np.zeros_like(x), np.zeros_like(limit)
+    for _ in range(MAX_GRADIENT_STEPS + 1):
+        if (np.linalg.norm(residual, axis=0) <= limit).all():
             return x
-        towards = precondition(residual).astype(np.float64)
-        square = (residual * towards).sum(axis=0)
-        step = towards + _quotient(square, previous, previous > 0) * step
-        image = product(step)
-        length = _quotient(square, (step * image).sum(axis=0), square > 0)
+        direction = precondition(residual).astype(np.float64)
+        square = (residual * direction).sum(axis=0)
+        step = direction + _divide_where(square, previous, previous > 0) * step
+        image = multiply(step)
+        length = _divide_where(square, (step * image).sum(axis=0), square > 0)
         x += length * step
         residual -= length * image
         previous = square
-    raise np.linalg.LinAlgError("conjugate gradients did not converge")
+    raise np.linalg.LinAlgError(
+        f"Conjugate gradients did not converge in {MAX_GRADIENT_STEPS} steps."
+    )
 
 
-def _quotient(one: Array, other: Array, where: Array) -> Array:
-    """one / other where that is wanted, 0 elsewhere."""
-    return np.where(where, one / np.where(where, other, 1), 0)
+def _divide_where(numerator: Array, denominator: Array, where: Array) -> Array:
+    """Return numerator / denominator where `where` is true, 0 elsewhere."""
+    return np.where(where, numerator / np.where(where, denominator, 1), 0)
 
 
 def inverse_deviations(variance: Array) -> Array:
-    """1/deviation of features of variance (D,), 0 for those without any."""
+    """Return 1/√variance (D,), 0 for features without variance."""
     deviation = np.sqrt(np.maximum(variance, 0))
     live = deviation > 1e-7 * (float(deviation.max()) or 1)
-    return _quotient(np.ones_like(deviation), deviation, live)
+    return _divide_where(np.ones_like(deviation), deviation, live)
 
 
-def singular(features: int, samples: int, ridge: float) -> SingularError:
-    """What to raise where a covariance has no inverse."""
+def singular_error(features: int, samples: int, ridge: float) -> SingularError:
+    """Return the error to raise if a covariance has no inverse."""
     return SingularError(
-        f"the covariance of the {features} features over {samples} samples cannot be factorized "
-        f"with ridge={ridge}: use a larger ridge, or more samples"
+        f"The covariance of the {features} features over {samples} samples cannot be factorized "
+        f"with ridge={ridge}. Use a larger ridge, or more samples."
     )
 
 
 def check_pivots(pivots: Array, rounding: float, features: int, samples: int, ridge: float) -> None:
-    """Refuse a Cholesky factor whose diagonal (m,) says that the covariance has no inverse."""
-    if not float((pivots**2).min()) >= SINGULAR * rounding:
-        raise singular(features, samples, ridge)
+    """Raise SingularError if the diagonal (m,) of a Cholesky factor means that there is no inverse.
+
+    `rounding` is the machine epsilon of the scatter.
+    """
+    if not float((pivots**2).min()) >= MIN_PIVOT_ROUNDINGS * rounding:
+        raise singular_error(features, samples, ridge)
 
 
 def one_vs_rest_lda(
     moments: FeatureMoments, ridge: float, whitening: Whitening | None = None
 ) -> tuple[Array, Array, Array]:
-    """Weights (K, D), intercepts (K,) and presence (K,) of an LDA of each class against the rest.
+    """Fit a linear discriminant analysis of each class against the rest.
 
-    The targets of `moments` mark membership of K classes. With S the covariance of all samples,
-    δ = m₁ − m₀, π = n₁/N and u = S⁻¹δ: w = u/(1 − π(1−π)δᵀu), b = −½(m₁+m₀)ᵀw + log(n₁/n₀). One
-    factorization serves all classes; it is made here unless given. A class without samples, or
-    without a rest, is absent and has zero weights.
+    With S the covariance of all samples, δ = m₁ − m₀, π = n₁/N and u = S⁻¹δ, the weights are
+    w = u/(1 − π(1−π)δᵀu) and the intercept is b = −½(m₁+m₀)ᵀw + log(n₁/n₀). One factorization
+    serves all classes.
+
+    Parameters
+    ----------
+    moments : FeatureMoments of D features and K targets
+        The targets mark membership of K classes.
+    ridge : float
+        The ridge, relative to the mean of the covariance's diagonal.
+    whitening : Whitening, optional
+        The factorized covariance; computed from `moments` by default.
+
+    Returns
+    -------
+    weights : ndarray of shape (K, D)
+        Weights on the raw features, zero for absent classes.
+    intercept : ndarray of shape (K,)
+        Intercepts.
+    present : ndarray of bool, shape (K,)
+        Whether a class has samples, but not all of them.
+
+    Raises
+    ------
+    SingularError
+        If the covariance cannot be factorized with this ridge.
     """
     white = whitening or Whitening.of(moments, ridge)
     n = moments.count
@@ -338,10 +397,30 @@ def one_vs_rest_lda(
 def ridge_regression(
     moments: FeatureMoments, ridge: float, whitening: Whitening | None = None
 ) -> tuple[Array, Array]:
-    """Weights (K, D) and intercepts (K,) that regress the targets of `moments` on the features.
+    """Fit a ridge regression of the targets on the features.
 
-    (S + γ·mean(diag S)·I) V = FᵀT/N with standardized features and centered targets. The
-    factorization is made here unless given.
+    It solves (S + γ·mean(diag S)·I) V = FᵀT/N with standardized features and centered targets.
+
+    Parameters
+    ----------
+    moments : FeatureMoments of D features and K targets
+        The moments of the training samples.
+    ridge : float
+        The ridge γ, relative to the mean of the covariance's diagonal.
+    whitening : Whitening, optional
+        The factorized covariance; computed from `moments` by default.
+
+    Returns
+    -------
+    weights : ndarray of shape (K, D)
+        Weights on the raw features.
+    intercept : ndarray of shape (K,)
+        Intercepts.
+
+    Raises
+    ------
+    SingularError
+        If the covariance cannot be factorized with this ridge.
     """
     white = whitening or Whitening.of(moments, ridge)
     centered = (moments.cross - moments.target_sums[:, None] * moments.mean) * white.scale

@@ -1,4 +1,4 @@
-"""The filter bank of a layer: PCA filters from patch moments, stacked-LDA filters from draws."""
+"""The filters of a layer: PCA filters from patch moments, stacked-LDA filters from draws."""
 
 from __future__ import annotations
 
@@ -12,23 +12,41 @@ from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import PatchMoments
 
-NO_VARIANCE = 1e-14  # of the mean square: below it the patches of a draw are all equal
-BATCH_BYTES = 4 * 2**20  # of patches of draws in double precision that are held at a time
+# Fraction of the mean square, below which the patches of a draw count as equal
+MIN_DRAW_VARIANCE_FRACTION = 1e-14
+DRAW_BATCH_BYTES = 4 * 2**20  # size of the patches of draws, in float64, held at a time
 
 
 def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
-    """The leading `count` eigenvectors of the patch covariance as filters (k, k, c, count).
+    """Return the leading eigenvectors of the patch covariance as filters.
 
-    Each has a fixed sign: its largest absolute entry is positive.
+    Parameters
+    ----------
+    moments : PatchMoments of k²c elements
+        The moments of the patches.
+    size : int
+        The side k of the patches, in pixels.
+    count : int
+        The number of filters.
+
+    Returns
+    -------
+    ndarray of shape (k, k, c, count)
+        The filters, of unit norm. The entry of each that is largest in absolute value is positive.
+
+    Raises
+    ------
+    SingularError
+        If the covariance is not finite.
     """
     directions = len(moments.mean)
     channels, leading = directions // size**2, [directions - count, directions - 1]
     vectors = np.zeros((directions, 0))
     if not np.isfinite(moments.scatter).all():
         raise SingularError(
-            "the covariance of the patches that filters are learned from is not finite: maps have "
-            'grown too large for single precision; use minmax="channel", or images of a smaller '
-            "range"
+            "The covariance of the patches that filters are learned from is not finite. Maps have "
+            'become too large for single precision; use minmax="channel", or images of a smaller '
+            "range."
         )
     if count:
         vectors = eigh(moments.scatter, subset_by_index=leading)[1][:, ::-1]
@@ -39,11 +57,22 @@ def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Which patches each stacked-LDA draw takes: places (t, m), of m = positives + negatives.
+    """The patches that each of t stacked-LDA draws takes, m = positives + negatives per draw.
 
-    A draw t separates class classes[t] from the rest. Its first `positives` patches are of
-    images of that class and its others of other images; rank[t, j] counts the training images
-    of that kind in the order of their index, so a draw knows nothing of chunks.
+    Draw i separates class classes[i] from the rest. Its first `positives` patches are from images
+    of that class, the others from images of other classes.
+
+    Attributes
+    ----------
+    positives : int
+        The number of patches of the draw's class.
+    classes : ndarray of int, shape (t,)
+        The class of each draw.
+    rank : ndarray of int, shape (t, m)
+        The image of each patch, as its rank among the training images of that kind in the order of
+        their index, so that a draw does not depend on chunks.
+    row, column : ndarray of int, shape (t, m)
+        The first pixel of each patch.
     """
 
     positives: int
@@ -54,7 +83,7 @@ class Draws:
 
     @property
     def slots(self) -> int:
-        """Number of patches over all draws."""
+        """The number of patches of all draws."""
         return self.rank.size
 
 
@@ -69,10 +98,29 @@ def stacked_lda_draws(
     rows: int,
     columns: int,
 ) -> Draws:
-    """Draw `count` classes and the patches to tell each from the rest by, with replacement.
+    """Draw classes, and patches to separate each from the rest, with replacement.
 
-    class_counts (C,) are the training images per class; rows×columns the places of a patch. Draw t
-    depends on (seed, layer, t) alone.
+    Draw t depends on (seed, layer, t) only.
+
+    Parameters
+    ----------
+    seed : int
+        The seed of the run.
+    layer : int
+        The number of the layer, from 1.
+    count : int
+        The number of draws.
+    class_counts : ndarray of int, shape (C,)
+        The number of training images of each class.
+    positives, negatives : int
+        The number of patches of the drawn class, and of the rest.
+    rows, columns : int
+        The number of positions of a patch along each axis.
+
+    Returns
+    -------
+    Draws
+        The draws.
     """
     m = positives + negatives
     classes = np.zeros(count, np.int64)
@@ -90,10 +138,17 @@ def stacked_lda_draws(
 
 @dataclass(frozen=True, slots=True)
 class PatchSample:
-    """Patches (m, p) that fill the slots (m,) of draws; sorted by slot.
+    """Patches of p elements that fill m slots of the draws, sorted by slot.
 
     `merge` of samples with different slots is associative and commutative; `empty` is its
     identity.
+
+    Attributes
+    ----------
+    slots : ndarray of int, shape (m,)
+        The slots, counted through all patches of all draws.
+    patches : ndarray of float32, shape (m, p)
+        The patches.
     """
 
     slots: Array
@@ -101,11 +156,11 @@ class PatchSample:
 
     @classmethod
     def empty(cls, directions: int) -> PatchSample:
-        """No patch."""
+        """Return a sample without patches, of p = `directions` elements."""
         return cls(np.zeros(0, np.int64), np.zeros((0, directions), np.float32))
 
     def merge(self, other: PatchSample) -> PatchSample:
-        """Both samples together."""
+        """Return both samples together."""
         if not (len(self.slots) and len(other.slots)):
             return self if len(self.slots) else other
         slots = np.concatenate([self.slots, other.slots])
@@ -115,7 +170,7 @@ class PatchSample:
         return PatchSample(slots[order], patches)
 
     def rescale(self, low: Array, scale: Array) -> PatchSample:
-        """The patches of (image − low)·scale, both (c,)."""
+        """Return the patches of (image − low)·scale, low and scale (c,)."""
         repeats = self.patches.shape[1] // len(low)
         patches = self.patches - np.tile(low, repeats).astype(np.float32)
         patches *= np.tile(scale, repeats).astype(np.float32)
@@ -123,49 +178,92 @@ class PatchSample:
 
 
 def sample_patches(
-    inputs: LayerInput, labels: Array, train: Array, before: Array, draws: Draws, size: int
+    inputs: LayerInput, labels: Array, train: Array, class_offsets: Array, draws: Draws, size: int
 ) -> PatchSample:
-    """The patches that `draws` take from the inputs of a chunk of n images.
+    """Extract the patches that draws take from a chunk of n images.
 
-    labels (n,); train (n,) bool marks training images; before (C,) counts the training images of
-    each class in the chunks ahead of this one.
+    Parameters
+    ----------
+    inputs : LayerInput of n images
+        The input of the layer.
+    labels : ndarray of int, shape (n,)
+        The labels of the images.
+    train : ndarray of bool, shape (n,)
+        Which of them are training images.
+    class_offsets : ndarray of int, shape (C,)
+        The number of training images of each class in all chunks before this one.
+    draws : Draws
+        The draws of the layer.
+    size : int
+        The side k of the patches, in pixels.
+
+    Returns
+    -------
+    PatchSample of k²c elements
+        The patches whose images are in this chunk.
     """
     directions = size * size * inputs.shape[2]
     if not draws.slots:
         return PatchSample.empty(directions)
     slots, sources = [], []
-    slot_of = np.arange(draws.slots).reshape(draws.rank.shape)
+    slot_numbers = np.arange(draws.slots).reshape(draws.rank.shape)
     is_positive = np.arange(draws.rank.shape[1]) < draws.positives
     for c in np.unique(draws.classes):
         same, of_class = labels == c, draws.classes == c
-        for members, ahead, columns in (
-            (np.flatnonzero(train & same), before[c], is_positive),
-            (np.flatnonzero(train & ~same), before.sum() - before[c], ~is_positive),
+        for members, first_rank, columns in (
+            (np.flatnonzero(train & same), class_offsets[c], is_positive),
+            (
+                np.flatnonzero(train & ~same),
+                class_offsets.sum() - class_offsets[c],
+                ~is_positive,
+            ),
         ):
-            local = draws.rank - ahead
-            here = (local >= 0) & (local < len(members)) & of_class[:, None] & columns
-            slots.append(slot_of[here])
-            sources.append(members[local[here]])
+            local = draws.rank - first_rank
+            in_chunk = (local >= 0) & (local < len(members)) & of_class[:, None] & columns
+            slots.append(slot_numbers[in_chunk])
+            sources.append(members[local[in_chunk]])
     slot, source = np.concatenate(slots), np.concatenate(sources)
     order = np.argsort(slot)
     slot, source = slot[order], source[order]
-    patches = inputs.windows(size, source, draws.row.flat[slot], draws.column.flat[slot])
+    patches = inputs.extract_patches(size, source, draws.row.flat[slot], draws.column.flat[slot])
     return PatchSample(slot, patches.astype(np.float32, copy=False))
 
 
 def stacked_lda_filters(
     patches: Array, positives: int, size: int, count: int, *, ridge: float, tolerance: float
 ) -> tuple[Array, Array]:
-    """Filters (k, k, c, count) and bias (count,) from the patches (t, m, k²c) of t draws.
+    """Fit stacked-LDA filters, one two-class LDA per draw, and select the best.
 
-    Each draw is a two-class LDA of its first `positives` patches against the others, with
-    covariance Σ + ridge·mean(diag Σ)·I; weights and bias are scaled to unit norm. Kept are the
-    first `count` draws with a training error of at most `tolerance`; where there are fewer, those
-    of the least error fill up.
+    Each draw separates its first `positives` patches from the others, with covariance
+    Σ + ridge·mean(diag Σ)·I; weights and bias are scaled to unit norm. The first `count` draws with
+    a training error of at most `tolerance` are selected; if there are fewer, those with the
+    smallest errors follow.
+
+    Parameters
+    ----------
+    patches : ndarray of shape (t, m, k²c)
+        The patches of t draws.
+    positives : int
+        The number of patches of the draw's class, which come first.
+    size : int
+        The side k of the patches, in pixels.
+    count : int
+        The number of filters.
+    ridge : float
+        The ridge, relative to the mean of the covariance's diagonal.
+    tolerance : float
+        The training error, a fraction, up to which a draw is accepted.
+
+    Returns
+    -------
+    filters : ndarray of shape (k, k, c, count)
+        The filters.
+    bias : ndarray of shape (count,)
+        Their biases.
     """
     draws, m, directions = patches.shape
     weights, bias, error = np.empty((draws, directions)), np.empty(draws), np.empty(draws)
-    step = max(1, BATCH_BYTES // (8 * m * directions))
+    step = max(1, DRAW_BATCH_BYTES // (8 * m * directions))
     for start in range(0, draws, step):
         batch = slice(start, start + step)
         weights[batch], bias[batch], error[batch] = _two_class_lda(
@@ -173,22 +271,22 @@ def stacked_lda_filters(
         )
     norm = np.linalg.norm(weights, axis=1)
     norm[norm == 0] = 1
-    # stable: the kept draws in their order first, then the others by error
+    # stable: accepted draws in their order first, then the others by error
     order = np.argsort(np.where(error <= tolerance, -1.0, error), kind="stable")[:count]
     weights, bias = weights[order] / norm[order, None], bias[order] / norm[order]
     return weights.T.reshape(size, size, -1, count), bias
 
 
 def _two_class_lda(x: Array, positives: int, ridge: float) -> tuple[Array, Array, Array]:
-    """Weights (t, p), bias (t,) and training error (t,) of the draws x (t, m, p)."""
+    """Return weights (t, p), bias (t,) and training error (t,) of the draws x (t, m, p)."""
     _, m, directions = x.shape
     first, rest = x[:, :positives], x[:, positives:]
     mean_first, mean_rest = first.mean(axis=1), rest.mean(axis=1)
     centered = np.concatenate(
         [first - mean_first[:, None], rest - mean_rest[:, None]], axis=1
-    )  # within-class covariance Σ = XᵀX/m; its m×m dual form is solved, as m < k²c mostly
+    )  # within-class covariance Σ = XᵀX/m; its m×m dual form is solved, as usually m < k²c
     trace = np.einsum("tmp,tmp->t", centered, centered) / m
-    live = trace > NO_VARIANCE * np.einsum("tmp,tmp->t", x, x) / m
+    live = trace > MIN_DRAW_VARIANCE_FRACTION * np.einsum("tmp,tmp->t", x, x) / m
     rho = np.where(live, ridge * trace / directions, 1.0)
     delta = mean_first - mean_rest
     dual = centered @ centered.transpose(0, 2, 1) + (m * rho)[:, None, None] * np.eye(m)

@@ -1,4 +1,4 @@
-"""How work on a GPU is cut, and what it takes or cannot hold: arithmetic, for those who plan."""
+"""Tile sizes and memory needs of GPU kernels: plain arithmetic, also for planning without a GPU."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.spec import NetworkSpec
 
-WANTED, MOST_HELD = 44 * 1024, 48 * 1024  # bytes that a block of threads is to hold, and may
-LINE = 8  # neighbors in a row that a thread works on
-MOST_THREADS = 512
-FEW_CHANNELS, DEPTH = 8, 16  # matrix units take 16 at a time, so that fewer would be wasted on them
-SEGMENT_CHANNELS = 4  # that those of segments of pixels are filled up to a multiple of
-PATCH_SLAB_BYTES = 5 * 2**30  # of pixels whose patches are worked on at a time: of a chunk, mostly
-TILE = 16  # pixels along the side of what a block of threads works on there
+TARGET_SHARED_BYTES = 44 * 1024  # shared memory that a block of threads should use
+MAX_SHARED_BYTES = 48 * 1024  # shared memory that a block of threads can use
+LINE_PIXELS = 8  # adjacent pixels of a row that a thread computes
+MAX_BLOCK_THREADS = 512
+MATRIX_UNIT_CHANNELS = 16  # that matrix units process at a time
+MIN_MATRIX_UNIT_CHANNELS = 8  # fewer would leave most of a matrix unit idle
+MATRIX_UNIT_TILE_PIXELS = 16  # side of the tile that a block of threads computes on matrix units
+SEGMENT_CHANNEL_MULTIPLE = 4  # that the channels of segments of pixels are padded to
+PATCH_SLAB_BYTES = 5 * 2**30  # size of the pixels whose patches are processed at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a block of threads works on in single precision: rows and columns of pixels, filters in
-    groups of four, and so many channels at a time; 0 where not even one fits."""
+    """The work of a block of threads in single precision.
+
+    rows and columns of pixels; groups of four filters; depth, the number of channels that are held
+    at a time, 0 if not even one fits.
+    """
 
     rows: int
     columns: int
@@ -33,103 +38,137 @@ class Tile:
 
     @classmethod
     def of(cls, size: int, filters: int, height: int, width: int) -> Tile:
-        """That for filters of this size and number, on maps (H, W)."""
+        """Return the tile for filters of this size and number on maps (H, W)."""
         groups = -(-filters // 4)
-        columns = -(-min(width, 32) // LINE) * LINE
-        rows = max(1, min(MOST_THREADS // (groups * (columns // LINE)), 8, height))
-        each = 4 * ((rows + size - 1) * (columns + size) + 4 * size * size * groups)
-        depth = max(1, min(8, WANTED // each))
-        return cls(rows, columns, groups, depth if depth * each <= MOST_HELD else 0)
+        columns = -(-min(width, 32) // LINE_PIXELS) * LINE_PIXELS
+        rows = max(1, min(MAX_BLOCK_THREADS // (groups * (columns // LINE_PIXELS)), 8, height))
+        channel_bytes = 4 * ((rows + size - 1) * (columns + size) + 4 * size * size * groups)
+        depth = max(1, min(8, TARGET_SHARED_BYTES // channel_bytes))
+        return cls(rows, columns, groups, depth if depth * channel_bytes <= MAX_SHARED_BYTES else 0)
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return self.groups * self.rows * (self.columns // LINE)
+        """The number of threads of a block."""
+        return self.groups * self.rows * (self.columns // LINE_PIXELS)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Filters, of those of a layer, that are made together, from some channels (c',); on matrix
-    units or not."""
+    """A kernel launch: filters of a layer that are applied together.
+
+    filters are those of the layer; channels (c',) are the input channels they need; matrix_units:
+    whether they run on matrix units.
+    """
 
     filters: slice
     channels: Array
     matrix_units: bool
 
 
-def launches(filters: Array, matmul_precision: str, height: int, width: int) -> list[Launch]:
-    """How filters (k, k, c, f) are made on maps (H, W): filters that have no channel in common with
-    those before them begin another launch, and a launch has as many as a block of threads holds.
+def plan_launches(filters: Array, matmul_precision: str, height: int, width: int) -> list[Launch]:
+    """Divide filters (k, k, c, f) on maps (H, W) into kernel launches.
+
+    Filters that share no channel with those before them start a new launch, and a launch has at
+    most as many filters as a block of threads holds.
 
     >>> filters = np.kron(np.eye(2), np.ones((4, 3)))[None, None]  # two towers
-    >>> [(x.filters, x.channels.tolist()) for x in launches(filters, "split", 9, 9)]
+    >>> [(x.filters, x.channels.tolist()) for x in plan_launches(filters, "split", 9, 9)]
     [(slice(0, 3, None), [0, 1, 2, 3]), (slice(3, 6, None), [4, 5, 6, 7])]
     """
     size, _, _, count = filters.shape
-    seen = (filters != 0).any(axis=(0, 1)).T
-    towers, common = [0], seen[0]
-    for number, mine in enumerate(seen):
-        if common.any() and mine.any() and not (common & mine).any():
+    uses = (filters != 0).any(axis=(0, 1)).T  # (f, c): whether a filter uses a channel
+    towers, tower_channels = [0], uses[0]
+    for number, own_channels in enumerate(uses):
+        if (
+            tower_channels.any()
+            and own_channels.any()
+            and not (tower_channels & own_channels).any()
+        ):
             towers.append(number)
-            common = mine
-        common = common | mine
-    found = []
+            tower_channels = own_channels
+        tower_channels = tower_channels | own_channels
+    launches = []
     for first, end in itertools.pairwise([*towers, count]):
-        channels = np.flatnonzero(seen[first:end].any(axis=0))
-        units = on_matrix_units(size, len(channels), matmul_precision)
-        most = filters_at_once(size, end - first, height, width, matrix_units=units)
-        each = -(-(end - first) // -(-(end - first) // most))
-        found += [
-            Launch(slice(start, min(start + each, end)), channels, units)
-            for start in range(first, end, each)
+        channels = np.flatnonzero(uses[first:end].any(axis=0))
+        matrix_units = use_matrix_units(size, len(channels), matmul_precision)
+        limit = max_launch_filters(size, end - first, height, width, matrix_units=matrix_units)
+        step = -(-(end - first) // -(-(end - first) // limit))
+        launches += [
+            Launch(slice(start, min(start + step, end)), channels, matrix_units)
+            for start in range(first, end, step)
         ]
-    return found
+    return launches
 
 
-def on_matrix_units(size: int, channels: int, matmul_precision: str) -> bool:
-    """Whether filters (size, size, channels) are for a GPU's matrix units."""
+def use_matrix_units(size: int, channels: int, matmul_precision: str) -> bool:
+    """Return whether filters (size, size, channels) run on a GPU's matrix units."""
     return (
         matmul_precision != "float32"
-        and channels >= FEW_CHANNELS
-        and _most_on_matrix_units(size) > 0
+        and channels >= MIN_MATRIX_UNIT_CHANNELS
+        and _max_matrix_unit_filters(size) > 0
     )
 
 
-def filters_at_once(size: int, filters: int, height: int, width: int, *, matrix_units: bool) -> int:
-    """How many of some filters of this size a block of threads holds at a time, 0 if not one; on
-    maps (H, W)."""
+def max_launch_filters(
+    size: int, filters: int, height: int, width: int, *, matrix_units: bool
+) -> int:
+    """Return the number of filters, of this size on maps (H, W), that a block of threads holds.
+
+    It is at most `filters`, and 0 if not even one fits.
+    """
     if matrix_units:
-        return min(filters, _most_on_matrix_units(size))
+        return min(filters, _max_matrix_unit_filters(size))
     fitting = (n for n in range(filters, 0, -1) if Tile.of(size, n, height, width).depth)
     return next(fitting, 0)
 
 
-def _most_on_matrix_units(size: int) -> int:
-    rows = MOST_HELD // (2 * 2 * (DEPTH + 8)) - (TILE + size - 1) ** 2  # those of filters
-    return max(0, rows // size // 8 * 8)
+def _max_matrix_unit_filters(size: int) -> int:
+    """Return the number of filters that fit into shared memory on matrix units."""
+    vectors = MAX_SHARED_BYTES // (2 * 2 * (MATRIX_UNIT_CHANNELS + 8))
+    filter_vectors = vectors - (MATRIX_UNIT_TILE_PIXELS + size - 1) ** 2
+    return max(0, filter_vectors // size // 8 * 8)
 
 
 def check_gpu_holds(
     spec: NetworkSpec, image_shape: tuple[int, int, int], matmul_precision: str
 ) -> None:
-    """Refuse filters that are too large for the convolution on a GPU."""
+    """Check that the filters of a network are not too large for the convolution on a GPU.
+
+    Parameters
+    ----------
+    spec : NetworkSpec
+        The network.
+    image_shape : tuple of int
+        The shape (H, W, d) of an image.
+    matmul_precision : {"float32", "split", "half"}
+        How matrices are multiplied; see `RunSpec`.
+
+    Raises
+    ------
+    SpecError
+        If a filter does not fit into the shared memory of a GPU.
+    """
     height, width, channels = image_shape
     for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
         size, inputs = getattr(spec, name), spec.input_channels(layer, channels)
-        units = on_matrix_units(size, inputs // spec.views, matmul_precision)
-        if not filters_at_once(size, 1, height, width, matrix_units=units):
+        matrix_units = use_matrix_units(size, inputs // spec.views, matmul_precision)
+        if not max_launch_filters(size, 1, height, width, matrix_units=matrix_units):
             fitting = (n for n in range(size, 0, -1) if Tile.of(n, 1, height, width).depth)
             raise SpecError(
-                f"{name}={size}: a filter is more than a GPU holds at a time, use at most "
-                f"{next(fitting)}, or leave array_backend out"
+                f"{name}={size} gives filters that do not fit into the shared memory of a GPU. "
+                f"Use at most {next(fitting)}, or leave array_backend out."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """How rows of pixels are cut for the products of their patches: each is begun by `length`
-    zeros, which end the row before it as well, and filled up to whole segments of this length. A
-    last one of zeros ends all of them."""
+    """The division of rows of pixels into segments, for the products of their patches.
+
+    Each row starts with `length` zeros, which also end the row before it, and is padded to whole
+    segments of `length` pixels. A last segment of zeros ends the image. size is the side of the
+    patches, height and width the size of the images, channels their padded number, and segments
+    the number of segments in a row.
+    """
 
     size: int
     height: int
@@ -140,36 +179,40 @@ class Segments:
 
     @classmethod
     def of(cls, size: int, height: int, width: int, channels: int) -> Self:
-        """For patches of size×size pixels of images (H, W, c)."""
+        """Return the segments for patches of size×size pixels of images (H, W, c)."""
         length = max(1, size - 1)
-        filled = -(-channels // SEGMENT_CHANNELS) * SEGMENT_CHANNELS
-        return cls(size, height, width, filled, length, -(-width // length))
+        padded = -(-channels // SEGMENT_CHANNEL_MULTIPLE) * SEGMENT_CHANNEL_MULTIPLE
+        return cls(size, height, width, padded, length, -(-width // length))
 
     @property
-    def across(self) -> int:
-        """Pixels of a row with its margin."""
+    def row_pixels(self) -> int:
+        """The number of pixels of a row with its margin."""
         return (self.segments + 1) * self.length
 
     @property
     def pixels(self) -> int:
-        """Pixels of an image."""
-        return self.height * self.across + self.length
+        """The number of pixels of an image with all margins."""
+        return self.height * self.row_pixels + self.length
 
     def neighbors(self, down: int) -> range:
-        """The segments that one is multiplied with, `down` rows below it, by their distance: what
-        is to the left in its own row has the same pairs the other way round."""
+        """Return the offsets of the segments, `down` rows below, that a segment is multiplied with.
+
+        In its own row those to the left are left out, as they give the same pairs.
+        """
         return range(-1 if down else 0, 2)
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the pixels of an image, in single precision or in two halves."""
+        """The size of the pixels of an image, in single precision or in two halves."""
         return 4 * self.pixels * self.channels
 
 
 def patch_products_bytes(size: int, height: int, width: int, channels: int, images: int) -> int:
-    """Bytes that products of size×size patches of so many images (H, W, c) are made from on a GPU,
-    at most: pixels, of two slabs of images at a time, and products of segments of them."""
-    cut = Segments.of(size, height, width, channels)
-    beside = max(len(cut.neighbors(down)) for down in range(size))
-    sums = 4 * height * (cut.segments + 1) * beside * (cut.length * cut.channels) ** 2
-    return sums + min(images * cut.image_bytes, 2 * max(PATCH_SLAB_BYTES, cut.image_bytes))
+    """Return an upper bound of the GPU memory for the products of size×size patches, in bytes.
+
+    It is for images (H, W, c): the pixels of two slabs of images, and the products of segments.
+    """
+    grid = Segments.of(size, height, width, channels)
+    neighbors = max(len(grid.neighbors(down)) for down in range(size))
+    sums = 4 * height * (grid.segments + 1) * neighbors * (grid.length * grid.channels) ** 2
+    return sums + min(images * grid.image_bytes, 2 * max(PATCH_SLAB_BYTES, grid.image_bytes))

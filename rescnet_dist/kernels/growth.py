@@ -1,4 +1,4 @@
-"""Growing a layer: its pass over one chunk after another, and the fits at the end of it."""
+"""Growing a layer: its pass over chunks, and the fits at the end of the pass."""
 
 from __future__ import annotations
 
@@ -41,16 +41,44 @@ from rescnet_dist.spec import NetworkSpec, Tower
 
 
 def targets_per_layer(classes: int, spec: NetworkSpec) -> int:
-    """Number of targets K that a layer is fitted to."""
+    """Compute the number of targets K that a layer is fitted to.
+
+    Parameters
+    ----------
+    classes : int
+        The number of classes C.
+    spec : NetworkSpec
+        The network.
+
+    Returns
+    -------
+    int
+        C for residual="regress", 2C for residual="classify".
+    """
     return classes if spec.residual == "regress" else 2 * classes
 
 
 @dataclass(frozen=True, slots=True)
 class GrowingLayer:
-    """A layer in the making: what its pass needs to know to work on one chunk after another.
+    """A layer whose pass over the chunks is in progress: its filters are fitted.
 
-    number counts from 1; previous is the layer before (None for the first); draws gives those of
-    the *next* layer's stacked-LDA filters, and is called once there is time.
+    Attributes
+    ----------
+    spec : NetworkSpec
+        The network.
+    number : int
+        The number of the layer, from 1.
+    classes : int
+        The number of classes C.
+    image_scale : ImageScale
+        The normalization of the images.
+    bank : Bank
+        The filters of the layer.
+    previous : Classifier or None
+        The classifiers of the layer before, None for the first layer.
+    draws : callable
+        Returns the draws of the *next* layer's stacked-LDA filters. It is called after all other
+        work has been queued on a GPU.
     """
 
     spec: NetworkSpec
@@ -64,8 +92,11 @@ class GrowingLayer:
     def empty(
         self, height: int, width: int, channels: int, *, scatter: bool, xp: Any = np
     ) -> LayerStatistics:
-        """The statistics of no image, in arrays of NumPy or CuPy; without `scatter` that of the
-        features is left out."""
+        """Return the statistics of no image (height, width, channels).
+
+        They are arrays of the module `xp`, numpy or cupy. `scatter`: whether to gather the scatter
+        of the features.
+        """
         return LayerStatistics(
             FeatureMoments.empty(
                 features_per_layer(height, width, self.spec),
@@ -86,16 +117,35 @@ class GrowingLayer:
         scores: Array | None,
         labels: Array,
         train: Array,
-        before: Array,
+        class_offsets: Array,
         old_features: Array | None = None,
     ) -> GrownChunk:
-        """One chunk of the layer's pass.
+        """Run the layer's pass on one chunk.
 
-        images (n, H, W, d) and maps (n, H, W, f) of the layer before as stored, and scores (n, C)
-        that entered it (None for the first layer); labels (n,); train (n,) bool; before (C,)
-        training images of each class ahead of this chunk; features (n, D) of the layer before, if
-        they are at hand. Works on one slab of images after another, so that little more than what
-        comes in and goes out is held.
+        It processes one slab of images after another, so that little more than its inputs and
+        outputs is in memory.
+
+        Parameters
+        ----------
+        images : ndarray of shape (n, H, W, d)
+            The images, as stored.
+        maps : ndarray of shape (n, H, W, f) or None
+            The maps of the layer before, as stored; None for the first layer.
+        scores : ndarray of shape (n, C) or None
+            The scores that entered the layer before; None for the first layer.
+        labels : ndarray of int, shape (n,)
+            The labels.
+        train : ndarray of bool, shape (n,)
+            Which images are training images.
+        class_offsets : ndarray of int, shape (C,)
+            The number of training images of each class in all chunks before this one.
+        old_features : ndarray of shape (n, D), optional
+            The features of the layer before; computed from `maps` by default.
+
+        Returns
+        -------
+        GrownChunk
+            The results for the chunk.
         """
         xp, (n, height, width, _) = get_array_module(images), images.shape
         new_maps = xp.empty((n, height, width, self.spec.filters), np.float32)
@@ -103,22 +153,28 @@ class GrowingLayer:
         entering = xp.zeros((n, self.classes), np.float32)
         pixels = layer_pixels(images, self.image_scale, self.spec)
         for rows in slabs(pixels, pixels.shape[3], self.spec):
-            old = None if maps is None else maps[rows].astype(np.float32, copy=False)
-            if self.previous is not None and old is not None and scores is not None:
-                known = None if old_features is None else old_features[rows]
-                entering[rows] = update_scores(self.previous, old, scores[rows], self.spec, known)
-            layer_maps(self.bank, LayerInput.of(pixels[rows], old), self.spec, new_maps[rows])
+            old_maps = None if maps is None else maps[rows].astype(np.float32, copy=False)
+            if self.previous is not None and old_maps is not None and scores is not None:
+                slab_features = None if old_features is None else old_features[rows]
+                entering[rows] = update_scores(
+                    self.previous, old_maps, scores[rows], self.spec, slab_features
+                )
+            layer_maps(self.bank, LayerInput.of(pixels[rows], old_maps), self.spec, new_maps[rows])
             features[rows] = extract_features(new_maps[rows], self.spec)
         targets = layer_targets(
-            entering, asarray_like(labels, entering), first=self.number == 1,
-            residual=self.spec.residual, target=self.spec.target,
-        )  # fmt: skip
+            entering,
+            asarray_like(labels, entering),
+            first=self.number == 1,
+            residual=self.spec.residual,
+            target=self.spec.target,
+        )
 
         def gather() -> tuple[BankStatistics, Tally]:
+            """Return the statistics of the next layer's input, and the tally of the scores."""
             inputs = LayerInput.of(pixels, new_maps)
             size = self.spec.filter_size
             return (
-                BankStatistics.of(inputs, labels, train, before, self.draws(), size),
+                BankStatistics.of(inputs, labels, train, class_offsets, self.draws(), size),
                 Tally.of(entering, labels, train, self.spec.target),
             )
 
@@ -128,25 +184,77 @@ class GrowingLayer:
 def draw_layer_patches(
     spec: NetworkSpec, seed: int, layer: int, class_counts: Array, shape: tuple[int, int, int]
 ) -> Draws:
-    """The stacked-LDA draws for the filters of `layer`, of images of shape (H, W, d)."""
+    """Draw the patches for the stacked-LDA filters of a layer.
+
+    Parameters
+    ----------
+    spec : NetworkSpec
+        The network.
+    seed : int
+        The seed of the run.
+    layer : int
+        The number of the layer, from 1.
+    class_counts : ndarray of int, shape (C,)
+        The number of training images of each class.
+    shape : tuple of int
+        The shape (H, W, d) of an image.
+
+    Returns
+    -------
+    Draws
+        The draws of all towers of the layer.
+    """
     height, width, channels = shape
     size, towers = spec.filter_size_at(layer), spec.layer_towers(layer, channels)
     return stacked_lda_draws(
-        seed, layer, spec.lda_draws * sum(tower.lda for tower in towers), class_counts,
-        positives=spec.lda_positives, negatives=spec.lda_negatives,
-        rows=height - size + 1, columns=width - size + 1,
-    )  # fmt: skip
+        seed,
+        layer,
+        spec.lda_draws * sum(tower.lda for tower in towers),
+        class_counts,
+        positives=spec.lda_positives,
+        negatives=spec.lda_negatives,
+        rows=height - size + 1,
+        columns=width - size + 1,
+    )
 
 
 def fit_image_scale(statistics: BankStatistics, spec: NetworkSpec) -> ImageScale:
-    """The normalization of the images from the statistics of their views."""
-    own = slice(len(statistics.low) // spec.views)
-    return ImageScale(*min_max_scale(statistics.low[own], statistics.high[own], spec.minmax))
+    """Fit the normalization of the images.
+
+    Parameters
+    ----------
+    statistics : BankStatistics of d' channels
+        The statistics of `raw_pixels`.
+    spec : NetworkSpec
+        The network.
+
+    Returns
+    -------
+    ImageScale of d channels
+        The normalization.
+    """
+    image = slice(len(statistics.low) // spec.views)  # the channels of the image itself
+    return ImageScale(*min_max_scale(statistics.low[image], statistics.high[image], spec.minmax))
 
 
 def fit_first_bank(statistics: BankStatistics, scale: ImageScale, spec: NetworkSpec) -> Bank:
-    """The filters of the first layer, from the statistics of the views of raw images."""
-    others = len(statistics.low) - len(scale.low)  # channels that have their own scale
+    """Fit the filters of the first layer.
+
+    Parameters
+    ----------
+    statistics : BankStatistics of d' channels
+        The statistics of `raw_pixels`.
+    scale : ImageScale of d channels
+        The normalization of the images.
+    spec : NetworkSpec
+        The network.
+
+    Returns
+    -------
+    Bank
+        The filters.
+    """
+    others = len(statistics.low) - len(scale.low)  # channels of local contrast: scaled already
     low = np.concatenate([scale.low, np.zeros(others)])
     return fit_bank(
         statistics.rescale(low, np.concatenate([scale.scale, np.ones(others)])), spec, 1
@@ -154,8 +262,22 @@ def fit_first_bank(statistics: BankStatistics, scale: ImageScale, spec: NetworkS
 
 
 def fit_bank(statistics: BankStatistics, spec: NetworkSpec, layer: int) -> Bank:
-    """The filters of a layer, PCA before stacked-LDA in each tower, from the statistics of its
-    input."""
+    """Fit the filters of a layer; PCA filters come before stacked-LDA filters in each tower.
+
+    Parameters
+    ----------
+    statistics : BankStatistics of c channels
+        The statistics of the layer's input.
+    spec : NetworkSpec
+        The network.
+    layer : int
+        The number of the layer, from 1.
+
+    Returns
+    -------
+    Bank
+        The filters.
+    """
     size, channels = spec.filter_size_at(layer), len(statistics.low)
     maps = spec.filters if layer > 1 else 0
     low, scale = np.zeros(channels), np.zeros(channels)
@@ -163,18 +285,16 @@ def fit_bank(statistics: BankStatistics, spec: NetworkSpec, layer: int) -> Bank:
     drawn = 0
     for tower in spec.layer_towers(layer, (channels - maps) // spec.views):
         draws = range(drawn, drawn := drawn + spec.lda_draws * tower.lda)
-        seen = np.array(tower.channels)
-        low[seen], scale[seen] = min_max_scale(
-            statistics.low[seen], statistics.high[seen], spec.minmax
-        )
-        part = statistics.only(seen, draws, spec.lda_positives + spec.lda_negatives)
-        made, bias[tower.filters] = _fit_tower(part.rescale(low[seen], scale[seen]), spec, tower)
-        filters[:, :, seen[:, None], tower.filters] = made
+        own = np.array(tower.channels)
+        low[own], scale[own] = min_max_scale(statistics.low[own], statistics.high[own], spec.minmax)
+        part = statistics.select(own, draws, spec.lda_positives + spec.lda_negatives)
+        fitted, bias[tower.filters] = _fit_tower(part.rescale(low[own], scale[own]), spec, tower)
+        filters[:, :, own[:, None], tower.filters] = fitted
     return Bank(low, scale, filters, bias)
 
 
 def _fit_tower(statistics: BankStatistics, spec: NetworkSpec, tower: Tower) -> tuple[Array, Array]:
-    """Filters (k, k, c, f) and bias (f,) of one tower from the statistics of what it sees."""
+    """Return filters (k, k, c, f) and bias (f,) of a tower from the statistics of its input."""
     size = math.isqrt(len(statistics.moments.mean) // len(statistics.low))
     pca = pca_filters(statistics.moments, size, tower.pca)
     if not tower.lda:
@@ -182,8 +302,12 @@ def _fit_tower(statistics: BankStatistics, spec: NetworkSpec, tower: Tower) -> t
     m = spec.lda_positives + spec.lda_negatives
     lda, bias = stacked_lda_filters(
         statistics.sample.patches.reshape(-1, m, len(statistics.moments.mean)),
-        spec.lda_positives, size, tower.lda, ridge=spec.lda_ridge, tolerance=spec.lda_tolerance,
-    )  # fmt: skip
+        spec.lda_positives,
+        size,
+        tower.lda,
+        ridge=spec.lda_ridge,
+        tolerance=spec.lda_tolerance,
+    )
     return np.concatenate([pca, lda], axis=3), np.concatenate([np.zeros(tower.pca), bias])
 
 
@@ -194,8 +318,31 @@ def fit_classifier(
     classes: int,
     whitening: Whitening | None = None,
 ) -> Classifier:
-    """The weights of a layer from the moments of its features and targets; whitening is that of
-    the features where it has been made elsewhere."""
+    """Fit the classifiers of a layer.
+
+    Parameters
+    ----------
+    moments : FeatureMoments of D features and K targets
+        The moments of the layer's features and targets.
+    spec : NetworkSpec
+        The network.
+    layer : int
+        The number of the layer, from 1.
+    classes : int
+        The number of classes C.
+    whitening : Whitening, optional
+        The factorized covariance of the features; computed from `moments` by default.
+
+    Returns
+    -------
+    Classifier
+        The classifiers, in the memory of the host.
+
+    Raises
+    ------
+    SingularError
+        If the covariance of the features cannot be factorized with spec.ridge.
+    """
     rate = spec.learning_rate_at(layer)
     if spec.residual == "regress":
         weights, intercept = ridge_regression(moments, spec.ridge, whitening)

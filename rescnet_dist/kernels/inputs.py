@@ -1,7 +1,7 @@
-"""What a layer sees: the maps of the layer before it and the image, without putting them together.
+"""The input of a layer: the maps of the layer before it and the image, not concatenated.
 
-The channels of a pixel are those of the maps and then those of the image; which is as if both were
-concatenated, but that would be one more pass through memory for each thing that is made of them.
+The channels of a pixel are those of the maps and then those of the image, as if both were
+concatenated; but a concatenation would cost one more pass through memory for each use.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ from rescnet_dist.kernels.loading import kernel
 
 @dataclass(frozen=True, slots=True)
 class LayerInput:
-    """Maps (n, H, W, f), f may be 0, and images (n, H, W, d), of which some rows (m,) are meant;
-    both in C order, in single or double precision. c = f + d."""
+    """The input of a layer for selected images, with c = f + d channels.
+
+    Attributes
+    ----------
+    maps : ndarray of shape (n, H, W, f)
+        The maps of the layer before, f = 0 for the first layer.
+    images : ndarray of shape (n, H, W, d)
+        The images, of the same dtype. Both are C-contiguous, in single or double precision.
+    rows : ndarray of int, shape (m,)
+        The indices of the selected images.
+    """
 
     maps: Array
     images: Array
@@ -26,7 +35,10 @@ class LayerInput:
 
     @classmethod
     def of(cls, images: Array, maps: Array | None = None) -> LayerInput:
-        """All images (n, H, W, d), as float32 if they are not float64, behind maps if any."""
+        """Return the input of all images (n, H, W, d), with maps (n, H, W, f) if given.
+
+        Images are converted to float32 unless they are float64.
+        """
         xp = get_array_module(images)
         images = xp.ascontiguousarray(images, np.float64 if images.dtype == "f8" else np.float32)
         if maps is None:
@@ -38,52 +50,58 @@ class LayerInput:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(H, W, c)."""
+        """The shape (H, W, c) of one image."""
         _, height, width, channels = self.images.shape
         return height, width, self.maps.shape[3] + channels
 
-    def only(self, which: Array | slice) -> LayerInput:
-        """Some of the rows."""
-        return replace(self, rows=self.rows[which])
+    def select(self, selection: Array | slice) -> LayerInput:
+        """Return the input of some of the selected images, by index, mask or slice."""
+        return replace(self, rows=self.rows[selection])
 
-    def chosen(self) -> tuple[Array, Array]:
-        """Maps (m, H, W, f) and images (m, H, W, d) of the rows that are meant."""
+    def select_arrays(self) -> tuple[Array, Array]:
+        """Return the maps (m, H, W, f) and images (m, H, W, d) of the selected images."""
         if np.array_equal(self.rows, np.arange(len(self.images))):
             return self.maps, self.images
         rows = asarray_like(self.rows, self.images)
         return self.maps[rows], self.images[rows]
 
-    def parts(self, step: int) -> Iterator[LayerInput]:
-        """All of it, so many rows at a time."""
+    def batches(self, step: int) -> Iterator[LayerInput]:
+        """Yield the input in batches of at most `step` images."""
         for start in range(0, len(self), step):
-            yield self.only(slice(start, start + step))
+            yield self.select(slice(start, start + step))
 
-    def patches(self, size: int, low: Array, scale: Array, into: Array) -> None:
-        """Write the size×size patch about every pixel of (input − low)·scale, 0 outside, to into
-        (m, H, W, size²·c); low and scale (c,)."""
+    def write_patches(self, size: int, low: Array, scale: Array, into: Array) -> None:
+        """Write the patch matrix (im2col) of (input − low)·scale to into (m, H, W, size²·c).
+
+        It holds the size×size patch around every pixel, 0 outside; low and scale (c,).
+        """
         low, scale = low.astype(into.dtype), scale.astype(into.dtype)
-        kernel("lay_out_patches")(self.maps, self.images, self.rows, low, scale, size, into)
+        kernel("write_patches")(self.maps, self.images, self.rows, low, scale, size, into)
 
-    def strips(self, shift: Array, reach: int, into: Array) -> None:
-        """Write every pixel less shift (c,), with its neighbors up to `reach` to the left and
-        right, 0 outside, to into (H, m, W, 2·reach + 1, c)."""
-        kernel("lay_out_strips")(self.maps, self.images, self.rows, shift, reach, into)
+    def write_row_windows(self, shift: Array, reach: int, into: Array) -> None:
+        """Write the row window of every pixel, minus shift (c,), to into (H, m, W, 2·reach + 1, c).
 
-    def sums(self) -> tuple[Array, Array, Array]:
-        """The least and the largest value of each channel (c,), and the sum of all rows (H, W, c)
-        in float64."""
+        It holds the pixel and its neighbors up to `reach` to the left and right, 0 outside.
+        """
+        kernel("write_row_windows")(self.maps, self.images, self.rows, shift, reach, into)
+
+    def gather_sums(self) -> tuple[Array, Array, Array]:
+        """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images.
+
+        All are in float64.
+        """
         if on_gpu(self.images):
-            return gpu_kernels().gather_sums(*self.chosen())
-        kind, channels = self.images.dtype, self.shape[2]
-        low, high = np.full(channels, np.inf, kind), np.full(channels, -np.inf, kind)
+            return gpu_kernels().gather_sums(*self.select_arrays())
+        dtype, channels = self.images.dtype, self.shape[2]
+        low, high = np.full(channels, np.inf, dtype), np.full(channels, -np.inf, dtype)
         sums = np.zeros(self.shape)
         kernel("gather_sums")(self.maps, self.images, self.rows, low, high, sums)
         return low.astype(np.float64), high.astype(np.float64), sums
 
-    def windows(self, size: int, row: Array, y: Array, x: Array) -> Array:
-        """The size×size patches (p, size²·c) whose first pixels are (y, x) (p,) of rows (p,)."""
+    def extract_patches(self, size: int, row: Array, y: Array, x: Array) -> Array:
+        """Return size×size patches (p, size²·c) with first pixels (y, x), (p,), of rows (p,)."""
         down, right = np.arange(size)[:, None], np.arange(size)
-        where = (self.rows[row][:, None, None], y[:, None, None] + down, x[:, None, None] + right)
-        location = tuple(asarray_like(part, self.images) for part in where)
-        found = np.concatenate([self.maps[location], self.images[location]], axis=3)
-        return found.reshape(len(row), size * size * self.shape[2])
+        indices = (self.rows[row][:, None, None], y[:, None, None] + down, x[:, None, None] + right)
+        location = tuple(asarray_like(index, self.images) for index in indices)
+        patches = np.concatenate([self.maps[location], self.images[location]], axis=3)
+        return patches.reshape(len(row), size * size * self.shape[2])

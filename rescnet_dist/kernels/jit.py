@@ -1,4 +1,4 @@
-"""How kernels are compiled: to run without the GIL, and kept on disk for the next start."""
+"""Compilation of kernels with Numba: without the GIL, and cached on disk for later processes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numba
 from numba.core import sigutils
 from numba.core.compiler_lock import global_compiler_lock
 
-COMPILE_SECONDS = 300  # at most
+MAX_COMPILE_SECONDS = 300
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function) -> Function:
-    """A function compiled for the types that it is called with, once per machine and version.
+def compile_kernel(function: Function) -> Function:
+    """Compile a function for the types that it is called with, once per machine and version.
 
-    It runs in the thread that calls it, as tasks are what is parallel. Multiplications and
-    additions may be fused; sums are never reordered. Where no folder can be written to (see Numba's
-    NUMBA_CACHE_DIR), it is compiled anew in each process.
+    It runs in the calling thread, as parallelism comes from Dask tasks. Multiplications and
+    additions may be fused; sums are never reordered. If no cache folder is writable (see Numba's
+    NUMBA_CACHE_DIR), the function is compiled in each process.
     """
     options: Any = {"nogil": True, "fastmath": {"contract", "nsz"}}
     try:
@@ -30,32 +30,34 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(**options)(function))
 
 
-def prepared(function: Function, *signatures: str) -> Function:
-    """The function, compiled for the types of some signatures and loaded.
+def precompile(function: Function, *signatures: str) -> Function:
+    """Compile a function for some signatures, load it, and return it.
 
-    Where that was never done on this machine, another process compiles it: that takes 100 MB, which
-    a worker would never give back. If it cannot, the function is compiled here.
+    If it is not in the cache on disk, another process compiles it first: compiling takes 100 MB,
+    which a worker would never release. If that fails, the function is compiled in this process.
     """
     kernel: Any = function
     if not hasattr(kernel, "compile"):  # NUMBA_DISABLE_JIT
         return function
-    kinds = [sigutils.normalize_signature(signature)[0] for signature in signatures]
-    keeps = kernel._cache.cache_path is not None  # or else another process would do it in vain
-    with global_compiler_lock:  # as loading changes what all threads of this process share
-        if keeps and any(
-            kernel._cache.load_overload(kind, kernel.targetctx) is None for kind in kinds
+    types = [sigutils.normalize_signature(signature)[0] for signature in signatures]
+    has_cache = kernel._cache.cache_path is not None  # else another process would compile in vain
+    with global_compiler_lock:  # loading changes state that all threads of this process share
+        if has_cache and any(
+            kernel._cache.load_overload(kind, kernel.targetctx) is None for kind in types
         ):
-            _compile_elsewhere(function, signatures)
-        for kind in kinds:
+            _compile_in_subprocess(function, signatures)
+        for kind in types:
             kernel.compile(kind)
     return function
 
 
-def _compile_elsewhere(function: Any, signatures: tuple[str, ...]) -> None:
-    """Have another process compile a function, and keep it on disk."""
+def _compile_in_subprocess(function: Any, signatures: tuple[str, ...]) -> None:
+    """Compile a function in another process, which writes it to the cache on disk."""
     call = f"from {function.__module__} import {function.__name__} as kernel\n"
     call += "from numba.core.sigutils import normalize_signature\n"
     call += f"for signature in {signatures!r}: kernel.compile(normalize_signature(signature)[0])"
     quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([sys.executable, "-c", call], timeout=COMPILE_SECONDS, check=False, **quiet)
+        subprocess.run(
+            [sys.executable, "-c", call], timeout=MAX_COMPILE_SECONDS, check=False, **quiet
+        )

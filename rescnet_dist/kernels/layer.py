@@ -1,4 +1,4 @@
-"""A fitted layer on arrays: how it makes maps, moves the scores, and is run forward."""
+"""A fitted layer on arrays: computing its maps, updating the scores, running layers forward."""
 
 from __future__ import annotations
 
@@ -21,15 +21,24 @@ from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import probabilities
 from rescnet_dist.spec import NetworkSpec
 
-SLAB_BYTES = 4 * 2**20  # of maps and images in float32 that are worked on at a time: a cache's
-GPU_SLAB_BYTES = 2048 * 2**20  # more than keeps all of a GPU busy
-CONTRAST_COPIES = 6  # of images in float32, while their local contrast is found
+SLAB_BYTES = 4 * 2**20  # size of the maps and images in float32 processed at a time, for the cache
+GPU_SLAB_BYTES = 2048 * 2**20  # the same on a GPU, more than keeps all of it busy
+CONTRAST_COPIES = 6  # copies of images in float32 while their local contrast is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """How a layer makes maps: normalize its input with low and scale (c,), convolve with filters
-    (k, k, c, f), add bias (f,)."""
+    """The filters of a layer: normalize its input, convolve, add a bias.
+
+    Attributes
+    ----------
+    low, scale : ndarray of shape (c,)
+        Offset and scale of the min-max normalization of the input.
+    filters : ndarray of shape (k, k, c, f)
+        The filters.
+    bias : ndarray of shape (f,)
+        The bias of each map.
+    """
 
     low: Array
     scale: Array
@@ -37,14 +46,29 @@ class Bank:
     bias: Array
 
     def maps(self, inputs: LayerInput, into: Array | None = None) -> Array:
-        """Maps (n, H, W, f) of inputs; written to `into` where it is given."""
+        """Return the maps (n, H, W, f) of inputs, written to `into` if given."""
         return convolve(inputs, self.filters, self.bias, self.low, self.scale, into)
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """How a layer moves the scores: weights (S, C, D), intercept (S, C), present (S, C), share (S,)
-    and rate α. S = 2 for "classify" (positive, negative), 1 for "regress"."""
+    """The classifiers of a layer, whose outputs are added to the scores.
+
+    S = 2 for residual="classify" (positive, negative), S = 1 for residual="regress".
+
+    Attributes
+    ----------
+    weights : ndarray of float32, shape (S, C, D)
+        Weights on the features.
+    intercept : ndarray of shape (S, C)
+        Intercepts.
+    present : ndarray of bool, shape (S, C)
+        The classes that have a classifier.
+    share : ndarray of shape (S,)
+        The fraction of training images of each sign, the weight of its probabilities.
+    rate : float
+        The learning rate α.
+    """
 
     weights: Array
     intercept: Array
@@ -53,7 +77,7 @@ class Classifier:
     rate: float
 
     def correction(self, features: Array, spec: NetworkSpec) -> Array:
-        """What the layer adds to the scores, (n, C), from its features (n, D)."""
+        """Return the update (n, C) of the scores from the layer's features (n, D)."""
         weights = self.weights.reshape(-1, self.weights.shape[2]).astype(features.dtype)
         outputs = features @ asarray_like(weights, features).T
         outputs = outputs.reshape(len(features), *self.intercept.shape)
@@ -61,18 +85,30 @@ class Classifier:
         if spec.residual == "regress":
             return self.rate * outputs[:, 0]
         positive, negative = (
-            float(share) * probabilities(
-                outputs[:, sign], self.present[sign],
-                probability=spec.probability, sigma=spec.sigma, beta=spec.beta,
+            float(share)
+            * probabilities(
+                outputs[:, sign],
+                self.present[sign],
+                probability=spec.probability,
+                sigma=spec.sigma,
+                beta=spec.beta,
             )
             for sign, share in enumerate(self.share)
-        )  # fmt: skip
+        )
         return self.rate * (positive - negative)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A fitted layer."""
+    """A fitted layer.
+
+    Attributes
+    ----------
+    bank : Bank
+        Its filters.
+    classifier : Classifier
+        Its classifiers.
+    """
 
     bank: Bank
     classifier: Classifier
@@ -80,36 +116,71 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ImageScale:
-    """The min-max normalization of the images themselves: low and scale (d,)."""
+    """The min-max normalization of the images.
+
+    Attributes
+    ----------
+    low, scale : ndarray of shape (d,)
+        Offset and scale of each channel.
+    """
 
     low: Array
     scale: Array
 
     def __call__(self, images: Array) -> Array:
-        """Images (n, H, W, d) as float32, [0, 1] over the training set."""
+        """Return images (n, H, W, d) in float32, in [0, 1] over the training set."""
         return normalize(images, self.low, self.scale)
 
 
 def layer_pixels(images: Array, image_scale: ImageScale, spec: NetworkSpec) -> Array:
-    """What layers see of images (n, H, W, d) as stored, beside maps: (n, H, W, d') in float32."""
-    return _views(images, image_scale, spec)
+    """Compute the pixels that layers see of images, in addition to maps.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, d)
+        The images, as stored.
+    image_scale : ImageScale
+        Their normalization.
+    spec : NetworkSpec
+        The network. With local_contrast, the local contrast is appended as further channels.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, H, W, d')
+        The pixels; d' = 2d with local_contrast, else d.
+    """
+    return _make_views(images, image_scale, spec)
 
 
 def raw_pixels(images: Array, spec: NetworkSpec) -> Array:
-    """The same, of images that are not normalized, as it is not known how to yet."""
-    return _views(images, lambda some: some.astype(np.float32, copy=False), spec)
+    """Compute the pixels of `layer_pixels` before the normalization of images is known.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, d)
+        The images, as stored.
+    spec : NetworkSpec
+        The network.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, H, W, d')
+        The pixels, of which the first d channels are not normalized.
+    """
+    return _make_views(images, lambda part: part.astype(np.float32, copy=False), spec)
 
 
-def _views(images: Array, scaled: Callable[[Array], Array], spec: NetworkSpec) -> Array:
+def _make_views(images: Array, rescale: Callable[[Array], Array], spec: NetworkSpec) -> Array:
+    """Return rescaled images (n, H, W, d), followed by their local contrast if asked for."""
     if not spec.local_contrast:
-        return scaled(images)
+        return rescale(images)
     n, height, width, channels = images.shape
     pixels = get_array_module(images).empty((n, height, width, 2 * channels), np.float32)
     size = GPU_SLAB_BYTES if on_gpu(images) else SLAB_BYTES
     step = max(1, size // (CONTRAST_COPIES * 4 * height * width * channels))
     for start in range(0, n, step):
         rows = slice(start, start + step)
-        pixels[rows, ..., :channels] = scaled(images[rows])
+        pixels[rows, ..., :channels] = rescale(images[rows])
         pixels[rows, ..., channels:] = local_contrast(images[rows])
     return pixels
 
@@ -117,8 +188,10 @@ def _views(images: Array, scaled: Callable[[Array], Array], spec: NetworkSpec) -
 def layer_maps(
     bank: Bank, inputs: LayerInput, spec: NetworkSpec, into: Array | None = None
 ) -> Array:
-    """Maps (n, H, W, f) of a layer in float32, as whoever reads them from the store gets them;
-    written to `into` where it is given."""
+    """Return the maps (n, H, W, f) of a layer in float32, written to `into` if given.
+
+    They are rounded to spec.store_dtype, so that they equal those read from the store.
+    """
     maps = bank.maps(inputs, into)
     if spec.rectify:
         np.maximum(maps, 0, out=maps)
@@ -128,33 +201,86 @@ def layer_maps(
 
 
 def extract_features(maps: Array, spec: NetworkSpec) -> Array:
-    """Features (n, D) of maps (n, H, W, f)."""
+    """Compute the features of a layer from its maps.
+
+    Parameters
+    ----------
+    maps : ndarray of shape (n, H, W, f)
+        The maps of the layer.
+    spec : NetworkSpec
+        The network.
+
+    Returns
+    -------
+    ndarray of shape (n, D)
+        The features; D as of `features_per_layer`.
+    """
     parts = [
         second_order_features(
-            maps if len(some) == maps.shape[3] else maps[..., some.start : some.stop],
-            spec.block, spec.stride, spec.levels,
-            cells=spec.cells, pool=spec.pool, zscore=spec.zscore, power=spec.power,
+            maps if len(group) == maps.shape[3] else maps[..., group.start : group.stop],
+            spec.block,
+            spec.stride,
+            spec.levels,
+            cells=spec.cells,
+            pool=spec.pool,
+            zscore=spec.zscore,
+            power=spec.power,
         )
-        for some in spec.pooling_groups
-    ]  # fmt: skip
+        for group in spec.pooling_groups
+    ]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 def features_per_layer(height: int, width: int, spec: NetworkSpec) -> int:
-    """Number of features D of a layer on images of height×width pixels."""
+    """Compute the number of features D of a layer.
+
+    Parameters
+    ----------
+    height, width : int
+        The size of the images, in pixels.
+    spec : NetworkSpec
+        The network.
+
+    Returns
+    -------
+    int
+        The number of features.
+    """
     return sum(
         feature_count(
-            height, width, len(some), block=spec.block, stride=spec.stride,
-            levels=spec.levels, cells=spec.cells, zscore=spec.zscore,
+            height,
+            width,
+            len(group),
+            block=spec.block,
+            stride=spec.stride,
+            levels=spec.levels,
+            cells=spec.cells,
+            zscore=spec.zscore,
         )
-        for some in spec.pooling_groups
-    )  # fmt: skip
+        for group in spec.pooling_groups
+    )
 
 
 def slabs(chunk: Array, channels: int, spec: NetworkSpec) -> Iterator[slice]:
-    """The rows of a chunk, its maps or pixels (n, H, W, …), that are worked on at a time, where
-    pixels have so many channels. Their number can change the rounding of a matrix product, so a
-    chunk is always cut in this way."""
+    """Divide a chunk into the slabs of rows that are processed at a time.
+
+    The number of rows can change the rounding of a matrix product, so a chunk is always divided in
+    this way.
+
+    Parameters
+    ----------
+    chunk : ndarray of shape (n, H, W, …)
+        The maps or pixels of the chunk.
+    channels : int
+        The number of channels of its pixels, see `layer_pixels`.
+    spec : NetworkSpec
+        The network.
+
+    Yields
+    ------
+    slice
+        The rows of a slab.
+    """
     n, height, width = chunk.shape[:3]
     size = GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
     step = max(1, size // (4 * height * width * (channels + spec.filters)))
@@ -169,8 +295,26 @@ def update_scores(
     spec: NetworkSpec,
     features: Array | None = None,
 ) -> Array:
-    """Scores (n, C) after a layer, from its maps (n, H, W, f) and the scores that entered it; from
-    its features (n, D) where they are at hand."""
+    """Compute the scores after a layer.
+
+    Parameters
+    ----------
+    classifier : Classifier
+        The classifiers of the layer.
+    maps : ndarray of shape (n, H, W, f)
+        The maps of the layer.
+    scores : ndarray of shape (n, C)
+        The scores that entered the layer.
+    spec : NetworkSpec
+        The network.
+    features : ndarray of shape (n, D), optional
+        The features of the layer; computed from `maps` by default.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, C)
+        The scores after the layer.
+    """
     features = extract_features(maps, spec) if features is None else contiguous_copy(features)
     return (scores + classifier.correction(features, spec)).astype(np.float32)
 
@@ -183,29 +327,74 @@ def chunk_scores(
     cut: Iterable[slice],
     features: Array | None = None,
 ) -> Array:
-    """`update_scores` (n, C) of a whole chunk, cut into these slabs."""
+    """Compute the scores of a whole chunk after a layer, slab by slab.
+
+    Parameters
+    ----------
+    classifier : Classifier
+        The classifiers of the layer.
+    maps : ndarray of shape (n, H, W, f)
+        The maps of the layer.
+    scores : ndarray of shape (n, C)
+        The scores that entered the layer.
+    spec : NetworkSpec
+        The network.
+    cut : iterable of slice
+        The slabs of rows, as of `slabs`.
+    features : ndarray of shape (n, D), optional
+        The features of the layer; computed from `maps` by default.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, C)
+        The scores after the layer.
+    """
     updated = get_array_module(scores).empty_like(scores)
     for rows in cut:
-        given = None if features is None else features[rows]
-        some = maps[rows].astype(np.float32, copy=False)
-        updated[rows] = update_scores(classifier, some, scores[rows], spec, given)
+        slab_features = None if features is None else features[rows]
+        slab_maps = maps[rows].astype(np.float32, copy=False)
+        updated[rows] = update_scores(classifier, slab_maps, scores[rows], spec, slab_features)
     return updated
 
 
 def chunk_maps(bank: Bank, pixels: Array, maps: Array | None, spec: NetworkSpec) -> Array:
-    """`layer_maps` (n, H, W, f) of a whole chunk, a slab at a time; pixels (n, H, W, d') are what
-    layers see of images, maps (n, H, W, f) those of the layer before, if there is one."""
-    made = get_array_module(pixels).empty((*pixels.shape[:3], spec.filters), np.float32)
+    """Return the `layer_maps` (n, H, W, f) of a whole chunk, computed slab by slab.
+
+    pixels (n, H, W, d') as of `layer_pixels`; maps (n, H, W, f) are those of the layer before, None
+    for the first layer.
+    """
+    new_maps = get_array_module(pixels).empty((*pixels.shape[:3], spec.filters), np.float32)
     for rows in slabs(pixels, pixels.shape[3], spec):
-        old = None if maps is None else maps[rows]
-        layer_maps(bank, LayerInput.of(pixels[rows], old), spec, made[rows])
-    return made
+        old_maps = None if maps is None else maps[rows]
+        layer_maps(bank, LayerInput.of(pixels[rows], old_maps), spec, new_maps[rows])
+    return new_maps
 
 
 def forward(
     images: Array, layers: Iterable[Layer], image_scale: ImageScale, spec: NetworkSpec, classes: int
 ) -> Iterator[tuple[Array, Array]]:
-    """Maps (n, H, W, f) and running scores (n, C) of images (n, H, W, d) after each layer."""
+    """Run layers forward on images.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, d)
+        The images, as stored.
+    layers : iterable of Layer
+        The layers, from the first on.
+    image_scale : ImageScale
+        The normalization of the images.
+    spec : NetworkSpec
+        The network.
+    classes : int
+        The number of classes C.
+
+    Yields
+    ------
+    maps : ndarray of float32, shape (n, H, W, f)
+        The maps of a layer.
+    scores : ndarray of float32, shape (n, C)
+        The running scores after it.
+    """
     pixels = layer_pixels(images, image_scale, spec)
     maps: Array | None = None
     scores = get_array_module(pixels).zeros((len(pixels), classes), np.float32)
@@ -221,21 +410,43 @@ def replay_layers(
     image_scale: ImageScale,
     spec: NetworkSpec,
     classes: int,
-    begun: tuple[Array, Array] | None = None,
+    initial: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
-    """Maps (n, H, W, f) of the last of some layers, and the scores (n, C) that entered it, to the
-    bit as the pass of that layer made them of a chunk of images (n, H, W, d).
+    """Recompute the maps of the last of some layers, and the scores that entered it.
 
-    begun: those of the first of the layers, which need not be the network's first then.
+    Both are bit for bit those that the pass of that layer made of the chunk.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, d)
+        The images of a chunk, as stored.
+    layers : iterable of Layer
+        The layers, from the network's first on unless `initial` is given.
+    image_scale : ImageScale
+        The normalization of the images.
+    spec : NetworkSpec
+        The network.
+    classes : int
+        The number of classes C.
+    initial : tuple of ndarray, optional
+        The maps of the first of the layers, and the scores that entered it. That layer need not be
+        the network's first then.
+
+    Returns
+    -------
+    maps : ndarray of float32, shape (n, H, W, f)
+        The maps of the last layer.
+    scores : ndarray of float32, shape (n, C)
+        The scores that entered it.
     """
     pixels, rest = layer_pixels(images, image_scale, spec), iter(layers)
     layer = next(rest)
-    maps, scores = begun or (
+    maps, scores = initial or (
         chunk_maps(layer.bank, pixels, None, spec),
         get_array_module(images).zeros((len(images), classes), np.float32),
     )
-    for following in rest:
+    for next_layer in rest:
         cut = slabs(pixels, pixels.shape[3], spec)
         scores = chunk_scores(layer.classifier, maps, scores, spec, cut)
-        maps, layer = chunk_maps(following.bank, pixels, maps, spec), following
+        maps, layer = chunk_maps(next_layer.bank, pixels, maps, spec), next_layer
     return maps, scores

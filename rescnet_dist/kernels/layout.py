@@ -1,7 +1,7 @@
-"""Pixels laid out beside their neighbors, as matrix products take them, and their sums, compiled.
+"""Compiled kernels: patch matrices (im2col) and row windows of pixels, and their sums.
 
 The channels of an image come in two arrays, the maps of a layer (n, H, W, f) and the image itself
-(n, H, W, d), which are never put together in memory: the channels of a pixel are those of the first
+(n, H, W, d), which are never concatenated in memory: the channels of a pixel are those of the first
 and then those of the second, c = f + d.
 """
 
@@ -10,46 +10,47 @@ from __future__ import annotations
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.jit import compiled
+from rescnet_dist.kernels.jit import compile_kernel
 
-PATCHES = (
+WRITE_PATCHES_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], "
     "int64, float32[:,:,:,::1])"
 )
-STRIPS = (
+WRITE_ROW_WINDOWS_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], int64, "
     "float32[:,:,:,:,::1])"
 )
-DOUBLE_STRIPS = STRIPS.replace("float32[:,:,:,:,::1]", "float64[:,:,:,:,::1]")
-SUMS = (
+WRITE_DOUBLE_ROW_WINDOWS_SIGNATURE = WRITE_ROW_WINDOWS_SIGNATURE.replace(
+    "float32[:,:,:,:,::1]", "float64[:,:,:,:,::1]"
+)
+GATHER_SUMS_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], "
     "float64[:,:,::1])"
 )
 
 
-@compiled
-def _line(first: Array, second: Array, low: Array, scale: Array, line: Array) -> None:
-    """Write a row of pixels, first (W, f) and second (W, d), as (pixel − low)·scale to line
-    (W·c,)."""
+@compile_kernel
+def _write_line(first: Array, second: Array, low: Array, scale: Array, line: Array) -> None:
+    """Write (pixel − low)·scale of a row, first (W, f) and second (W, d), to line (W·c,)."""
     width, f, d = first.shape[0], first.shape[1], second.shape[1]
     for x in range(width):
         pixel, into = first[x], line[x * (f + d) : x * (f + d) + f]
         for a in range(f):
             into[a] = (pixel[a] - low[a]) * scale[a]
-        more, into = second[x], line[x * (f + d) + f : (x + 1) * (f + d)]
+        second_pixel, into = second[x], line[x * (f + d) + f : (x + 1) * (f + d)]
         for a in range(d):
-            into[a] = (more[a] - low[f + a]) * scale[f + a]
+            into[a] = (second_pixel[a] - low[f + a]) * scale[f + a]
 
 
-@compiled
+@compile_kernel
 def _copy(source: Array, into: Array) -> None:
-    """Write source (n,) to into (n,)."""
+    """Copy source (n,) to into (n,)."""
     for a in range(len(into)):
         into[a] = source[a]
 
 
-@compiled
-def lay_out_patches(
+@compile_kernel
+def write_patches(
     first: Array,
     second: Array,
     rows: Array,
@@ -58,8 +59,11 @@ def lay_out_patches(
     size: int,
     patches: Array,
 ) -> None:
-    """Write the size×size patch about every pixel of some images (m,), as (pixel − low)·scale, 0
-    outside, to patches (m, H, W, size²·c); low and scale (c,)."""
+    """Write the patch matrix (im2col) of the images `rows` (m,) to patches (m, H, W, size²·c).
+
+    It holds the size×size patch around every pixel, as (pixel − low)·scale, 0 outside the image.
+    first (n, H, W, f), second (n, H, W, d), low and scale (c,).
+    """
     height, width = first.shape[1:3]
     channels = first.shape[3] + second.shape[3]
     before = (size - 1) // 2
@@ -68,7 +72,7 @@ def lay_out_patches(
     for i in range(len(rows)):
         for y in range(height):
             line = padded[before + y, before * channels : (before + width) * channels]
-            _line(first[rows[i], y], second[rows[i], y], low, scale, line)
+            _write_line(first[rows[i], y], second[rows[i], y], low, scale, line)
         for y in range(height):
             for x in range(width):
                 patch = patches[i, y, x]
@@ -77,33 +81,39 @@ def lay_out_patches(
                     _copy(source, patch[down * row : (down + 1) * row])
 
 
-@compiled
-def lay_out_strips(
-    first: Array, second: Array, rows: Array, shift: Array, reach: int, strips: Array
+@compile_kernel
+def write_row_windows(
+    first: Array, second: Array, rows: Array, shift: Array, reach: int, windows: Array
 ) -> None:
-    """Write every pixel of some images (m,), less shift (c,), with its neighbors up to `reach` to
-    the left and right, 0 outside, to strips (H, m, W, 2·reach + 1, c)."""
+    """Write the row window of every pixel of the images `rows` (m,) to windows.
+
+    A row window is the pixel with its neighbors up to `reach` to the left and right, minus shift
+    (c,), 0 outside the image. first (n, H, W, f), second (n, H, W, d), windows (H, m, W,
+    2·reach + 1, c).
+    """
     height, width = first.shape[1:3]
     channels = first.shape[3] + second.shape[3]
     one = np.ones(channels, shift.dtype)
     across = (2 * reach + 1) * channels
-    line = np.zeros((width + 2 * reach) * channels, strips.dtype)
+    line = np.zeros((width + 2 * reach) * channels, windows.dtype)
     for y in range(height):
         for i in range(len(rows)):
             inside = line[reach * channels : (reach + width) * channels]
-            _line(first[rows[i], y], second[rows[i], y], shift, one, inside)
-            flat = strips[y, i].reshape(width * across)
+            _write_line(first[rows[i], y], second[rows[i], y], shift, one, inside)
+            flat = windows[y, i].reshape(width * across)
             for x in range(width):
                 source = line[x * channels : x * channels + across]
                 _copy(source, flat[x * across : (x + 1) * across])
 
 
-@compiled
+@compile_kernel
 def gather_sums(
     first: Array, second: Array, rows: Array, low: Array, high: Array, sums: Array
 ) -> None:
-    """Bring low and high (c,) up to the least and largest value of some images (m,), and add the
-    images to sums (H, W, c)."""
+    """Update low and high (c,) by the extremes of the images `rows` (m,), and add them to sums.
+
+    first (n, H, W, f), second (n, H, W, d), sums (H, W, c).
+    """
     height, width, f, d = first.shape[1], first.shape[2], first.shape[3], second.shape[3]
     for i in range(len(rows)):
         for y in range(height):
@@ -114,8 +124,8 @@ def gather_sums(
                     high[a] = max(high[a], pixel[a])
                 for a in range(f):
                     total[a] += pixel[a]
-                more, total = second[rows[i], y, x], sums[y, x, f:]
+                second_pixel, total = second[rows[i], y, x], sums[y, x, f:]
                 for a in range(d):
-                    low[f + a] = min(low[f + a], more[a])
-                    high[f + a] = max(high[f + a], more[a])
-                    total[a] += more[a]
+                    low[f + a] = min(low[f + a], second_pixel[a])
+                    high[f + a] = max(high[f + a], second_pixel[a])
+                    total[a] += second_pixel[a]

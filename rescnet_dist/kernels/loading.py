@@ -1,4 +1,4 @@
-"""Loading compiled kernels, at first use: Numba takes a second and 60 MB to import."""
+"""Lazy loading of compiled kernels: importing Numba takes a second and 60 MB."""
 
 from __future__ import annotations
 
@@ -6,29 +6,35 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 
-# by name: the module, and the names there of the signatures that it is to be ready for
+# kernel: its module, and the names of the signatures there that it is compiled for in advance
 KERNELS = {
-    "pool_blocks": ("blocks", ("SIGNATURE",)),
-    "slide": ("sliding", ("SIGNATURE",)),
-    "lay_out_patches": ("layout", ("PATCHES",)),
-    "lay_out_strips": ("layout", ("STRIPS", "DOUBLE_STRIPS")),
-    "gather_sums": ("layout", ("SUMS",)),
+    "pool_blocks": ("blocks", ("POOL_BLOCKS_SIGNATURE",)),
+    "sum_over_patches": ("sliding", ("SUM_OVER_PATCHES_SIGNATURE",)),
+    "write_patches": ("layout", ("WRITE_PATCHES_SIGNATURE",)),
+    "write_row_windows": (
+        "layout",
+        ("WRITE_ROW_WINDOWS_SIGNATURE", "WRITE_DOUBLE_ROW_WINDOWS_SIGNATURE"),
+    ),
+    "gather_sums": ("layout", ("GATHER_SUMS_SIGNATURE",)),
 }
 
 
 @cache
 def kernel(name: str) -> Callable[..., None]:
-    """A compiled kernel, ready for single precision."""
+    """Return a kernel, compiled for single precision."""
     from rescnet_dist.kernels import jit
 
     location, signatures = KERNELS[name]
     module = import_module(f"rescnet_dist.kernels.{location}")
-    found: Callable[..., None] = getattr(module, name)
-    return jit.prepared(found, *(getattr(module, signature) for signature in signatures))
+    function: Callable[..., None] = getattr(module, name)
+    return jit.precompile(function, *(getattr(module, signature) for signature in signatures))
 
 
 def prepare() -> None:
-    """Have all of them ready; the first time on a machine they are compiled, which takes half a
-    minute."""
+    """Load all compiled kernels.
+
+    The first call on a machine compiles them, which takes half a minute; later ones, also of other
+    processes, read them from Numba's cache.
+    """
     for name in KERNELS:
         kernel(name)

@@ -1,4 +1,4 @@
-"""Second-order pooling and the spatial pyramid: from maps to the features of a layer."""
+"""Second-order pooling and the spatial pyramid: the features of a layer from its maps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rescnet_dist.kernels.loading import kernel
 
 
 def block_starts(length: int, block: int, stride: int) -> range:
-    """First pixels of the blocks along an axis."""
+    """Return the first pixels of the blocks along an axis of `length` pixels."""
     return range(0, length - block + 1, stride)
 
 
 def cell_of_block(length: int, block: int, stride: int, level: int, cells: str) -> list[int]:
-    """The pyramid cell, from 0, that each block along an axis belongs to at a level.
+    """Return the pyramid cell, from 0, of each block along an axis at a pyramid level.
 
-    "center": ceil(center / (length/level)), pixels counted from 1 as PCANet's own code does.
+    cells="center": ceil(center / (length/level)), pixels counted from 1 as in PCANet's own code.
+    cells="even": the blocks are divided evenly between the `level` cells.
 
     >>> cell_of_block(32, 16, 4, 4, "center")
     [0, 1, 1, 2, 2]
@@ -37,28 +38,34 @@ def cell_of_block(length: int, block: int, stride: int, level: int, cells: str) 
 def pyramid(
     height: int, width: int, block: int, stride: int, levels: tuple[int, ...], cells: str
 ) -> tuple[int, Array]:
-    """The number of live cells, and those that each block is pooled into, (rows, columns, levels).
+    """Return the number of pyramid cells that have blocks, and the cells of each block.
 
-    Cells are numbered level by level, row by row; those without a block are left out.
+    The cells of blocks are of shape (rows, columns, levels). Cells are numbered level by level, row
+    by row; those without a block are left out.
     """
     if min(height, width) < block:
-        raise ValueError(f"blocks of {block} do not fit into {height}×{width} pixels")
-    found, live = [], 0
+        raise ValueError(
+            f"block={block} does not fit into {height}×{width} pixels. Use a smaller block."
+        )
+    cells_by_level, live = [], 0
     for level in levels:
         rows = np.array(cell_of_block(height, block, stride, level, cells))
         columns = np.array(cell_of_block(width, block, stride, level, cells))
         _, numbers = np.unique(rows[:, None] * level + columns, return_inverse=True)
-        found.append(live + numbers.reshape(len(rows), len(columns)))
+        cells_by_level.append(live + numbers.reshape(len(rows), len(columns)))
         live += int(numbers.max()) + 1
-    return live, np.stack(found, axis=2)
+    return live, np.stack(cells_by_level, axis=2)
 
 
 @lru_cache(maxsize=64)
-def nested(
+def nest_levels(
     height: int, width: int, block: int, stride: int, levels: tuple[int, ...], cells: str
 ) -> tuple[Array, Array]:
-    """Which levels of a pyramid blocks are pooled into directly, (rows, columns, m), and which
-    cells (p, 2) are pooled into which afterwards: all of a level that lie each in one of another.
+    """Return the cells that blocks are pooled into directly, and the cells pooled from others.
+
+    Direct cells (rows, columns, m) are those of m levels. A level each of whose cells is a union of
+    cells of the finest level is pooled from these afterwards: parents (p, 2) are pairs of a
+    cell and the cell that it is pooled into.
     """
     _, targets = pyramid(height, width, block, stride, levels, cells)
     finest = int(np.argmax([len(np.unique(targets[..., n])) for n in range(len(levels))]))
@@ -85,8 +92,35 @@ def feature_count(
     cells: str = "center",
     zscore: str = "channel",
 ) -> int:
-    """Number of features D of `second_order_features`.
+    """Compute the number of features D of `second_order_features`.
 
+    Parameters
+    ----------
+    height, width : int
+        The size of the maps, in pixels.
+    filters : int
+        The number of maps f.
+    block, stride : int
+        Side of the blocks, and their distance, in pixels.
+    levels : tuple of int
+        Cells along a side of each level of the spatial pyramid.
+    cells : {"center", "even"}
+        How blocks are assigned to cells.
+    zscore : {"channel", "block"}
+        How blocks are normalized; "block" keeps the diagonal of the covariance.
+
+    Returns
+    -------
+    int
+        The number of features.
+
+    Raises
+    ------
+    ValueError
+        If a block is larger than the maps.
+
+    Examples
+    --------
     >>> feature_count(32, 32, 50, block=16, stride=4, levels=(4, 2, 1))
     17150
     """
@@ -106,28 +140,55 @@ def second_order_features(
     zscore: str = "channel",
     power: bool = False,
 ) -> Array:
-    """Features (n, D) of maps (n, H, W, f): the z-scored covariance of ReLU(maps) in each block,
-    its upper triangle pooled over the blocks of each pyramid cell.
+    """Compute features by second-order pooling over a spatial pyramid.
 
-    zscore="channel" gives correlations and leaves the constant diagonal out; "block" divides by
-    one deviation for the block and keeps it. A channel without variance gives zeros. power takes
-    sign(v)·|v|^½ of the entries before pooling.
+    They are the z-scored covariances of ReLU(maps) in each block, the upper triangle of which is
+    pooled over the blocks of each pyramid cell.
+
+    Parameters
+    ----------
+    maps : ndarray of shape (n, H, W, f)
+        The maps of a layer.
+    block, stride : int
+        Side of the blocks, and their distance, in pixels.
+    levels : tuple of int
+        Cells along a side of each level of the spatial pyramid.
+    cells : {"center", "even"}
+        How blocks are assigned to cells.
+    pool : {"max", "mean"}
+        How the blocks of a cell are pooled.
+    zscore : {"channel", "block"}
+        "channel" gives correlations and leaves out the constant diagonal. "block" divides by one
+        standard deviation for the block and keeps the diagonal. A channel without variance gives
+        zeros.
+    power : bool
+        Whether to take sign(v)·|v|^½ of the entries before pooling.
+
+    Returns
+    -------
+    ndarray of shape (n, D)
+        The features, cell by cell; D as of `feature_count`.
+
+    Raises
+    ------
+    ValueError
+        If a block is larger than the maps.
     """
     n, height, width, filters = maps.shape
     grid = height, width, block, stride, tuple(levels), cells
-    (live, targets), (direct, parents) = pyramid(*grid), nested(*grid)
+    (live, targets), (direct, parents) = pyramid(*grid), nest_levels(*grid)
     pairs = filters * (filters - 1) // 2 if zscore == "channel" else filters * (filters + 1) // 2
-    how = (block, stride, direct, parents, zscore == "channel", power, pool == "max")
+    options = (block, stride, direct, parents, zscore == "channel", power, pool == "max")
     if on_gpu(maps):
-        pooled = gpu_kernels().pool_blocks(maps, *how, live, pairs)
+        pooled = gpu_kernels().pool_blocks(maps, *options, live, pairs)
         if pool == "mean":
-            shares = 1 / np.bincount(targets.reshape(-1), minlength=live)
-            pooled *= asarray_like(np.repeat(shares, pairs).astype(np.float32), maps)
+            weights = 1 / np.bincount(targets.reshape(-1), minlength=live)
+            pooled *= asarray_like(np.repeat(weights, pairs).astype(np.float32), maps)
         return pooled
     pooled = np.empty((n, live, pairs), maps.dtype)
     if not maps.flags.c_contiguous:
         maps = np.ascontiguousarray(maps)
-    kernel("pool_blocks")(maps, *how, pooled)
+    kernel("pool_blocks")(maps, *options, pooled)
     if pool == "mean":
         pooled /= np.bincount(targets.reshape(-1), minlength=live).astype(maps.dtype)[:, None]
     return pooled.reshape(n, live * pairs)

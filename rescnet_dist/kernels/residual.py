@@ -1,4 +1,4 @@
-"""What a layer is fitted to, and how its output moves the running scores."""
+"""The targets that a layer is fitted to, and the probabilities it adds to the running scores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,41 @@ from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 
 
 def one_hot(labels: Array, classes: int) -> Array:
-    """Y (n, C) of labels (n,), float32."""
+    """Encode labels as rows of zeros with a single one.
+
+    Parameters
+    ----------
+    labels : ndarray of int, shape (n,)
+        The labels, from 0 to C − 1.
+    classes : int
+        The number of classes C.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, C)
+        Y: 1 at the label, 0 elsewhere.
+    """
     return (labels[:, None] == get_array_module(labels).arange(classes)).astype(np.float32)
 
 
 def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array, Array]:
-    """Class T (n,) and sign s (n,) of the largest error of R = λY − Ŷ, Ŷ = scores (n, C).
+    """Find class and sign of the largest error of the scores, R = λY − Ŷ.
 
-    T = argmax |R|, the first on ties; s = +1 where R at T is not negative, else −1.
+    Parameters
+    ----------
+    scores : ndarray of shape (n, C)
+        The running scores Ŷ.
+    labels : ndarray of int, shape (n,)
+        The labels.
+    target : float
+        The score λ that the class of the label should reach.
+
+    Returns
+    -------
+    classes : ndarray of int, shape (n,)
+        T = argmax |R|, the first on ties.
+    signs : ndarray of int, shape (n,)
+        +1 where R at T is not negative, else −1.
     """
     residual = target * one_hot(labels, scores.shape[1]) - scores
     largest = np.abs(residual).argmax(axis=1)
@@ -26,10 +53,26 @@ def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array,
 def layer_targets(
     scores: Array, labels: Array, *, first: bool, residual: str, target: float
 ) -> Array:
-    """The targets (n, K) that a layer is fitted to, given the scores Ŷ (n, C) so far.
+    """Compute the targets that a layer is fitted to.
 
-    "classify": membership of the 2C residual classes, K = 2C: (s=+1, T=0), …, (s=−1, T=C−1).
-    "regress": the residual Y − Ŷ itself, K = C.
+    Parameters
+    ----------
+    scores : ndarray of shape (n, C)
+        The running scores Ŷ that enter the layer.
+    labels : ndarray of int, shape (n,)
+        The labels.
+    first : bool
+        Whether it is the first layer, whose residual classes are the labels themselves.
+    residual : {"classify", "regress"}
+        "classify": membership of the 2C residual classes (s=+1, T=0), …, (s=−1, T=C−1), see
+        `residual_labels`. "regress": the residual Y − Ŷ itself.
+    target : float
+        The score λ that the class of the label should reach, for "classify".
+
+    Returns
+    -------
+    ndarray of float32, shape (n, K)
+        The targets; K = 2C for "classify" and K = C for "regress".
     """
     classes = scores.shape[1]
     if residual == "regress":
@@ -44,9 +87,23 @@ def layer_targets(
 def probabilities(
     scores: Array, present: Array, *, probability: str, sigma: float, beta: float
 ) -> Array:
-    """Sigmoid(score/σ), or softmax(β·score) over the present classes; absent ones get 0.
+    """Convert the scores of one-vs-rest classifiers to probabilities.
 
-    scores (n, C), present (C,) bool.
+    Parameters
+    ----------
+    scores : ndarray of shape (n, C)
+        The scores of the classifiers.
+    present : ndarray of bool, shape (C,)
+        The classes that have a classifier; the others get probability 0.
+    probability : {"sigmoid", "softmax"}
+        sigmoid(score/σ), or softmax(β·score) over the present classes.
+    sigma, beta : float
+        σ and β.
+
+    Returns
+    -------
+    ndarray of shape (n, C)
+        The probabilities.
     """
     if not present.any():
         return np.zeros_like(scores)
@@ -61,10 +118,20 @@ def probabilities(
 
 
 def project_to_simplex(scores: Array) -> Array:
-    """The nearest row of probabilities, in the Euclidean sense, to each row of scores (n, C).
+    """Project each row of scores to the nearest row of probabilities, in the Euclidean sense.
 
-    Rows sum to 1, none is negative, and the order within a row is kept.
+    Parameters
+    ----------
+    scores : ndarray of shape (n, C)
+        The scores.
 
+    Returns
+    -------
+    ndarray of float64, shape (n, C)
+        Rows that sum to 1, have no negative entry and keep the order of their scores.
+
+    Examples
+    --------
     >>> project_to_simplex(np.array([[0.5, 0.25, -2.0]]))
     array([[0.625, 0.375, 0.   ]])
     """

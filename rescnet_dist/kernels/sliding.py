@@ -1,19 +1,25 @@
-"""Sums of products of pixels over all places of a patch, compiled."""
+"""Compiled kernel: sums of products of pixels over all positions of a patch."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.jit import compiled
+from rescnet_dist.kernels.jit import compile_kernel
 
-SIGNATURE = "void(float32[:,::1], int64, int64, int64, int64, float64[:,::1])"
+SUM_OVER_PATCHES_SIGNATURE = "void(float32[:,::1], int64, int64, int64, int64, float64[:,::1])"
 
 
-@compiled
-def slide(pairs: Array, height: int, width: int, channels: int, size: int, total: Array) -> None:
-    """Sum pairs (HWc, HWc) of pixels that are one displacement apart, which lie right of the
-    diagonal, over the rectangles that the offsets of a patch sweep over, to total (k²c, k²c)."""
+@compile_kernel
+def sum_over_patches(
+    pairs: Array, height: int, width: int, channels: int, size: int, total: Array
+) -> None:
+    """Sum products of pixels over all patch positions, for every pair of patch elements.
+
+    pairs (HWc, HWc) are the products of all pairs of pixels, of which the upper triangle is read.
+    For each displacement between two pixels, products are summed over the rectangle of pixels that
+    an offset of the patch visits, with sliding window sums, to total (k²c, k²c).
+    """
     rows, columns = height - size + 1, width - size + 1
     line = width * channels
     by_column = np.empty((size, width))
@@ -22,18 +28,18 @@ def slide(pairs: Array, height: int, width: int, channels: int, size: int, total
             begin, end = max(0, -right), width - max(0, right)
             for i in range(channels):
                 for j in range(channels):
-                    apart = down * line + right * channels + j - i
-                    if apart < 0:
-                        continue  # the same pixel: seen as (j, i)
+                    displacement = down * line + right * channels + j - i
+                    if displacement < 0:
+                        continue  # the same pixel: counted as (j, i)
                     for x in range(begin, end):
                         first, value = x * channels + i, 0.0
                         for y in range(rows):
-                            value += pairs[y * line + first, y * line + first + apart]
+                            value += pairs[y * line + first, y * line + first + displacement]
                         by_column[0, x] = value
                         for top in range(1, size - down):
                             new, old = (top + rows - 1) * line + first, (top - 1) * line + first
-                            value += pairs[new, new + apart]
-                            value -= pairs[old, old + apart]
+                            value += pairs[new, new + displacement]
+                            value -= pairs[old, old + displacement]
                             by_column[top, x] = value
                     for top in range(size - down):
                         value = 0.0

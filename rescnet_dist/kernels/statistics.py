@@ -1,4 +1,4 @@
-"""What a pass gathers of all images, as mergeable values: for filters, classifiers, accuracy."""
+"""Mergeable statistics of a pass over all images: for filters, classifiers and accuracy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ from rescnet_dist.kernels.residual import residual_labels
 
 @dataclass(frozen=True, slots=True)
 class BankStatistics:
-    """What the filters of a layer are learned from, gathered from its raw inputs (n, H, W, c).
+    """Statistics that the filters of a layer are learned from, of its raw inputs (n, H, W, c).
 
-    low and high (c,), patch moments, and the patches of the stacked-LDA draws. `merge` is
-    associative and `empty` its identity.
+    `merge` is associative and `empty` is its identity.
+
+    Attributes
+    ----------
+    low, high : ndarray of shape (c,)
+        Minimum and maximum of each channel.
+    moments : PatchMoments of k²c elements
+        The moments of all patches.
+    sample : PatchSample of k²c elements
+        The patches of the stacked-LDA draws.
     """
 
     low: Array
@@ -31,7 +39,7 @@ class BankStatistics:
 
     @classmethod
     def empty(cls, channels: int, size: int, xp: Any = np) -> BankStatistics:
-        """The statistics of no image, to be merged with arrays of NumPy or CuPy."""
+        """Return the statistics of no image, in arrays of the module `xp`, numpy or cupy."""
         directions = size * size * channels
         return cls(
             xp.full(channels, np.inf),
@@ -46,16 +54,19 @@ class BankStatistics:
         inputs: LayerInput,
         labels: Array,
         train: Array,
-        before: Array,
+        class_offsets: Array,
         draws: Draws,
         size: int,
     ) -> BankStatistics:
-        """The statistics of the training images, train (n,), among the inputs of a chunk."""
-        sample = sample_patches(inputs, labels, train, before, draws, size)
-        return cls(*patch_statistics(inputs.only(train), size), sample)
+        """Return the statistics of the training images, train (n,) bool, of a chunk.
+
+        labels (n,); class_offsets (C,) as of `sample_patches`.
+        """
+        sample = sample_patches(inputs, labels, train, class_offsets, draws, size)
+        return cls(*patch_statistics(inputs.select(train), size), sample)
 
     def merge(self, other: BankStatistics) -> BankStatistics:
-        """The statistics of both sets of images."""
+        """Return the statistics of both sets of images."""
         return BankStatistics(
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
@@ -63,24 +74,27 @@ class BankStatistics:
             self.sample.merge(other.sample),
         )
 
-    def only(self, channels: Array, draws: range, patches: int) -> BankStatistics:
-        """The statistics of some channels (c',), and of some of the draws of so many patches."""
-        if len(channels) == len(self.low):  # of all, as there is one tower
+    def select(self, channels: Array, draws: range, patches: int) -> BankStatistics:
+        """Return the statistics of some channels (c',) and some draws of `patches` patches each."""
+        if len(channels) == len(self.low):  # a single tower has all channels and draws
             return self
         size = len(self.moments.mean) // len(self.low)
         directions = np.add.outer(np.arange(size) * len(self.low), channels).ravel()
         slots = slice(draws.start * patches, draws.stop * patches)
         if not np.array_equal(self.sample.slots[slots], range(slots.start, slots.stop)):
-            raise ValueError(f"patches of draws {draws.start} to {draws.stop} are missing")
+            raise ValueError(
+                f"Patches of draws {draws.start} to {draws.stop - 1} are missing. Merge the "
+                "statistics of all chunks first."
+            )
         return BankStatistics(
             self.low[channels],
             self.high[channels],
-            self.moments.only(directions),
+            self.moments.select(directions),
             PatchSample(self.sample.slots[slots], self.sample.patches[slots][:, directions]),
         )
 
     def rescale(self, low: Array, scale: Array) -> BankStatistics:
-        """The statistics of (inputs − low)·scale, low and scale (c,)."""
+        """Return the statistics of (inputs − low)·scale, low and scale (c,)."""
         return BankStatistics(
             (self.low - low) * scale,
             (self.high - low) * scale,
@@ -91,56 +105,85 @@ class BankStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Images seen, classified rightly, with a positive largest error, and with scores that are no
-    numbers any more, by role; `merge` adds. All are (2,): training images, validation images."""
+    """Counts of images by role, training (0) or validation (1). `merge` adds them.
+
+    Attributes
+    ----------
+    seen : ndarray of int, shape (2,)
+        All images.
+    correct : ndarray of int, shape (2,)
+        Images that are classified correctly.
+    positive : ndarray of int, shape (2,)
+        Images whose largest error is positive, see `residual_labels`.
+    nonfinite : ndarray of int, shape (2,)
+        Images with scores that are infinite or NaN.
+    """
 
     seen: Array
-    right: Array
+    correct: Array
     positive: Array
-    beyond: Array
+    nonfinite: Array
 
     @classmethod
     def empty(cls, xp: Any = np) -> Tally:
-        """Nothing seen, in arrays of NumPy or CuPy."""
+        """Return counts of no image, in arrays of the module `xp`, numpy or cupy."""
         return cls(*xp.zeros((4, 2), np.int64))
 
     @classmethod
     def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
-        """Count the images whose largest score (n, C) is that of their label (n,), and those whose
-        largest error of λY − Ŷ, λ = target, is positive: too little for their own class."""
+        """Count images by their scores (n, C) and labels (n,); train (n,) bool.
+
+        An image is correct if its largest score is that of its label. Its largest error of λY − Ŷ,
+        λ = target, is positive if the score of a class is too small.
+        """
         labels, train = asarray_like(labels, scores), asarray_like(train, scores)
-        right = scores.argmax(axis=1) == labels
+        correct = scores.argmax(axis=1) == labels
         positive = residual_labels(scores, labels, target)[1] > 0
         finite = np.isfinite(scores).all(axis=1)
-        kinds = (np.ones_like(right), right & finite, positive, ~finite)
+        kinds = (np.ones_like(correct), correct & finite, positive, ~finite)
         roles = np.stack([train, ~train])
         return cls(*((kind & roles).sum(axis=1) for kind in kinds))
 
     def merge(self, other: Tally) -> Tally:
-        """Both counts together."""
+        """Return the counts of both sets of images."""
         return Tally(
             self.seen + other.seen,
-            self.right + other.right,
+            self.correct + other.correct,
             self.positive + other.positive,
-            self.beyond + other.beyond,
+            self.nonfinite + other.nonfinite,
         )
 
     def accuracy(self, role: int) -> float | None:
-        """The share classified rightly of the training (0) or validation (1) images."""
-        return float(self.right[role] / self.seen[role]) if self.seen[role] else None
+        """Return the fraction of correct training (0) or validation (1) images, None if none."""
+        return float(self.correct[role] / self.seen[role]) if self.seen[role] else None
 
     @property
     def residual(self) -> tuple[float, float]:
-        """The shares of the training images whose largest error is positive, and negative."""
+        """The fractions of training images whose largest error is positive, and negative."""
         share = float(self.positive[0] / self.seen[0]) if self.seen[0] else 0.0
         return share, 1 - share
 
 
 @dataclass(frozen=True, slots=True)
 class GrownChunk:
-    """What a layer's pass makes of one chunk of n images: maps (n, H, W, f), the scores (n, C) that
-    enter the layer, features (n, D), targets (n, K), train (n,) bool; and what gathers statistics
-    of the next layer's input and a tally, which is to be called once a GPU has all else to do."""
+    """The result of a layer's pass over one chunk of n images.
+
+    Attributes
+    ----------
+    maps : ndarray of float32, shape (n, H, W, f)
+        The maps of the layer.
+    scores : ndarray of float32, shape (n, C)
+        The scores that enter the layer.
+    features : ndarray of float32, shape (n, D)
+        The features of the layer.
+    targets : ndarray of float32, shape (n, K)
+        The targets that the layer is fitted to.
+    train : ndarray of bool, shape (n,)
+        Which images are training images.
+    gather : callable
+        Returns the statistics of the next layer's input, and the tally. It is called after all
+        other work has been queued on a GPU.
+    """
 
     maps: Array
     scores: Array
@@ -152,15 +195,24 @@ class GrownChunk:
 
 @dataclass(frozen=True, slots=True)
 class LayerStatistics:
-    """All that one pass gathers: the features' moments for this layer's classifier, the input
-    statistics for the next layer's bank, and how well the layers before this one do."""
+    """All statistics that one pass gathers. `merge` is associative.
+
+    Attributes
+    ----------
+    features : FeatureMoments
+        The moments of the features, for this layer's classifier.
+    inputs : BankStatistics
+        The statistics of the next layer's input, for its filters.
+    tally : Tally
+        The counts for the accuracy of the layers before this one.
+    """
 
     features: FeatureMoments
     inputs: BankStatistics
     tally: Tally
 
     def fold(self, chunk: GrownChunk) -> LayerStatistics:
-        """These statistics with one more chunk; takes over the memory of `self.features`."""
+        """Return these statistics with one more chunk, reusing the memory of `self.features`."""
         features, targets = chunk.features, chunk.targets
         if not chunk.train.all():
             train = asarray_like(np.flatnonzero(chunk.train), features)
@@ -169,13 +221,15 @@ class LayerStatistics:
         inputs, tally = chunk.gather()
         return LayerStatistics(moments, self.inputs.merge(inputs), self.tally.merge(tally))
 
-    def settled(self) -> LayerStatistics:
-        """These statistics with all of it that is small, which is all but the features' moments, in
-        the memory of the machine itself; a GPU is waited for."""
+    def copy_small_to_host(self) -> LayerStatistics:
+        """Return these statistics with all but the features' moments in the host's memory.
+
+        The features' moments, which are large, stay where they are. Waits for a GPU.
+        """
         return LayerStatistics(self.features, to_host(self.inputs), to_host(self.tally))
 
     def merge(self, other: LayerStatistics) -> LayerStatistics:
-        """The statistics of both sets of images."""
+        """Return the statistics of both sets of images."""
         return LayerStatistics(
             self.features.merge(other.features),
             self.inputs.merge(other.inputs),

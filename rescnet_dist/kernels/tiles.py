@@ -1,7 +1,7 @@
-"""The scatter matrix of the features in square tiles, and its Cholesky factor tile by tile.
+"""Tiled scatter matrix of the features, and its Cholesky factor, tile by tile.
 
-For as many features that one worker cannot hold their scatter matrix: a tile (i, j), j ≤ i, is the
-part of it where block i of the features meets block j, and no function here holds more than four.
+This is for so many features that no worker can hold their scatter matrix. Tile (i, j), j ≤ i, is
+the part of the matrix for feature blocks i and j. No function here holds more than four tiles.
 """
 
 from __future__ import annotations
@@ -18,13 +18,27 @@ from rescnet_dist.kernels.discriminant import (
     Whitening,
     check_pivots,
     inverse_deviations,
-    singular,
+    singular_error,
 )
 
 
 def feature_blocks(features: int, tile: int) -> list[slice]:
-    """The blocks of at most `tile` features that the tiles are made of.
+    """Divide the features into blocks, the sides of the tiles.
 
+    Parameters
+    ----------
+    features : int
+        The number of features D.
+    tile : int
+        The largest number of features in a block.
+
+    Returns
+    -------
+    list of slice
+        The blocks.
+
+    Examples
+    --------
     >>> feature_blocks(5, 2)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
@@ -33,8 +47,19 @@ def feature_blocks(features: int, tile: int) -> list[slice]:
 
 @dataclass(slots=True)
 class TileScatter:
-    """One tile Σ(x−m)(y−m)ᵀ of the scatter matrix, (a, b) in float64, fed chunk by chunk; the means
-    m (a,) and (b,) are those over all samples."""
+    """One tile Σ(x−m)(y−m)ᵀ, (a, b), of the scatter matrix, accumulated chunk by chunk.
+
+    Attributes
+    ----------
+    left_mean : ndarray of float64, shape (a,)
+        The mean over all samples of the features of the tile's rows.
+    right_mean : ndarray of float64, shape (b,)
+        The mean over all samples of the features of the tile's columns.
+    products : ndarray of float64, shape (a, b)
+        The sum so far, with means rounded to single precision.
+    count : int
+        The number of samples so far.
+    """
 
     left_mean: Array
     right_mean: Array
@@ -43,11 +68,11 @@ class TileScatter:
 
     @classmethod
     def empty(cls, left_mean: Array, right_mean: Array) -> TileScatter:
-        """The tile of no sample."""
+        """Return the tile of no sample."""
         return cls(left_mean, right_mean, np.zeros((len(left_mean), len(right_mean))))
 
     def add(self, left: Array, right: Array) -> None:
-        """Add samples of both blocks of features, (n, a) and (n, b)."""
+        """Add samples of both feature blocks, left (n, a) and right (n, b)."""
         centered = [
             values - mean.astype(values.dtype)
             for values, mean in ((left, self.left_mean), (right, self.right_mean))
@@ -56,7 +81,7 @@ class TileScatter:
         self.count += len(left)
 
     def value(self) -> Array:
-        """The tile; corrects what rounding the means left behind."""
+        """Return the tile (a, b), corrected for the rounding of the means."""
         offsets = [
             mean - mean.astype(np.float32).astype(np.float64)
             for mean in (self.left_mean, self.right_mean)
@@ -66,8 +91,19 @@ class TileScatter:
 
 @dataclass(frozen=True, slots=True)
 class Standardizer:
-    """How tiles become those of the ridged covariance of standardized features: scale (D,), the
-    ridge added to the diagonal, and the number of samples."""
+    """Converts tiles of the scatter to tiles of the ridged covariance of standardized features.
+
+    Attributes
+    ----------
+    scale : ndarray of shape (D,)
+        1/deviation of the features, 0 for those without variance.
+    shift : float
+        The value added to the diagonal.
+    ridge : float
+        The ridge that `shift` is computed from, relative to the mean of the diagonal.
+    count : int
+        The number of samples.
+    """
 
     scale: Array
     shift: float
@@ -76,13 +112,13 @@ class Standardizer:
 
     @classmethod
     def of(cls, squares: Array, count: int, ridge: float) -> Standardizer:
-        """From the scatter's diagonal (D,)."""
+        """Return the standardizer for the diagonal (D,) of a scatter of `count` samples."""
         scale = inverse_deviations(squares / count)
         diagonal = squares / count * scale**2
         return cls(scale, float(ridge * diagonal.mean()), ridge, count)
 
     def tile(self, scatter: Array, rows: slice, columns: slice) -> Array:
-        """The covariance where two blocks of features meet, (a, b), from that of the scatter."""
+        """Return the covariance tile (a, b) of two feature blocks from their scatter tile."""
         tile = scatter / self.count
         tile *= self.scale[rows, None]
         tile *= self.scale[columns]
@@ -95,39 +131,74 @@ class Standardizer:
 
 def factor_tile(
     tile: Array,
-    before: Iterator[tuple[Array, Array]],
+    previous: Iterator[tuple[Array, Array]],
     diagonal: Array | None,
-    standardized: Standardizer,
+    standardizer: Standardizer,
 ) -> Array:
-    """Tile (i, j) of the Cholesky factor L, from that of the covariance; takes over its memory.
+    """Compute tile (i, j) of the Cholesky factor L of the covariance.
 
-    before gives the tiles (i, k) and (j, k) of L for each k < j; diagonal is tile (j, j) of L, or
-    None where i = j.
+    Parameters
+    ----------
+    tile : ndarray of float64, shape (a, b)
+        Tile (i, j) of the covariance, in Fortran order. Its memory is reused.
+    previous : iterator of tuple of ndarray
+        The tiles (i, k) and (j, k) of L for each k < j.
+    diagonal : ndarray of shape (b, b) or None
+        Tile (j, j) of L, or None if i = j.
+    standardizer : Standardizer
+        The one that made the tile.
+
+    Returns
+    -------
+    ndarray of float64, shape (a, b)
+        Tile (i, j) of L.
+
+    Raises
+    ------
+    SingularError
+        If a tile on the diagonal is not positive definite.
     """
-    for left, right in before:
+    for left, right in previous:
         tile = blas.dgemm(-1.0, left, right, beta=1.0, c=tile, trans_b=1, overwrite_c=1)
     if diagonal is not None:
         return np.asarray(solve_triangular(diagonal, tile.T, lower=True, check_finite=False).T)
-    features = len(standardized.scale)
+    features = len(standardizer.scale)
     try:
         factor = np.linalg.cholesky(tile)
     except np.linalg.LinAlgError:
-        raise singular(features, standardized.count, standardized.ridge) from None
+        raise singular_error(features, standardizer.count, standardizer.ridge) from None
     rounding = float(np.finfo(np.float32).eps)
-    check_pivots(np.diagonal(factor), rounding, features, standardized.count, standardized.ridge)
+    check_pivots(np.diagonal(factor), rounding, features, standardizer.count, standardizer.ridge)
     return np.asarray(factor)
 
 
 def tiled_whitening(
     moments: FeatureMoments,
-    standardized: Standardizer,
+    standardizer: Standardizer,
     blocks: list[slice],
     read: Callable[[int, int], Array],
 ) -> Whitening:
-    """The whitening whose factor L is read tile by tile: read(i, j) gives its tile (i, j)."""
+    """Return a whitening whose Cholesky factor L is read tile by tile.
+
+    Parameters
+    ----------
+    moments : FeatureMoments of D features
+        The moments, of which only the mean is used.
+    standardizer : Standardizer
+        The one that made the tiles.
+    blocks : list of slice
+        The feature blocks, as of `feature_blocks`.
+    read : callable
+        read(i, j) returns tile (i, j) of L.
+
+    Returns
+    -------
+    Whitening
+        Its `solve` reads every tile of L twice.
+    """
 
     def solve(columns: Array) -> Array:
-        """(LLᵀ)⁻¹ columns, (D, K): forward, then backward substitution."""
+        """Return (LLᵀ)⁻¹ columns (D, K) by forward, then backward substitution."""
         x = np.array(columns, dtype=np.float64)
         for i, rows in enumerate(blocks):
             for j, others in enumerate(blocks[:i]):
@@ -141,4 +212,4 @@ def tiled_whitening(
                 x[others] -= read(i, j).T @ x[rows]
         return x
 
-    return Whitening(moments.mean, standardized.scale, solve)
+    return Whitening(moments.mean, standardizer.scale, solve)

@@ -13,7 +13,7 @@ from rescnet_dist.kernels import features_per_layer, targets_per_layer
 from rescnet_dist.kernels.convolution import PATCH_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.kernels.layer import SLAB_BYTES
-from rescnet_dist.kernels.products import STRIP_BYTES
+from rescnet_dist.kernels.products import ROW_WINDOW_BYTES
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
@@ -135,7 +135,7 @@ def laid_out(problem: Problem, spec: NetworkSpec, layer: int) -> int:
     size, inputs = spec.filter_size_at(layer), spec.input_channels(layer, channels)
     patches = 4 * height * width * size**2 * inputs
     strips = 8 * height * width * (2 * size - 1) * inputs
-    return max(PATCH_BYTES, patches) + max(STRIP_BYTES, strips)
+    return max(PATCH_BYTES, patches) + max(ROW_WINDOW_BYTES, strips)
 
 
 def small_accumulator(problem: Problem, spec: NetworkSpec) -> int:

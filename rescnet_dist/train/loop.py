@@ -332,8 +332,8 @@ def _accuracy(layer: int, tally: Tally) -> Accuracy:
 
 def _check_scores(tally: Tally) -> None:
     """Refuse images whose scores are no numbers any more: all would pass for the first class."""
-    if tally.beyond.any():
-        trained, held_out = tally.beyond.tolist()
+    if tally.nonfinite.any():
+        trained, held_out = tally.nonfinite.tolist()
         raise DataError(
             f"{trained} images to train on and {held_out} that are held out have values too far "
             "from the others for single precision: give all images on the same scale"

@@ -206,7 +206,7 @@ def grow_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Che
                 checksums = checksums.merge(behind.put(writing) or Checksums())
             del writing
         with meter.timing("compute"):
-            statistics = statistics.settled()
+            statistics = statistics.copy_small_to_host()
         with meter.timing("write"):
             checksums = checksums.merge(behind.wait() or Checksums())
     log_task_done(task, "grow", meter)

@@ -1,4 +1,4 @@
-"""`rescnet bench` in its reduced form, so that it cannot rot; and what it makes of results."""
+"""Test `rescnet bench` in its reduced form, and its comparison of results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from rescnet_dist.bench import CASES, Result, compared, draw_chart
+from rescnet_dist.bench import CASES, Result, compare_results, draw_chart
 from rescnet_dist.cli import main
 from rescnet_dist.kernels import Backend
 
@@ -26,8 +26,8 @@ def run(*arguments: object) -> str:
 
 
 @pytest.mark.slow
-def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
-    """One line for each result; peers that are not there say so."""
+def test_command_prints_writes_and_draws(tmp_path: Path) -> None:
+    """There is one row for each result; peers that are not installed are shown as such."""
     output, chart = tmp_path / "bench.json", tmp_path / "bench.png"
     text = run("--quick", *KERNELS, "-o", output, "--chart", chart)
     found = json.loads(output.read_text())
@@ -43,8 +43,8 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
         assert all(seconds is None or seconds > 0 for seconds in result["peers"].values())
     with Image.open(chart) as image:
         assert image.width > 500
-    again = run("--quick", "scatter", "--compare", output)
-    assert "before" in again or "no ratio has changed" in again
+    comparison = run("--quick", "scatter", "--compare", output)
+    assert "before" in comparison or "no ratio has changed" in comparison
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
         ('{"quick": false, "results": []}', ["--quick"], "is of a full run"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_is_timed(
+def test_invalid_comparison_fails_before_anything_is_timed(
     tmp_path: Path, content: str, options: list[str], expected: str
 ) -> None:
-    """As a bench takes minutes."""
+    """A benchmark takes minutes."""
     (tmp_path / "old.json").write_text(content)
     arguments = ["bench", "layer", *options, "--compare", str(tmp_path / "old.json")]
     failed = CliRunner().invoke(main, arguments)
@@ -67,8 +67,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_timed(
     assert expected in failed.output
 
 
-def test_a_chart_needs_a_folder_that_is_there(tmp_path: Path) -> None:
-    """Which is told at once, too."""
+def test_chart_in_missing_folder_fails(tmp_path: Path) -> None:
+    """It fails before anything is timed."""
     failed = CliRunner().invoke(main, ["bench", "layer", "--chart", str(tmp_path / "no/x.png")])
     assert failed.exit_code == 2
     assert "make it first" in failed.output
@@ -76,29 +76,29 @@ def test_a_chart_needs_a_folder_that_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_other_cases_run(name: str) -> None:
-    """Those that start clusters and processes."""
+def test_other_cases_run(name: str) -> None:
+    """They start clusters and processes."""
     assert "ours" in run("--quick", name)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_GPU)
-def test_cases_on_a_gpu_run(name: str) -> None:
-    """In seconds, beside their bar."""
+def test_gpu_cases_run(name: str) -> None:
+    """The result is in seconds."""
     assert "a layer on a GPU" in run("--quick", name)
 
 
 @pytest.mark.skipif(Backend("cupy").available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ON_GPU)
-def test_cases_on_a_gpu_are_refused_without_one(name: str) -> None:
-    """Before anything is made up or timed."""
+def test_gpu_cases_fail_without_gpu(name: str) -> None:
+    """They fail before any data are generated or timed."""
     result = CliRunner().invoke(main, ["bench", name])
     assert result.exit_code == 2
     assert "rescnet-dist[gpu]" in result.output
 
 
 def test_ratios_and_bars() -> None:
-    """Peers are to take longer than ours, and ours little longer than the floor."""
+    """Peers should take longer than ours, and ours little longer than the floor."""
     fast = Result("a", 1.0, {"one": 8.0, "two": 5.0, "three": None}, bar=5)
     assert (fast.ratio, fast.passes) == (5.0, True)
     near = Result("b", 1.2, floor=1.0, bar=1.1, at_most=True)
@@ -106,8 +106,8 @@ def test_ratios_and_bars() -> None:
     assert Result("c", 1.0, {"one": None}, bar=5).passes is None
 
 
-def test_what_has_changed_is_told_by_ratios() -> None:
-    """Both kinds, slower and faster; little changes and new cases are not."""
+def test_changed_ratios_are_reported() -> None:
+    """Slower and faster ratios of both kinds are reported; small changes and new cases are not."""
     before = {"results": [{"name": name, "ratio": 4.0} for name in "abcd"]}
     results = [
         Result("a", 1.0, {"one": 2.0}),
@@ -116,21 +116,21 @@ def test_what_has_changed_is_told_by_ratios() -> None:
         Result("d", 1.0, {"one": 4.1}),
         Result("e", 1.0, {"one": 1.0}),
     ]
-    assert compared(results, before) == [
+    assert compare_results(results, before) == [
         "a: 2.00 × slower than before (ratio 2.00, was 4.00)",
         "b: 2.00 × faster than before (ratio 8.00, was 4.00)",
         "c: 2.00 × slower than before (ratio 8.00, was 4.00)",
     ]
 
 
-def test_a_chart_of_nothing_known_is_drawn(tmp_path: Path) -> None:
-    """Where no peer is installed."""
+def test_chart_without_known_peers_is_drawn(tmp_path: Path) -> None:
+    """No peer is installed."""
     draw_chart([Result("a", 1.0, {"one": None})], str(tmp_path / "x.png"))
     assert (tmp_path / "x.png").exists()
 
 
-def test_unknown_cases_are_named() -> None:
-    """With those that there are."""
+def test_unknown_case_fails_with_a_suggestion() -> None:
+    """The error suggests a similar case."""
     result = CliRunner().invoke(main, ["bench", "feature"])
     assert result.exit_code == 2
     assert "there is no case 'feature': did you mean 'features'?" in result.output

@@ -1,4 +1,4 @@
-"""Augmentation against slow, plain loops, and that a copy depends on (seed, image, copy) alone."""
+"""Test augmentation against plain loops, and that a copy depends on (seed, image, copy) only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rescnet_dist.kernels.augment import LUMA, Draw
 Array = np.ndarray[Any, Any]
 SEED = 7
 
-ALONE: dict[str, dict[str, Any]] = {
+SINGLE_CHANGES: dict[str, dict[str, Any]] = {
     "flip": {"flip": True},
     "flip_vertical": {"flip_vertical": True},
     "both flips": {"flip": True, "flip_vertical": True},
@@ -32,7 +32,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "cutout": {"cutout": 4},
     "noise": {"noise": 0.1},
 }
-TOGETHER: dict[str, dict[str, Any]] = {
+COMBINED_CHANGES: dict[str, dict[str, Any]] = {
     "flip, shift and crop": {"flip": True, "shift": 2, "crop": 0.7},
     "all geometry": {"flip": True, "shift": 2, "crop": 0.7, "rotate": 20.0, "scale": 0.2},
     "everything": {
@@ -41,16 +41,16 @@ TOGETHER: dict[str, dict[str, Any]] = {
         **{"noise": 0.05},
     },
 }
-EXACT = {  # noise is tested by its distribution
+DETERMINISTIC_CHANGES = {  # noise is tested by its distribution
     name: {key: value for key, value in options.items() if key != "noise"}
-    for name, options in (ALONE | TOGETHER).items()
+    for name, options in (SINGLE_CHANGES | COMBINED_CHANGES).items()
     if name != "noise"
 }
 PADDINGS = ("zero", "edge", "reflect")
 
 
-def some_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> Array:
-    """Images of 9×11 pixels in color."""
+def make_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> Array:
+    """Return color images of 9×11 pixels."""
     if dtype == "uint8":
         return rng.integers(0, 256, (n, 9, 11, 3), dtype=np.uint8)
     return rng.random((n, 9, 11, 3)).astype(dtype)
@@ -60,17 +60,17 @@ def some_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> A
 
 
 def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) -> Array:
-    """One copy of one image (H, W, d), as the docstring of `AugmentSpec` has it."""
+    """Return one copy of one image (H, W, d), as the docstring of `AugmentSpec` defines it."""
     if copy == 0:
         return image
 
-    def draw(what: Draw, low: float, high: float) -> float:
-        return low + (high - low) * float(uniforms(seed, index, copy, int(what)))
+    def draw(purpose: Draw, low: float, high: float) -> float:
+        return low + (high - low) * float(uniforms(seed, index, copy, int(purpose)))
 
     height, width, _ = image.shape
     pixels = image.astype(float)
-    ways = [name for name in ("flip", "flip_vertical") if getattr(spec, name)]
-    flipped = {way: (copy >> bit) % 2 == 1 for bit, way in enumerate(ways)}
+    options = [name for name in ("flip", "flip_vertical") if getattr(spec, name)]
+    flipped = {option: (copy >> bit) % 2 == 1 for bit, option in enumerate(options)}
     side = draw(Draw.CROP_SIDE, spec.crop, 1) if spec.crop < 1 else 1.0
     shift_y = math.floor(draw(Draw.SHIFT_Y, -spec.shift, spec.shift + 1)) if spec.shift else 0
     shift_x = math.floor(draw(Draw.SHIFT_X, -spec.shift, spec.shift + 1)) if spec.shift else 0
@@ -78,13 +78,13 @@ def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) ->
     angle = math.radians(draw(Draw.ROTATE, -spec.rotate, spec.rotate)) if spec.rotate else 0.0
     center_y = (height - 1) / 2 + (1 - side) * height * draw(Draw.CROP_Y, -0.5, 0.5) + shift_y
     center_x = (width - 1) / 2 + (1 - side) * width * draw(Draw.CROP_X, -0.5, 0.5) + shift_x
-    signs = [-1 if flipped.get(way) else 1 for way in ("flip_vertical", "flip")]
+    signs = [-1 if flipped.get(option) else 1 for option in ("flip_vertical", "flip")]
     out = np.zeros_like(pixels)
     for y in range(height):
         for x in range(width):
             down = side * grow * (y - (height - 1) / 2) * signs[0]
             right = side * grow * (x - (width - 1) / 2) * signs[1]
-            out[y, x] = interpolated(
+            out[y, x] = interpolate(
                 pixels,
                 center_y + math.cos(angle) * down - math.sin(angle) * right,
                 center_x + math.sin(angle) * down + math.cos(angle) * right,
@@ -105,10 +105,10 @@ def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) ->
     return out
 
 
-def interpolated(pixels: Array, y: float, x: float, padding: str) -> Array:
-    """The color (d,) of an image at a point between its pixels."""
+def interpolate(pixels: Array, y: float, x: float, padding: str) -> Array:
+    """Return the color (d,) of an image at a point between its pixels."""
     height, width, channels = pixels.shape
-    y, x = led_back(y, height, padding), led_back(x, width, padding)
+    y, x = map_inside(y, height, padding), map_inside(x, width, padding)
     if math.isnan(y) or math.isnan(x):
         return np.zeros(channels)
     total = np.zeros(channels)
@@ -119,8 +119,8 @@ def interpolated(pixels: Array, y: float, x: float, padding: str) -> Array:
     return total
 
 
-def led_back(location: float, side: int, padding: str) -> float:
-    """A coordinate within the image, or NaN where zeros come in."""
+def map_inside(location: float, side: int, padding: str) -> float:
+    """Return a coordinate inside the image, or NaN where the padding is zero."""
     if padding == "reflect":
         while not 0 <= location <= side - 1:
             location = -location if location < 0 else 2 * (side - 1) - location
@@ -130,36 +130,38 @@ def led_back(location: float, side: int, padding: str) -> float:
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("options", EXACT.values(), ids=EXACT.keys())
+@pytest.mark.parametrize(
+    "options", DETERMINISTIC_CHANGES.values(), ids=DETERMINISTIC_CHANGES.keys()
+)
 def test_copies_equal_plain_loops(
     rng: np.random.Generator, options: dict[str, Any], padding: str
 ) -> None:
-    """Pixel by pixel, for every way to change images and for their compositions."""
-    images = some_images(rng, "float32", 3)
+    """Pixels are equal for every kind of change and for compositions of changes."""
+    images = make_images(rng, "float32", 3)
     index, copy = np.array([4, 10**9, 0]), np.array([1, 2, 3])
     spec = AugmentSpec(copies=3, padding=padding, **options)
-    got = augment_images(images, index, copy, spec, SEED)
+    found = augment_images(images, index, copy, spec, SEED)
     for n in range(3):
-        want = oracle(images[n], int(index[n]), int(copy[n]), spec, SEED)
-        np.testing.assert_allclose(got[n], want, atol=2e-5)
+        expected = oracle(images[n], int(index[n]), int(copy[n]), spec, SEED)
+        np.testing.assert_allclose(found[n], expected, atol=2e-5)
 
 
-# what a copy depends on ---------------------------------------------------------------------------
+# dependencies of a copy ---------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    options=st.sampled_from([*ALONE.values(), *TOGETHER.values()]),
+    options=st.sampled_from([*SINGLE_CHANGES.values(), *COMBINED_CHANGES.values()]),
     padding=st.sampled_from(PADDINGS),
     cuts=st.lists(st.integers(1, 39), max_size=5, unique=True).map(sorted),
     dtype=st.sampled_from(["uint8", "float32"]),
 )
-def test_any_chunking_gives_the_same_pixels(
+def test_copies_do_not_depend_on_chunking_or_order(
     options: dict[str, Any], padding: str, cuts: list[int], dtype: str
 ) -> None:
-    """Bit for bit, in any order too."""
+    """Copies are equal bit for bit."""
     rng = np.random.default_rng(1)
-    images = some_images(rng, dtype, 40)
+    images = make_images(rng, dtype, 40)
     index, copy = rng.integers(0, 10**6, 40), rng.integers(0, 4, 40)
     spec = AugmentSpec(copies=3, padding=padding, **options)
     whole = augment_images(images, index, copy, spec, SEED)
@@ -173,21 +175,23 @@ def test_any_chunking_gives_the_same_pixels(
     np.testing.assert_array_equal(shuffled, whole[order])
 
 
-def test_slabs_leave_no_trace(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images that are worked on one by one are the same as all at once."""
-    images, spec = some_images(rng), AugmentSpec(copies=1, **TOGETHER["everything"])
+def test_copies_do_not_depend_on_slab_size(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images that are processed one by one equal those processed at once."""
+    images, spec = make_images(rng), AugmentSpec(copies=1, **COMBINED_CHANGES["everything"])
     index, copy = np.arange(6), np.ones(6, int)
     whole = augment_images(images, index, copy, spec, SEED)
     monkeypatch.setattr("rescnet_dist.kernels.augment.SLAB_PIXELS", 1)
     np.testing.assert_array_equal(augment_images(images, index, copy, spec, SEED), whole)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", SINGLE_CHANGES)
 def test_copies_differ_by_seed_image_and_copy(rng: np.random.Generator, name: str) -> None:
-    """Mirroring aside, which goes by the copy alone; and none of them is the original."""
-    image = some_images(rng, n=1)
+    """No copy is the original. Flips depend on the copy number only."""
+    image = make_images(rng, n=1)
     same = np.repeat(image, 8, axis=0)
-    spec = AugmentSpec(copies=8, **ALONE[name])
+    spec = AugmentSpec(copies=8, **SINGLE_CHANGES[name])
     ones = np.ones(8, int)
     by_copy = augment_images(same, ones, np.arange(1, 9), spec, SEED)
     assert len(np.unique(by_copy, axis=0)) > 1
@@ -199,53 +203,57 @@ def test_copies_differ_by_seed_image_and_copy(rng: np.random.Generator, name: st
         assert not np.array_equal(other_seed, by_image)
 
 
-def test_copy_0_is_the_image_itself(rng: np.random.Generator) -> None:
-    """Beside copies of others."""
-    images, spec = some_images(rng), AugmentSpec(copies=2, **TOGETHER["everything"])
+def test_copy_0_is_the_original(rng: np.random.Generator) -> None:
+    """This holds in a batch with other copies."""
+    images, spec = make_images(rng), AugmentSpec(copies=2, **COMBINED_CHANGES["everything"])
     copy = np.array([0, 1, 0, 2, 0, 1])
-    got = augment_images(images, np.arange(6), copy, spec, SEED)
-    np.testing.assert_array_equal(got[copy == 0], images[copy == 0])
-    assert all((got[n] != images[n]).any() for n in np.flatnonzero(copy))
+    found = augment_images(images, np.arange(6), copy, spec, SEED)
+    np.testing.assert_array_equal(found[copy == 0], images[copy == 0])
+    assert all((found[n] != images[n]).any() for n in np.flatnonzero(copy))
 
 
-# what the ways to change images are ---------------------------------------------------------------
+# the kinds of change ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "uint16"])
-def test_one_mirrored_copy_is_the_papers_augmentation(rng: np.random.Generator, dtype: str) -> None:
-    """Exactly the mirror image, of every image."""
+def test_one_flipped_copy_is_the_augmentation_of_the_paper(
+    rng: np.random.Generator, dtype: str
+) -> None:
+    """Every copy is exactly the image flipped left to right."""
     images = rng.integers(0, 200, (5, 8, 8, 1)).astype(dtype)
     spec = AugmentSpec(copies=1, flip=True)
-    got = augment_images(images, np.arange(5), np.ones(5, int), spec, SEED)
-    np.testing.assert_array_equal(got, images[:, :, ::-1])
+    found = augment_images(images, np.arange(5), np.ones(5, int), spec, SEED)
+    np.testing.assert_array_equal(found, images[:, :, ::-1])
 
 
-def test_two_ways_to_mirror_take_turns(rng: np.random.Generator) -> None:
-    """Left to right, top to bottom, both; then from the beginning."""
-    image = some_images(rng, n=1)
+def test_two_kinds_of_flip_take_turns(rng: np.random.Generator) -> None:
+    """The order is left to right, top to bottom, both, none, and from the start."""
+    image = make_images(rng, n=1)
     spec = AugmentSpec(copies=5, flip=True, flip_vertical=True)
-    got = augment_images(np.repeat(image, 5, axis=0), np.zeros(5, int), np.arange(1, 6), spec, SEED)
+    found = augment_images(
+        np.repeat(image, 5, axis=0), np.zeros(5, int), np.arange(1, 6), spec, SEED
+    )
     x, y = image[0, :, ::-1], image[0, ::-1]
-    for n, want in enumerate((x, y, x[::-1], image[0], x)):
-        np.testing.assert_array_equal(got[n], want)
+    for n, expected in enumerate((x, y, x[::-1], image[0], x)):
+        np.testing.assert_array_equal(found[n], expected)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_shifts_are_by_whole_pixels_in_all_directions(padding: str) -> None:
-    """Exactly as NumPy's padding would, each shift about as often as the others."""
+def test_shifts_are_whole_pixels_in_all_directions(padding: str) -> None:
+    """Shifts equal NumPy's padding exactly, and all occur about equally often."""
     image = np.arange(1, 50, dtype=np.uint8).reshape(1, 7, 7, 1)
     spec, n = AugmentSpec(copies=1, shift=2, padding=padding), 2000
-    got = augment_images(np.repeat(image, n, axis=0), np.arange(n), np.ones(n, int), spec, SEED)
+    found = augment_images(np.repeat(image, n, axis=0), np.arange(n), np.ones(n, int), spec, SEED)
     mode = {"zero": "constant", "edge": "edge", "reflect": "reflect"}[padding]
     padded = np.pad(image[0, :, :, 0], 2, mode=mode)  # type: ignore[call-overload]
     windows = np.lib.stride_tricks.sliding_window_view(padded, (7, 7)).reshape(25, 49)
-    found = (got.reshape(n, 1, 49) == windows[None]).all(axis=2)
-    assert (found.sum(axis=1) == 1).all()
-    assert found.sum(axis=0).min() > 0.6 * n / 25
+    matches = (found.reshape(n, 1, 49) == windows[None]).all(axis=2)
+    assert (matches.sum(axis=1) == 1).all()
+    assert matches.sum(axis=0).min() > 0.6 * n / 25
 
 
-def test_noise_is_normal_and_of_its_deviation() -> None:
-    """By its mean, deviation and share beyond two deviations, pixel by pixel and image by image."""
+def test_noise_is_normal_with_given_deviation() -> None:
+    """Mean, deviation and tails are normal; pixels and images are uncorrelated."""
     images = np.zeros((200, 16, 16, 1), np.float32)
     spec = AugmentSpec(copies=1, noise=0.1)
     noise = augment_images(images, np.arange(200), np.ones(200, int), spec, SEED)
@@ -256,19 +264,19 @@ def test_noise_is_normal_and_of_its_deviation() -> None:
     assert abs(np.corrcoef(noise[:, :, 1:].reshape(-1), noise[:, :, :-1].reshape(-1))[0, 1]) < 0.02
 
 
-def test_whole_numbers_are_rounded_and_stay_in_range() -> None:
-    """Nothing wraps around, and what is between two values goes to the nearer one."""
+def test_integers_are_rounded_and_clipped() -> None:
+    """Values do not wrap around, and are rounded to the nearest integer."""
     images = np.full((50, 4, 4, 1), 250, np.uint8)
     spec = AugmentSpec(copies=1, brightness=0.5)
-    got = augment_images(images, np.arange(50), np.ones(50, int), spec, SEED)
+    found = augment_images(images, np.arange(50), np.ones(50, int), spec, SEED)
     factor = 0.5 + uniforms(SEED, np.arange(50), 1, int(Draw.BRIGHTNESS))
-    want = np.clip(np.rint(250 * factor.astype(np.float32)), 0, 255)
-    np.testing.assert_array_equal(got[:, 0, 0, 0], want)
-    assert got.max() == 255
+    expected = np.clip(np.rint(250 * factor.astype(np.float32)), 0, 255)
+    np.testing.assert_array_equal(found[:, 0, 0, 0], expected)
+    assert found.max() == 255
 
 
-def test_numbers_drawn_are_uniform_and_independent() -> None:
-    """Over images, copies and what they are for."""
+def test_uniforms_are_uniform_and_independent() -> None:
+    """This holds over images, copies and purposes."""
     u = uniforms(SEED, np.arange(500)[:, None, None], np.arange(10)[:, None], np.arange(10))
     assert np.histogram(u, 10, (0, 1))[0] == pytest.approx(5000, abs=300)
     for axis in range(3):
@@ -276,7 +284,7 @@ def test_numbers_drawn_are_uniform_and_independent() -> None:
         assert abs(np.corrcoef(first.reshape(-1), second.reshape(-1))[0, 1]) < 0.02
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
+INVALID_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "copies of nothing": ({"copies": 2}, "copies=2 would all be the same"),
     "changes of no copies": ({"flip": True}, "give copies of at least 1"),
     "negative copies": ({"copies": -1, "flip": True}, "copies=-1 is out of range"),
@@ -290,15 +298,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
-def test_bad_augmentation_is_refused(options: dict[str, Any], message: str) -> None:
-    """With the value, the limit and the remedy."""
+@pytest.mark.parametrize(("options", "message"), INVALID_OPTIONS.values(), ids=INVALID_OPTIONS)
+def test_invalid_augmentation_raises(options: dict[str, Any], message: str) -> None:
+    """The error names the value, the limit and the remedy."""
     with pytest.raises(SpecError, match=message.replace("(", r"\(")):
         AugmentSpec(**options)
 
 
-def test_images_that_cannot_be_augmented_so_are_refused() -> None:
-    """By their size and channels."""
+def test_augmentation_unsuitable_for_images_raises() -> None:
+    """Size and channels of the images are checked."""
     for options, message in (
         ({"shift": 8}, "shift=8 leaves nothing of images of 8×9 .* at most 7"),
         ({"cutout": 9}, "cutout=9 leaves nothing"),

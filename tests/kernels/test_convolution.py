@@ -1,4 +1,4 @@
-"""Min-max normalization and the zero-padded convolution of a layer."""
+"""Test min-max normalization and the zero-padded convolution of a layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rescnet_dist.kernels import LayerInput, convolve, min_max_scale, normalize
 @pytest.mark.parametrize("channels", [1, 2, 5])
 @pytest.mark.parametrize(("height", "width"), [(6, 9), (7, 5)])
 def test_convolve_equals_oracle(size, channels, height, width, rng):
-    """Stride 1, zeros around, even and odd sizes, filters larger than the image included."""
+    """Stride 1, zero padding, even and odd sizes, also filters larger than the image."""
     images = rng.normal(size=(3, height, width, channels)).astype(np.float32)
     filters = rng.normal(size=(size, size, channels, 4))
     bias = rng.normal(size=4)
@@ -32,8 +32,11 @@ def test_convolve_in_float64_keeps_float64(rng):
     np.testing.assert_allclose(maps, oracle.convolve(images, filters, np.zeros(3)), atol=1e-12)
 
 
-def test_impulse_gives_the_filter_mirrored_with_even_sizes_reaching_down_and_right(rng):
-    """Cross-correlation: a single pixel spreads the filter mirrored, (k−1)//2 pixels before it."""
+def test_impulse_response_is_the_flipped_filter(rng):
+    """Cross-correlation of a single pixel is the flipped filter.
+
+    A filter starts (k−1)//2 pixels before its pixel, so even sizes reach further down and right.
+    """
     image = np.zeros((1, 9, 9, 1), np.float32)
     image[0, 4, 4, 0] = 1
     for size in (3, 4):
@@ -45,8 +48,8 @@ def test_impulse_gives_the_filter_mirrored_with_even_sizes_reaching_down_and_rig
         assert np.count_nonzero(maps) == size * size
 
 
-def test_filters_may_lie_in_memory_in_any_way(rng):
-    """As those of stacked LDA do, before they are stored."""
+def test_filters_may_have_any_memory_layout(rng):
+    """Stacked-LDA filters are not contiguous before they are stored."""
     images = rng.normal(size=(2, 5, 5, 1)).astype(np.float32)
     flat = rng.normal(size=(4, 9))
     filters = flat.T.reshape(3, 3, 1, 4)
@@ -55,7 +58,7 @@ def test_filters_may_lie_in_memory_in_any_way(rng):
 
 
 def test_maps_of_an_image_do_not_depend_on_the_others(rng):
-    """To the bit."""
+    """They are equal bit for bit."""
     images = rng.normal(size=(7, 6, 5, 2)).astype(np.float32)
     filters, bias = rng.normal(size=(3, 3, 2, 3)), rng.normal(size=3)
     whole = convolve(LayerInput.of(images), filters, bias)
@@ -65,8 +68,8 @@ def test_maps_of_an_image_do_not_depend_on_the_others(rng):
 
 
 @pytest.mark.parametrize("mode", ["global", "channel"])
-def test_min_max_equals_oracle_and_maps_to_the_unit_interval(mode, rng):
-    """The training images fill [0, 1], over all channels or in each of them."""
+def test_min_max_equals_oracle_and_maps_to_unit_interval(mode, rng):
+    """The training images fill [0, 1], over all channels or in each channel."""
     images = (rng.normal(size=(4, 5, 6, 3)) * [1, 5, 0.1] + [0, 7, -2]).astype(np.float32)
     low, high = (f(axis=(0, 1, 2)).astype(np.float64) for f in (images.min, images.max))
     offset, scale = min_max_scale(low, high, mode)
@@ -81,7 +84,7 @@ def test_min_max_equals_oracle_and_maps_to_the_unit_interval(mode, rng):
 
 
 def test_constant_channel_maps_to_zero(rng):
-    """A channel without range becomes 0 by itself, and the others fill [0, 1]."""
+    """A constant channel becomes 0, and the others fill [0, 1]."""
     images = rng.random((3, 4, 5, 2)).astype(np.float32)
     images[..., 1] = 0.3
     low, high = (f(axis=(0, 1, 2)).astype(np.float64) for f in (images.min, images.max))
@@ -92,15 +95,15 @@ def test_constant_channel_maps_to_zero(rng):
 
 @pytest.mark.parametrize("mode", ["global", "channel"])
 def test_constant_tensor_maps_to_zero(mode):
-    """No division by the range of a constant tensor."""
+    """The zero range of a constant tensor is not divided by."""
     low = np.array([2.5, 2.5])
     offset, scale = min_max_scale(low, low, mode)
     assert not scale.any()
     assert not normalize(np.full((2, 3, 3, 2), 2.5, np.float32), offset, scale).any()
 
 
-def test_normalize_keeps_bytes_from_wrapping_around():
-    """uint8 pixels below the low of the training set become negative."""
+def test_normalize_does_not_wrap_bytes():
+    """uint8 pixels below the minimum of the training set become negative."""
     images = np.array([0, 10, 110], np.uint8).reshape(1, 1, 3, 1)
     scaled = normalize(images, np.array([10.0]), np.array([0.01]))
     np.testing.assert_allclose(scaled.ravel(), [-0.1, 0, 1], atol=1e-6)

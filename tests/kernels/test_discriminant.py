@@ -1,4 +1,4 @@
-"""Moments of features, and the discriminants and regressions that follow from them."""
+"""Test moments of features, and LDA and ridge regression computed from them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from rescnet_dist.kernels import (
 
 
 def labeled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
-    """Correlated features (n, D) of unlike size whose means differ by class, and labels (n,)."""
+    """Return correlated features (n, D) of different scales and class means, and labels (n,)."""
     labels = np.arange(n) % classes
     mix = rng.normal(size=(width, width)) + 2 * np.eye(width)
     features = rng.normal(size=(n, width)) @ mix + rng.normal(size=(classes, width))[labels]
     return features * np.linspace(0.2, 3, width) + np.linspace(-2, 5, width), labels
 
 
-def moments_of(features, targets, dtype=np.float64) -> FeatureMoments:
-    """The moments of all samples at once."""
+def fold_moments(features, targets, dtype=np.float64) -> FeatureMoments:
+    """Return the moments of all samples, folded at once."""
     return FeatureMoments.empty(features.shape[1], targets.shape[1], dtype).fold(features, targets)
 
 
 def assert_moments(moments: FeatureMoments, features, targets, tol: float = 1e-10) -> None:
-    """Compare with the moments by their definitions, in float64; of the scatter the lower half."""
+    """Compare with the definitions in float64; only the lower triangle of the scatter."""
     features, targets = features.astype(np.float64), targets.astype(np.float64)
     assert moments.count == len(features)
     mean = features.mean(axis=0) if len(features) else np.zeros(features.shape[1])
@@ -59,8 +59,8 @@ def assert_moments(moments: FeatureMoments, features, targets, tol: float = 1e-1
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=60, deadline=None)
-def test_fold_and_merge_over_any_chunks_equal_the_whole(cuts, splits, seed):
-    """Chunks are folded one by one; wherever a new accumulator begins, it is merged in the end."""
+def test_fold_and_merge_over_any_chunks_equal_whole(cuts, splits, seed):
+    """Chunks are folded into one or more accumulators, which are merged at the end."""
     rng = np.random.default_rng(seed)
     features, labels = labeled_features(rng, n=30)
     targets = one_hot(labels, 4) + rng.normal(size=(30, 4))
@@ -71,32 +71,35 @@ def test_fold_and_merge_over_any_chunks_equal_the_whole(cuts, splits, seed):
             accumulators.append(FeatureMoments.empty(7, 4, np.float64))
         accumulators[-1] = accumulators[-1].fold(features[start:stop], targets[start:stop])
     merged = accumulators[0]
-    for more in accumulators[1:]:
-        merged = merged.merge(more)
+    for accumulator in accumulators[1:]:
+        merged = merged.merge(accumulator)
     assert_moments(merged, features, targets)
 
 
 @given(sizes=st.tuples(*[st.integers(0, 6)] * 3), seed=st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
-def test_merge_is_associative_with_identity_and_leaves_its_parts_alone(sizes, seed):
-    """(a + b) + c = a + (b + c), and adding nothing on either side changes nothing."""
+def test_merge_is_associative_with_identity_and_changes_no_argument(sizes, seed):
+    """(a + b) + c = a + (b + c), and `empty` is the identity on both sides."""
     rng = np.random.default_rng(seed)
     parts = [(rng.normal(size=(n, 5)) + 10, rng.normal(size=(n, 2))) for n in sizes]
-    a, b, c = (moments_of(*part) for part in parts)
+    a, b, c = (fold_moments(*part) for part in parts)
     everything = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-    nothing = FeatureMoments.empty(5, 2, np.float64)
+    empty = FeatureMoments.empty(5, 2, np.float64)
     assert_moments(a.merge(b).merge(c), *everything)
     assert_moments(a.merge(b.merge(c)), *everything)
-    assert_moments(a.merge(nothing), *parts[0])
-    assert_moments(nothing.merge(a), *parts[0])
+    assert_moments(a.merge(empty), *parts[0])
+    assert_moments(empty.merge(a), *parts[0])
     for moments, part in zip((a, b, c), parts, strict=True):
         assert_moments(moments, *part)
 
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])
-def test_single_precision_sums_are_near_double_precision(offset, rng):
-    """Many chunks in float32, also with features far from 0: the scatter to 1e-5, and the mean as
-    if it had not been rounded to float32 to center by."""
+def test_single_precision_sums_are_close_to_double_precision(offset, rng):
+    """Test many chunks in float32, also with features far from 0.
+
+    The scatter is accurate to 1e-5. The mean has more digits than the float32 mean that features
+    are centered by.
+    """
     features = rng.normal(size=(6000, 12)) * np.linspace(0.5, 2, 12) + offset
     features = (features + 0.5 * features[:, ::-1]).astype(np.float32)
     targets = one_hot(rng.integers(5, size=6000), 5)
@@ -110,8 +113,8 @@ def test_single_precision_sums_are_near_double_precision(offset, rng):
     )
 
 
-def test_variance_of_a_few_units_of_rounding_is_kept(rng):
-    """Near 1000, float32 has steps of 6e-5: a mean rounded to one is off by half a deviation."""
+def test_variance_of_a_few_rounding_units_is_accurate(rng):
+    """Near 1000, float32 has steps of 6e-5, so a rounded mean is off by half a deviation."""
     steps = rng.integers(0, 3, size=(400, 3))
     features = (1000 + steps * np.spacing(np.float32(1000))).astype(np.float32)
     targets = one_hot(np.arange(400) % 2, 2)
@@ -123,8 +126,8 @@ def test_variance_of_a_few_units_of_rounding_is_kept(rng):
     assert np.abs(np.tril(moments.scatter) - expected).max() <= 1e-5 * expected.max()
 
 
-def test_single_precision_holds_over_a_million_samples(rng):
-    """As many chunks as there are in a large run, folded one after the other."""
+def test_single_precision_is_accurate_over_a_million_samples(rng):
+    """There are as many chunks as in a large run, folded one after the other."""
     moments, exact = FeatureMoments.empty(6, 1), FeatureMoments.empty(6, 1, np.float64)
     for _ in range(2000):
         chunk = (rng.normal(size=(500, 6)) * [1, 2, 3, 4, 5, 6] + 10).astype(np.float32)
@@ -137,8 +140,8 @@ def test_single_precision_holds_over_a_million_samples(rng):
         assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_single_precision_chunks_with_unlike_means_keep_the_scatter_between_them(rng):
-    """Sorted data: each chunk has a mean of its own, and their spread belongs to the scatter."""
+def test_scatter_between_chunks_with_different_means(rng):
+    """In sorted data, chunks have different means, whose scatter must be included."""
     centers = np.repeat(np.arange(10) * 5.0, 50)[:, None]
     features = (rng.normal(size=(500, 4)) + centers).astype(np.float32)
     targets = one_hot(np.arange(500) % 2, 2)
@@ -148,13 +151,13 @@ def test_single_precision_chunks_with_unlike_means_keep_the_scatter_between_them
     assert_moments(moments, features, targets, tol=1e-5)
 
 
-# one-versus-rest LDA ----------------------------------------------------------------------------
+# one-vs-rest LDA -------------------------------------------------------------------------------
 
 
 def test_lda_without_ridge_equals_scikit_learn(rng):
-    """Weights and intercept of LinearDiscriminantAnalysis(solver="lsqr"), class against rest."""
+    """Weights and intercept are those of LinearDiscriminantAnalysis(solver="lsqr")."""
     features, labels = labeled_features(rng)
-    weights, intercept, present = one_vs_rest_lda(moments_of(features, one_hot(labels, 4)), 0.0)
+    weights, intercept, present = one_vs_rest_lda(fold_moments(features, one_hot(labels, 4)), 0.0)
     assert present.all()
     for c in range(4):
         reference = LinearDiscriminantAnalysis(solver="lsqr").fit(features, labels == c)
@@ -163,11 +166,11 @@ def test_lda_without_ridge_equals_scikit_learn(rng):
 
 
 def test_lda_of_unbalanced_classes_equals_scikit_learn(rng):
-    """The intercept carries log(n₁/n₀)."""
+    """The intercept includes log(n₁/n₀)."""
     features, _ = labeled_features(rng)
     labels = (np.arange(240) % 24 == 0).astype(int)
     features[labels == 1] += 1
-    weights, intercept, _ = one_vs_rest_lda(moments_of(features, one_hot(labels, 2)), 0.0)
+    weights, intercept, _ = one_vs_rest_lda(fold_moments(features, one_hot(labels, 2)), 0.0)
     reference = LinearDiscriminantAnalysis(solver="lsqr").fit(features, labels)
     np.testing.assert_allclose(weights[1], reference.coef_[0], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(weights[0], -weights[1], rtol=1e-9)
@@ -177,13 +180,13 @@ def test_lda_of_unbalanced_classes_equals_scikit_learn(rng):
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1, 1.0, 10.0])
 def test_lda_of_residual_classes_equals_oracle(ridge, rng):
-    """2C classes, of which some are absent, with a feature that has no variance."""
+    """There are 2C classes, some of them absent, and a feature without variance."""
     features, labels = labeled_features(rng)
     features[:, 3] = 4.2
     signs = np.where(rng.random(240) < 0.3, -1, 1)
     signs[labels == 2] = 1
     targets = one_hot(labels + 4 * (signs < 0), 8)
-    weights, intercept, present = one_vs_rest_lda(moments_of(features, targets), ridge)
+    weights, intercept, present = one_vs_rest_lda(fold_moments(features, targets), ridge)
     expected = oracle.one_vs_rest(features, labels, signs, 4, ridge)
     np.testing.assert_allclose(weights.reshape(2, 4, 7), expected[0], rtol=1e-7, atol=1e-10)
     np.testing.assert_allclose(intercept.reshape(2, 4), expected[1], rtol=1e-7, atol=1e-10)
@@ -191,11 +194,11 @@ def test_lda_of_residual_classes_equals_oracle(ridge, rng):
     assert not present[6]
 
 
-def test_absent_class_and_class_without_rest_have_zero_weights(rng):
-    """A class no sample, or every sample, belongs to: weights 0, intercept 0, not present."""
+def test_absent_class_and_class_of_all_samples_have_zero_weights(rng):
+    """A class of no sample, or of every sample, has zero weights and is not present."""
     features, labels = labeled_features(rng)
     targets = np.concatenate([one_hot(labels, 4), np.zeros((240, 1)), np.ones((240, 1))], axis=1)
-    weights, intercept, present = one_vs_rest_lda(moments_of(features, targets), 0.1)
+    weights, intercept, present = one_vs_rest_lda(fold_moments(features, targets), 0.1)
     assert present.tolist() == [True] * 4 + [False] * 2
     assert not weights[4:].any()
     assert not intercept[4:].any()
@@ -204,21 +207,21 @@ def test_absent_class_and_class_without_rest_have_zero_weights(rng):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("value", [0.0, 0.1, -300.7])
-def test_feature_without_variance_gets_no_weight(value, dtype, rng):
-    """In either mode; without a ridge the other weights are as if it were not there."""
+def test_feature_without_variance_has_zero_weight(value, dtype, rng):
+    """This holds in both modes; without a ridge the other weights do not depend on it."""
     features, labels = labeled_features(rng)
     features, targets = features.astype(dtype), one_hot(labels, 4)
-    dead = features.copy()
-    dead[:, 2] = value
+    with_constant = features.copy()
+    with_constant[:, 2] = value
     moments = FeatureMoments.empty(7, 4, dtype)
     for start in range(0, 240, 50):
-        moments = moments.fold(dead[start : start + 50], targets[start : start + 50])
-    fewer = moments_of(np.delete(features, 2, axis=1), targets, dtype)
+        moments = moments.fold(with_constant[start : start + 50], targets[start : start + 50])
+    reduced = fold_moments(np.delete(features, 2, axis=1), targets, dtype)
     tol = 1e-3 if dtype is np.float32 else 1e-9
     for solve in (one_vs_rest_lda, ridge_regression):
         weights, intercept, *_ = solve(moments, 0.0)
         assert not weights[:, 2].any()
-        expected = solve(fewer, 0.0)
+        expected = solve(reduced, 0.0)
         np.testing.assert_allclose(np.delete(weights, 2, axis=1), expected[0], atol=tol)
         np.testing.assert_allclose(intercept, expected[1], atol=tol)
         assert not solve(moments, 1.0)[0][:, 2].any()
@@ -226,13 +229,13 @@ def test_feature_without_variance_gets_no_weight(value, dtype, rng):
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1, 1.0])
 def test_predictions_do_not_depend_on_the_scale_of_features(ridge, rng):
-    """Features are standardized first: a·x + b in each feature leaves all scores as they are."""
+    """Features are standardized first: a·x + b in each feature does not change the scores."""
     features, labels = labeled_features(rng)
     factors, shifts = np.array([1e-3, 2, 50, 1, 0.1, 7, 1e2]), rng.normal(size=7)
     scaled, targets = features * factors + shifts, one_hot(labels, 4)
     for solve in (one_vs_rest_lda, ridge_regression):
-        weights, intercept, *_ = solve(moments_of(features, targets), ridge)
-        other_weights, other_intercept, *_ = solve(moments_of(scaled, targets), ridge)
+        weights, intercept, *_ = solve(fold_moments(features, targets), ridge)
+        other_weights, other_intercept, *_ = solve(fold_moments(scaled, targets), ridge)
         np.testing.assert_allclose(
             scaled @ other_weights.T + other_intercept,
             features @ weights.T + intercept,
@@ -241,8 +244,8 @@ def test_predictions_do_not_depend_on_the_scale_of_features(ridge, rng):
         )
 
 
-def singular_features(kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Features whose covariance has no inverse."""
+def make_singular_features(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Return features whose covariance has no inverse."""
     features = rng.normal(size=(int(rng.integers(20, 60)), 6))
     if kind == "fewer samples than features":
         return features[:5]
@@ -255,13 +258,13 @@ def singular_features(kind: str, rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize(
     "kind", ["fewer samples than features", "a feature twice", "a sum of features"]
 )
-def test_singular_covariance_without_ridge_is_an_error_that_names_the_remedy(kind, dtype, rng):
-    """Never weights of pure rounding error; with a ridge the same features can be solved."""
+def test_singular_covariance_without_ridge_raises_with_remedy(kind, dtype, rng):
+    """There are no weights of pure rounding error; with a ridge the features can be solved."""
     for _ in range(20):
-        features = singular_features(kind, rng).astype(dtype)
-        moments = moments_of(features, one_hot(np.arange(len(features)) % 2, 2), dtype)
+        features = make_singular_features(kind, rng).astype(dtype)
+        moments = fold_moments(features, one_hot(np.arange(len(features)) % 2, 2), dtype)
         for solve in (one_vs_rest_lda, ridge_regression):
-            with pytest.raises(np.linalg.LinAlgError, match=r"ridge=0\.0: use a larger ridge"):
+            with pytest.raises(np.linalg.LinAlgError, match=r"ridge=0\.0\. Use a larger ridge"):
                 solve(moments, 0.0)
             assert np.isfinite(solve(moments, 0.01)[0]).all()
 
@@ -271,11 +274,11 @@ def test_singular_covariance_without_ridge_is_an_error_that_names_the_remedy(kin
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.1, 1.0, 10.0])
 def test_regression_equals_oracle(ridge, rng):
-    """Standardized features, centered targets, with a feature that has no variance."""
+    """Features are standardized, targets centered; one feature has no variance."""
     features, labels = labeled_features(rng)
     features[:, 3] = 4.2
     residual = one_hot(labels, 4) - rng.random((240, 4))
-    weights, intercept = ridge_regression(moments_of(features, residual), ridge)
+    weights, intercept = ridge_regression(fold_moments(features, residual), ridge)
     expected = oracle.regress(features, residual, ridge)
     np.testing.assert_allclose(weights, expected[0][0], rtol=1e-7, atol=1e-10)
     np.testing.assert_allclose(intercept, expected[1][0], rtol=1e-7, atol=1e-10)
@@ -283,10 +286,10 @@ def test_regression_equals_oracle(ridge, rng):
 
 @pytest.mark.parametrize("ridge", [1e-3, 1.0])
 def test_regression_equals_scikit_learn(ridge, rng):
-    """Ridge(alpha=γN) on standardized features, whose mean(diag S) is 1."""
+    """It is Ridge(alpha=γN) on standardized features, whose mean(diag S) is 1."""
     features, labels = labeled_features(rng)
     targets = one_hot(labels, 4) - 0.3 * rng.random((240, 4))
-    weights, intercept = ridge_regression(moments_of(features, targets), ridge)
+    weights, intercept = ridge_regression(fold_moments(features, targets), ridge)
     standard = (features - features.mean(axis=0)) / features.std(axis=0)
     reference = Ridge(alpha=ridge * 240).fit(standard, targets)
     np.testing.assert_allclose(weights * features.std(axis=0), reference.coef_, atol=1e-10)
@@ -296,10 +299,10 @@ def test_regression_equals_scikit_learn(ridge, rng):
 
 
 def test_regression_without_ridge_equals_least_squares(rng):
-    """γ = 0 gives the least-squares fit with intercept."""
+    """γ = 0 gives the least-squares fit with an intercept."""
     features, labels = labeled_features(rng)
     targets = one_hot(labels, 4)
-    weights, intercept = ridge_regression(moments_of(features, targets), 0.0)
+    weights, intercept = ridge_regression(fold_moments(features, targets), 0.0)
     table = np.concatenate([features, np.ones((240, 1))], axis=1)
     expected = np.linalg.lstsq(table, targets, rcond=None)[0]
     np.testing.assert_allclose(np.concatenate([weights.T, intercept[None]]), expected, atol=1e-9)
@@ -310,16 +313,16 @@ def test_regression_without_ridge_equals_least_squares(rng):
 
 @pytest.mark.parametrize("ridge", [1.0, 1e-3])
 @pytest.mark.parametrize("constant", [False, True])
-def test_a_factor_in_single_precision_is_refined(ridge, constant, rng, monkeypatch):
-    """To what one in double precision gives of the same sums; features without variance too."""
+def test_single_precision_factor_is_refined(ridge, constant, rng, monkeypatch):
+    """Results equal those in double precision, also with a feature without variance."""
     features, labels = labeled_features(rng, n=900, width=300)
     if constant:
         features[:, 7] = 3
-    moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
+    moments = fold_moments(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)
-    monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)
-    monkeypatch.setattr(discriminant, "COLUMNS", 64)
-    monkeypatch.setattr(discriminant, "cho_factor", None)  # fails where it is called
+    monkeypatch.setattr(discriminant, "MIN_SINGLE_FEATURES", 0)
+    monkeypatch.setattr(discriminant, "PANEL_COLUMNS", 64)
+    monkeypatch.setattr(discriminant, "cho_factor", None)  # fails if it is called
     for found, other in zip(
         (one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)), expected, strict=True
     ):
@@ -327,22 +330,22 @@ def test_a_factor_in_single_precision_is_refined(ridge, constant, rng, monkeypat
             np.testing.assert_allclose(one, two, rtol=0, atol=1e-7 * max(1, np.abs(two).max()))
 
 
-def test_what_does_not_converge_is_done_in_double(rng, monkeypatch):
-    """With the result of that."""
+def test_falls_back_to_double_precision_without_convergence(rng, monkeypatch):
+    """The result is that of double precision."""
     features, labels = labeled_features(rng, n=300, width=50)
-    moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
+    moments = fold_moments(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = ridge_regression(moments, 0.01)
-    monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)
-    monkeypatch.setattr(discriminant, "STEPS", 0)
+    monkeypatch.setattr(discriminant, "MIN_SINGLE_FEATURES", 0)
+    monkeypatch.setattr(discriminant, "MAX_GRADIENT_STEPS", 0)
     for one, two in zip(ridge_regression(moments, 0.01), expected, strict=True):
         np.testing.assert_array_equal(one, two)
 
 
-def test_what_single_precision_cannot_factorize_is_done_in_double(rng, monkeypatch):
-    """Fewer samples than features, and next to no ridge."""
+def test_falls_back_to_double_precision_if_single_cannot_factorize(rng, monkeypatch):
+    """There are fewer samples than features, and the ridge is very small."""
     features, labels = labeled_features(rng, n=60, width=200)
-    moments = moments_of(features.astype(np.float32), one_hot(labels, 4), np.float32)
+    moments = fold_moments(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = ridge_regression(moments, 2e-5)
-    monkeypatch.setattr(discriminant, "SINGLE_FROM", 0)
+    monkeypatch.setattr(discriminant, "MIN_SINGLE_FEATURES", 0)
     for one, two in zip(ridge_regression(moments, 2e-5), expected, strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * max(1, np.abs(two).max()))

@@ -1,4 +1,4 @@
-"""Moments of image patches: count, mean and scatter, however they are gathered and joined."""
+"""Test moments of image patches: count, mean and scatter, in batches and merged."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ SHAPES = [  # n, height, width, channels, patch size
 ]
 
 
-def images_of(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Pixels in float32 with another mean and deviation in each channel."""
+def make_images(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Return pixels in float32 with a different mean and deviation in each channel."""
     channels = shape[3]
     pixels = rng.normal(size=shape) * np.linspace(0.5, 2, channels) + np.linspace(-1, 3, channels)
     return pixels.astype(np.float32)
 
 
 def assert_moments(moments: PatchMoments, images: np.ndarray, size: int, tol: float = 2e-6) -> None:
-    """Compare with the naive patches' count, mean and scatter, relative to the largest entry
-    (for the scatter at least that of the pixels: that of one patch is 0)."""
+    """Compare with count, mean and scatter of naive patches, relative to the largest entry.
+
+    For the scatter that is at least the variance of the pixels, as the scatter of one patch is 0.
+    """
     count, mean, covariance = oracle.patch_covariance(images, size)
     assert moments.count == count
     assert np.abs(moments.mean - mean).max() <= tol * np.abs(mean).max()
@@ -53,23 +55,25 @@ def assert_same_moments(one: PatchMoments, other: PatchMoments, tol: float = 1e-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_patch_scatter_equals_naive_moments(shape, rng):
     """Count, mean and scatter are those of the patches listed one by one."""
-    images = images_of(shape[:4], rng)
+    images = make_images(shape[:4], rng)
     assert_moments(patch_scatter(images, shape[4]), images, shape[4])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_patch_scatter_is_exact_whichever_pixels_lie_near_the_border(size, rng):
-    """From images that hold a single row or column of patches to ones with pixels that no border
-    touches, whose sums can be shared between offsets."""
+def test_patch_scatter_is_exact_for_all_border_sizes(size, rng):
+    """Test images from a single row or column of patches to ones with interior pixels.
+
+    The sums of interior pixels are shared between offsets.
+    """
     for extra in range(2 * size + 1):
         for height, width in ((size + extra, size + 1), (size + 1, size + extra)):
-            images = images_of((2, height, width, 2), rng)
+            images = make_images((2, height, width, 2), rng)
             assert_moments(patch_scatter(images, size), images, size)
 
 
-def test_patch_scatter_at_the_size_of_a_chunk(rng):
-    """Many pixels and channels at once still give the scatter of the patches."""
-    images = images_of((32, 40, 36, 16), rng)
+def test_patch_scatter_of_a_whole_chunk(rng):
+    """The scatter of many pixels and channels equals that of the patches."""
+    images = make_images((32, 40, 36, 16), rng)
     moments = patch_scatter(images, 3)
     windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(1, 2))
     table = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 144).astype(np.float64)
@@ -79,57 +83,59 @@ def test_patch_scatter_at_the_size_of_a_chunk(rng):
     assert np.abs(moments.scatter - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
-def test_large_mean_does_not_cost_precision(rng):
-    """Pixels of 1000 ± 1 give the covariance of the ± 1 part as precisely as without the 1000."""
+def test_large_mean_does_not_lose_precision(rng):
+    """The covariance of 1000 ± 1 is as precise as that of ± 1."""
     wiggle = rng.choice([-1.0, 1.0], size=(6, 9, 8, 2)) * np.linspace(0.5, 1, 8)[:, None]
     images = (wiggle + np.array([1000, -3000])).astype(np.float32)
-    assert_moments(patch_scatter(images, 3), images, 3, tol=5e-6)  # without care: about 0.1
+    assert_moments(patch_scatter(images, 3), images, 3, tol=5e-6)  # about 0.1 without centering
 
 
-def test_bytes_and_doubles_have_the_moments_of_their_values(rng):
-    """uint8 pixels do not wrap around, and float64 pixels need not be cast before."""
+def test_uint8_and_float64_pixels(rng):
+    """uint8 pixels do not wrap around, and float64 pixels need not be cast first."""
     images = rng.integers(0, 256, (3, 7, 6, 2), dtype=np.uint8)
     assert_moments(patch_scatter(images, 3), images.astype(np.float64), 3)
     assert_moments(patch_scatter(images.astype(np.float64), 3), images.astype(np.float64), 3)
 
 
-@pytest.mark.parametrize("bytes_at_a_time", [1, 3000])
-def test_batches_of_images_add_up(bytes_at_a_time, rng, monkeypatch):
-    """The result does not depend on how many images are worked on at a time."""
-    monkeypatch.setattr(products, "STRIP_BYTES", bytes_at_a_time)
-    monkeypatch.setattr(products, "MOST_PIXELS", 0)
-    images = images_of((7, 6, 7, 2), rng)
+@pytest.mark.parametrize("batch_bytes", [1, 3000])
+def test_moments_do_not_depend_on_batch_size(batch_bytes, rng, monkeypatch):
+    """Any number of images may be processed at a time."""
+    monkeypatch.setattr(products, "ROW_WINDOW_BYTES", batch_bytes)
+    monkeypatch.setattr(products, "MAX_PAIR_PIXELS", 0)
+    images = make_images((7, 6, 7, 2), rng)
     assert_moments(patch_scatter(images, 3), images, 3)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 5, 5, 2, 5), (2, 8, 7, 1, 7)], ids=str)
-@pytest.mark.parametrize("way", [products.products_of_pairs, products.products_of_displacements])
-def test_both_ways_give_the_products_of_unfolded_patches(way, shape, rng):
-    """Whatever is at the border, down to one patch per image."""
+@pytest.mark.parametrize(
+    "algorithm", [products.sum_pair_products, products.sum_displacement_products]
+)
+def test_both_algorithms_equal_products_of_unfolded_patches(algorithm, shape, rng):
+    """This holds for all border sizes, down to one patch per image."""
     *images_shape, size = shape
     images = rng.normal(size=images_shape).astype(np.float32)
     flat = unfold(images, size).reshape(-1, size * size * shape[3]).astype(np.float64)
     expected = flat.T @ flat
     np.testing.assert_allclose(
-        way(LayerInput.of(images), size, np.zeros(shape[3], np.float32)),
+        algorithm(LayerInput.of(images), size, np.zeros(shape[3], np.float32)),
         expected,
         atol=3e-6 * max(1, expected.max()),
     )
 
 
-def test_the_way_with_fewer_products_is_taken(monkeypatch):
-    """All pairs of pixels where these are few and patches large, else displacements."""
-    taken = []
-    for name in ("products_of_pairs", "products_of_displacements"):
-        monkeypatch.setattr(products, name, lambda *given, name=name: taken.append(name))
+def test_the_algorithm_with_fewer_products_is_chosen(monkeypatch):
+    """All pairs are used for few pixels and large patches, else displacements."""
+    called = []
+    for name in ("sum_pair_products", "sum_displacement_products"):
+        monkeypatch.setattr(products, name, lambda *args, name=name: called.append(name))
     products.patch_products(LayerInput.of(np.zeros((1, 28, 28, 1))), 13, np.zeros(1), np.ones(1))
     products.patch_products(LayerInput.of(np.zeros((1, 32, 32, 53))), 3, np.zeros(53), np.ones(53))
-    assert taken == ["products_of_pairs", "products_of_displacements"]
+    assert called == ["sum_pair_products", "sum_displacement_products"]
     assert products.displacement_cost(28, 28, 1, 13) > products.pair_cost(28, 28, 1)
 
 
-def test_single_precision_holds_over_a_million_patches(rng):
-    """Against the same sums in double precision: what is added up at a time is little."""
+def test_single_precision_is_accurate_over_a_million_patches(rng):
+    """Sums are compared with double precision: only few pixels are summed in float32."""
     images = rng.normal((3, -8), 1, (1200, 32, 32, 2)).astype(np.float32)
     moments = PatchMoments.empty(18)
     for start in range(0, 1200, 300):
@@ -143,8 +149,8 @@ def test_single_precision_holds_over_a_million_patches(rng):
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 5, 2), (3, 2, 5, 2), (3, 5, 2, 2)])
-def test_images_without_a_patch_give_the_identity(shape):
-    """No image, or images smaller than a patch, have no moments."""
+def test_images_without_patches_have_empty_moments(shape):
+    """There may be no image, or images smaller than a patch."""
     moments = patch_scatter(np.ones(shape, np.float32), 3)
     assert moments.count == 0
     assert moments.mean.shape == (18,)
@@ -155,32 +161,32 @@ def test_images_without_a_patch_give_the_identity(shape):
 
 @given(cuts=st.lists(st.integers(0, 8), max_size=5), seed=st.integers(0, 2**16), data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_merge_over_any_split_equals_the_whole(cuts, seed, data):
-    """However the images are split, and in whatever tree the parts are merged."""
-    images = images_of((8, 6, 5, 2), np.random.default_rng(seed)) + np.float32(100)
+def test_merge_over_any_split_equals_whole(cuts, seed, data):
+    """Images may be split anywhere, and parts merged in any tree."""
+    images = make_images((8, 6, 5, 2), np.random.default_rng(seed)) + np.float32(100)
     edges = [0, *sorted(cuts), 8]
     parts = [patch_scatter(images[a:b], 2) for a, b in pairwise(edges)]
     while len(parts) > 1:
-        at = data.draw(st.integers(0, len(parts) - 2))
-        parts[at : at + 2] = [parts[at].merge(parts[at + 1])]
+        i = data.draw(st.integers(0, len(parts) - 2))
+        parts[i : i + 2] = [parts[i].merge(parts[i + 1])]
     assert_moments(parts[0], images, 2)
 
 
 @given(sizes=st.tuples(*[st.integers(0, 3)] * 3), seed=st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
 def test_merge_is_associative_with_identity(sizes, seed):
-    """(a + b) + c = a + (b + c), and adding nothing on either side changes nothing."""
+    """(a + b) + c = a + (b + c), and `empty` is the identity on both sides."""
     rng = np.random.default_rng(seed)
-    a, b, c = (patch_scatter(images_of((n, 5, 4, 2), rng), 2) for n in sizes)
+    a, b, c = (patch_scatter(make_images((n, 5, 4, 2), rng), 2) for n in sizes)
     assert_same_moments(a.merge(b).merge(c), a.merge(b.merge(c)))
-    nothing = PatchMoments.empty(8)
-    assert_same_moments(a.merge(nothing), a, tol=0)
-    assert_same_moments(nothing.merge(a), a, tol=0)
+    empty = PatchMoments.empty(8)
+    assert_same_moments(a.merge(empty), a, tol=0)
+    assert_same_moments(empty.merge(a), a, tol=0)
 
 
 def test_rescaled_moments_equal_moments_of_rescaled_images(rng):
-    """Min-max after the fact: (image − low)·scale, with a channel of scale 0 among them."""
-    images = images_of((4, 7, 6, 3), rng)
+    """The moments are those of (image − low)·scale, also for a channel of scale 0."""
+    images = make_images((4, 7, 6, 3), rng)
     low, scale = np.array([-1.0, 0.5, 2.0]), np.array([0.25, 3.0, 0.0])
     rescaled = patch_scatter(images, 3).rescale(low, scale)
     assert_moments(rescaled, (images - low) * scale, 3)

@@ -1,4 +1,4 @@
-"""Second-order pooling and the spatial pyramid, from maps to features."""
+"""Test second-order pooling and the spatial pyramid."""
 
 from __future__ import annotations
 
@@ -19,35 +19,41 @@ OPTIONS = [
     )
 ]
 GRIDS = [  # height, width, block, stride, levels
-    (12, 12, 4, 4, (4, 2, 1)),  # blocks side by side
-    (11, 14, 4, 3, (4, 2, 1)),  # neither axis divided by block or stride
+    (12, 12, 4, 4, (4, 2, 1)),  # adjacent blocks
+    (11, 14, 4, 3, (4, 2, 1)),  # no axis is a multiple of block or stride
     (13, 8, 3, 5, (2, 1)),  # stride larger than the block
     (7, 10, 7, 2, (4, 2, 1)),  # one row of blocks
     (6, 6, 6, 1, (2, 1)),  # one block
-    (9, 12, 4, 2, (3, 1)),  # a level that is no power of 2
+    (9, 12, 4, 2, (3, 1)),  # a level that is not a power of 2
 ]
 
 
-def maps_of(rng: np.random.Generator, n: int, height: int, width: int, filters: int) -> np.ndarray:
-    """Maps with correlated channels, about half of the pixels positive."""
+def make_maps(
+    rng: np.random.Generator, n: int, height: int, width: int, filters: int
+) -> np.ndarray:
+    """Return maps with correlated channels, about half of the pixels positive."""
     mix = rng.normal(size=(filters, filters)) + np.eye(filters)
     return rng.normal(size=(n, height, width, filters)) @ mix
 
 
-def spec_of(grid, filters, **options) -> SimpleNamespace:
-    """The fields of a network's spec that features depend on."""
+def make_spec(grid, filters, **options) -> SimpleNamespace:
+    """Return the fields of a network's spec that features depend on."""
     _, _, block, stride, levels = grid
     return SimpleNamespace(
-        block=block, stride=stride, levels=levels, pairs="all", pooling_groups=[range(filters)],
+        block=block,
+        stride=stride,
+        levels=levels,
+        pairs="all",
+        pooling_groups=[range(filters)],
         **options,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_features_equal_oracle(grid, options, rng):
-    """All options on all grids: to rounding in float64, and to single precision in float32."""
-    maps, spec = maps_of(rng, 3, *grid[:2], 4), spec_of(grid, 4, **options)
+    """All options on all grids are equal to rounding, in float64 and in float32."""
+    maps, spec = make_maps(rng, 3, *grid[:2], 4), make_spec(grid, 4, **options)
     expected = oracle.second_order_features(maps, spec)
     found = extract_features(maps, spec)
     assert found.shape == expected.shape
@@ -62,30 +68,36 @@ def test_features_equal_oracle(grid, options, rng):
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("filters", [2, 5])
 def test_feature_count_is_the_number_of_features(grid, options, filters, rng):
-    """D is known before any image is seen."""
+    """D is known before any image is read."""
     height, width, block, stride, levels = grid
     features = extract_features(
-        maps_of(rng, 1, height, width, filters), spec_of(grid, filters, **options)
+        make_maps(rng, 1, height, width, filters), make_spec(grid, filters, **options)
     )
     count = feature_count(
-        height, width, filters, block=block, stride=stride, levels=levels,
-        cells=options["cells"], zscore=options["zscore"],
-    )  # fmt: skip
+        height,
+        width,
+        filters,
+        block=block,
+        stride=stride,
+        levels=levels,
+        cells=options["cells"],
+        zscore=options["zscore"],
+    )
     assert features.shape == (1, count)
 
 
 def test_one_block_gives_the_correlations_of_relu(rng):
-    """One block over the whole map: the upper triangle of NumPy's correlation matrix."""
-    maps = maps_of(rng, 2, 9, 9, 4)
+    """One block over the whole map gives the upper triangle of NumPy's correlation matrix."""
+    maps = make_maps(rng, 2, 9, 9, 4)
     features = second_order_features(maps, 9, 1, (1,))
     for image, row in zip(maps, features, strict=True):
         table = np.maximum(image, 0).reshape(-1, 4)
         np.testing.assert_allclose(row, np.corrcoef(table.T)[np.triu_indices(4, 1)], atol=1e-12)
 
 
-def test_block_zscore_gives_the_covariance_over_the_variance_of_the_block(rng):
-    """One deviation for all channels of the block, the diagonal kept."""
-    maps = maps_of(rng, 2, 9, 9, 3) * [1, 10, 0.1]
+def test_block_zscore_gives_covariance_over_variance_of_the_block(rng):
+    """All channels of a block share one deviation, and the diagonal is included."""
+    maps = make_maps(rng, 2, 9, 9, 3) * [1, 10, 0.1]
     features = second_order_features(maps, 9, 1, (1,), zscore="block")
     for image, row in zip(maps, features, strict=True):
         table = np.maximum(image, 0).reshape(-1, 3)
@@ -93,21 +105,21 @@ def test_block_zscore_gives_the_covariance_over_the_variance_of_the_block(rng):
         np.testing.assert_allclose(row, expected[np.triu_indices(3)], atol=1e-12)
 
 
-def test_max_and_mean_pool_over_the_blocks_of_a_cell(rng):
-    """Level 1 pools over all blocks, level 2 over those of a quarter, level by level."""
-    maps = maps_of(rng, 1, 8, 8, 3)
-    each = second_order_features(maps, 2, 2, (4,)).reshape(4, 4, 3)
+def test_max_and_mean_pooling_over_the_blocks_of_a_cell(rng):
+    """Level 1 pools over all blocks, level 2 over those of a quarter."""
+    maps = make_maps(rng, 1, 8, 8, 3)
+    by_block = second_order_features(maps, 2, 2, (4,)).reshape(4, 4, 3)
     for pool, reduce in (("max", np.max), ("mean", np.mean)):
         found = second_order_features(maps, 2, 2, (2, 1), pool=pool).reshape(5, 3)
         quarters = [
-            reduce(each[y : y + 2, x : x + 2], axis=(0, 1)) for y, x in product((0, 2), (0, 2))
+            reduce(by_block[y : y + 2, x : x + 2], axis=(0, 1)) for y, x in product((0, 2), (0, 2))
         ]
-        np.testing.assert_allclose(found, [*quarters, reduce(each, axis=(0, 1))], atol=1e-12)
+        np.testing.assert_allclose(found, [*quarters, reduce(by_block, axis=(0, 1))], atol=1e-12)
 
 
 def test_power_is_the_signed_square_root_before_pooling(rng):
-    """With one block to a cell, and before the mean over several of them."""
-    maps = maps_of(rng, 3, 8, 8, 4)
+    """Cells have one block, or the mean of several."""
+    maps = make_maps(rng, 3, 8, 8, 4)
     plain = second_order_features(maps, 4, 4, (2,))
     assert (plain < 0).any()
     root = np.sign(plain) * np.sqrt(np.abs(plain))
@@ -121,7 +133,7 @@ def test_power_is_the_signed_square_root_before_pooling(rng):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("value", [0.0, -1.0, 0.1, 1e6])
 def test_maps_without_variance_give_zeros(options, dtype, value):
-    """Constant, dead and all-negative maps: 0 everywhere, never NaN."""
+    """Features of constant and all-negative maps are 0, not NaN."""
     maps = np.full((2, 7, 9, 3), value, dtype)
     features = second_order_features(maps, 5, 2, (2, 1), **options)
     assert features.shape[0] == 2
@@ -130,8 +142,8 @@ def test_maps_without_variance_give_zeros(options, dtype, value):
 
 @pytest.mark.parametrize("block", [2, 7, 16, 32, 64, 128])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_constant_channel_gives_zeros_beside_others(block, dtype, rng):
-    """Whatever the constant and the number of pixels it is averaged over."""
+def test_constant_channel_gives_zeros(block, dtype, rng):
+    """This holds for any constant and any number of pixels."""
     upper = list(zip(*np.triu_indices(3, 1), strict=True))
     with_constant = [1 in pair for pair in upper]
     for value in (0.1, 1 / 3, 7.7, 12345.6):
@@ -143,8 +155,8 @@ def test_constant_channel_gives_zeros_beside_others(block, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_constant_channel_has_no_covariance_in_a_block_of_its_own_mean(dtype, rng):
-    """zscore="block" takes the covariance about each channel's mean, so that it is 0 there too."""
+def test_constant_channel_has_no_covariance_with_block_zscore(dtype, rng):
+    """zscore="block" also subtracts the mean of each channel, so that its covariance is 0."""
     upper = list(zip(*np.triu_indices(3), strict=True))
     with_constant = [1 in pair for pair in upper]
     maps = rng.random((4, 7, 7, 3)).astype(dtype)
@@ -154,8 +166,8 @@ def test_constant_channel_has_no_covariance_in_a_block_of_its_own_mean(dtype, rn
     assert (np.abs(features[:, np.logical_not(with_constant)]) > 1e-4).all()
 
 
-def test_channel_constant_in_one_block_only_is_zero_there(rng):
-    """The other blocks of the channel keep their correlations."""
+def test_channel_constant_in_one_block_is_zero_there(rng):
+    """The other blocks of the channel have their correlations."""
     maps = rng.random((1, 4, 8, 2))
     maps[0, :, :4, 0] = 0.5
     features = second_order_features(maps, 4, 4, (2,))
@@ -164,16 +176,16 @@ def test_channel_constant_in_one_block_only_is_zero_there(rng):
 
 
 def test_correlations_do_not_depend_on_the_scale_of_a_channel(rng):
-    """zscore="channel" takes out each channel's own deviation."""
-    maps = maps_of(rng, 2, 8, 9, 3)
+    """zscore="channel" divides by each channel's own deviation."""
+    maps = make_maps(rng, 2, 8, 9, 3)
     one = second_order_features(maps, 4, 2, (2, 1))
     other = second_order_features(maps * [1e-3, 5.0, 1e4], 4, 2, (2, 1))
     np.testing.assert_allclose(one, other, atol=1e-10)
 
 
-def test_values_that_are_no_numbers_are_not_lost(rng):
-    """A NaN in an image makes all its features NaN, and leaves those of others alone."""
-    maps = maps_of(rng, 2, 9, 8, 3)
+def test_nan_is_propagated(rng):
+    """A NaN in an image makes all its features NaN, and no others."""
+    maps = make_maps(rng, 2, 9, 8, 3)
     expected = second_order_features(maps[1:], 4, 3, (2, 1))
     maps[0, 2, 2, 1] = np.nan
     found = second_order_features(maps, 4, 3, (2, 1))
@@ -181,23 +193,23 @@ def test_values_that_are_no_numbers_are_not_lost(rng):
     np.testing.assert_array_equal(found[1:], expected)
 
 
-def test_blocks_larger_than_the_image_are_refused(rng):
-    """By name."""
-    with pytest.raises(ValueError, match=r"blocks of 9 do not fit into 9×8 pixels"):
-        second_order_features(maps_of(rng, 1, 9, 8, 3), 9, 3, (2, 1))
+def test_block_larger_than_the_image_raises(rng):
+    """The error names the block and the image size."""
+    with pytest.raises(ValueError, match=r"block=9 does not fit into 9×8 pixels"):
+        second_order_features(make_maps(rng, 1, 9, 8, 3), 9, 3, (2, 1))
 
 
 def test_features_of_an_image_do_not_depend_on_the_others(rng):
-    """To the bit."""
-    maps = maps_of(rng, 7, 9, 8, 3)
+    """They are equal bit for bit."""
+    maps = make_maps(rng, 7, 9, 8, 3)
     whole = second_order_features(maps, 4, 3, (2, 1))
     single = [second_order_features(maps[n : n + 1], 4, 3, (2, 1)) for n in range(7)]
     np.testing.assert_array_equal(np.concatenate(single), whole)
     assert second_order_features(maps[:0], 4, 3, (2, 1)).shape == (0, whole.shape[1])
 
 
-def test_center_leaves_14_of_21_cells_alive_at_cifar_size():
-    """Blocks of 16 at stride 4 on 32 pixels, as measured; even cells are all alive."""
+def test_center_cells_at_cifar_size():
+    """Blocks of 16 at stride 4 on 32 pixels leave 7 of 21 center cells empty, and no even cell."""
     options = {"block": 16, "stride": 4, "levels": (4, 2, 1)}
     assert feature_count(32, 32, 50, **options) == 14 * 50 * 49 // 2
     assert feature_count(32, 32, 50, **options, cells="even") == 21 * 50 * 49 // 2
@@ -208,7 +220,7 @@ def test_center_leaves_14_of_21_cells_alive_at_cifar_size():
 @pytest.mark.parametrize("level", [1, 2, 4])
 @pytest.mark.parametrize("length", [7, 12, 28, 33])
 def test_cells_equal_oracle(length, level, cells):
-    """For blocks and strides of many sizes; cells never decrease along an axis."""
+    """This holds for many blocks and strides; cells never decrease along an axis."""
     for block, stride in product((2, 3, 5, 7), (1, 2, 3, 8)):
         starts = oracle.block_starts(length, block, stride)
         expected = oracle.block_cells(starts, length, block, level, cells)

@@ -1,4 +1,4 @@
-"""What a layer is fitted to, how its output becomes probabilities, and their simplex."""
+"""Test the targets of a layer, its probabilities, and the projection to the simplex."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rescnet_dist.kernels import (
 )
 
 
-def scores_and_labels(rng: np.random.Generator, n: int = 40, classes: int = 5):
-    """Running scores around 0 to 1 and labels of all classes."""
+def make_scores_and_labels(rng: np.random.Generator, n: int = 40, classes: int = 5):
+    """Return running scores around 0 to 1, and labels of all classes."""
     return rng.normal(0.3, 0.4, (n, classes)), np.arange(n) % classes
 
 
-def rows(low: float, high: float) -> st.SearchStrategy[np.ndarray]:
-    """Matrices (n, C) of scores between two bounds."""
+def score_matrices(low: float, high: float) -> st.SearchStrategy[np.ndarray]:
+    """Generate matrices (n, C) of scores between two bounds."""
     shapes = st.tuples(st.integers(1, 6), st.integers(1, 7))
     return shapes.flatmap(
         lambda shape: arrays(np.float64, shape, elements=st.floats(low, high, width=32))
@@ -34,7 +34,7 @@ def rows(low: float, high: float) -> st.SearchStrategy[np.ndarray]:
 
 
 def test_paper_worked_example():
-    """Scores (0.4, 0.6, 0) of class A at λ = 0.8: the largest error is B's, and it is negative."""
+    """For scores (0.4, 0.6, 0) of class A at λ = 0.8, the largest error is B's and negative."""
     scores = np.array([[0.4, 0.6, 0.0]])
     largest, sign = residual_labels(scores, np.array([0]), 0.8)
     assert largest.tolist() == [1]
@@ -45,8 +45,8 @@ def test_paper_worked_example():
 
 @pytest.mark.parametrize("target", [0.8, 1.0, 0.3])
 def test_residual_labels_equal_oracle(target, rng):
-    """T = argmax |λY − Ŷ| and the sign there."""
-    scores, labels = scores_and_labels(rng)
+    """They are T = argmax |λY − Ŷ| and the sign of that error."""
+    scores, labels = make_scores_and_labels(rng)
     largest, sign = residual_labels(scores, labels, target)
     expected = oracle.residual_labels(scores, labels, target)
     np.testing.assert_array_equal(largest, expected[0])
@@ -54,8 +54,8 @@ def test_residual_labels_equal_oracle(target, rng):
     assert set(sign) == {-1, 1}
 
 
-def test_tied_errors_go_to_the_first_class_and_no_error_is_positive():
-    """Ties are settled by order, so that a layer does not depend on chance."""
+def test_ties_go_to_the_first_class_and_zero_error_is_positive():
+    """Ties are broken by order, so that a layer is deterministic."""
     scores = np.array([[0.25, 0.25, 0.0], [0.5, 0.0, 0.0]])
     largest, sign = residual_labels(scores, np.array([2, 0]), 0.5)
     assert largest.tolist() == [2, 0]
@@ -65,9 +65,9 @@ def test_tied_errors_go_to_the_first_class_and_no_error_is_positive():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_classify_targets_mark_the_residual_class_and_sign(first, rng):
-    """One of the 2C columns is 1: (s=+1, T), or behind all classes (s=−1, T)."""
-    scores, labels = scores_and_labels(rng)
+def test_classify_targets_mark_residual_class_and_sign(first, rng):
+    """One of the 2C columns is 1: (s=+1, T), or C columns later (s=−1, T)."""
+    scores, labels = make_scores_and_labels(rng)
     targets = layer_targets(scores, labels, first=first, residual="classify", target=0.8)
     largest, sign = labels, np.ones(len(labels))
     if not first:
@@ -80,14 +80,14 @@ def test_classify_targets_mark_the_residual_class_and_sign(first, rng):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_regress_targets_are_the_whole_residual(first, rng):
-    """Y − Ŷ, without λ."""
-    scores, labels = scores_and_labels(rng)
+    """They are Y − Ŷ, without λ."""
+    scores, labels = make_scores_and_labels(rng)
     targets = layer_targets(scores, labels, first=first, residual="regress", target=0.8)
     np.testing.assert_allclose(targets, oracle.one_hot(labels, 5) - scores, rtol=0, atol=1e-12)
 
 
 def test_one_hot_equals_oracle():
-    """1 at the label, also where some class has no image."""
+    """It is 1 at the label, also if some class has no image."""
     labels = np.array([2, 0, 4, 2])
     np.testing.assert_array_equal(one_hot(labels, 5), oracle.one_hot(labels, 5))
 
@@ -97,7 +97,7 @@ def test_one_hot_equals_oracle():
     "present", [[1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
 )
 def test_probabilities_equal_oracle(probability, present, rng):
-    """Sigmoid(score/σ) or softmax(β·score); absent classes get 0 and do not share."""
+    """They are sigmoid(score/σ) or softmax(β·score) over present classes; absent ones get 0."""
     scores, present = rng.normal(0, 30, (20, 5)), np.array(present, bool)
     found = probabilities(scores, present, probability=probability, sigma=4.0, beta=0.05)
     spec = SimpleNamespace(probability=probability, sigma=4.0, beta=0.05)
@@ -109,7 +109,7 @@ def test_probabilities_equal_oracle(probability, present, rng):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("probability", ["sigmoid", "softmax"])
 def test_huge_scores_do_not_overflow(probability, dtype):
-    """Scores of ± 1e30 give 0, ½ and 1: no warning (an error here), no NaN."""
+    """Scores of ± 1e30 give 0, ½ and 1, without warning (an error here) or NaN."""
     scores = np.array([[1e30, 0, -1e30], [-1e30, -1e30, -1e30]], dtype)
     found = probabilities(scores, np.ones(3, bool), probability=probability, sigma=16.0, beta=1.0)
     middle = [0.5, 0] if probability == "sigmoid" else [0, 0]
@@ -117,10 +117,10 @@ def test_huge_scores_do_not_overflow(probability, dtype):
     np.testing.assert_allclose(found, [[1, *middle], last], rtol=1e-6)
 
 
-@given(scores=rows(-1000, 1000))
+@given(scores=score_matrices(-1000, 1000))
 @settings(max_examples=100, deadline=None)
-def test_simplex_rows_are_probabilities_that_keep_the_order(scores):
-    """Rows sum to 1, none is negative, the order of scores and the largest of them are kept."""
+def test_simplex_rows_are_probabilities_in_the_order_of_scores(scores):
+    """Rows sum to 1, no entry is negative, and the order of scores is unchanged."""
     found = project_to_simplex(scores)
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-9)
     assert (found >= 0).all()
@@ -130,7 +130,7 @@ def test_simplex_rows_are_probabilities_that_keep_the_order(scores):
     assert (np.diff(np.take_along_axis(found, order, axis=1), axis=1) >= 0).all()
 
 
-@given(scores=rows(-3, 3), seed=st.integers(0, 2**16))
+@given(scores=score_matrices(-3, 3), seed=st.integers(0, 2**16))
 @settings(max_examples=60, deadline=None)
 def test_simplex_projection_is_the_nearest_point(scores, seed):
     """(x − P(x))·(q − P(x)) ≤ 0 for every point q of the simplex."""
@@ -141,22 +141,22 @@ def test_simplex_projection_is_the_nearest_point(scores, seed):
         assert (((scores - found) * (point - found)).sum(axis=1) <= 1e-9).all()
 
 
-def test_simplex_projection_keeps_the_prediction(rng):
-    """The class of the largest score has the largest probability, alone."""
+def test_simplex_projection_does_not_change_the_prediction(rng):
+    """Only the class of the largest score has the largest probability."""
     scores = rng.normal(size=(200, 6)).astype(np.float32)
     found = project_to_simplex(scores)
     np.testing.assert_array_equal(found.argmax(axis=1), scores.argmax(axis=1))
     assert (np.sort(found, axis=1)[:, -2] < found.max(axis=1)).all()
 
 
-def test_simplex_projection_leaves_probabilities_as_they_are(rng):
-    """It is a projection."""
+def test_simplex_projection_does_not_change_probabilities(rng):
+    """The projection is idempotent."""
     rows = rng.dirichlet(np.ones(4), 10)
     np.testing.assert_allclose(project_to_simplex(rows), rows, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e6, 1e17, 1e30])
 def test_simplex_projection_of_huge_scores_is_a_corner(size):
-    """Scores far apart give certainty, at whatever distance."""
+    """Scores that are far from each other give certainty, at any distance."""
     found = project_to_simplex(np.array([[0.0, size, -size], [size, 0.0, size]]))
     np.testing.assert_allclose(found, [[0, 1, 0], [0.5, 0, 0.5]], atol=1e-9)

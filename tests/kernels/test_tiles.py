@@ -1,4 +1,4 @@
-"""The tiled scatter and factorization against the same in one piece."""
+"""Test the fit_tiles scatter and factorization against untiled ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rescnet_dist.kernels import (
 )
 
 
-def tiled(features, targets, tile: int, ridge: float, chunk: int = 37):
-    """Moments without scatter, and the whitening from tiles kept in a dictionary."""
+def fit_tiles(features, targets, tile: int, ridge: float, chunk: int = 37):
+    """Return moments without scatter, and the whitening from tiles in a dictionary."""
     moments = FeatureMoments.empty(features.shape[1], targets.shape[1], scatter=False)
     chunks = [slice(start, start + chunk) for start in range(0, len(features), chunk)]
     for rows in chunks:
@@ -33,30 +33,32 @@ def tiled(features, targets, tile: int, ridge: float, chunk: int = 37):
                 accumulator.add(features[part, rows], features[part, columns])
             scatter[i, j] = accumulator.value()
     squares = np.concatenate([np.diagonal(scatter[i, i]) for i in range(len(blocks))])
-    standardized = Standardizer.of(squares, moments.count, ridge)
+    standardizer = Standardizer.of(squares, moments.count, ridge)
     factor = {}
     for j in range(len(blocks)):
         for i in range(j, len(blocks)):
             factor[i, j] = factor_tile(
-                standardized.tile(scatter[i, j], blocks[i], blocks[j]),
+                standardizer.tile(scatter[i, j], blocks[i], blocks[j]),
                 ((factor[i, k], factor[j, k]) for k in range(j)),
                 factor[j, j] if i > j else None,
-                standardized,
+                standardizer,
             )
     read = lambda i, j: factor[i, j]  # noqa: E731
-    return moments, tiled_whitening(moments, standardized, blocks, read)
+    return moments, tiled_whitening(moments, standardizer, blocks, read)
 
 
 @pytest.mark.parametrize("tile", [1, 5, 16, 23, 100])
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_tiles_give_the_weights_of_one_matrix(rng, tile: int, ridge: float, offset: float) -> None:
-    """For tiles that divide the features, that do not, and that hold them all; one is constant."""
+def test_tiles_give_the_weights_of_an_untiled_matrix(
+    rng, tile: int, ridge: float, offset: float
+) -> None:
+    """Tiles divide the features, do not divide them, or hold them all; one is constant."""
     features = (rng.normal(size=(200, 23)) @ rng.normal(size=(23, 23)) + offset).astype(np.float32)
     features[:, 7] = 3.0
     targets = np.eye(4)[rng.integers(4, size=200)]
-    moments, white = tiled(features, targets, tile, ridge)
-    # in double precision: what is compared with must not be the less exact of the two
+    moments, white = fit_tiles(features, targets, tile, ridge)
+    # in double precision, so that the reference is the more accurate of the two
     exact = FeatureMoments.empty(23, 4, np.float64).fold(features.astype(float), targets)
     limit = 2e-3 if offset else 1e-4
     for fit in (one_vs_rest_lda, ridge_regression):
@@ -66,9 +68,9 @@ def test_tiles_give_the_weights_of_one_matrix(rng, tile: int, ridge: float, offs
         assert not found[0][:, 7].any()
 
 
-def test_a_tile_without_an_inverse_is_refused(rng) -> None:
-    """More features than samples and no ridge: the same message as in one piece."""
+def test_singular_tile_raises(rng) -> None:
+    """More features than samples and no ridge give the message of an untiled matrix."""
     features = rng.normal(size=(10, 30)).astype(np.float32)
     targets = np.eye(2)[np.arange(10) % 2]
     with pytest.raises(SingularError, match=r"30 features over 10 samples .* ridge=0.0"):
-        tiled(features, targets, 8, 0.0)
+        fit_tiles(features, targets, 8, 0.0)
