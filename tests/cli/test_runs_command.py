@@ -95,8 +95,8 @@ def test_each_run_has_a_row_that_says_how_it_is(folder: Path, made: Path) -> Non
 def test_a_run_is_running_while_its_driver_lives(folder: Path) -> None:
     """Even one that was done, and is gone on with; and one that has just begun."""
     with (
-        Claim.take(Location.of(folder / "b-done")).kept(),
-        Claim.take(Location.of(folder / "new"), new=True).kept(),
+        Claim.take(Location.of(folder / "b-done")).hold(),
+        Claim.take(Location.of(folder / "new"), new=True).hold(),
     ):
         states = {found["name"]: found["state"] for found in rd.find_runs(folder)}
     assert (states["b-done"], states["new"]) == ("running", "running")

@@ -230,7 +230,7 @@ def test_errors_that_pass_are_waited_out_ever_more_slowly(clock: Clock, error: E
     assert with_retries(action, "writing") == "done"
     assert action.tries == 11
     for number, wait in enumerate(clock.waits):
-        most = min(retry.FIRST_WAIT * 2**number, retry.LONGEST_WAIT)
+        most = min(retry.FIRST_RETRY_WAIT_SECONDS * 2**number, retry.MAX_RETRY_WAIT_SECONDS)
         assert most / 2 <= wait <= most
     assert len(set(clock.waits)) == 10, "many workers must not come back at the same moment"
 
@@ -239,7 +239,7 @@ def test_patience_has_an_end(clock: Clock) -> None:
     """After about as long as was said, with an error that says for how long and what to do."""
     action = Failing(*[ConnectionResetError("gone")] * 1000)
     with pytest.raises(StoreError, match=r"^maps/0001 of s3://runs/x has failed for (\d+) s: gone"):
-        with_retries(action, "maps/0001 of s3://runs/x", patience=50)
+        with_retries(action, "maps/0001 of s3://runs/x", timeout=50)
     assert 35 <= clock.now <= 50
     assert action.tries == len(clock.waits) + 1 > 5
     action = Failing(*[ConnectionResetError("gone")] * 1000)
@@ -289,7 +289,7 @@ def test_a_store_that_fails_in_passing_changes_no_bit(
         write(array, start, values)
 
     monkeypatch.setattr(chunks, "write_region", failing)
-    monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(retry, "FIRST_RETRY_WAIT_SECONDS", 0.01)
     events: list[Event] = []
     fit(tmp_path / "run", listeners=[events.append])
     assert next(calls) > 50
