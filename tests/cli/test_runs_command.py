@@ -86,7 +86,7 @@ def test_each_run_has_a_row_that_says_how_it_is(folder: Path, made: Path) -> Non
     assert (runs["a/unfinished"]["layers"], runs["a/unfinished"]["train"]) == (1, None)
     for name, words in {
         **{"version": "format version 99", "record": "result.json is not valid JSON"},
-        **{"attributes": "there is no Zarr group", "no-data": "never completely written"},
+        **{"attributes": "There is no Zarr group", "no-data": "never completely written"},
     }.items():
         assert words in runs[name]["problem"]
     assert not any(runs[name]["problem"] for name in ("b-done", "a/unfinished"))

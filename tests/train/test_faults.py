@@ -243,22 +243,22 @@ def test_patience_has_an_end(clock: Clock) -> None:
     assert 35 <= clock.now <= 50
     assert action.tries == len(clock.waits) + 1 > 5
     action = Failing(*[ConnectionResetError("gone")] * 1000)
-    with pytest.raises(StoreError, match="check the store, then resume"):
+    with pytest.raises(StoreError, match="Check the store, then resume the run"):
         with_retries(action, "maps/0001")
     assert action.tries < 40
 
 
 LASTING: dict[str, tuple[Exception, type[Exception], str]] = {
-    "missing": (FileNotFoundError("no such"), StoreError, "maps failed: no such; check the URL"),
-    "forbidden": (PermissionError("403"), StoreError, "maps failed: 403; .* your rights"),
+    "missing": (FileNotFoundError("no such"), StoreError, "maps failed: no such. Check the URL"),
+    "forbidden": (PermissionError("403"), StoreError, "maps failed: 403. .* your permissions"),
     "a folder": (IsADirectoryError("a folder"), StoreError, "maps failed: a folder"),
     "full": (
         OSError(errno.ENOSPC, "No space left on device"),
         StoreError,
-        "maps cannot be written: .*No space left on device; make room, then resume the run",
+        "maps cannot be written: .*No space left on device. Free some space, then resume the run",
     ),
-    "quota": (OSError(errno.EDQUOT, "Quota exceeded"), StoreError, "make room, then resume"),
-    "read-only": (OSError(errno.EROFS, "Read-only"), StoreError, "Read-only; .*your rights"),
+    "quota": (OSError(errno.EDQUOT, "Quota exceeded"), StoreError, "Free some space, then resume"),
+    "read-only": (OSError(errno.EROFS, "Read-only"), StoreError, "Read-only. .*your permissions"),
     "said already": (StoreError("as it is"), StoreError, "^as it is$"),
     "said already, data": (DataError("as it is"), DataError, "^as it is$"),
     "a mistake in the code": (KeyError("x"), KeyError, "^'x'$"),
@@ -377,7 +377,7 @@ def image_with_nan(folder: Path) -> str:
         (
             lambda folder: {"images": image_with_nan(folder)},
             DataError,
-            "image 47 of X has the pixel value nan",
+            "Image 47 of X has the pixel value nan",
         ),
         (
             lambda folder: {"spec": SPEC.replace(ridge=0.0, block=5, stride=1)},
@@ -387,7 +387,7 @@ def image_with_nan(folder: Path) -> str:
         (
             lambda folder: {"listeners": [lose_labels(folder / "run")]},
             StoreError,
-            "there is no Zarr array at .*data/labels: check the URL",
+            "There is no Zarr array at .*data/labels.*Check the URL",
         ),
     ],
     ids=["data", "singular", "store"],
@@ -680,7 +680,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
     events: list[Event] = []
     with pytest.raises(StoreError) as caught:
         fit(store, run=RUN.replace(keep_maps="all"), listeners=[events.append])
-    for words in ("cannot be written", "No space left on device", "make room, then resume"):
+    for words in ("cannot be written", "No space left on device", "Free some space, then resume"):
         assert words in str(caught.value)
     assert reasons(events) == []
     commits = len(RunStore.open(store).commits())
@@ -698,7 +698,7 @@ def test_a_disk_too_small_for_the_data_leaves_nothing_behind(
 ) -> None:
     """The same command does once there is room."""
     store = small_disk("48k") / "run"
-    with pytest.raises(StoreError, match=r"No space left on device.*make room"):
+    with pytest.raises(StoreError, match=r"No space left on device.*Free some space"):
         fit(store)
     assert not store.exists()
     small_disk("20m")
