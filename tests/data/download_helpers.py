@@ -18,9 +18,7 @@ from rescnet_dist.data.fetch import RemoteFile
 from rescnet_dist.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000  # about 1 MB
-
 HALF = len(CONTENT) // 2
-
 SHORT_WAITS = {"timeout": 1.0, "first_wait": 0.01}  # in seconds
 
 
@@ -58,16 +56,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the file, or the requested range of it."""
-        serve_dataset: Server = self.server.served
+        state: Server = self.server.state
         requested = self.headers.get("Range")
-        with serve_dataset.lock:
-            serve_dataset.requested.append(requested)
-            serve_dataset.sent.append(0)
-            index = len(serve_dataset.sent) - 1
-            fault = (
-                serve_dataset.faults.pop(0) if serve_dataset.faults else serve_dataset.default_fault
-            )
-        content = serve_dataset.files.get(self.path)
+        with state.lock:
+            state.requested.append(requested)
+            state.sent.append(0)
+            index = len(state.sent) - 1
+            fault = state.faults.pop(0) if state.faults else state.default_fault
+        content = state.files.get(self.path)
         if content is None or fault.isdecimal():
             self.send_error(int(fault or 404))
             return
@@ -75,34 +71,33 @@ class Handler(BaseHTTPRequestHandler):
             content = bytes(len(content))
         if fault == "short":
             content = content[: len(content) // 2]
-        start_download = int(requested.removeprefix("bytes=").removesuffix("-")) if requested else 0
-        if requested and serve_dataset.ranges and start_download >= len(content):
+        start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested else 0
+        if requested and state.ranges and start >= len(content):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(content)}")
             self.end_headers()
             return
-        start_download = start_download if serve_dataset.ranges else 0
-        self.send_response(206 if requested and serve_dataset.ranges else 200)
-        if requested and serve_dataset.ranges:
-            first = 7 if fault == "wrong range" else start_download
+        start = start if state.ranges else 0
+        self.send_response(206 if requested and state.ranges else 200)
+        if requested and state.ranges:
+            first = 7 if fault == "wrong range" else start
             content_range = f"bytes {first}-{len(content) - 1}/{len(content)}"
             self.send_header("Content-Range", content_range)
-        if serve_dataset.lengths:
-            self.send_header("Content-Length", str(len(content) - start_download))
+        if state.lengths:
+            self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         if fault == "silent":
-            serve_dataset.released.wait(30)
+            state.released.wait(30)
             return
-        half, tenth = len(content) // 2, start_download + len(content) // 10
+        half, tenth = len(content) // 2, start + len(content) // 10
         stop = {"interrupted": half, "hangs": half, "tenth": tenth}.get(fault, len(content))
-        serve_dataset.sent[index] = max(
-            0, stop - start_download
-        )  # before the bytes, as the test continues after them
+        # Counted before the bytes are sent, as the test continues after them.
+        state.sent[index] = max(0, stop - start)
         try:
-            self.wfile.write(content[start_download:stop])
+            self.wfile.write(content[start:stop])
             self.wfile.flush()
             if fault == "hangs":
-                serve_dataset.released.wait(30)
+                state.released.wait(30)
             if fault == "more":
                 self.wfile.write(b"more")
         except OSError:

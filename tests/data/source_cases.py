@@ -67,9 +67,7 @@ def make_folder_case(files: Files, *, splits: bool = True) -> Case:
 
 
 NPZ_ARRAYS = {"x_train": GRAY[TRAIN], "y_train": LABELS[TRAIN], "x_test": GRAY[TEST, ..., 0]}
-
 NPZ_ARRAYS["y_test"] = LABELS[TEST].astype(np.uint8)
-
 UNICODE_NAMES = ("ant", "ä bee", "語")
 
 NAMED_ARRAYS = NPZ_ARRAYS | {  # bytes in one split, text in the other
@@ -84,7 +82,6 @@ MEDMNIST_ARRAYS = {
 }
 
 ONE_SPLIT = (("train", 10),)
-
 THREE_SPLITS = (("train", 4), ("val", 3), ("test", 3))
 
 CASES: dict[str, Callable[[], Case]] = {

@@ -19,21 +19,13 @@ import zarr
 from PIL import Image
 
 RNG = np.random.default_rng(20240229)
-
 COLOR = RNG.integers(0, 256, (10, 6, 5, 3), np.uint8)
-
 GRAY = COLOR[..., :1]
-
 CIFAR = RNG.integers(0, 256, (10, 32, 32, 3), np.uint8)
-
 LABELS = np.array([0, 2, 1, 0, 1, 2, 2, 0, 1, 2])
-
 CLASS_NAMES = ("ant", "bee", "cow")
-
 TRAIN, TEST = slice(0, 7), slice(7, 10)
-
 Array = np.ndarray[Any, np.dtype[Any]]
-
 Files = dict[str, bytes]
 
 
@@ -87,10 +79,10 @@ def make_npy(array: Any) -> bytes:
     return file.getvalue()
 
 
-def make_npz(save: Callable[..., Any] = np.savez, **make_arrays: Any) -> bytes:
+def make_npz(save: Callable[..., Any] = np.savez, **arrays: Any) -> bytes:
     """Return a .npz file."""
     file = io.BytesIO()
-    save(file, **make_arrays)
+    save(file, **arrays)
     return file.getvalue()
 
 

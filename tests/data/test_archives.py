@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from download_helpers import (
-    get_error,
-    list_names,
-    make_zip,
-)
+from download_helpers import get_error, list_names, make_zip
 
 from rescnet_dist.data import fetch
 from rescnet_dist.data.archives import extract, read_member

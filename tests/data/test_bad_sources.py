@@ -12,10 +12,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 import pytest
-from source_cases import (
-    NAMED_ARRAYS,
-    NPZ_ARRAYS,
-)
+from source_cases import NAMED_ARRAYS, NPZ_ARRAYS
 from source_files import (
     CIFAR,
     COLOR,

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from PIL import Image, PngImagePlugin
-from source_cases import (
-    CASES,
-)
+from source_cases import CASES
 from source_files import (
     CLASS_NAMES,
     COLOR,

@@ -11,14 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from download_helpers import (
-    CONTENT,
-    HALF,
-    SHORT_WAITS,
-    Server,
-    get_error,
-    list_names,
-)
+from download_helpers import CONTENT, HALF, SHORT_WAITS, Server, get_error, list_names
 
 from rescnet_dist.data import fetch
 from rescnet_dist.data.fetch import RemoteFile, download

@@ -8,17 +8,8 @@ from pathlib import Path
 import dask
 import pytest
 from fsspec.registry import _registry as FSSPEC_PROTOCOLS
-from source_cases import (
-    check_source,
-    make_folder_case,
-)
-from source_files import (
-    COLOR,
-    GRAY,
-    encode_image,
-    make_folder,
-    write_files,
-)
+from source_cases import check_source, make_folder_case
+from source_files import COLOR, GRAY, encode_image, make_folder, write_files
 
 import rescnet_dist as rd
 from rescnet_dist.data.sources import find_source

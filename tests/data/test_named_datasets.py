@@ -9,13 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from download_helpers import (
-    CONTENT,
-    Server,
-    get_error,
-    list_names,
-    make_zip,
-)
+from download_helpers import CONTENT, Server, get_error, list_names, make_zip
 
 from rescnet_dist.data.named import (
     DATASETS,

@@ -13,20 +13,8 @@ import dask
 import fsspec
 import numpy as np
 import pytest
-from source_cases import (
-    CASES,
-    check_source,
-)
-from source_files import (
-    COLOR,
-    GRAY,
-    LABELS,
-    TEST,
-    TRAIN,
-    make_idx,
-    make_npy,
-    write_files,
-)
+from source_cases import CASES, check_source
+from source_files import COLOR, GRAY, LABELS, TEST, TRAIN, make_idx, make_npy, write_files
 
 import rescnet_dist as rd
 

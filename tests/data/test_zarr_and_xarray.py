@@ -10,15 +10,8 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
-from source_cases import (
-    fail_on_compute,
-)
-from source_files import (
-    CLASS_NAMES,
-    COLOR,
-    LABELS,
-    make_zarr_store,
-)
+from source_cases import fail_on_compute
+from source_files import CLASS_NAMES, COLOR, LABELS, make_zarr_store
 
 import rescnet_dist as rd
 from rescnet_dist.errors import DataError
