@@ -18,7 +18,14 @@ from sklearn.utils.validation import check_is_fitted
 from rescnet_dist.cluster import current_client
 from rescnet_dist.dashboard import Plots
 from rescnet_dist.dashboard.scheduler import SchedulerPage
-from rescnet_dist.data import Images, TrainingSet, encode, images_of, select_split, training_set
+from rescnet_dist.data import (
+    Images,
+    TrainingSet,
+    encode,
+    evaluation_images,
+    select_split,
+    training_set,
+)
 from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.kernels import Backend, project_to_simplex
 from rescnet_dist.network import Network, stored_accuracies
@@ -206,19 +213,19 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         augment averages over each image and its copies: an AugmentSpec, or how many copies made
         as those that the network was trained on.
         """
-        scores = self._scores(images_of(X), augment)
+        scores = self._scores(evaluation_images(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any, *, augment: Averaging = None) -> Any:
         """Probabilities (N, C): the nearest rows that sum to 1 to the scores."""
-        scores = self._scores(images_of(X), augment)
+        scores = self._scores(evaluation_images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(project_to_simplex, dtype=np.float64, meta=np.empty((0, 0)))
         return project_to_simplex(scores)
 
     def predict(self, X: Any, *, augment: Averaging = None) -> Any:
         """Labels (N,), as they were given to `fit`; a dask array for a dask array."""
-        scores = self._scores(images_of(X), augment)
+        scores = self._scores(evaluation_images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(
                 _labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype,
@@ -257,7 +264,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """Labels (L, N) after each layer: which layer mends, or spoils, which image; a dask array
         for a dask array."""
         check_is_fitted(self)
-        scores = self.network_.staged_scores(images_of(X), self._averaging(augment))
+        scores = self.network_.staged_scores(evaluation_images(X), self._averaging(augment))
         codes = scores.argmax(axis=2).T
         if isinstance(codes, da.Array):
             return codes.map_blocks(

@@ -175,7 +175,7 @@ IMAGES: dict[str, Case] = {
     "a dataset": (
         fit(xr.Dataset({"photos": (("n", "y", "x"), X[..., 0])})),
         DataError,
-        ["the Dataset has the variables ['photos']", "name the one with the images images"],
+        ["The Dataset has the variables ['photos']", "Name the one with the images images"],
     ),
     "objects": (fit(X.astype(object)), DataError, ["dtype object", "must be numbers"]),
     "complex": (fit(X.astype(complex)), DataError, ["dtype complex128", "must be numbers"]),
@@ -183,33 +183,33 @@ IMAGES: dict[str, Case] = {
     "nan": (
         fit(with_pixel(np.nan)),
         DataError,
-        ["image 7 of X", "pixel value nan", "replace or drop"],
+        ["Image 7 of X", "pixel value nan", "replace or drop"],
     ),
     "beyond single precision": (
         fit(X.astype(np.float64) * 1e300),
         DataError,
         [
-            "image 0 of X",
+            "Image 0 of X",
             "pixel value 3e+301",
-            "single precision ends at 3.4e+38",
+            "The largest value in single precision is 3.4e+38",
             "divide all images",
         ],
     ),
-    "infinite": (fit(with_pixel(-np.inf)), DataError, ["image 7 of X", "pixel value -inf"]),
+    "infinite": (fit(with_pixel(-np.inf)), DataError, ["Image 7 of X", "pixel value -inf"]),
     "lazy nan": (
         fit(lazily(with_pixel(np.nan, 13))),
         DataError,
-        ["image 13 of X", "pixel value nan", "replace or drop"],
+        ["Image 13 of X", "pixel value nan", "replace or drop"],
     ),
     "lazy infinite": (
         fit(lazily(with_pixel(np.inf, 19))),
         DataError,
-        ["image 19 of X", "pixel value inf"],
+        ["Image 19 of X", "pixel value inf"],
     ),
     "nan at a URL": (
         in_zarr(lambda url: fit(url), images=with_pixel(np.nan), labels=Y),
         DataError,
-        ["image 7 of X", "pixel value nan"],
+        ["Image 7 of X", "pixel value nan"],
     ),
     "unknown chunks": (
         fit(unknown_length(LAZY)),
@@ -219,23 +219,23 @@ IMAGES: dict[str, Case] = {
     "missing URL": (
         lambda location: fit(str(location.folder / "nowhere"), None)(location),
         DataError,
-        ["nowhere", "check the URL"],
+        ["nowhere", "Check the URL"],
     ),
     "missing path": (
         lambda location: fit(location.folder / "nowhere", None)(location),
         DataError,
-        ["nowhere", "check the URL"],
+        ["nowhere", "Check the URL"],
     ),
     "unknown protocol": (fit("ftq://host/data", None), RescnetError, ["ftq"]),
     "URL without images": (
         in_zarr(lambda url: fit(url, None), pictures=X, labels=Y),
         DataError,
-        ["data.zarr has no images variable", "images or image", "['labels', 'pictures']"],
+        ["data.zarr has the variables ['labels', 'pictures']", "images or image"],
     ),
     "URL without labels": (
         in_zarr(lambda url: fit(url, None), images=X, classes=Y),
         DataError,
-        ["data.zarr has no labels", "name the variable labels"],
+        ["data.zarr has no labels", "Name the variable labels"],
     ),
 }
 
@@ -265,22 +265,22 @@ LABELS: dict[str, Case] = {
     "nan": (
         fit(labels=np.where(Y == 3, np.nan, Y)),
         DataError,
-        ["NaN", "give every image a class"],
+        ["NaN", "Give every image a class"],
     ),
     "lazy nan": (
         fit(labels=da.from_array(np.where(Y == 3, np.nan, Y), chunks=6)),
         DataError,
-        ["NaN", "give every image a class"],
+        ["NaN", "Give every image a class"],
     ),
     "nan among objects": (
         fit(labels=with_label(float("nan"))),
         DataError,
-        ["NaN", "give every image a class"],
+        ["NaN", "Give every image a class"],
     ),
     "no time": (
         fit(labels=np.array(["NaT", "2024-02-29"] * 10, "M8[D]")),
         DataError,
-        ["NaT", "give every image a class"],
+        ["NaT", "Give every image a class"],
     ),
     "unknown chunks": (
         fit(labels=unknown_length(da.from_array(Y, chunks=6))),
@@ -328,22 +328,22 @@ VALIDATION: dict[str, Case] = {
     "an unseen class": (
         fit(validation=(X, ["eleven"] * 20)),
         DataError,
-        ["validation y has the label 'eleven'", "the classes are [0, 1, 2"],
+        ["validation y has the label 'eleven'", "The classes are [0, 1, 2"],
     ),
     "an unseen class, lazily": (
         fit(validation=(LAZY, da.from_array(np.full(20, 11), chunks=6))),
         DataError,
-        ["validation y has the label 11", "the classes are [0, 1, 2"],
+        ["validation y has the label 11", "The classes are [0, 1, 2"],
     ),
     "another size": (
         fit(validation=(X[:, 1:], Y)),
         DataError,
-        ["validation images are (13, 14, 1)", "(14, 14, 1)", "one shape"],
+        ["Validation images are (13, 14, 1)", "(14, 14, 1)", "one shape"],
     ),
     "other channels": (
         fit(validation=(np.repeat(X, 3, axis=3), Y)),
         DataError,
-        ["validation images are (14, 14, 3)", "(14, 14, 1)", "one shape"],
+        ["Validation images are (14, 14, 3)", "(14, 14, 1)", "one shape"],
     ),
     "labels of another length": (
         fit(validation=(X, Y[:3])),
@@ -353,12 +353,12 @@ VALIDATION: dict[str, Case] = {
     "nan": (
         fit(validation=(with_pixel(np.nan), Y)),
         DataError,
-        ["image 7 of validation X", "pixel value nan"],
+        ["Image 7 of validation X", "pixel value nan"],
     ),
     "lazy nan": (
         fit(validation=(lazily(with_pixel(np.nan)), Y)),
         DataError,
-        ["image 7 of validation X", "pixel value nan"],
+        ["Image 7 of validation X", "pixel value nan"],
     ),
 }
 
@@ -423,12 +423,12 @@ STORES: dict[str, Case] = {
     "another run": (
         at_a_run(fit_into),
         StoreError,
-        ["already holds another run", "choose another URL", "resume", "remove it"],
+        ["already holds another run", "Choose another URL", "resume", "remove it"],
     ),
     "something else": (
         at_something_else(fit_into),
         StoreError,
-        ["already holds something that is not a run", "choose another URL"],
+        ["already holds something that is not a run", "Choose another URL"],
     ),
     "load a newer run": (
         at_a_run(rd.load, format_version=NEWER),
@@ -453,27 +453,27 @@ STORES: dict[str, Case] = {
     "resume nothing": (
         lambda location: ResCNetClassifier.resume(location.store),
         StoreError,
-        ["run", "check the URL"],
+        ["run", "Check the URL"],
     ),
     "load nothing": (
         lambda location: rd.load(location.store),
         StoreError,
-        ["run", "check the URL"],
+        ["run", "Check the URL"],
     ),
     "resume something else": (
         at_something_else(ResCNetClassifier.resume),
         StoreError,
-        ["there is no Zarr group", "check the URL"],
+        ["There is no Zarr group", "Check the URL"],
     ),
     "resume a saved network": (
         at_a_network(ResCNetClassifier.resume),
         StoreError,
-        ["is not a rescnet-run store", "rescnet-network", "check the URL"],
+        ["is not a rescnet-run store", "rescnet-network", "Check the URL"],
     ),
     "resume data": (
         in_zarr(lambda url: lambda location: ResCNetClassifier.resume(url), images=X),
         StoreError,
-        ["is not a rescnet-run store", "check the URL"],
+        ["is not a rescnet-run store", "Check the URL"],
     ),
     "save over something": (
         lambda location: at_something_else(location.fitted.save)(location),
@@ -496,11 +496,11 @@ PREDICTION: dict[str, Case] = {
     ),
     "no images": (predict(X[:0]), DataError, ["(0, 14, 14, 1)", "empty"]),
     "objects": (predict(X.astype(object), "decision_function"), DataError, ["dtype object"]),
-    "nan": (predict(with_pixel(np.nan)), DataError, ["image 7 of X", "pixel value nan"]),
+    "nan": (predict(with_pixel(np.nan)), DataError, ["Image 7 of X", "pixel value nan"]),
     "lazy nan": (
         predict(lazily(with_pixel(np.nan, 13))),
         DataError,
-        ["image 13 of X", "pixel value nan"],
+        ["Image 13 of X", "pixel value nan"],
     ),
     "unknown chunks": (
         predict(unknown_length(LAZY)),
@@ -515,7 +515,7 @@ PREDICTION: dict[str, Case] = {
     "missing labels": (
         lambda location: location.fitted.staged_score(X),
         DataError,
-        ["y is missing", "give labels"],
+        ["y is missing", "Give labels"],
     ),
     "unhashable labels": (
         lambda location: location.fitted.score(X, [{1}] * 20),
@@ -597,7 +597,7 @@ def test_a_classifier_that_is_not_fitted_says_so(method: str, tmp_path: Path) ->
 def test_the_same_place_can_be_used_after_a_refusal(client: Client, tmp_path: Path) -> None:
     """Nothing is in the way of the corrected data."""
     clf = ResCNetClassifier(SPEC, store=tmp_path / "run", run=RUN)
-    with pytest.raises(DataError, match="image 13 of X"):
+    with pytest.raises(DataError, match="Image 13 of X"):
         clf.fit(lazily(with_pixel(np.nan, 13)), Y)
     assert clf.fit(LAZY, Y).depth_ == 1
 

@@ -44,7 +44,7 @@ from rescnet_dist.data import (
     evaluation_split,
     has_test_split,
     is_imported,
-    split_of,
+    open_split,
     training_set,
     verify_dataset,
 )
@@ -261,7 +261,7 @@ def evaluate_command(
     """
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
     data = data or test_of_run(run_url)
-    chosen = split_of(data, split) if split else data
+    chosen = open_split(data, split) if split else data
     augment = averaged_over(flips, copies)
     outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
     with cluster(take_cluster(flags), embedded=False), working("evaluating"):
@@ -306,7 +306,7 @@ def predict_command(
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    part = evaluation_split(split_of(data, split) if split else data)
+    part = evaluation_split(open_split(data, split) if split else data)
     images, files = part.images, part.files
     clf.network_.check_images(images)
     clf.network_.look_at(images)

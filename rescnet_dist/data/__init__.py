@@ -1,18 +1,18 @@
-"""Data sets: from what users have, to the images, labels and splits of a run."""
+"""Data sets: sources, import, splits, and the images and labels of a run."""
 
 from rescnet_dist.data.dataset import (
+    evaluation_images,
     evaluation_split,
     get_split,
     has_test_split,
-    images_of,
     open_dataset,
     open_source,
+    open_split,
     select_split,
-    split_of,
 )
 from rescnet_dist.data.digits import load_digits
-from rescnet_dist.data.images import Images, Stored, as_images, check_finite
-from rescnet_dist.data.importing import Imported, import_dataset
+from rescnet_dist.data.images import ArrayReference, Images, as_images, check_finite
+from rescnet_dist.data.importing import ImportResult, import_dataset
 from rescnet_dist.data.labels import (
     as_labels,
     classes_from_json,
@@ -26,12 +26,12 @@ from rescnet_dist.data.training_set import TrainingSet, check_test_set, training
 
 __all__ = [
     "BLOCK_IMAGES",
+    "ArrayReference",
     "Images",
-    "Imported",
+    "ImportResult",
     "RowBlock",
     "RowTable",
     "Rows",
-    "Stored",
     "TrainingSet",
     "as_images",
     "as_labels",
@@ -41,18 +41,18 @@ __all__ = [
     "classes_from_json",
     "classes_to_json",
     "encode",
+    "evaluation_images",
     "evaluation_split",
     "get_split",
     "has_test_split",
-    "images_of",
     "import_dataset",
     "is_imported",
     "load_digits",
     "open_dataset",
     "open_source",
+    "open_split",
     "select_split",
     "select_validation",
-    "split_of",
     "training_set",
     "verify_dataset",
 ]

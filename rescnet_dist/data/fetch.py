@@ -1,4 +1,4 @@
-"""Downloads that resume and are verified; one process at a time."""
+"""Verified downloads that can be resumed, by one process at a time."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from rescnet_dist.errors import DataError
 
 try:
     import fcntl
-except ImportError:  # of another platform: downloads are then each one's own, and do not resume
+except ImportError:  # Other platforms: each process downloads its own copy, without resuming.
     fcntl = None  # type: ignore[assignment]
 
-TIMEOUT = 20.0  # seconds that a server may be silent
-TRIES = 3  # of all URLs in turn without one new byte, after which a download is given up
-FIRST_WAIT = 0.5  # seconds before the second try, doubled for each further one
-PATIENCE = 3600.0  # seconds to wait for another process that fetches the same file
-BUSY = (408, 425, 429)  # of the refusals of a server those that may pass
-BLOCK = 2**18  # bytes read at once
+SERVER_TIMEOUT_SECONDS = 20.0  # without a response
+MAX_IDLE_ATTEMPTS = 3  # at all URLs, without one new byte
+FIRST_DOWNLOAD_WAIT_SECONDS = 0.5  # before the second attempt; doubled for each further one
+LOCK_TIMEOUT_SECONDS = 3600.0  # for another process that downloads the same file
+LOCK_POLL_SECONDS = 0.05
+RETRIABLE_HTTP_STATUS = (408, 425, 429)  # client errors that may succeed later
+DOWNLOAD_BLOCK_BYTES = 2**18  # read at once
 
 Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file to be had at any of some URLs, which all give the same bytes.
+    """A file that is available at several URLs.
 
-    `name` is its name in the cache, `checksum` the algorithm and the digest in hexadecimal, as in
-    "sha256:9f86d0…", and `size` its bytes, None where that is not known.
+    `name` is its name in the cache, `checksum` the algorithm and the hexadecimal digest, as in
+    "sha256:9f86d0…", and `size` its number of bytes, None if unknown.
     """
 
     name: str
@@ -47,23 +48,23 @@ class RemoteFile:
     checksum: str
     size: int | None = None
 
-    def digest_of(self, file: IO[bytes]) -> str:
-        """The checksum of an open file, written as `checksum` is."""
+    def compute_checksum(self, file: IO[bytes]) -> str:
+        """Return the checksum of an open file, in the form of `checksum`."""
         algorithm = self.checksum.partition(":")[0]
         file.seek(0)
-        # published MD5 sums find damage, also on systems that forbid MD5 for security
-        found = hashlib.file_digest(
+        # MD5 is used to find damage only, also on systems that forbid it for security.
+        digest = hashlib.file_digest(
             cast(Any, file), lambda: hashlib.new(algorithm, usedforsecurity=False)
         )
-        return f"{algorithm}:{found.hexdigest()}"
+        return f"{algorithm}:{digest.hexdigest()}"
 
 
-class _Failure(Exception):
-    """What failed at one URL, and whether it may go better at the next try."""
+class _DownloadError(Exception):
+    """The failure of one URL, and whether it may succeed at the next attempt."""
 
-    def __init__(self, reason: object, *, passing: bool) -> None:
+    def __init__(self, reason: object, *, is_transient: bool) -> None:
         super().__init__(str(reason) or type(reason).__name__)
-        self.passing = passing
+        self.is_transient = is_transient
 
 
 # downloads --------------------------------------------------------------------------------------
@@ -74,37 +75,37 @@ def download(
     folder: str | os.PathLike[str],
     *,
     progress: Progress | None = None,
-    timeout: float = TIMEOUT,
-    tries: int = TRIES,
-    first_wait: float = FIRST_WAIT,
+    timeout: float = SERVER_TIMEOUT_SECONDS,
+    max_idle_attempts: int = MAX_IDLE_ATTEMPTS,
+    first_wait: float = FIRST_DOWNLOAD_WAIT_SECONDS,
 ) -> Path:
-    """The path of a file in `folder`, fetched if it is not there, and with the right checksum.
+    """Download a file to `folder`, unless it is there, and verify its checksum; return its path.
 
-    What arrives goes to NAME.partial, which gets its name once its checksum is right. A download
-    that breaks off is resumed, `tries` times without a new byte, and then by the next call. Of
-    processes that want the same file at once one fetches it and the others wait. `progress` is
-    called with the bytes that are there and those of the whole file, None if unknown.
+    Bytes are written to NAME.partial, which is renamed once its checksum matches. An interrupted
+    download is resumed, up to `max_idle_attempts` times without a new byte, and then by the next
+    call. If several processes need the same file, one downloads it and the others wait. `progress`
+    is called with the number of bytes so far and of the whole file, None if unknown.
     """
     target = Path(folder) / file.name
     report: Progress = progress or (lambda done, total: None)
-    with on_disk(target):
+    with translate_disk_errors(target):
         while not target.exists():
             with partial_file(target) as partial:
                 if partial is None:
                     continue
-                _fill(partial, file, target, report, timeout, tries, first_wait)
+                _fill(partial, file, target, report, timeout, max_idle_attempts, first_wait)
                 os.fsync(partial.fileno())
                 if fcntl is None:
-                    partial.close()  # as such platforms rename no open file
+                    partial.close()  # Such platforms cannot rename an open file.
                 os.replace(partial.name, target)
                 return target
-        with target.open("rb") as there:
-            found = file.digest_of(there)
-            size = os.fstat(there.fileno()).st_size
-    if found != file.checksum:
+        with target.open("rb") as existing:
+            actual = file.compute_checksum(existing)
+            size = os.fstat(existing.fileno()).st_size
+    if actual != file.checksum:
         raise DataError(
-            f"{target} has the checksum {found}, {file.checksum} was expected: remove it, and it "
-            f"is fetched again, or put the file of {file.urls[0]} there"
+            f"{target} has the checksum {actual}, not {file.checksum}. Remove it, so that it is "
+            f"downloaded again, or replace it by the file at {file.urls[0]}."
         )
     report(size, size)
     return target
@@ -116,143 +117,152 @@ def _fill(
     target: Path,
     report: Progress,
     timeout: float,
-    tries: int,
-    wait: float,
+    max_idle_attempts: int,
+    first_wait: float,
 ) -> None:
-    """Bring the whole file, verified, into `partial`; an error says what failed at each URL."""
+    """Download the whole file, verified, to `partial`; raise DataError with each URL's failure."""
     urls, failures = list(file.urls), dict[str, str]()
-    most, idle, pause = _length(partial), 0, wait
-    while urls and idle < tries:
+    longest, idle_attempts, wait = _get_length(partial), 0, first_wait
+    while urls and idle_attempts < max_idle_attempts:
         if failures:
-            time.sleep(pause * random.uniform(0.5, 1))
-        before = most
+            time.sleep(wait * random.uniform(0.5, 1))
+        before = longest
         for url in tuple(urls):
             try:
-                _try(partial, file, url, report, timeout)
+                _try_url(partial, file, url, report, timeout)
                 return
-            except _Failure as failure:
+            except _DownloadError as failure:
                 failures[url] = str(failure)
-                if not failure.passing:
+                if not failure.is_transient:
                     urls.remove(url)
-            most = max(most, _length(partial))
-        idle, pause = (0, wait) if most > before else (idle + 1, 2 * pause)
-    there = _length(partial)
-    kept = f", which goes on after the {there:,} bytes that are there" if there else ""
+            longest = max(longest, _get_length(partial))
+        has_progress = longest > before
+        idle_attempts, wait = (0, first_wait) if has_progress else (idle_attempts + 1, 2 * wait)
+    length = _get_length(partial)
+    resumed = f", which resumes after the first {length:,} bytes" if length else ""
     raise DataError(
-        f"{file.name} could not be fetched ("
+        f"{file.name} could not be downloaded ("
         + "; ".join(f"{url}: {reason}" for url, reason in failures.items())
-        + f"): check the network and try again{kept}, or put the file of {file.urls[0]} with the "
-        f"checksum {file.checksum} at {target}"
+        + f"). Check the network and try again{resumed}; or put the file at {file.urls[0]}, with "
+        f"the checksum {file.checksum}, at {target}."
     )
 
 
-def _try(partial: BinaryIO, file: RemoteFile, url: str, report: Progress, timeout: float) -> None:
-    """Bring what is missing from one URL, and verify the whole."""
-    if file.size is not None and _length(partial) > file.size:
+def _try_url(
+    partial: BinaryIO, file: RemoteFile, url: str, report: Progress, timeout: float
+) -> None:
+    """Download the missing bytes from one URL, and verify the whole file."""
+    if file.size is not None and _get_length(partial) > file.size:
         partial.truncate(0)
-    resumed = _length(partial) > 0
-    if _length(partial) != file.size:
+    is_resumed = _get_length(partial) > 0
+    if _get_length(partial) != file.size:
         _transfer(partial, file, url, report, timeout)
-    found = file.digest_of(partial)
-    if found != file.checksum:
+    actual = file.compute_checksum(partial)
+    if actual != file.checksum:
         partial.truncate(0)
-        # what was there before may be what was wrong
-        reason = f"has the checksum {found}, {file.checksum} was expected"
-        raise _Failure(reason, passing=resumed)
+        # The bytes of an earlier attempt may have been the wrong ones: try again without them.
+        reason = f"has the checksum {actual}, not {file.checksum}"
+        raise _DownloadError(reason, is_transient=is_resumed)
 
 
 def _transfer(
     partial: BinaryIO, file: RemoteFile, url: str, report: Progress, timeout: float
 ) -> None:
-    """Append what one answer of a server brings."""
-    done = _length(partial)
-    response = _answer(url, done, timeout)
+    """Append the bytes of one response of a server."""
+    done = _get_length(partial)
+    response = _request(url, done, timeout)
     if response is None:
-        return  # there is nothing after what we have: its checksum says if that is all
+        return  # The file ends here. Its checksum tells whether it is complete.
     with response:
         try:
-            total = _total(response, done)
-        except _Failure:
+            total = _parse_total(response, done)
+        except _DownloadError:
             if response.status == 206:
-                partial.truncate(0)  # to ask for no part the next time
+                partial.truncate(0)  # The next request is for the whole file.
             raise
         if total is not None and file.size is not None and total != file.size:
-            raise _Failure(f"has {total:,} bytes, {file.size:,} were expected", passing=False)
-        if response.status != 206:  # a server that starts anew, asked or not
+            raise _DownloadError(f"has {total:,} bytes, not {file.size:,}", is_transient=False)
+        if response.status != 206:  # The server starts from the beginning.
             partial.truncate(0)
             done = 0
         total = file.size if total is None else total
         try:
-            while block := _block(response):
+            while block := _read_block(response):
                 partial.write(block)
                 done += len(block)
                 if total is not None and done > total:
                     partial.truncate(0)
-                    raise _Failure(f"sends more than {total:,} bytes", passing=False)
+                    raise _DownloadError(f"sends more than {total:,} bytes", is_transient=False)
                 report(done, total)
         finally:
             partial.flush()
     if total is not None and done < total:
-        raise _Failure(f"broke off after {done:,} of {total:,} bytes", passing=True)
+        raise _DownloadError(
+            f"was interrupted after {done:,} of {total:,} bytes", is_transient=True
+        )
 
 
-def _answer(url: str, start: int, timeout: float) -> http.client.HTTPResponse | None:
-    """The answer of a server that is asked for a file from a byte on; None if it ends there."""
+def _request(url: str, start: int, timeout: float) -> http.client.HTTPResponse | None:
+    """Request a file from byte `start` on; return None if it ends there."""
     if not url.startswith(("http://", "https://")):
-        raise _Failure("is no URL of http or https", passing=False)
+        raise _DownloadError("is not an http or https URL", is_transient=False)
     headers = {"User-Agent": "rescnet-dist"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
         request = urllib.request.Request(url, headers=headers)
-        answer = urllib.request.urlopen(request, timeout=timeout)
-        return cast(http.client.HTTPResponse, answer)
+        response = urllib.request.urlopen(request, timeout=timeout)
+        return cast(http.client.HTTPResponse, response)
     except HTTPError as error:
         with error:
             if start and error.code == 416:
                 return None
-            passing = error.code >= 500 or error.code in BUSY
-            failure = _Failure(f"HTTP error {error.code} {error.reason}", passing=passing)
+            is_transient = error.code >= 500 or error.code in RETRIABLE_HTTP_STATUS
+            reason = f"HTTP error {error.code} {error.reason}"
+            failure = _DownloadError(reason, is_transient=is_transient)
     except (OSError, http.client.HTTPException) as error:
-        failure = _Failure(getattr(error, "reason", error), passing=True)
+        failure = _DownloadError(getattr(error, "reason", error), is_transient=True)
     raise failure
 
 
-def _total(response: http.client.HTTPResponse, start: int) -> int | None:
-    """The bytes of the whole file, as an answer from byte `start` on says; None if it does not."""
+def _parse_total(response: http.client.HTTPResponse, start: int) -> int | None:
+    """Return the size of the whole file from a response from byte `start` on; None if unknown."""
     if response.status == 206:
-        said = response.headers.get("Content-Range", "")
-        parts = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", said.strip())
-        if parts is None or int(parts[1]) != start:
-            raise _Failure(f"sends {said or 'a part'}, not bytes {start}-", passing=True)
-        return None if parts[2] == "*" else int(parts[2])
+        header = response.headers.get("Content-Range", "")
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", header.strip())
+        if match is None or int(match[1]) != start:
+            raise _DownloadError(
+                f"sends {header or 'a part'}, not bytes {start}-", is_transient=True
+            )
+        return None if match[2] == "*" else int(match[2])
     if response.status != 200:
-        raise _Failure(f"HTTP answer {response.status} {response.reason}", passing=False)
+        reason = f"HTTP response {response.status} {response.reason}"
+        raise _DownloadError(reason, is_transient=False)
     length = response.headers.get("Content-Length", "").strip()
     return int(length) if length.isdecimal() else None
 
 
-def _block(response: http.client.HTTPResponse) -> bytes:
-    """What has arrived, some bytes at least; none at the end."""
+def _read_block(response: http.client.HTTPResponse) -> bytes:
+    """Read the bytes that have arrived, at least one; none at the end."""
     try:
-        return response.read1(BLOCK)
+        return response.read1(DOWNLOAD_BLOCK_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        failure = _Failure(error, passing=True)
+        failure = _DownloadError(error, is_transient=True)
     raise failure
 
 
-def _length(file: BinaryIO) -> int:
-    """The bytes of an open file."""
+def _get_length(file: BinaryIO) -> int:
+    """Return the number of bytes of an open file."""
     return os.fstat(file.fileno()).st_size
 
 
 @contextmanager
-def on_disk(target: Path) -> Iterator[None]:
-    """Names the place for which something failed on disk."""
+def translate_disk_errors(target: Path) -> Iterator[None]:
+    """Raise DataError with the target for an OSError of the body."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"{target} cannot be read or written: {error}; make room, check your rights, or use "
-            "another folder"
+            f"{target} cannot be read or written: {error}. Free some space, check your "
+            "permissions, or use another folder."
         ) from error
 
 
@@ -260,27 +270,27 @@ def on_disk(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def partial_file(target: Path, patience: float = PATIENCE) -> Iterator[BinaryIO | None]:
-    """NAME.partial, open, which no other process has; None if `target` may have come meanwhile.
+def partial_file(target: Path, timeout: float = LOCK_TIMEOUT_SECONDS) -> Iterator[BinaryIO | None]:
+    """Open NAME.partial exclusively; yield None if `target` may have been created meanwhile.
 
-    It is locked, so that it is free as soon as its process is gone, however that ends; and it is
-    its own lock, so that nothing is left behind. Left empty it is removed. Where the file system
-    has no locks it is a file of its own for each, and removed in any case.
+    The file is its own lock, which is released when its process ends in any way, and leaves
+    nothing over. An empty file is removed. If the file system has no locks, each process has a
+    file of its own, which is removed in any case.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     path = target.with_name(f"{target.name}.partial")
     with path.open("a+b") as partial:
-        if _lock(partial, path, patience):
+        if _lock(partial, path, timeout):
             try:
-                # the process before may have renamed or removed what we have waited for
+                # The process that held the lock may have renamed or removed the file.
                 yield partial if _is_at(path, partial) and not target.exists() else None
             finally:
-                if _is_at(path, partial) and not _length(partial):
+                if _is_at(path, partial) and not _get_length(partial):
                     path.unlink()
-                fcntl.flock(partial, fcntl.LOCK_UN)  # closing leaves it to forked processes
+                fcntl.flock(partial, fcntl.LOCK_UN)  # Closing would leave it to forked processes.
             return
-        empty = not _length(partial)
-    if empty:
+        is_empty = not _get_length(partial)
+    if is_empty:
         path.unlink(missing_ok=True)
     path = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
     try:
@@ -290,26 +300,26 @@ def partial_file(target: Path, patience: float = PATIENCE) -> Iterator[BinaryIO 
         path.unlink(missing_ok=True)
 
 
-def _lock(file: BinaryIO, path: Path, patience: float) -> bool:
-    """Wait until nobody else has a file locked, and lock it; False if there are no locks here."""
-    give_up = time.monotonic() + patience
+def _lock(file: BinaryIO, path: Path, timeout: float) -> bool:
+    """Lock a file, waiting for other processes; return False if there are no locks here."""
+    deadline = time.monotonic() + timeout
     while fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise DataError(
-                    f"another process has held {path} for {patience:.0f} s: end it, and try again"
+                    f"Another process has held {path} for {timeout:.0f} s. End it, and try again."
                 ) from None
         except OSError:
             return False
-        time.sleep(0.05)
+        time.sleep(LOCK_POLL_SECONDS)
     return False
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Whether an open file is the one at `path`."""
+    """Return whether an open file is the one at `path`."""
     with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     return False

@@ -1,4 +1,4 @@
-"""Images from what users have in memory or lazily: NumPy, dask or xarray arrays."""
+"""Images from NumPy, dask or xarray arrays."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 IMAGE_NAMES = ("images", "image", "X", "x")
 LABEL_NAMES = ("labels", "label", "y")
-LARGEST = float(np.finfo(np.float32).max)  # of a pixel, as all are in single precision in the end
+MAX_PIXEL_VALUE = float(np.finfo(np.float32).max)  # Pixels are converted to float32.
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Where images lie: from row `start` on in the Zarr array at a path under a URL."""
+class ArrayReference:
+    """A reference to stored images: those from row `start` of the Zarr array at `url`/`path`."""
 
-    url: str = field(repr=False)  # it may have a secret
+    url: str = field(repr=False)  # It may have a secret.
     path: str
     start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Images (N, H, W, d): the array itself, NumPy or dask, and where it lies if it is stored."""
+    """Images (N, H, W, d) as a NumPy or dask array, with a reference to them if they are stored."""
 
     array: Array | da.Array
-    stored: Stored | None = None
+    stored: ArrayReference | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, H, W, d)."""
+        """The shape (N, H, W, d)."""
         n, height, width, channels = self.array.shape
         return n, height, width, channels
 
@@ -46,78 +46,83 @@ class Images:
 
 
 def as_images(source: Any, *, name: str = "X") -> Images:
-    """Images (N, H, W, d) from an array (N, H, W, d) or (N, H, W): NumPy, dask or xarray.
+    """Return images (N, H, W, d) from a NumPy, dask or xarray array (N, H, W, d) or (N, H, W).
 
-    Refuses, without computing anything lazy, what cannot be images. Pixels in memory are checked
-    to be finite, lazy ones when they are computed.
+    Raise DataError if the array cannot be images, without computing lazy arrays. Pixels in memory
+    are checked to be finite; lazy ones are checked when they are computed.
     """
     array = _as_array(source, name)
     if array.ndim == 3:
         array = array[..., np.newaxis]
     if array.ndim != 4:
         raise DataError(
-            f"{name} has shape {array.shape}: images are (N, H, W) or (N, H, W, channels)"
+            f"{name} has shape {array.shape}. Images must be (N, H, W) or (N, H, W, channels)."
         )
     if array.dtype.kind not in "buif":
-        raise DataError(f"{name} has dtype {array.dtype}: pixels must be numbers")
+        raise DataError(f"{name} has dtype {array.dtype}. Pixels must be numbers.")
     if np.isnan(array.shape[0]):
         raise DataError(
-            f"{name} has chunks of unknown length: call its compute_chunk_sizes() first"
+            f"{name} has chunks of unknown length. Call its compute_chunk_sizes() first."
         )
     if 0 in array.shape:
-        raise DataError(f"{name} of shape {array.shape} is empty: give at least one image")
+        raise DataError(f"{name} of shape {array.shape} is empty. Give at least one image.")
     if isinstance(array, da.Array):
-        return Images(_finite_lazily(array, name))
+        return Images(_check_finite_lazily(array, name))
     check_finite(array, 0, name)
     return Images(array)
 
 
 def are_finite(images: Array) -> Array:
-    """Which of images (n, …) have only pixels that are numbers of single precision, (n,) bool."""
+    """Return which of images (n, …) have only pixels that are finite in float32, (n,) bool."""
     if images.dtype.kind != "f":
         return np.ones(len(images), bool)
-    fine = np.isfinite(images) if images.dtype.itemsize <= 4 else np.abs(images) <= LARGEST
-    return np.asarray(fine.reshape(len(images), -1).all(axis=1))
+    finite = (
+        np.isfinite(images) if images.dtype.itemsize <= 4 else np.abs(images) <= MAX_PIXEL_VALUE
+    )
+    return np.asarray(finite.reshape(len(images), -1).all(axis=1))
 
 
 def check_finite(images: Array, numbers: Array | int, name: str = "X") -> None:
-    """Refuse NaN or infinite pixels in images (n, …) of these numbers (n,), or from this one on,
-    and those that single precision cannot hold."""
+    """Raise DataError if images (n, …) have pixels that are NaN, infinite or too large for float32.
+
+    `numbers` are those of the images in the data set, (n,), or the number of the first one.
+    """
     finite = are_finite(images)
     if not finite.all():
         first = int(np.flatnonzero(~finite)[0])
         image = images[first].astype(np.float64)
-        value = image[~(np.abs(image) <= LARGEST)].flat[0]
+        value = image[~(np.abs(image) <= MAX_PIXEL_VALUE)].flat[0]
         number = numbers + first if isinstance(numbers, int) else numbers[first]
         if np.isfinite(value):
             raise DataError(
-                f"image {number} of {name} has the pixel value {value:g}, and single precision "
-                f"ends at {LARGEST:.2g}: divide all images by the same number"
+                f"Image {number} of {name} has the pixel value {value:g}. The largest value in "
+                f"single precision is {MAX_PIXEL_VALUE:.2g}; divide all images by the same number."
             )
         raise DataError(
-            f"image {number} of {name} has the pixel value {value}: pixels must be finite; "
-            "replace or drop such images"
+            f"Image {number} of {name} has the pixel value {value}. Pixels must be finite; replace "
+            "or drop such images."
         )
 
 
-def _finite_lazily(images: da.Array, name: str) -> da.Array:
-    """The same lazy images, with `check_finite` on each chunk as it is computed."""
+def _check_finite_lazily(images: da.Array, name: str) -> da.Array:
+    """Return the same lazy images, with `check_finite` on each chunk when it is computed."""
     if images.dtype.kind != "f":
         return images
 
-    def checked(block: Array, block_info: Any = None) -> Array:
+    def check(block: Array, block_info: Any = None) -> Array:
         start = block_info[0]["array-location"][0][0] if block_info else 0
         check_finite(block, start, name)
         return block
 
-    return images.map_blocks(checked, dtype=images.dtype, meta=images._meta)
+    return images.map_blocks(check, dtype=images.dtype, meta=images._meta)
 
 
 def _as_array(source: Any, name: str) -> Array | da.Array:
+    """Return the NumPy or dask array in a source; raise DataError if there is none."""
     if hasattr(source, "data_vars"):
         raise DataError(
-            f"{name} is an xarray Dataset with the variables {list(source.data_vars)}: "
-            "give the one that holds the images"
+            f"{name} is an xarray Dataset with the variables {list(source.data_vars)}. Give the "
+            "one that holds the images."
         )
     data = source.data if hasattr(source, "dims") else source
     if isinstance(data, da.Array | np.ndarray):
@@ -125,4 +130,4 @@ def _as_array(source: Any, name: str) -> Array | da.Array:
     try:
         return np.asarray(data)
     except ValueError as error:
-        raise DataError(f"{name} is not an array of images: {error}") from error
+        raise DataError(f"{name} is not an array of images: {error}.") from error

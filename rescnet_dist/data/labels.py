@@ -1,4 +1,4 @@
-"""Labels of any hashable kind, their integer codes, and a stored form without pickle."""
+"""Labels of any hashable type, their integer codes, and a JSON form without pickle."""
 
 from __future__ import annotations
 
@@ -13,78 +13,84 @@ from rescnet_dist.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+MAX_LISTED_CLASSES = 20  # in an error message
+
 
 def as_labels(source: Any, count: int, *, name: str = "y") -> Array | da.Array:
-    """Labels (N,), NumPy or dask, of `count` images; refuses another length or rank."""
+    """Return labels (N,), NumPy or dask; raise DataError if they are not `count` labels."""
     if source is None:
-        raise DataError(f"{name} is missing: give labels, or the URL of a data set that has them")
+        raise DataError(f"{name} is missing. Give labels, or the URL of a data set that has them.")
     data = source.data if hasattr(source, "dims") else source
     if not isinstance(data, da.Array | np.ndarray):
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-            raise DataError(f"{name}={data!r} is not a vector (N,) of labels: give one per image")
+            raise DataError(f"{name}={data!r} is not a vector (N,) of labels. Give one per image.")
         data = _as_vector(data)
     if data.ndim != 1:
-        raise DataError(f"{name} has shape {data.shape}: labels are a vector (N,)")
+        raise DataError(f"{name} has shape {data.shape}. Labels must be a vector (N,).")
     if np.isnan(data.shape[0]):
         raise DataError(
-            f"{name} has chunks of unknown length: call its compute_chunk_sizes() first"
+            f"{name} has chunks of unknown length. Call its compute_chunk_sizes() first."
         )
     if data.shape[0] != count:
         raise DataError(
-            f"{name} has {data.shape[0]} labels for {count} images: give one label per image"
+            f"{name} has {data.shape[0]} labels for {count} images. Give one label per image."
         )
     return data
 
 
 def _as_vector(values: Any) -> Array:
-    """A vector that gives the labels back as they are: of their own dtype if NumPy has one."""
+    """Return a vector of unchanged values, of their own dtype if NumPy has one, else object."""
     values = list(values)
     vector = np.empty(len(values), dtype=object)
-    for location, value in enumerate(values):  # a slice would take a list of tuples apart
-        vector[location] = value
-    kinds = {type(value) for value in values}
-    if len(kinds) == 1 and kinds <= {bool, int, float, str}:
+    for index, value in enumerate(values):  # A slice would unpack a list of tuples.
+        vector[index] = value
+    types = {type(value) for value in values}
+    if len(types) == 1 and types <= {bool, int, float, str}:
         array = np.asarray(values)
         return array if array.tolist() == values else vector
-    if len(kinds) == 1 and issubclass(next(iter(kinds)), np.generic):
+    if len(types) == 1 and issubclass(next(iter(types)), np.generic):
         return np.asarray(values)
     return vector
 
 
-def classes_of(labels: Array | da.Array) -> list[Hashable]:
-    """The distinct labels, sorted where they can be, else as first seen. Computes a lazy array,
-    chunk by chunk, gathering the distinct ones only."""
+def find_classes(labels: Array | da.Array) -> list[Hashable]:
+    """Return the distinct labels, sorted if they can be, else in the order of appearance.
+
+    A lazy array is computed chunk by chunk, and only the distinct labels are gathered.
+    """
     if isinstance(labels, da.Array):
         blocks = labels.map_blocks(
-            _distinct_block, dtype=object, chunks=(1,), meta=np.empty(0, "O")
+            _find_distinct_in_block, dtype=object, chunks=(1,), meta=np.empty(0, "O")
         )
-        found = [value for block in blocks.compute() for value in block]
-        return _sorted_distinct(found)
-    return _sorted_distinct(_distinct(labels))
+        return _sort_distinct([value for block in blocks.compute() for value in block])
+    return _sort_distinct(_find_distinct(labels))
 
 
-def _distinct(labels: Array) -> list[Hashable]:
+def _find_distinct(labels: Array) -> list[Hashable]:
+    """Return the distinct labels of an array (n,); raise DataError if any is NaN or unhashable."""
     if labels.dtype.kind != "O":
         values = list(np.unique(labels))
     else:
         try:
             values = list(dict.fromkeys(labels.tolist()))
         except TypeError as error:
-            raise DataError(f"labels must be hashable: {error}") from error
+            raise DataError(f"Labels must be hashable: {error}.") from error
     for value in values:
-        if value != value:  # NaN and NaT are the values that differ from themselves
+        if value != value:  # Only NaN and NaT differ from themselves.
             missing = "NaT" if isinstance(value, np.datetime64 | np.timedelta64) else "NaN"
-            raise DataError(f"y has {missing} among its labels: give every image a class")
+            raise DataError(f"y has {missing} among its labels. Give every image a class.")
     return values
 
 
-def _distinct_block(labels: Array) -> Array:
+def _find_distinct_in_block(labels: Array) -> Array:
+    """Return the distinct labels of a block (n,) as an array (1,) with one list."""
     block = np.empty(1, dtype=object)
-    block[0] = _distinct(labels)
+    block[0] = _find_distinct(labels)
     return block
 
 
-def _sorted_distinct(values: Sequence[Hashable]) -> list[Hashable]:
+def _sort_distinct(values: Sequence[Hashable]) -> list[Hashable]:
+    """Return distinct values, sorted if they can be."""
     distinct = list(dict.fromkeys(values))
     try:
         return sorted(distinct)  # type: ignore[type-var]
@@ -93,16 +99,16 @@ def _sorted_distinct(values: Sequence[Hashable]) -> list[Hashable]:
 
 
 def classes_array(classes: Sequence[Hashable]) -> Array:
-    """The classes (C,) as an array that gives them back as they were."""
+    """Return the classes as an array (C,) that preserves their values and types."""
     return _as_vector(classes)
 
 
 def encode(
     labels: Array | da.Array, classes: Array, *, name: str = "y", unknown: int | None = None
 ) -> Array | da.Array:
-    """Codes (N,) int32 of labels (N,): the place of each in `classes` (C,). Lazy in, lazy out.
+    """Return the codes (N,) int32 of labels (N,), which index `classes` (C,); lazy if they are.
 
-    A label that is no class is an error, or gets the code `unknown`.
+    Labels that are not among the classes get the code `unknown`; DataError if that is None.
     """
     if isinstance(labels, da.Array):
         return labels.map_blocks(
@@ -112,35 +118,39 @@ def encode(
 
 
 def _encode(labels: Array, classes: Array, name: str, unknown: int | None) -> Array:
+    """Return the codes of `encode` for labels in memory."""
     code_of = {value: code for code, value in enumerate(classes.tolist())}
     try:
         codes = [code_of.get(value, unknown) for value in labels.tolist()]
     except TypeError as error:
-        raise DataError(f"labels must be hashable: {error}") from error
+        raise DataError(f"Labels must be hashable: {error}.") from error
     if None in codes:
         label = labels.tolist()[codes.index(None)]
         raise DataError(
-            f"{name} has the label {label!r}, which no training image has: "
-            f"the classes are {classes.tolist()[:20]}"
+            f"{name} has the label {label!r}, which no training image has. "
+            f"The classes are {classes.tolist()[:MAX_LISTED_CLASSES]}."
         )
     return np.asarray(codes, dtype=np.int32)
 
 
-def group_codes(groups: Any, count: int) -> Array | da.Array:
-    """A whole number (N,) int64 for each of `count` images, the same for those whose groups (N,),
-    labels of any kind, are the same. Lazy in, lazy out."""
+def encode_groups(groups: Any, count: int) -> Array | da.Array:
+    """Return an integer (N,) int64 for the group of each of `count` images; lazy if they are.
+
+    Groups (N,) are labels of any hashable type; equal groups have equal integers.
+    """
     labels = as_labels(groups, count, name="groups")
     if isinstance(labels, da.Array):
-        return labels.map_blocks(_group_codes, dtype=np.int64, meta=np.empty(0, np.int64))
-    return _group_codes(labels)
+        return labels.map_blocks(_encode_groups, dtype=np.int64, meta=np.empty(0, np.int64))
+    return _encode_groups(labels)
 
 
-def _group_codes(groups: Array) -> Array:
+def _encode_groups(groups: Array) -> Array:
+    """Return the integers of `encode_groups` for groups in memory."""
     values = groups.tolist()
     try:
         codes = dict.fromkeys(values, 0)
     except TypeError as error:
-        raise DataError(f"groups must be hashable: {error}") from error
+        raise DataError(f"groups must be hashable: {error}.") from error
     for group in codes:
         digest = hashlib.blake2b(repr(group).encode(), digest_size=8).digest()
         codes[group] = int.from_bytes(digest, "little") >> 1
@@ -148,9 +158,9 @@ def _group_codes(groups: Array) -> Array:
 
 
 def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:
-    """A JSON form from which `classes_from_json` gives back the same labels.
+    """Return a JSON-serializable form, from which `classes_from_json` restores the labels.
 
-    lossy: labels of kinds that JSON cannot hold become their `repr` instead of an error.
+    Labels of unsupported types raise DataError or, if `lossy`, are replaced by their `repr`.
     """
     plain = classes.astype(np.int64) if classes.dtype.kind in "mM" else classes
     values = [_label_to_json(label, lossy) for label in plain.tolist()]
@@ -158,7 +168,7 @@ def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:
 
 
 def classes_from_json(record: dict[str, Any]) -> Array:
-    """The inverse of `classes_to_json`."""
+    """Return the classes (C,) that `classes_to_json` has serialized."""
     dtype = np.dtype(record["dtype"])
     if dtype.kind in "mM":
         return np.array(record["values"], np.int64).view(dtype)
@@ -167,6 +177,7 @@ def classes_from_json(record: dict[str, Any]) -> Array:
 
 
 def _label_to_json(label: Any, lossy: bool) -> Any:
+    """Return the JSON-serializable form of one label."""
     if isinstance(label, np.generic):
         label = label.item()
     if label is None or isinstance(label, bool | int | float | str):
@@ -178,12 +189,13 @@ def _label_to_json(label: Any, lossy: bool) -> Any:
     if lossy:
         return repr(label)
     raise DataError(
-        f"the label {label!r} of type {type(label).__name__} cannot be stored: a run store keeps "
-        "numbers, strings, bytes, None and tuples of these; map your labels to one of them"
+        f"The label {label!r} of type {type(label).__name__} cannot be stored. A run store keeps "
+        "numbers, strings, bytes, None and tuples of these; map your labels to one of them."
     )
 
 
 def _label_from_json(value: Any) -> Hashable:
+    """Return the label of its JSON form."""
     if isinstance(value, dict):
         if "bytes" in value:
             return bytes.fromhex(value["bytes"])

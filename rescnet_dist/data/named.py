@@ -1,4 +1,4 @@
-"""The named data sets: where they are published, and how they come into the cache."""
+"""The named data sets: where they are published, and their download into the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rescnet_dist.data.archives import extract, read_member
 from rescnet_dist.data.fetch import Progress, RemoteFile, download
 from rescnet_dist.errors import DataError, suggest_name
 
-TINY_LIMIT = 2**30  # bytes that Tiny ImageNet may have when extracted
+MAX_TINY_BYTES = 2**30  # of Tiny ImageNet when extracted
+MAX_ANNOTATIONS_BYTES = 2**24
 TINY_ANNOTATIONS = "tiny-imagenet-200/val/val_annotations.txt"
 TINY_CLASS = re.compile(r"^(\S+)\t(n\d+)\t", re.MULTILINE)
 TINY_IMAGES = re.compile(r"tiny-imagenet-200/(?:train/(n\d+)|val)/images/([^/]+\.JPEG)")
@@ -20,10 +21,10 @@ TINY_IMAGES = re.compile(r"tiny-imagenet-200/(?:train/(n\d+)|val)/images/([^/]+\
 
 @dataclass(frozen=True, slots=True)
 class NamedDataset:
-    """A data set that is known by its name: its files, its home page, and what is read of it.
+    """A data set with a name: its home page, its files, and the form in which it is read.
 
-    `form` says what a reader gets: the "folder" of the files, the one "file", or the
-    "tiny-imagenet" folder that is made from the archive.
+    `form` is "folder" if the folder of the files is read, "file" if the one file is, and
+    "tiny-imagenet" if a folder extracted from the archive is.
     """
 
     name: str
@@ -33,13 +34,14 @@ class NamedDataset:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files; None where that is not known."""
+        """The number of bytes of all files; None if unknown."""
         sizes = [file.size for file in self.files]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
 
 
 def _file(name: str, sha256: str, size: int, *bases: str) -> RemoteFile:
+    """Return the description of a file that is available under several base URLs."""
     return RemoteFile(name, tuple(base + name for base in bases), f"sha256:{sha256}", size)
 
 
@@ -163,21 +165,22 @@ DATASETS = {
 }
 
 
-def named_dataset(name: str) -> NamedDataset:
-    """The description of a data set, by its name.
+def find_named_dataset(name: str) -> NamedDataset:
+    """Return the description of a data set, by its name.
 
-    >>> named_dataset("cifar10").files[0].name
+    >>> find_named_dataset("cifar10").files[0].name
     'cifar-10-python.tar.gz'
     """
     if name not in DATASETS:
-        raise DataError(f"there is no data set named {name!r}: {suggest_name(name, DATASETS)}")
+        raise DataError(f"There is no data set named {name!r}: {suggest_name(name, DATASETS)}")
     return DATASETS[name]
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all fetched data sets: `cache`, or what the environment says.
+    """Return the folder of all downloaded data sets.
 
-    That is RESCNET_CACHE or, without it, `rescnet` in XDG_CACHE_HOME or in ~/.cache.
+    It is `cache`, the environment variable RESCNET_CACHE, or `rescnet` in XDG_CACHE_HOME or
+    ~/.cache, whichever is set first.
     """
     if cache is None:
         cache = os.environ.get("RESCNET_CACHE") or None
@@ -188,7 +191,7 @@ def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
         return Path(cache).expanduser().absolute()
     except RuntimeError as error:
         raise DataError(
-            f"the cache {cache} cannot be found: {error}; set RESCNET_CACHE to a folder"
+            f"The cache {cache} cannot be found: {error}. Set RESCNET_CACHE to a folder."
         ) from error
 
 
@@ -197,27 +200,27 @@ def fetch_dataset(
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The local folder or file of a data set, ready to be read; fetched into the cache if need be.
+    """Download a data set into the cache, unless it is there; return its folder or file.
 
-    It is the folder with the four files for mnist and fashion-mnist, the .tar.gz file itself for
+    That is the folder with the four files for mnist and fashion-mnist, the .tar.gz file itself for
     cifar10 and cifar100, and for tiny-imagenet a folder with train/WNID/*.JPEG and
     val/WNID/*.JPEG. Files in the cache are verified each time, also those put there by hand.
-    `progress` is called with the bytes that are there and those of all files of the data set.
+    `progress` is called with the number of bytes so far and of all files of the data set.
     """
     if isinstance(dataset, str):
-        dataset = named_dataset(dataset)
+        dataset = find_named_dataset(dataset)
     folder = cache_folder(cache) / dataset.name
     images = folder / "tiny-imagenet-200"
     if dataset.form == "tiny-imagenet" and images.is_dir():
         return images
-    paths = _downloaded(dataset, folder, progress)
+    paths = _download_files(dataset, folder, progress)
     if dataset.form == "folder":
         return folder
-    return paths[0] if dataset.form == "file" else _tiny_imagenet(paths[0], images)
+    return paths[0] if dataset.form == "file" else _extract_tiny_imagenet(paths[0], images)
 
 
-def _downloaded(dataset: NamedDataset, folder: Path, progress: Progress | None) -> list[Path]:
-    """The paths of all files of a data set; an error names all that are missing."""
+def _download_files(dataset: NamedDataset, folder: Path, progress: Progress | None) -> list[Path]:
+    """Download all files of a data set; raise DataError that names all missing ones."""
     paths = list[Path]()
     for index, file in enumerate(dataset.files):
         before = sum(path.stat().st_size for path in paths)
@@ -237,26 +240,28 @@ def _downloaded(dataset: NamedDataset, folder: Path, progress: Progress | None) 
             if not others:
                 raise
             raise DataError(
-                f"{error}; also missing there, and fetched or put into {folder} in the same way: "
-                + ", ".join(others)
+                f"{error} These files are also missing, and are downloaded or put into {folder} in "
+                f"the same way: {', '.join(others)}."
             ) from error
     return paths
 
 
-def _tiny_imagenet(archive: Path, target: Path) -> Path:
+def _extract_tiny_imagenet(archive: Path, target: Path) -> Path:
     """Extract the labeled images of Tiny ImageNet as train/WNID/NAME and val/WNID/NAME."""
-    lines = read_member(archive, TINY_ANNOTATIONS, limit=2**24).decode("ascii", "replace")
+    lines = read_member(archive, TINY_ANNOTATIONS, limit=MAX_ANNOTATIONS_BYTES).decode(
+        "ascii", "replace"
+    )
     classes = dict(TINY_CLASS.findall(lines))
 
-    def location(name: str) -> str | None:
-        parts = TINY_IMAGES.fullmatch(name)
-        if parts is None:
+    def map_path(name: str) -> str | None:
+        match = TINY_IMAGES.fullmatch(name)
+        if match is None:
             return None
-        of_train, image = parts.groups()
-        if of_train:
-            return f"train/{of_train}/{image}"
+        train_class, image = match.groups()
+        if train_class:
+            return f"train/{train_class}/{image}"
         if image not in classes:
-            raise DataError(f"{TINY_ANNOTATIONS} in {archive} names no class for {image}")
+            raise DataError(f"{TINY_ANNOTATIONS} in {archive} names no class for {image}.")
         return f"val/{classes[image]}/{image}"
 
-    return extract(archive, target, limit=TINY_LIMIT, location=location)
+    return extract(archive, target, limit=MAX_TINY_BYTES, map_path=map_path)

@@ -1,4 +1,4 @@
-"""The rows of a run: every image once, and the copies of those to train on right behind it."""
+"""The rows of a run: each image, followed by the augmented copies of training images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BLOCK_IMAGES = 65_536  # whose labels are read at a time
 class RowTable:
     """Which image and which copy of it each row is; made from blocks of `block` images.
 
-    starts: the first row of each block, and behind them the number of rows. checksums: those of the
-    blocks of the run's labels and of its mask of training images, by path.
+    `starts` has the first row of each block, followed by the number of rows. `checksums` are those
+    of the blocks of the run's labels and of its mask of training images, by path.
     """
 
     images: int
@@ -30,41 +30,45 @@ class RowTable:
 
     @property
     def rows(self) -> int:
-        """Images, with the copies of those to train on."""
+        """The number of images and of copies of training images."""
         return self.starts[-1]
 
     def blocks(self, start: int, stop: int) -> range:
-        """The blocks that rows start to stop lie in."""
+        """Return the blocks that contain rows start to stop."""
         return range(bisect_right(self.starts, start) - 1, bisect_right(self.starts, stop - 1))
 
-    def images_of(self, block: int) -> tuple[int, int]:
-        """First image of a block and the one behind its last."""
+    def image_range(self, block: int) -> tuple[int, int]:
+        """Return the first image of a block and the one after its last."""
         return block * self.block, min((block + 1) * self.block, self.images)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
+        """Return the fields as JSON-serializable values."""
         return {
             "images": self.images,
             "copies": self.copies,
             "block": self.block,
             "starts": list(self.starts),
-            "checksums": {path: list(found) for path, found in self.checksums.items()},
+            "checksums": {path: list(values) for path, values in self.checksums.items()},
         }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RowTable:
-        """The inverse of `to_dict`."""
-        checksums = {path: tuple(found) for path, found in values["checksums"].items()}
+        """Create a table from the values of `to_dict`."""
         return cls(
-            int(values["images"]), int(values["copies"]), int(values["block"]),
-            tuple(int(start) for start in values["starts"]), checksums,
-        )  # fmt: skip
+            int(values["images"]),
+            int(values["copies"]),
+            int(values["block"]),
+            tuple(int(start) for start in values["starts"]),
+            {path: tuple(checksums) for path, checksums in values["checksums"].items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows: their image (n,), copy (n,) from 0, the image itself, labels (n,) as codes, and
-    train (n,) bool."""
+    """Rows: their image (n,), copy (n,), labels (n,) as codes, and train (n,) bool.
+
+    Copy 0 is the image itself.
+    """
 
     image: Array
     copy: Array
@@ -72,7 +76,7 @@ class Rows:
     train: Array
 
     def concatenate(self, later: Rows) -> Rows:
-        """These and the rows behind them."""
+        """Return these rows followed by later ones."""
         return Rows(
             np.concatenate([self.image, later.image]),
             np.concatenate([self.copy, later.copy]),
@@ -92,19 +96,19 @@ class RowBlock:
 
     @classmethod
     def of(cls, table: RowTable, block: int, labels: Array, train: Array) -> RowBlock:
-        """The block of a table with these labels (b,) and mask (b,)."""
-        first_image, _ = table.images_of(block)
+        """Return the block of a table with these labels (b,) and training mask (b,)."""
+        first_image, _ = table.image_range(block)
         per_image = 1 + table.copies * train.astype(np.int64)
         first_row = table.starts[block] + np.concatenate([[0], np.cumsum(per_image)])
         return cls(first_image, labels, train, first_row)
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Those of the rows start to stop that lie in this block."""
-        wanted = np.arange(max(start, self.first_row[0]), min(stop, self.first_row[-1]))
-        location = np.searchsorted(self.first_row, wanted, side="right") - 1
+        """Return those of the rows start to stop that are in this block."""
+        rows = np.arange(max(start, self.first_row[0]), min(stop, self.first_row[-1]))
+        index = np.searchsorted(self.first_row, rows, side="right") - 1
         return Rows(
-            self.first_image + location,
-            wanted - self.first_row[location],
-            self.labels[location],
-            self.train[location],
+            self.first_image + index,
+            rows - self.first_row[index],
+            self.labels[index],
+            self.train[index],
         )

@@ -1,4 +1,4 @@
-"""A validation split that is stratified and seeded, by image or by group of images."""
+"""Stratified, seeded validation splits, by image or by group of images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def ranks_in_class(codes: Array, before: Array) -> Array:
-    """The rank (n,) of each image among those of its class, given how many of each class (C,) lie
-    ahead of this chunk.
+    """Return the rank (n,) of each image among those of its class.
+
+    `before` (C,) is the number of images of each class in the chunks before this one.
 
     >>> ranks_in_class(np.array([1, 0, 1]), np.array([10, 20]))
     array([20, 10, 21])
@@ -26,33 +27,34 @@ def ranks_in_class(codes: Array, before: Array) -> Array:
 
 
 def select_validation(codes: Array, before: Array, fraction: float, seed: int) -> Array:
-    """Which images of a chunk, codes (n,), are held out for validation, (n,) bool.
+    """Return which images of a chunk, with codes (n,), are held out for validation, (n,) bool.
 
-    The ranks of a class are cut into runs of 1/fraction images and one of each run, drawn from
-    (seed, class, run) alone, is held out: each class gives its share, whatever the chunks are. In
-    place of the first image of a class the second is, so that every class can be learned.
+    The ranks of a class are divided into runs of 1/fraction images. One image of each run, drawn
+    from (seed, class, run) alone, is held out, so the result is stratified and does not depend on
+    the chunks. The first image of a class is replaced by the second, so that every class can be
+    learned. `before` is that of `ranks_in_class`.
     """
     ranks = ranks_in_class(codes, before)
-    slack = 1e-7  # ranks·fraction is rounded
-    run = np.floor(ranks * fraction + slack)
-    first, behind = np.ceil(run / fraction - slack), np.ceil((run + 1) / fraction - slack)
-    drawn = first + np.floor(uniforms(seed, codes, run) * (behind - first))
-    return (ranks == np.where((drawn == 0) & (behind > 1), 1, drawn)) & (ranks > 0)
+    tolerance = 1e-7  # as ranks·fraction is rounded
+    run = np.floor(ranks * fraction + tolerance)
+    start, stop = np.ceil(run / fraction - tolerance), np.ceil((run + 1) / fraction - tolerance)
+    drawn = start + np.floor(uniforms(seed, codes, run) * (stop - start))
+    return (ranks == np.where((drawn == 0) & (stop > 1), 1, drawn)) & (ranks > 0)
 
 
 def choose_held_out_groups(counts: dict[int, Array], fraction: float, seed: int) -> set[int]:
-    """Which groups of images are held out whole, given how many of each class (C,) each has.
+    """Return the groups that are held out, given the images of each class (C,) of each group.
 
-    In an order drawn from (seed, group), each is held out that brings the held-out images of all
-    classes nearer to their share.
+    Groups are visited in an order drawn from (seed, group). A group is held out if it brings the
+    number of held-out images of all classes closer to the fraction.
     """
     groups = np.fromiter(counts, np.int64, len(counts))
     order = groups[np.argsort(hash_keys(seed, groups), kind="stable")]
-    wanted = fraction * np.sum([counts[group] for group in groups.tolist()], axis=0)
-    held, chosen = np.zeros(len(wanted)), set()
+    target = fraction * np.sum([counts[group] for group in groups.tolist()], axis=0)
+    held_out, chosen = np.zeros(len(target)), set()
     for group in order.tolist():
-        more = held + counts[group]
-        if np.abs(wanted - more).sum() < np.abs(wanted - held).sum():
-            held = more
+        candidate = held_out + counts[group]
+        if np.abs(target - candidate).sum() < np.abs(target - held_out).sum():
+            held_out = candidate
             chosen.add(group)
     return chosen

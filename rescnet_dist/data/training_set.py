@@ -1,4 +1,4 @@
-"""What a network is trained on: images with their codes, validation images behind them."""
+"""The training set: training images and codes, followed by validation images, if given."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import xarray as xr
 
 from rescnet_dist.data.dataset import get_split, select_split
-from rescnet_dist.data.images import Images, Stored
-from rescnet_dist.data.labels import classes_array, classes_of, encode, group_codes
+from rescnet_dist.data.images import ArrayReference, Images
+from rescnet_dist.data.labels import classes_array, encode, encode_groups, find_classes
 from rescnet_dist.errors import DataError
 from rescnet_dist.spec import AugmentSpec
 
@@ -21,10 +21,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """Images and codes, part by part: those to train on and, if given, those to validate on.
+    """Images and codes of the training part and, if given, of the validation part.
 
-    classes (C,) are the labels that the codes stand for, as they were given. augment: the copies
-    made of those to train on. groups (N,) of whole numbers: images to be held out together or not.
+    `classes` (C,) are the original labels that the codes index. `augment` describes the copies of
+    training images. `groups` (N,) are integers: images of a group are held out together or not at
+    all.
     """
 
     images: tuple[Images, ...]
@@ -35,12 +36,12 @@ class TrainingSet:
 
     @property
     def count(self) -> int:
-        """Images of all parts."""
+        """The number of images of all parts."""
         return sum(part.shape[0] for part in self.images)
 
     @property
     def train_count(self) -> int:
-        """Images of the first part, before any split."""
+        """The number of images of the training part, before any are held out."""
         return self.images[0].shape[0]
 
     @property
@@ -50,12 +51,12 @@ class TrainingSet:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(H, W, d)."""
+        """The shape (H, W, d) of an image."""
         return self.images[0].shape[1:]
 
     @property
-    def stored(self) -> Stored | None:
-        """Where all images lie, if that is in one place, one part behind the other; else None."""
+    def stored(self) -> ArrayReference | None:
+        """A reference to all images, if all parts are contiguous in one array; else None."""
         first, row = self.images[0].stored, 0
         for part in self.images:
             if first is None or part.stored != replace(first, start=first.start + row):
@@ -64,13 +65,13 @@ class TrainingSet:
         return first
 
     def rows(self, validation: float) -> int:
-        """Images with the copies of those to train on, about, where a share of them is held out."""
+        """Return about how many rows there are if a fraction of the images is held out."""
         held_out = 0 if self.has_validation else int(self.train_count * validation)
         return self.count + self.augment.copies * (self.train_count - held_out)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What to store images in: bool as uint8, double as single precision, others as is."""
+        """The dtype to store images in: uint8 for bool, float32 for float64, others unchanged."""
         common = np.result_type(*(part.array.dtype for part in self.images))
         if common.kind == "b":
             return np.dtype("uint8")
@@ -86,45 +87,49 @@ def training_set(
     augment: AugmentSpec | None = None,
     groups: Any = None,
 ) -> TrainingSet:
-    """Check images X and labels y, and a validation pair like them, and put them together.
+    """Return the training set of images X and labels y, and of a validation pair (X, y).
 
-    Of lazy arrays only the distinct labels are computed. own_validation: validate on the split of
-    that name, where X is a data set that has one. groups (N,): labels of any kind, else those of
-    the data set; images of the same group are never on both sides of a split.
+    Raise DataError if they do not fit. Of lazy arrays only the distinct labels are computed. If
+    `own_validation`, the split val of the data set X, if it has one, is the validation part.
+    `groups` (N,) are labels of any hashable type, by default those of the data set; images of the
+    same group are never on both sides of a split.
     """
     part = select_split(X, y, "train")
     images, labels = part.images, part.labels
-    classes = classes_of(labels)
+    classes = find_classes(labels)
     if len(classes) < 2:
         only = classes_array(classes).tolist()[0]
-        raise DataError(f"y has the one class {only!r} only: give images of at least 2 classes")
-    known, codes = classes_array(classes), encode(labels, classes_array(classes))
+        raise DataError(f"y has the one class {only!r} only. Give images of at least 2 classes.")
+    class_array = classes_array(classes)
+    codes = encode(labels, class_array)
     augment = augment or AugmentSpec()
     is_dataset = isinstance(X, str | os.PathLike | xr.Dataset)
     if validation is None and own_validation and is_dataset and get_split(X, "val"):
         validation = X, None
     if validation is None:
         groups = part.groups if groups is None else groups
-        together = None if groups is None else group_codes(groups, images.shape[0])
-        return TrainingSet((images,), (codes,), known, augment, together)
+        group_codes = None if groups is None else encode_groups(groups, images.shape[0])
+        return TrainingSet((images,), (codes,), class_array, augment, group_codes)
     if groups is not None:
         raise DataError(
-            "groups are for images to be held out, and a validation set is given: leave one out"
+            "groups and a validation set were both given. Groups are for images to be held out; "
+            "leave out one of them."
         )
     held_out = select_split(*validation, "val", name="validation X")
     _check_shape(held_out.images, images, "validation")
-    held_codes = encode(held_out.labels, known, name="validation y")
-    return TrainingSet((images, held_out.images), (codes, held_codes), known, augment)
+    held_out_codes = encode(held_out.labels, class_array, name="validation y")
+    return TrainingSet((images, held_out.images), (codes, held_out_codes), class_array, augment)
 
 
 def check_test_set(X: Any, training: TrainingSet) -> None:
-    """Refuse a data set to test with whose images are of another shape, or that has no labels."""
+    """Raise DataError if a test set has no labels, or images of another shape."""
     _check_shape(select_split(X, None, "test", name="test X").images, training.images[0], "test")
 
 
-def _check_shape(images: Images, training: Images, what: str) -> None:
+def _check_shape(images: Images, training: Images, purpose: str) -> None:
+    """Raise DataError if images are of another shape than training images."""
     if images.shape[1:] != training.shape[1:]:
         raise DataError(
-            f"{what} images are {images.shape[1:]} and training images are {training.shape[1:]} "
-            "(height, width, channels): give images of one shape"
+            f"{purpose.capitalize()} images are {images.shape[1:]} and training images are "
+            f"{training.shape[1:]} (height, width, channels). Give images of one shape."
         )

@@ -1,4 +1,4 @@
-"""Where runs and networks are kept: Zarr groups and JSON records at any fsspec URL."""
+"""Stores of runs and networks: Zarr groups and JSON records at any fsspec URL."""
 
 from rescnet_dist.store.checksums import Checksums, checksum, read_block, read_region
 from rescnet_dist.store.claim import Claim, check_unclaimed
@@ -14,7 +14,12 @@ from rescnet_dist.store.layers import (
     write_image_scale,
     write_layer,
 )
-from rescnet_dist.store.location import Location, chunk_problem, file_system, no_bucket
+from rescnet_dist.store.location import (
+    Location,
+    chunk_problem,
+    describe_missing_bucket,
+    file_system,
+)
 from rescnet_dist.store.retry import with_retries
 from rescnet_dist.store.run import (
     FORMAT_VERSION,
@@ -44,11 +49,11 @@ __all__ = [
     "check_unclaimed",
     "checksum",
     "chunk_problem",
+    "describe_missing_bucket",
     "file_system",
     "has_saved_maps",
     "last_saved",
     "layer_path",
-    "no_bucket",
     "read_bank",
     "read_block",
     "read_classifier",

@@ -1,8 +1,9 @@
-"""One writer at a time: the claim on a run, which its driver renews while it lives.
+"""Claims: at most one driver writes to a run, and renews its claim while it lives.
 
-A claim is a numbered record `claims/000N.json`. Only a conditional write, which fails where the
-record is already there, makes a new one, so of two drivers one gets it; the highest number counts.
-A driver whose claim has been taken over finds out at its next look, and stops before it writes.
+A claim is a numbered record `claims/000N.json`. A new record is made by a conditional write only,
+which fails if the record exists already, so exactly one of two drivers gets it; the highest number
+counts. A driver whose claim has been taken over notices at its next check, and stops before it
+writes.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from rescnet_dist.errors import ClaimLostError, StoreError, StoreUnreachableErro
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import with_retries
 
-LIFETIME = 60.0  # seconds without renewal after which a claim counts for nothing
-RENEW_EVERY = 15.0
+CLAIM_LIFETIME_SECONDS = 60.0  # without renewal, after which a claim has expired
+RENEW_INTERVAL_SECONDS = 15.0
 
-FIELDS: dict[str, Any] = {  # of a claim's record, and what they are
-    **{"writer": str, "host": str, "pid": int},
-    **{"process_started": int | float, "renewed": int | float},
+RECORD_TYPES: dict[str, Any] = {  # of the fields of a claim's record
+    "writer": str,
+    "host": str,
+    "pid": int,
+    "process_started": int | float,
+    "renewed": int | float,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to write to the run at a place."""
+    """The exclusive right to write to the run at a location."""
 
     location: Location
     number: int
@@ -42,35 +46,40 @@ class Claim:
 
     @classmethod
     def take(cls, location: Location, *, take_over: bool = False, new: bool = False) -> Claim:
-        """Claim a place; refused while another driver that lives holds it, unless told to take
-        over, and for a new run wherever there ever was a claim. Waits for a store that fails."""
-        what = f"claiming {location}"
+        """Claim a location; transient errors of the store are retried.
+
+        Raise StoreError if a live driver holds it and `take_over` is False or, for a `new` run, if
+        the location was ever claimed.
+        """
+        description = f"claiming {location}"
         number = with_retries(
-            lambda: latest_claim(location)[0] if take_over else check_unclaimed(location), what
+            lambda: latest_claim(location)[0] if take_over else check_unclaimed(location),
+            description,
         )
         if new and number:
             raise StoreError(
-                f"store {location.url} already holds another run: choose another URL, or go "
-                "on with it (`rescnet resume`, or `--or-resume` with the command that began it)"
+                f"Store {location.url} already holds another run. Choose another URL, or resume "
+                "the run (`rescnet resume`, or `--or-resume` with the command that started it)."
             )
         claim = cls(location, number + 1, uuid.uuid4().hex)
-        record = _written_by(claim.writer)  # the same at each try, by which one knows its own
-        if not with_retries(lambda: claim._record().create_json(record), what):
+        record = _make_record(claim.writer)  # the same in each attempt: a driver finds its own
+        if not with_retries(lambda: claim._record().create_json(record), description):
             raise StoreError(
-                f"the run at {location.url} was claimed by another driver just now: choose another "
-                "store, or wait until it ends"
+                f"The run at {location.url} was claimed by another driver just now. Choose another "
+                "store, or wait until that driver ends."
             )
         for old in range(number, 0, -1):
-            if not with_retries(claim._record(old).exists, what):
+            if not with_retries(claim._record(old).exists, description):
                 break
-            with_retries(claim._record(old).remove, what)
+            with_retries(claim._record(old).remove, description)
         return claim
 
     def _record(self, number: int | None = None) -> Location:
+        """Return the location of the record of this claim, or of the one with a given number."""
         return self.location / f"claims/{self.number if number is None else number:06d}.json"
 
     def check(self) -> None:
-        """Refuse to go on if the claim has been taken over; waits for a store that fails."""
+        """Raise ClaimLostError if the claim was taken over; transient errors are retried."""
         self._compare(
             *with_retries(
                 lambda: latest_claim(self.location), f"reading the claim on {self.location}"
@@ -78,59 +87,62 @@ class Claim:
         )
 
     def _compare(self, number: int, record: dict[str, Any] | None) -> None:
+        """Raise ClaimLostError if the latest claim is not this one."""
         if number != self.number or not record or record["writer"] != self.writer:
             by = f" by process {record['pid']} on {record['host']}" if record else ""
             raise ClaimLostError(
-                f"the run at {self.location.url} has been taken over{by}: this driver stops, and has "
-                "written nothing since"
+                f"The run at {self.location.url} has been taken over{by}. This driver stops, and "
+                "has written nothing since."
             )
 
     def renew(self) -> None:
-        """Say that the driver lives."""
+        """Update the time at which this driver was last known to be alive."""
         self._compare(*latest_claim(self.location))
-        self._record().write_json(_written_by(self.writer))
+        self._record().write_json(_make_record(self.writer))
 
     def release(self) -> None:
-        """Give the claim back."""
+        """Release the claim, unless another driver has taken it over."""
         if latest_claim(self.location)[0] != self.number:
             return
         try:
-            self._record().write_json(_written_by(self.writer) | {"released": True})
+            self._record().write_json(_make_record(self.writer) | {"released": True})
         except StoreError:
-            self._record().remove()  # which takes no room, where there is none
+            self._record().remove()  # Works on a full disk, where writing does not.
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[Claim]:
-        """Renew the claim in the background while the body runs, then give it back."""
+    def hold(self) -> Iterator[Claim]:
+        """Renew the claim in the background while the body runs, then release it."""
         ended = threading.Event()
 
         def renew_until_ended() -> None:
-            while not ended.wait(RENEW_EVERY):
-                with contextlib.suppress(Exception):  # the driver itself looks before it writes
+            while not ended.wait(RENEW_INTERVAL_SECONDS):
+                with contextlib.suppress(Exception):  # The driver checks before it writes.
                     self.renew()
 
-        renewing = threading.Thread(target=renew_until_ended, name="rescnet-claim", daemon=True)
-        renewing.start()
+        thread = threading.Thread(target=renew_until_ended, name="rescnet-claim", daemon=True)
+        thread.start()
         try:
             yield self
         finally:
             ended.set()
-            renewing.join()
-            with contextlib.suppress(Exception):  # a store that is gone holds no claim either
+            thread.join()
+            with contextlib.suppress(Exception):  # A store that is gone holds no claim either.
                 self.release()
 
 
 def check_unclaimed(location: Location) -> int:
-    """Refuse a place that another driver that lives writes to; the number of its last claim."""
+    """Return the number of the latest claim; raise StoreError if a live driver holds it."""
     number, record = latest_claim(location)
-    if record is not None and (problem := _holds(record, number)):
-        raise StoreError(f"the run at {location.url} {problem}")
+    if record is not None and (problem := _describe_holder(record, number)):
+        raise StoreError(f"The run at {location.url} {problem}")
     return number
 
 
 def latest_claim(location: Location) -> tuple[int, dict[str, Any] | None]:
-    """Number and record of the newest claim on a place; 0 and None where there was never one, and
-    an empty record where it is damaged."""
+    """Return number and record of the latest claim on a location.
+
+    They are 0 and None if it was never claimed; the record is empty if it is damaged.
+    """
     names = [name for name in (location / "claims").names() if name[:-5].isdigit()]
     if not names:
         return 0, None
@@ -140,14 +152,15 @@ def latest_claim(location: Location) -> tuple[int, dict[str, Any] | None]:
         raise
     except StoreError:
         record = {}
-    whole = record is None or (
+    is_valid = record is None or (
         isinstance(record, dict)
-        and all(isinstance(record.get(name), kinds) for name, kinds in FIELDS.items())
+        and all(isinstance(record.get(name), kind) for name, kind in RECORD_TYPES.items())
     )
-    return int(names[-1][:-5]), record if whole else {}
+    return int(names[-1][:-5]), record if is_valid else {}
 
 
-def _written_by(writer: str) -> dict[str, Any]:
+def _make_record(writer: str) -> dict[str, Any]:
+    """Return the record of a claim of this process, renewed now."""
     process = psutil.Process()
     return {
         "writer": writer,
@@ -158,31 +171,36 @@ def _written_by(writer: str) -> dict[str, Any]:
     }
 
 
-def _holds(record: dict[str, Any], number: int) -> str | None:
-    """Why a claim still holds, or None if it does not: released, expired, or its process gone."""
+def _describe_holder(record: dict[str, Any], number: int) -> str | None:
+    """Return why a claim still holds, with a remedy.
+
+    It is None if the claim is released or expired, or if its process has ended.
+    """
     if not record:
         return (
-            f"has a claim that cannot be read, claims/{number:06d}.json: if no driver writes to "
-            "the run, resume it with --take-over (take_over=True)"
+            f"has a claim that cannot be read, claims/{number:06d}.json. If no driver writes to "
+            "the run, resume it with --take-over (take_over=True)."
         )
     age = time.time() - record["renewed"]
-    if record.get("released") or age > LIFETIME:
+    if record.get("released") or age > CLAIM_LIFETIME_SECONDS:
         return None
-    if record["host"] == socket.gethostname() and not _same_process(record):
+    if record["host"] == socket.gethostname() and not _is_running(record):
         return None
-    when = datetime.fromtimestamp(record["renewed"], UTC).isoformat(timespec="seconds")
+    renewed = datetime.fromtimestamp(record["renewed"], UTC).isoformat(timespec="seconds")
+    remaining = max(1, CLAIM_LIFETIME_SECONDS - age)
     return (
-        f"is being written by process {record['pid']} on {record['host']} (last sign of life "
-        f"{when}): wait until it ends; if it is dead, wait {max(1, LIFETIME - age):.0f} s, or "
-        "resume it with --take-over (take_over=True)"
+        f"is being written by process {record['pid']} on {record['host']} (last renewed "
+        f"{renewed}). Wait until it ends; if it is dead, wait {remaining:.0f} s, or resume the run "
+        "with --take-over (take_over=True)."
     )
 
 
-def _same_process(record: dict[str, Any]) -> bool:
-    """Whether the process that wrote a claim on this machine still runs."""
+def _is_running(record: dict[str, Any]) -> bool:
+    """Return whether the process that wrote a claim on this machine is still running."""
     try:
         process = psutil.Process(record["pid"])
-        alive = process.status() != psutil.STATUS_ZOMBIE
-        return bool(alive and abs(process.create_time() - record["process_started"]) < 1)
+        is_alive = process.status() != psutil.STATUS_ZOMBIE
+        # The start time tells it from a later process with the same pid.
+        return bool(is_alive and abs(process.create_time() - record["process_started"]) < 1)
     except psutil.Error:
         return False

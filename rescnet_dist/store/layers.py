@@ -28,7 +28,7 @@ SCALE_DIMS = {"low": ("channel",), "scale": ("channel",)}
 
 
 def layer_path(layer: int) -> str:
-    """Where layer `layer`, counted from 1, is stored in its run or network."""
+    """Return the path of layer `layer`, counted from 1, in its run or network."""
     return f"layers/{layer:04d}"
 
 
@@ -39,12 +39,12 @@ def write_image_scale(location: Location, scale: ImageScale) -> None:
 
 
 def read_image_scale(location: Location) -> ImageScale:
-    """The inverse of `write_image_scale`."""
+    """Read the normalization that `write_image_scale` stored."""
     return ImageScale(**location.read_small("image_scale", tuple(SCALE_DIMS)))
 
 
 def write_bank(location: Location, layer: int, bank: Bank) -> None:
-    """Store what a layer makes its maps with."""
+    """Store the filter bank with which a layer computes its maps."""
     values = {
         "input_low": bank.low,
         "input_scale": bank.scale,
@@ -55,26 +55,26 @@ def write_bank(location: Location, layer: int, bank: Bank) -> None:
 
 
 def read_bank(location: Location, layer: int) -> Bank:
-    """The inverse of `write_bank`."""
+    """Read the filter bank that `write_bank` stored."""
     values = location.read_small(layer_path(layer), tuple(BANK_DIMS))
     return Bank(values["input_low"], values["input_scale"], values["filters"], values["bias"])
 
 
 def write_classifier(location: Location, layer: int, classifier: Classifier) -> None:
-    """Store what a layer moves the scores with."""
+    """Store the classifier with which a layer updates the scores."""
     values = {name: np.asarray(getattr(classifier, name)) for name in CLASSIFIER_DIMS}
     location.write_small(layer_path(layer), {k: (CLASSIFIER_DIMS[k], v) for k, v in values.items()})
 
 
 def read_classifier(location: Location, layer: int) -> Classifier:
-    """The inverse of `write_classifier`."""
+    """Read the classifier that `write_classifier` stored."""
     values = location.read_small(layer_path(layer), tuple(CLASSIFIER_DIMS))
     rate = float(values.pop("rate"))
     return Classifier(**values, rate=rate)
 
 
 def read_layer(location: Location, layer: int) -> Layer:
-    """A whole fitted layer."""
+    """Read a whole fitted layer."""
     return Layer(read_bank(location, layer), read_classifier(location, layer))
 
 
@@ -86,8 +86,7 @@ def write_layer(location: Location, number: int, layer: Layer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredLayers(Sequence[Layer]):
-    """The first `depth` layers stored at a place, each read when it is asked for; travels as a
-    URL."""
+    """The first `depth` layers stored at a location, each read on access; pickled as a URL."""
 
     location: Location
     depth: int
@@ -101,10 +100,10 @@ class StoredLayers(Sequence[Layer]):
     def __getitem__(self, index: slice) -> Sequence[Layer]: ...
     def __getitem__(self, index: int | slice) -> Layer | Sequence[Layer]:
         if isinstance(index, slice):
-            wanted = range(*index.indices(self.depth))
-            if wanted == range(len(wanted)):
-                return StoredLayers(self.location, len(wanted))
-            return tuple(self[i] for i in wanted)
+            selected = range(*index.indices(self.depth))
+            if selected == range(len(selected)):
+                return StoredLayers(self.location, len(selected))
+            return tuple(self[i] for i in selected)
         if not -self.depth <= index < self.depth:
-            raise IndexError(f"layer {index} of {self.depth}")
+            raise IndexError(f"Layer index {index} is out of range. There are {self.depth} layers.")
         return read_layer(self.location, index % self.depth + 1)

@@ -1,4 +1,4 @@
-"""A place for arrays and records: any fsspec URL, opened as a Zarr store and for small JSON."""
+"""Locations of arrays and records: any fsspec URL, as a Zarr store and for small JSON files."""
 
 from __future__ import annotations
 
@@ -40,29 +40,32 @@ from rescnet_dist.store.retry import is_out_of_space, is_transient, with_retries
 Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
 
-CREATING = threading.Lock()  # of a new record, as memory:// takes two steps for it
+CREATE_LOCK = threading.Lock()  # memory:// takes two steps to create a record
 
-ABSENT = (FileNotFoundError, NotADirectoryError)
-OF_ANOTHER_KIND = (
-    *(ArrayNotFoundError, ContainsArrayError, GroupNotFoundError, NodeTypeValidationError),
+ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError)
+NODE_TYPE_ERRORS = (
+    ArrayNotFoundError,
+    ContainsArrayError,
+    GroupNotFoundError,
+    NodeTypeValidationError,
 )
 
 PROTOCOL = re.compile(r"(\w+)://")
-NO_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # what servers say of it
-EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
+MISSING_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # in server messages
+PROTOCOL_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
 
-COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as of level 3, twice as fast
+COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as level 3, and twice as fast
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A folder, bucket prefix or memory path, by its URL. Cheap to make and to send to workers."""
+    """A folder, bucket prefix or memory path, by its URL; cheap to create and to pickle."""
 
     url: str
 
     @classmethod
     def of(cls, url: str | os.PathLike[str]) -> Location:
-        """A local path is made absolute, so that workers in other folders find it."""
+        """Return the location of a URL; local paths become absolute, as workers need them."""
         text = os.fspath(url)
         fs, path = file_system(text)
         return cls(path if isinstance(fs, LocalFileSystem) else text.rstrip("/"))
@@ -74,7 +77,7 @@ class Location:
         return mask_secrets(self.url)
 
     def __repr__(self) -> str:
-        return f"Location({mask_secrets(self.url)!r})"  # as Dask logs the arguments of what fails
+        return f"Location({mask_secrets(self.url)!r})"  # Dask logs the arguments of failed tasks.
 
     @property
     def is_local(self) -> bool:
@@ -87,37 +90,40 @@ class Location:
         return mask_secrets(self.url) != self.url
 
     def _fs(self) -> tuple[Any, str]:
+        """Return the file system and the path there."""
         return file_system(self.url)
 
-    def _current(self) -> tuple[Any, str]:
-        """The file system, with what it remembers of this place forgotten: others write too."""
+    def _uncached_fs(self) -> tuple[Any, str]:
+        """Return file system and path with an invalidated cache, as other processes write too."""
         fs, path = self._fs()
         fs.invalidate_cache(path)
         return fs, path
 
     def zarr_store(self, *, read_only: bool = False) -> Store:
-        """The Zarr store at this place."""
+        """Open the Zarr store at this location."""
         if self.is_local:
             return LocalStore(self.url, read_only=read_only)
         return FsspecStore.from_url(self.url, read_only=read_only)
 
-    def _written(self, write: Callable[[], Result]) -> Result:
-        """The result of writing here; names this place when it cannot be written."""
+    def _write(self, action: Callable[[], Result]) -> Result:
+        """Return the result of writing here; raise StoreError with the URL if that fails."""
         try:
-            return write()
+            return action()
         except Exception as error:
             if not (isinstance(error, OSError) or is_transient(error)):
                 raise
             kind = StoreUnreachableError if is_transient(error) else StoreError
             remedy = (
-                "make room, then resume the run" if is_out_of_space(error) else "check your rights"
+                "Free some space, then resume the run."
+                if is_out_of_space(error)
+                else "Check your permissions."
             )
-            problem = f"{self.url} cannot be written: {error or type(error).__name__}; {remedy}"
-        raise kind(problem)
+            message = f"{self.url} cannot be written: {error or type(error).__name__}. {remedy}"
+        raise kind(message)
 
     def exists(self) -> bool:
-        """Whether anything is stored here."""
-        fs, path = self._current()
+        """Return whether anything is stored here."""
+        fs, path = self._uncached_fs()
         try:
             return bool(fs.exists(path) and (not fs.isdir(path) or fs.ls(path)))
         except FileNotFoundError:
@@ -127,25 +133,28 @@ class Location:
         raise problem
 
     def _unreachable(self, error: Exception) -> StoreError:
-        """What to raise where a place does not answer; never the error itself, which may belong to
-        a library that the driver does not have, or that does not pickle."""
+        """Return the exception to raise if the store does not answer.
+
+        It is never the error itself, which may belong to a library that the driver does not have,
+        or may not be picklable.
+        """
         closed = StoreClosedError if isinstance(error, PermissionError) else StoreError
         kind = StoreUnreachableError if is_transient(error) else closed
         reason = str(error) or type(error).__name__
         return kind(
-            f"{self.url} cannot be reached: {reason}; check the URL, the network and your rights"
+            f"{self.url} cannot be reached: {reason}. Check the URL, the network and your "
+            "permissions."
         )
 
     def check_bucket(self) -> None:
-        """Refuse a place in a bucket that there is not, which some servers would make at the first
-        write."""
-        fs, path = self._current()
+        """Raise StoreError if the bucket does not exist; some servers create it at a write."""
+        fs, path = self._uncached_fs()
         if isinstance(fs, LocalFileSystem):
             return
         try:
             fs.ls(path)
         except FileNotFoundError as error:
-            problem = no_bucket(error, self.url)
+            problem = describe_missing_bucket(error, self.url)
         except Exception as error:
             raise self._unreachable(error) from None
         else:
@@ -154,16 +163,16 @@ class Location:
             raise StoreError(problem)
 
     def size(self) -> int:
-        """Bytes stored here."""
+        """Return the number of bytes stored here."""
         fs, path = self._fs()
         return int(fs.du(path)) if fs.exists(path) else 0
 
     def names(self) -> list[str]:
-        """The names stored directly under this place, sorted; empty if there is none."""
-        fs, path = self._current()
+        """Return the sorted names directly under this location; empty if it does not exist."""
+        fs, path = self._uncached_fs()
         try:
             entries = fs.ls(path, detail=False)
-        except ABSENT:
+        except ABSENT_ERRORS:
             return []
         except Exception as error:
             problem = self._unreachable(error)
@@ -172,114 +181,116 @@ class Location:
         raise problem
 
     def listing(self) -> dict[str, bool] | None:
-        """The names stored directly under this place, and which of them are folders; None where
-        nothing is, and a file is not a place that holds names."""
-        fs, path = self._current()
+        """Return the names directly under this location, and whether each is a folder.
+
+        It is None if nothing, or a file, is here.
+        """
+        fs, path = self._uncached_fs()
         try:
             entries = fs.ls(path, detail=True)
-        except ABSENT:
+        except ABSENT_ERRORS:
             return None
         except Exception as error:
             problem = self._unreachable(error)
         else:
-            here = path.rstrip("/")
-            if any(e["name"].rstrip("/") == here and e["type"] == "file" for e in entries):
-                entries = [e for e in entries if e["name"].rstrip("/") != here]
-                if not entries:  # not the marker of a folder, as S3 has them, but a file
+            own = path.rstrip("/")
+            if any(e["name"].rstrip("/") == own and e["type"] == "file" for e in entries):
+                entries = [e for e in entries if e["name"].rstrip("/") != own]
+                if not entries:  # This is a file, and not the marker of a folder in S3.
                     return None
             return {e["name"].rstrip("/").rsplit("/", 1)[-1]: e["type"] != "file" for e in entries}
         raise problem
 
     def remove(self) -> None:
-        """Remove all that is stored here, if anything."""
+        """Remove everything that is stored here, if anything is."""
         fs, path = self._fs()
-        self._written(lambda: fs.rm(path, recursive=True) if fs.exists(path) else None)
+        self._write(lambda: fs.rm(path, recursive=True) if fs.exists(path) else None)
 
     def read_json(self) -> Any:
-        """The JSON record at this place, or None where there is none."""
+        """Read the JSON record at this location; None if there is none."""
         fs, path = self._fs()
         try:
             return json.loads(fs.cat_file(path))
-        except ABSENT:
+        except ABSENT_ERRORS:
             return None
         except ValueError as error:
             problem = StoreError(
-                f"{self.url} is not valid JSON ({error}): the record is damaged; remove it, then "
-                "resume the run, which makes it again"
+                f"{self.url} is not valid JSON ({error}). The record is damaged; remove it, then "
+                "resume the run, which writes it anew."
             )
         except Exception as error:
             problem = self._unreachable(error)
         raise problem
 
     def write_json(self, record: Any) -> None:
-        """Write a JSON record as one object, so that a reader sees all of it or nothing."""
+        """Write a JSON record as one object, so that readers see all of it or nothing."""
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
-        local = isinstance(fs, LocalFileSystem)
-        self._written(lambda: _replace_file(path, text) if local else fs.pipe_file(path, text))
+        is_local = isinstance(fs, LocalFileSystem)
+        self._write(lambda: _replace_file(path, text) if is_local else fs.pipe_file(path, text))
 
     def create_json(self, record: Any) -> bool:
-        """Write a JSON record only where there is none, in one step; whether it is ours now."""
+        """Write a JSON record atomically unless there is one; return whether it is this one."""
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
         if isinstance(fs, LocalFileSystem):
-            return self._written(lambda: _create_file(path, text))
-        with CREATING:
+            return self._write(lambda: _create_file(path, text))
+        with CREATE_LOCK:
             try:
                 fs.pipe_file(path, text, mode="create")
-            except Exception as error:  # what is raised where there is one already varies
+            except Exception as error:  # File systems differ in what they raise if it exists.
                 fs.invalidate_cache(path)
                 if not fs.exists(path):
                     raise self._unreachable(error) from None
             return bool(fs.cat_file(path) == text)
 
     def attributes(self) -> dict[str, Any]:
-        """The attributes of the Zarr group here; an error that names the URL if there is none."""
+        """Read the attributes of the Zarr group here; raise StoreError if there is none."""
 
         def read() -> dict[str, Any]:
             store = self.zarr_store(read_only=True)
-            try:  # one format after the other: asked for both, Zarr leaves requests behind
+            try:  # One format at a time: asked for both, Zarr leaves requests unfinished.
                 return dict(zarr.open_group(store, mode="r", zarr_format=3).attrs)
-            except ABSENT:
+            except ABSENT_ERRORS:
                 return dict(zarr.open_group(store, mode="r", zarr_format=2).attrs)
 
-        return self._opened("Zarr group", read)
+        return self._read("Zarr group", read)
 
-    def _opened(self, what: str, read: Callable[[], Result]) -> Result:
-        """The result of reading here; names this place and what is missing or damaged there."""
+    def _read(self, kind: str, action: Callable[[], Result]) -> Result:
+        """Return the result of reading here; raise StoreError if a node of a kind is not here."""
         try:
-            return read()
-        except (*ABSENT, *OF_ANOTHER_KIND):
-            problem = StoreError(f"there is no {what} at {self.url}: {self._instead()}")
+            return action()
+        except (*ABSENT_ERRORS, *NODE_TYPE_ERRORS):
+            problem = StoreError(f"There is no {kind} at {self.url}. {self._describe_contents()}")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = StoreError(
-                f"the {what} at {self.url} is damaged: {error}; put its zarr.json back, or make it "
-                "anew"
+                f"The {kind} at {self.url} is damaged: {error}. Restore its zarr.json, or create "
+                "it anew."
             )
         except Exception as error:
             problem = self._unreachable(error)
-        # not inside `except` nor a context manager: the error that another one is raised in comes
-        # along with it from a worker, and Zarr's own do not survive that
+        # Not inside `except` nor a context manager: the context of an error is pickled with it on
+        # a worker, and Zarr's own errors do not survive that.
         raise problem
 
-    def _instead(self) -> str:
-        """What there is at a place instead of what was looked for, and what to do."""
+    def _describe_contents(self) -> str:
+        """Return what is at this location instead of what was expected, and a remedy."""
         found = self.listing()
         if found is None:
-            return f"it {'is a file' if self.exists() else 'does not exist'}; check the URL"
-        if "commits" in found:  # which nothing but a run has
-            return "this is a run that has lost its zarr.json; put back a copy of it"
-        some = ", ".join(sorted(found)[:3]) or "nothing"
-        return f"it holds {some}{', …' if len(found) > 3 else ''}; check the URL"
+            return f"It {'is a file' if self.exists() else 'does not exist'}. Check the URL."
+        if "commits" in found:  # Only runs have it.
+            return "This is a run that has lost its zarr.json. Restore a copy of it."
+        names = ", ".join(sorted(found)[:3]) or "nothing"
+        return f"It holds {names}{', …' if len(found) > 3 else ''}. Check the URL."
 
     def update_attributes(self, attributes: dict[str, Any]) -> None:
-        """Set these attributes of the Zarr group here, which is made if there is none."""
+        """Set attributes of the Zarr group here, which is created if there is none."""
 
         def write() -> None:
             group = zarr.open_group(self.zarr_store(), mode="a", zarr_format=3)
             group.update_attributes(attributes)
 
-        self._written(write)
+        self._write(write)
 
     def create_array(
         self,
@@ -291,8 +302,11 @@ class Location:
         *,
         compress: bool,
     ) -> None:
-        """Make an empty array (n, …) under this group, in chunks of `chunk` whole rows or, where it
-        is a shape, of that shape; with the path "", here itself, in no group."""
+        """Create an empty array of shape (n, …) under this group, replacing any.
+
+        `chunk` is the number of whole rows of a chunk, or its shape. With the path "", the array is
+        created at this location itself, without a group.
+        """
         create = partial(
             zarr.create_array,
             name=path,
@@ -303,39 +317,41 @@ class Location:
             dimension_names=dims,
             overwrite=True,
         )
-        (self / path)._written(lambda: create(self.zarr_store()))
+        (self / path)._write(lambda: create(self.zarr_store()))
 
     def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
-        """The array at `path` under this group, or the one at this place itself; never one whose
-        bytes are unpickled. All chunks that are written are there afterwards, those of zeros too.
+        """Open the array at `path` under this group, or the one at this location itself.
+
+        Arrays stored by pickle are rejected. All chunks written are stored, also chunks of zeros.
         """
         location, mode = self / path if path else self, "r+" if write else "r"
-        array = location._opened(
+        array = location._read(
             "Zarr array",
             lambda: zarr.open_array(
                 self.zarr_store(read_only=not write), path=path or "", mode=mode
             ),
         )
-        if "pickle" in _codecs(array):
+        if "pickle" in _list_codecs(array):
             raise StoreError(
-                f"the Zarr array at {location.url} is stored by pickle, which could run any program: "
-                "it is not read; store it as numbers or strings"
+                f"The Zarr array at {location.url} is stored by pickle, which could run any "
+                "program, and is not read. Store it as numbers or strings."
             )
         return array.with_config({"write_empty_chunks": True}) if write else array
 
     def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
         """Write small named arrays, each (dims, values), into the group at `path`.
 
-        Those that are there already are left alone: writing an array anew removes it first, and a
-        task that is late, its driver long dead, would take what is committed from its readers.
+        Arrays that exist with the same values are not written: overwriting an array removes it
+        first, and a late task of a dead driver would remove committed arrays while they are read.
         """
-        (self / path)._written(lambda: self._write_small(path, arrays))
+        (self / path)._write(lambda: self._write_small(path, arrays))
 
     def _write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
+        """Write the arrays of `write_small` that are not stored yet."""
         store = self.zarr_store()
         zarr.open_group(store, path=path, mode="a", zarr_format=3)
         for name, (dims, values) in arrays.items():
-            if self._holds(f"{path}/{name}", values):
+            if self._is_stored(f"{path}/{name}", values):
                 continue
             zarr.create_array(
                 store,
@@ -346,66 +362,72 @@ class Location:
                 overwrite=True,
             )
 
-    def _holds(self, path: str, values: Array) -> bool:
-        """Whether an array with these values, bit for bit, is at `path`."""
+    def _is_stored(self, path: str, values: Array) -> bool:
+        """Return whether an array with these values, bit for bit, is at `path`."""
         if self.is_local and not os.path.exists(os.path.join(self.url, path)):
-            return False  # mostly so, and sooner known
+            return False  # The common case, without the cost of opening an array.
         try:
             found = read_verified(self.open_array(path))
         except StoreUnreachableError:
             raise
         except StoreError:
             return False
-        same_kind = (found.shape, found.dtype) == (values.shape, values.dtype)
-        return same_kind and found.tobytes() == values.tobytes()
+        is_same_type = (found.shape, found.dtype) == (values.shape, values.dtype)
+        return is_same_type and found.tobytes() == values.tobytes()
 
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
-        """Read named arrays whole from the group at `path`, checked against their checksums."""
+        """Read named arrays from the group at `path`; raise CorruptDataError if any is damaged."""
         try:
             return {name: read_verified(self.open_array(f"{path}/{name}")) for name in names}
         except CorruptDataError as error:
             raise CorruptDataError(
-                f"{error}, at {self.url}: put it back from a copy, or train again"
+                f"{self.url} is damaged. {error} Restore it from a copy, or train again."
             ) from None
 
 
-def no_bucket(error: FileNotFoundError, url: str) -> str | None:
-    """What to say where something is not found at a URL as its bucket is not there; None where the
-    bucket is not what is missing.
+def describe_missing_bucket(error: FileNotFoundError, url: str) -> str | None:
+    """Return the message for a bucket that does not exist; None if that is not the problem.
 
-    >>> no_bucket(FileNotFoundError("The specified bucket does not exist"), "s3://a/b")
-    'there is no bucket for s3://a/b: check the URL and the endpoint, or make the bucket first'
+    >>> describe_missing_bucket(FileNotFoundError("The specified bucket does not exist"), "s3://a/b")
+    'There is no bucket for s3://a/b. Check the URL and the endpoint, or create the bucket first.'
     """
-    if not NO_BUCKET.search(str(error)):
+    if not MISSING_BUCKET.search(str(error)):
         return None
-    return f"there is no bucket for {url}: check the URL and the endpoint, or make the bucket first"
+    return (
+        f"There is no bucket for {url}. Check the URL and the endpoint, or create the bucket first."
+    )
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path there."""
+    """Return the fsspec file system of a URL, and the path there."""
     try:
         fs, path = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        extra = next((EXTRAS[name] for name in PROTOCOL.findall(url) if name in EXTRAS), None)
+        extra = next(
+            (PROTOCOL_EXTRAS[name] for name in PROTOCOL.findall(url) if name in PROTOCOL_EXTRAS),
+            None,
+        )
         if extra is None or not isinstance(error, ImportError):
-            raise StoreError(f"{url} cannot be opened: {error}") from error
+            raise StoreError(f"{url} cannot be opened: {error}.") from error
         raise StoreError(
-            f'{url} cannot be opened ({error}): pip install "rescnet-dist[{extra}]"'
+            f'{url} cannot be opened ({error}). Run pip install "rescnet-dist[{extra}]".'
         ) from error
     return fs, path
 
 
 def chunk_problem(location: Location, path: str, number: int, expected: int | None = None) -> str:
-    """What is wrong with a chunk of whole rows of the array at `path`; nothing, if nothing is. It
-    should have the checksum `expected`; where none is known, it should be there, as Zarr reads
-    zeros where it is not."""
+    """Return what is wrong with a chunk of whole rows of the array at `path`; "" if nothing is.
+
+    The chunk must have the checksum `expected`. If that is None, the chunk must exist, as Zarr
+    reads zeros for a missing one.
+    """
     try:
         array = location.open_array(path)
         key = array.metadata.encode_chunk_key((number, *(0 for _ in array.shape[1:])))
         if expected is None and not with_retries(
             (location / path / key).exists, f"reading {location}"
         ):
-            return f"{path}, chunk {number}: it is missing"
+            return f"{path}, chunk {number}: the chunk is missing."
         start = number * array.chunks[0]
         read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)
     except (StoreError, OSError) as error:
@@ -413,15 +435,15 @@ def chunk_problem(location: Location, path: str, number: int, expected: int | No
     return ""
 
 
-def _codecs(array: zarr.Array[Any]) -> list[str]:
-    """The names of NumCodecs codecs that an array, as of Zarr's version 2, is stored with."""
+def _list_codecs(array: zarr.Array[Any]) -> list[str]:
+    """Return the names of the NumCodecs codecs of an array of Zarr format 2."""
     metadata: Any = array.metadata
     codecs = [*(getattr(metadata, "filters", ()) or ()), getattr(metadata, "compressor", None)]
     return [codec.codec_id for codec in codecs if codec is not None]
 
 
 def _create_file(path: str, text: bytes) -> bool:
-    """Make a file with this text, whole from its first moment; False if there is one already."""
+    """Create a file with this text atomically; return False if it exists already."""
     with _partial_file(path, text) as partial_path:
         try:
             os.link(partial_path, path)
@@ -431,14 +453,14 @@ def _create_file(path: str, text: bytes) -> bool:
 
 
 def _replace_file(path: str, text: bytes) -> None:
-    """Make a file with this text in place of any; whoever reads it sees all of one of them."""
+    """Create or replace a file with this text atomically."""
     with _partial_file(path, text) as partial_path:
         os.replace(partial_path, path)
 
 
 @contextmanager
 def _partial_file(path: str, text: bytes) -> Iterator[str]:
-    """A file with this text beside where it is to be, gone afterwards under this name."""
+    """Create a temporary file with this text next to `path`; yield its path and remove it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial_path = f"{path}.{uuid.uuid4().hex}.partial"
     try:

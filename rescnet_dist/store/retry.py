@@ -1,4 +1,4 @@
-"""Patience with stores: what fails in passing is tried again, ever more slowly."""
+"""Retries with exponential backoff for transient errors of stores."""
 
 from __future__ import annotations
 
@@ -10,72 +10,86 @@ from typing import TypeVar
 
 from rescnet_dist.errors import StoreError, StoreUnreachableError
 
-PATIENCE = 120.0  # seconds after which a store that fails is given up
-FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0  # seconds between two tries
+RETRY_SECONDS = 120.0  # after which a store that keeps failing is given up
+FIRST_RETRY_WAIT_SECONDS, MAX_RETRY_WAIT_SECONDS = 0.1, 10.0  # between two attempts
 
-LASTING = (
-    *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
+PERMANENT_ERRORS = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
 )
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REFUSED = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
-BUSY = (408, 425, 429)  # of the refusals of an HTTP server those that may pass
+OUT_OF_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PERMANENT_ERRNOS = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
+RETRIABLE_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
 CLIENT_LIBRARIES = {"aiohttp", "aiobotocore", "azure", "botocore", "gcsfs", "google", "requests"}
 
 Result = TypeVar("Result")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error of a store may be gone at the next try.
+    """Return whether an error of a store may be gone at the next attempt.
 
-    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError()), is_transient(KeyError())
-    (True, False, False)
+    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError())
+    (True, False)
+    >>> is_transient(KeyError())
+    False
     """
     if isinstance(error, OSError):
-        return not isinstance(error, LASTING) and error.errno not in (*NO_ROOM, *REFUSED)
+        return not isinstance(error, PERMANENT_ERRORS) and error.errno not in (
+            *OUT_OF_SPACE_ERRNOS,
+            *PERMANENT_ERRNOS,
+        )
     if isinstance(error, StoreUnreachableError):
         return True
     status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500 and status not in BUSY:
+    if isinstance(status, int) and 400 <= status < 500 and status not in RETRIABLE_STATUS:
         return False
     return type(error).__module__.split(".")[0] in CLIENT_LIBRARIES
 
 
-def with_retries(action: Callable[[], Result], what: str, *, patience: float = PATIENCE) -> Result:
-    """The result of an action on a store that can be repeated; `what` names it in errors.
+def with_retries(
+    action: Callable[[], Result], description: str, *, timeout: float = RETRY_SECONDS
+) -> Result:
+    """Return the result of an idempotent action on a store; `description` names it in errors.
 
-    Errors that may pass are waited out, up to `patience` seconds. Errors of the store, then and
-    else, become a `StoreError`; others are raised as they are.
+    Transient errors are retried for up to `timeout` seconds. Errors of the store that remain
+    become a `StoreError`; other errors are raised as they are.
     """
-    began, wait = time.monotonic(), FIRST_WAIT
+    started, wait = time.monotonic(), FIRST_RETRY_WAIT_SECONDS
     while True:
         try:
             return action()
         except Exception as error:
-            elapsed = time.monotonic() - began
-            if not is_transient(error) or elapsed + wait > patience:
+            elapsed = time.monotonic() - started
+            if not is_transient(error) or elapsed + wait > timeout:
                 if isinstance(error, StoreError) or not (
                     isinstance(error, OSError) or is_transient(error)
                 ):
                     raise
-                problem = _problem(error, what, elapsed)
+                message = _describe_error(error, description, elapsed)
             else:
-                problem = None
-        if problem:  # not inside `except`: a library's own error may not survive its way back
-            raise StoreError(problem)
+                message = None
+        if message:  # Not inside `except`: an error of a client library may fail to unpickle.
+            raise StoreError(message)
         time.sleep(wait * random.uniform(0.5, 1))
-        wait = min(2 * wait, LONGEST_WAIT)
+        wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
 
 
 def is_out_of_space(error: BaseException) -> bool:
-    """Whether an error says that there is no room to write."""
-    return isinstance(error, OSError) and error.errno in NO_ROOM
+    """Return whether an error says that there is no space left to write."""
+    return isinstance(error, OSError) and error.errno in OUT_OF_SPACE_ERRNOS
 
 
-def _problem(error: Exception, what: str, elapsed: float) -> str:
-    """What to say of an error of a store."""
+def _describe_error(error: Exception, description: str, elapsed: float) -> str:
+    """Return the message for an error of a store, with a remedy."""
     reason = str(error) or type(error).__name__
     if is_out_of_space(error):
-        return f"{what} cannot be written: {reason}; make room, then resume the run"
+        return f"{description} cannot be written: {reason}. Free some space, then resume the run."
     if is_transient(error):
-        return f"{what} has failed for {elapsed:.0f} s: {reason}; check the store, then resume"
-    return f"{what} failed: {reason}; check the URL and your rights"
+        return (
+            f"{description} has failed for {elapsed:.0f} s: {reason}. "
+            "Check the store, then resume the run."
+        )
+    return f"{description} failed: {reason}. Check the URL and your permissions."

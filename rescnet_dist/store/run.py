@@ -1,4 +1,4 @@
-"""The run store: what a training run keeps, where, and which of it counts.
+"""The run store: the data, maps, scores, layers and commit records of a training run.
 
 A Zarr v3 group, readable with plain xarray and zarr:
 
@@ -9,10 +9,10 @@ A Zarr v3 group, readable with plain xarray and zarr:
     maps/0001, scores/0001   maps of a layer and the scores that entered it: one row per image and
                          copy, in the order of `data.rows`
     commits/0000.json …  one record per finished step, written last: 0 is the survey of the data
-    claims/000001.json … who may write to the run
-    work/                features and tiles of the layer being grown, where they are too large for
-                         memory; nothing there outlives the layer's commit
-    result.json          how far the run went, how well it does and which depth was chosen
+    claims/000001.json … the driver that may write to the run
+    work/                features and tiles of the layer being fitted, if they are too large for
+                         memory; removed when the layer is committed
+    result.json          the accuracies of all layers, and the chosen depth
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ from rescnet_dist.store.retry import with_retries
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
-FORMAT_VERSION = 4  # from 4 on, commits may be of maps that are not stored
-OLDEST_RUN = 2  # that can be gone on with
+FORMAT_VERSION = 4  # since version 4, the maps of a commit may not be stored
+OLDEST_RUN_VERSION = 2  # that can be resumed
 
-# entries that the records of a run must have, and their kinds
-COMMIT: dict[str, type] = {"step": int, "checksums": dict}
-FIRST_COMMIT: dict[str, type] = {"counts": list}
-RESULT: dict[str, type] = {"depth": int, "accuracies": list}
-ACCURACY = {"layer", "train", "validation"}
+# The entries that the records of a run must have, and their types.
+COMMIT_TYPES: dict[str, type] = {"step": int, "checksums": dict}
+FIRST_COMMIT_TYPES: dict[str, type] = {"counts": list}
+RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
+ACCURACY_FIELDS = {"layer", "train", "validation"}
 
 IMAGE_DIMS = ("image", "y", "x", "channel")
 
 
 def check_format(location: Location, *formats: str) -> dict[str, Any]:
-    """The attributes of the store at `location`; an error if it is not of one of these formats."""
+    """Return the attributes of the store at `location`; raise StoreError if of another format."""
     attributes = location.attributes()
     found, version = attributes.get("format"), attributes.get("format_version")
     if found not in formats:
-        takers = "`rescnet evaluate`, `rescnet predict` and `rescnet_dist.load` take it; "
+        usable_by = "`rescnet evaluate`, `rescnet predict` and `rescnet_dist.load` accept it. "
         raise StoreError(
-            f"{location.url} is not a {' or '.join(formats)} store (its format is {found!r}): "
-            f"{takers if found == NETWORK_FORMAT else ''}check the URL"
+            f"{location.url} is not a {' or '.join(formats)} store (its format is {found!r}). "
+            f"{usable_by if found == NETWORK_FORMAT else ''}Check the URL."
         )
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise StoreError(
-            f"{location.url} has format version {version}, and this release of rescnet_dist reads "
-            f"versions up to {FORMAT_VERSION}: install a newer release"
+            f"{location.url} has format version {version}. This release of rescnet_dist reads "
+            f"versions up to {FORMAT_VERSION}; install a newer release."
         )
-    if found == RUN_FORMAT and version < OLDEST_RUN:
+    if found == RUN_FORMAT and version < OLDEST_RUN_VERSION:
         raise StoreError(
-            f"{location.url} has format version {version}, which had no augmentation: this release "
-            f"goes on with runs of version {OLDEST_RUN} and later; use the release that made it"
+            f"{location.url} has format version {version}, which had no augmentation. This release "
+            f"resumes runs of version {OLDEST_RUN_VERSION} and later; use the release that made it."
         )
     return attributes
 
 
 @contextmanager
 def translate_attribute_errors(location: Location) -> Iterator[None]:
-    """Say so where attributes that are read in the body lack something or hold something odd."""
+    """Raise CorruptDataError if the body finds missing or invalid attributes of a store."""
     try:
         yield
     except RescnetError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptDataError(
-            f"the attributes of {location.url} are damaged ({type(error).__name__}: {error}): put "
-            "back a copy of its zarr.json, or train again"
+            f"The attributes of {location.url} are damaged ({type(error).__name__}: {error}). "
+            "Restore a copy of its zarr.json, or train again."
         ) from None
 
 
@@ -86,7 +86,7 @@ def translate_attribute_errors(location: Location) -> Iterator[None]:
 class RunStore:
     """A training run at a URL: its data, maps, scores and commit records.
 
-    Once it is open, a store that fails in passing is waited for.
+    Once it is open, transient errors of the store are retried.
     """
 
     location: Location
@@ -96,25 +96,25 @@ class RunStore:
 
     @classmethod
     def create(cls, url: str | os.PathLike[str], attributes: dict[str, Any]) -> RunStore:
-        """Make a new run; a place that holds anything is refused."""
+        """Create a new run; raise StoreError if the location is not empty."""
         run = cls(Location.of(url))
         run.check_free()
         run.initialize(attributes)
         return run
 
     def initialize(self, attributes: dict[str, Any]) -> None:
-        """Write the attributes that make this place a run."""
+        """Write the attributes that mark this location as a run."""
         self.update_attributes(format=RUN_FORMAT, format_version=FORMAT_VERSION, **attributes)
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> RunStore:
-        """An existing run; anything else, or a newer format, is refused."""
+        """Open an existing run; raise StoreError if it is none, or of an unsupported version."""
         run = cls(Location.of(url))
         check_format(run.location, RUN_FORMAT)
         return run
 
     def check_free(self) -> None:
-        """Refuse a place that already holds something."""
+        """Raise StoreError if the location already holds something."""
         if not self.location.exists():
             self.location.check_bucket()
             return
@@ -123,42 +123,47 @@ class RunStore:
             kind = self.location.attributes().get("format")
         except StoreError:
             kind = None
-        what = "another run" if kind == RUN_FORMAT else "something that is not a run"
+        is_run = kind == RUN_FORMAT
+        content = "another run" if is_run else "something that is not a run"
+        remedies = ", resume that run, or remove it" if is_run else ""
         raise StoreError(
-            f"store {self.location.url} already holds {what}: choose another URL"
-            + (", go on with it by resume, or remove it" if kind == RUN_FORMAT else "")
+            f"Store {self.location.url} already holds {content}. Choose another URL{remedies}."
         )
 
     @property
     def url(self) -> str:
-        """Where the run is."""
+        """The URL of the run."""
         return self.location.url
 
     def attributes(self) -> dict[str, Any]:
-        """The run's attributes."""
+        """Read the attributes of the run."""
         return with_retries(lambda: check_format(self.location, RUN_FORMAT), f"reading {self}")
 
     def update_attributes(self, **changes: Any) -> None:
-        """Change some attributes."""
+        """Change some attributes of the run."""
         with_retries(lambda: self.location.update_attributes(changes), f"attributes of {self}")
 
     # data ---------------------------------------------------------------------------------------
 
     def create_labels(self, count: int, block: int, *, groups: bool = False) -> None:
-        """Make the empty arrays for the labels (N,) of the images and for which are trained on and,
-        in the work area, for their groups."""
-        for path, kind in (("data/labels", "int32"), ("data/train", "bool")):
-            self._create(path, (count,), kind, block, ("image",), compress=True)
+        """Create the empty arrays of labels (N,) and of the training mask (N,).
+
+        With `groups`, also create the array of groups (N,) in the work area.
+        """
+        for path, dtype in (("data/labels", "int32"), ("data/train", "bool")):
+            self._create(path, (count,), dtype, block, ("image",), compress=True)
         if groups:
             self._create("work/groups", (count,), "int64", block, ("image",), compress=True)
 
     def create_images(self, shape: tuple[int, ...], dtype: Any, chunk: int) -> None:
-        """Make the empty array for copies of the images (N, H, W, d)."""
+        """Create the empty array for a copy of the images (N, H, W, d)."""
         self._create("data/images", shape, dtype, chunk, IMAGE_DIMS, compress=True)
 
     def images(self) -> tuple[zarr.Array[Any], int]:
-        """The array with the images as they were given, the run's own or that which it refers to,
-        and the row of the first."""
+        """Return the array of the original images and the row of the first image.
+
+        The array is in the run itself, or is the one that the run refers to.
+        """
         reference = self.attributes().get("images")
         if reference:
             source = Location(reference["url"])
@@ -166,19 +171,19 @@ class RunStore:
             return array, reference.get("start", 0)
         return self._open("data/images"), 0
 
-    def _create(self, path: str, *shape_and_more: Any, compress: bool) -> None:
-        """Make an array of the run, in place of any."""
-        create = partial(self.location.create_array, path, *shape_and_more, compress=compress)
+    def _create(self, path: str, *arguments: Any, compress: bool) -> None:
+        """Create an array of the run, replacing any; see `Location.create_array`."""
+        create = partial(self.location.create_array, path, *arguments, compress=compress)
         with_retries(create, f"{path} of {self}")
 
     def _open(self, path: str, *, write: bool = False) -> zarr.Array[Any]:
-        """An array of the run."""
+        """Open an array of the run."""
         return with_retries(
             lambda: self.location.open_array(path, write=write), f"{path} of {self}"
         )
 
     def data_array(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
-        """`images` (N, H, W, d), `labels` (N,) or `train` (N,) of the run."""
+        """Open `images` (N, H, W, d), `labels` (N,) or `train` (N,) of the run."""
         return self._open(f"data/{name}", write=write)
 
     # maps and scores ----------------------------------------------------------------------------
@@ -193,34 +198,35 @@ class RunStore:
         dtype: str = "float32",
         compress: bool = False,
     ) -> None:
-        """Make the empty maps (N, H, W, f), of a dtype and compressed or not, and scores (N, C) of
-        a layer, in place of any."""
+        """Create the empty maps (N, H, W, f) and scores (N, C) of a layer, replacing any.
+
+        `dtype` and `compress` are those of the maps.
+        """
         self._create(
-            maps_path(layer), maps, dtype, chunk, ("image", "y", "x", "filter"),
-            compress=compress,
-        )  # fmt: skip
+            maps_path(layer), maps, dtype, chunk, ("image", "y", "x", "filter"), compress=compress
+        )
         self._create(
             f"scores/{layer:04d}", scores, "float32", chunk, ("image", "class"), compress=False
         )
 
     def maps(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
-        """Maps (N, H, W, f) of a layer."""
+        """Open the maps (N, H, W, f) of a layer."""
         return self._open(maps_path(layer), write=write)
 
     def scores(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
-        """Scores (N, C) that entered a layer."""
+        """Open the scores (N, C) that are the input of a layer."""
         return self._open(f"scores/{layer:04d}", write=write)
 
     def remove_maps_except(self, *keep: int) -> None:
-        """Remove the maps and scores of all layers but these."""
-        kept = {f"{layer:04d}" for layer in keep}
+        """Remove the maps and scores of all layers except the given ones."""
+        kept_names = {f"{layer:04d}" for layer in keep}
         for kind in ("maps", "scores"):
             for name in with_retries((self.location / kind).names, f"reading {kind} of {self}"):
-                if name.isdigit() and name not in kept:
+                if name.isdigit() and name not in kept_names:
                     with_retries((self.location / kind / name).remove, f"removing {kind} of {self}")
 
     def has_maps(self, layer: int) -> bool:
-        """Whether there are arrays, whatever is in them, for the maps and scores of a layer."""
+        """Return whether the arrays of maps and scores of a layer exist, whatever they contain."""
         try:
             self.maps(layer), self.scores(layer)
         except StoreUnreachableError:
@@ -232,20 +238,30 @@ class RunStore:
     # the work area ------------------------------------------------------------------------------
 
     def create_work(self, images: int, features: int, chunk: int, tile: int) -> None:
-        """Make the empty arrays for features (N, D), and for their scatter matrix and its factor
-        (D, D) in tiles, in place of any."""
+        """Create the empty arrays of the work area, replacing any.
+
+        These are features (N, D), and their scatter matrix and its factor (D, D) in tiles.
+        """
         self._create(
-            "work/features", (images, features), "float32", (chunk, tile), ("image", "feature"),
+            "work/features",
+            (images, features),
+            "float32",
+            (chunk, tile),
+            ("image", "feature"),
             compress=False,
-        )  # fmt: skip
+        )
         for name in ("scatter", "factor"):
             self._create(
-                f"work/{name}", (features, features), "float64", (tile, tile),
-                ("feature", "other_feature"), compress=False,
-            )  # fmt: skip
+                f"work/{name}",
+                (features, features),
+                "float64",
+                (tile, tile),
+                ("feature", "other_feature"),
+                compress=False,
+            )
 
     def work(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
-        """`features`, `scatter` or `factor` of the layer being grown, or, before it, `groups`."""
+        """Open `features`, `scatter` or `factor` of the current layer, or `groups` of the data."""
         return self._open(f"work/{name}", write=write)
 
     def remove_work(self) -> None:
@@ -255,123 +271,133 @@ class RunStore:
     # commits ------------------------------------------------------------------------------------
 
     def commit(self, step: int, record: dict[str, Any]) -> None:
-        """Write the record that makes a step count."""
+        """Write the record that commits a step."""
         target = self.location / f"commits/{step:04d}.json"
         with_retries(lambda: target.write_json({"step": step, **record}), str(target))
 
     def commits(self, known: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-        """The records of the steps 0, 1, … that count: up to the first one missing. Those that are
-        known are not read again, as long as the last of them is what it was."""
-        return with_retries(lambda: self._commits(known), f"reading the commits of {self}")
+        """Read the records of the committed steps 0, 1, …, up to the first one that is missing.
 
-    def _commits(self, known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        The `known` records are not read again, as long as the last of them is unchanged.
+        """
+        return with_retries(lambda: self._read_commits(known), f"reading the commits of {self}")
+
+    def _read_commits(self, known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Read the records of `commits` once."""
         names = (self.location / "commits").names()
-        # the last one is read again, as another run may have been begun at this place since
+        # The last one is read again, as another run may have been started here since.
         records = list(known[:-1]) if f"{len(known) - 1:04d}.json" in names else []
         for name in names:
             if name != f"{len(records):04d}.json":
                 continue
-            kinds = COMMIT if records else COMMIT | FIRST_COMMIT
-            records.append(_checked(self.location / "commits" / name, kinds) or {})
+            types = COMMIT_TYPES if records else COMMIT_TYPES | FIRST_COMMIT_TYPES
+            records.append(_read_record(self.location / "commits" / name, types) or {})
             if len(records) == len(known) and records[-1] != known[-1]:
-                return self._commits(())
+                return self._read_commits(())
         return records
 
     def last_commit(self) -> dict[str, Any] | None:
-        """The record of the last step that counts, without those before it."""
+        """Read the record of the last committed step, without those before it."""
         names = with_retries((self.location / "commits").names, f"reading the commits of {self}")
         step = 0
         while f"{step:04d}.json" in names:
             step += 1
         source = self.location / f"commits/{step - 1:04d}.json"
-        return with_retries(lambda: _checked(source, COMMIT), f"reading {source}") if step else None
+        if not step:
+            return None
+        return with_retries(lambda: _read_record(source, COMMIT_TYPES), f"reading {source}")
 
     def commits_from(self, step: int) -> list[str]:
-        """The names of the records of this step and later ones."""
+        """Return the names of the records of this step and later ones."""
         names = with_retries((self.location / "commits").names, f"reading the commits of {self}")
         return [name for name in names if name >= f"{step:04d}.json"]
 
     def remove_commits(self, names: list[str]) -> None:
-        """Remove records, the last one first, so that no gap is left if this is cut short."""
+        """Remove records, the last one first, so that no gap is left if this is interrupted."""
         for name in sorted(names, reverse=True):
             with_retries((self.location / "commits" / name).remove, f"removing {name} of {self}")
 
     def checksums(self, step: int) -> dict[str, list[int]]:
-        """The checksums that were committed with a step: those of each array's chunks, by path."""
+        """Read the checksums committed with a step: those of the chunks of each array, by path."""
         source = self.location / f"commits/{step:04d}.json"
-        record = with_retries(lambda: _checked(source, COMMIT), f"reading {source}")
+        record = with_retries(lambda: _read_record(source, COMMIT_TYPES), f"reading {source}")
         return dict(record["checksums"]) if record else {}
 
     def write_result(self, record: dict[str, Any]) -> None:
-        """Write how the run ended."""
+        """Write the result of the run."""
         target = self.location / "result.json"
         with_retries(lambda: target.write_json(record), str(target))
 
     def result(self) -> dict[str, Any] | None:
-        """How the run ended, if it has."""
+        """Read the result of the run; None if it has not ended."""
         source = self.location / "result.json"
-        return with_retries(lambda: _checked(source, RESULT), f"reading {source}")
+        return with_retries(lambda: _read_record(source, RESULT_TYPES), f"reading {source}")
 
 
 def maps_path(layer: int) -> str:
-    """Where the maps of a layer are in their run, and what their checksums go by."""
+    """Return the path of the maps of a layer in its run, also the key of their checksums."""
     return f"maps/{layer:04d}"
 
 
 def has_saved_maps(step: int, record: dict[str, Any]) -> bool:
-    """Whether the maps of a layer were stored with its commit, or only kept in memory."""
+    """Return whether the maps of a layer were stored with its commit, not only in memory."""
     return maps_path(step) in record["checksums"]
 
 
 def last_saved(commits: Sequence[dict[str, Any]]) -> int:
-    """The last layer whose maps were stored with its commit; 0 where there is none."""
+    """Return the last layer whose maps were stored with its commit; 0 if there is none."""
     return max((n for n, record in enumerate(commits) if has_saved_maps(n, record)), default=0)
 
 
-def _checked(location: Location, kinds: dict[str, type]) -> dict[str, Any] | None:
-    """The JSON record at a place, None where there is none; refused if it lacks any of the entries
-    of these kinds."""
+def _read_record(location: Location, types: dict[str, type]) -> dict[str, Any] | None:
+    """Read the JSON record at a location; None if there is none.
+
+    Raise StoreError if it lacks an entry of `types`, or if its contents are invalid.
+    """
     record = location.read_json()
     if record is None:
         return None
-    right = isinstance(record, dict) and all(
-        isinstance(record.get(name), kind) for name, kind in kinds.items()
+    has_entries = isinstance(record, dict) and all(
+        isinstance(record.get(name), kind) for name, kind in types.items()
     )
-    if not right or not _whole(record):
+    if not has_entries or not _is_valid_record(record):
         raise StoreError(
-            f"{location.url} is damaged: it should have the entries {', '.join(kinds)}; remove it, "
-            "then resume the run, which makes it again"
+            f"{location.url} is damaged. It should have the entries {', '.join(types)}; remove "
+            "it, then resume the run, which writes it anew."
         )
     return dict(record)
 
 
-def _whole(record: dict[str, Any]) -> bool:
-    """Whether what there is of accuracies, checksums and counts in a record is of its form."""
+def _is_valid_record(record: dict[str, Any]) -> bool:
+    """Return whether the accuracies, checksums and counts of a record, if any, are valid."""
     accuracies = [record.get("accuracy"), *record.get("accuracies", ())]
     counts = record.get("counts", [])
     lists = [*record.get("checksums", {}).values(), *counts]
     return (
-        all(a is None or (isinstance(a, dict) and a.keys() == ACCURACY) for a in accuracies)
+        all(a is None or (isinstance(a, dict) and a.keys() == ACCURACY_FIELDS) for a in accuracies)
         and all(isinstance(n, list) and all(isinstance(v, int) for v in n) for n in lists)
         and len({len(row) for row in counts}) <= 1
     )
 
 
 def write_region(array: zarr.Array[Any], start: int, values: Array) -> None:
-    """Write whole chunks of rows; a region that cuts a chunk is refused, as writing it from two
-    tasks would corrupt it silently."""
+    """Write whole chunks of rows from row `start`.
+
+    Raise StoreError if the region covers part of a chunk only, as two tasks that write to the same
+    chunk would corrupt it silently.
+    """
     write_block(array, (start,), values)
 
 
 def write_block(array: zarr.Array[Any], starts: tuple[int, ...], values: Array) -> None:
-    """Write whole chunks from the given first row, column, …; refused like `write_region`."""
+    """Write whole chunks from the given first row, column, …; see `write_region`."""
     block = tuple(
         slice(start, start + length) for start, length in zip(starts, values.shape, strict=False)
     )
     for part, chunk, length in zip(block, array.chunks, array.shape, strict=False):
         if part.start % chunk or (part.stop % chunk and part.stop != length):
             raise StoreError(
-                f"rows {part.start} to {part.stop} of {array.path} cut its chunks of {chunk} rows: "
-                "write whole chunks"
+                f"Rows {part.start} to {part.stop} of {array.path} split its chunks of {chunk} "
+                "rows. Write whole chunks."
             )
     array[block] = values

@@ -127,7 +127,7 @@ class Reader:
         """Labels of a block of images, and which of them are trained on."""
         run, table = self.task.run, self.state.rows
         labels, train = (
-            self._read(run.data_array(name), *table.images_of(number), f"data/{name}", number)
+            self._read(run.data_array(name), *table.image_range(number), f"data/{name}", number)
             for name in ("labels", "train")
         )
         return RowBlock.of(table, number, labels, train)

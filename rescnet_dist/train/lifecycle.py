@@ -49,7 +49,7 @@ def begin_run(
     again = again and is_incomplete(run.location)
     if not again:
         check_run(url, spec, run_spec, data)
-    with Claim.take(run.location, new=not again).kept() as claim, translate_errors(client):
+    with Claim.take(run.location, new=not again).hold() as claim, translate_errors(client):
         if again:
             _clear(run)
         try:
@@ -79,7 +79,7 @@ def resume_run(
     A run that another driver writes to is refused unless take_over says that it is dead.
     """
     run = RunStore.open(url)
-    with Claim.take(run.location, take_over=take_over).kept() as claim, translate_errors(client):
+    with Claim.take(run.location, take_over=take_over).hold() as claim, translate_errors(client):
         prepare_resume(run, client, changes)
         train(claim, client, listeners)
     return run

@@ -58,7 +58,7 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
 def look_for_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
     """What `find_runs` gives, and how many other things, files and stores, were passed over."""
     top = Location.of(url)
-    if with_retries(top.listing, f"reading {top}", patience=10) is None:
+    if with_retries(top.listing, f"reading {top}", timeout=10) is None:
         what = "is a file" if top.exists() else "does not exist"
         raise StoreError(
             f"there is no folder or bucket at {top}: it {what}; check the URL, or make a run there "

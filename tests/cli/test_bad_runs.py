@@ -147,10 +147,10 @@ PLANS: dict[str, Case] = {
         None, (*PLAN, "--keep-maps", "some"), ["'some' is not one of 'last', 'all'"]
     ),
     "a plan for a store in use": (
-        None, (*PLAN, "--store", "run"), ["already holds another run", "choose another URL"]
+        None, (*PLAN, "--store", "run"), ["already holds another run", "Choose another URL"]
     ),
     "a plan of nothing": (
-        None, ("plan", "nowhere.zarr", "--preset", "digits"), ["nowhere.zarr: check the URL"]
+        None, ("plan", "nowhere.zarr", "--preset", "digits"), ["nowhere.zarr. Check the URL"]
     ),
 }  # fmt: skip
 
@@ -206,13 +206,13 @@ STORES: dict[str, Case] = {
         ["nonsense://***@host/run cannot be opened"],
     ),
     "a file in the way": (
-        replaced("new", "hello"), TRAIN, ["already holds something", "choose another URL"]
+        replaced("new", "hello"), TRAIN, ["already holds something", "Choose another URL"]
     ),
     "a file where a folder is wanted": (
         replaced("file", "hello"), (*TRAIN[:-1], "file/run"), ["file/run"]
     ),
     "a run in the way": (
-        None, (*TRAIN[:-1], "run"), ["already holds another run", "go on with it by resume"]
+        None, (*TRAIN[:-1], "run"), ["already holds another run", "resume that run"]
     ),
     "a saved network in the way": (None, (*TRAIN[:-1], "network"), ["already holds something"]),
     "memory of another process": (
@@ -221,10 +221,10 @@ STORES: dict[str, Case] = {
         ["memory://run is in this process's memory", "use a folder or a bucket"],
     ),
     "data that are a run": (
-        None, ("train", "run", "--preset", "digits", "--store", "new"), ["has no images variable"]
+        None, ("train", "run", "--preset", "digits", "--store", "new"), ["has the variables", "none with images"]
     ),
     "images without labels": (
-        stored(images=X), OTHER, ["other.zarr has no labels", "name the variable labels"]
+        stored(images=X), OTHER, ["other.zarr has no labels", "Name the variable labels"]
     ),
     "labels of another length": (
         stored(images=X, labels=Y[:10]), OTHER, ["10 labels for 150 images"]
@@ -235,13 +235,13 @@ STORES: dict[str, Case] = {
     "pixels that are not numbers": (
         stored(images=np.full((4, 14, 14, 1), np.nan, "float32"), labels=np.arange(4) % 2),
         (*OTHER, "--validation", "0"),
-        ["image 0", "pixel value nan", "must be finite"],
+        ["Image 0", "pixel value nan", "must be finite"],
     ),
 }  # fmt: skip
 
 RUNS: dict[str, Case] = {
-    "resume nothing": (None, ("resume", "nowhere"), ["there is no Zarr group at", "check the URL"]),
-    "resume data": (None, ("resume", "data.zarr"), ["is not a rescnet-run store", "check the URL"]),
+    "resume nothing": (None, ("resume", "nowhere"), ["There is no Zarr group at", "Check the URL"]),
+    "resume data": (None, ("resume", "data.zarr"), ["is not a rescnet-run store", "Check the URL"]),
     "resume a network": (None, ("resume", "network"), ["is not a rescnet-run store"]),
     "resume to fewer layers": (
         None, ("resume", "run", "--max-layers", "1"), ["max_layers=1", "has 2 layers", "at least 2"]
@@ -279,7 +279,7 @@ RUNS: dict[str, Case] = {
         replaced("run/result.json", '{"a": 1}'), RESUME, ["result.json", "damaged"]
     ),
     "a claim of another driver": (
-        claimed(), RESUME, ["process 1 on elsewhere", "last sign of life", "--take-over"]
+        claimed(), RESUME, ["process 1 on elsewhere", "last renewed", "--take-over"]
     ),
     "a layer that is gone": (
         removed("run/layers/0001"), RESUME, ["layers/0001 is missing", "train again"]
@@ -293,29 +293,29 @@ RUNS: dict[str, Case] = {
     "images cut short": (
         truncated("run/data/images/c/1/0/0/0"),
         RESUME,
-        ["rows 40 to 80 of data/images are missing or altered"],
+        ["Rows 40 to 80 of data/images are missing or altered"],
     ),
     "labels removed": (
-        removed("run/data/labels"), RESUME, ["data/labels", "there is no Zarr array"]
+        removed("run/data/labels"), RESUME, ["data/labels", "There is no Zarr array"]
     ),
-    "check nothing": (None, ("check", "nowhere"), ["there is no Zarr group at"]),
+    "check nothing": (None, ("check", "nowhere"), ["There is no Zarr group at"]),
     "check a network": (None, ("check", "network"), ["is not a rescnet-run store"]),
-    "info of nothing": (None, ("info", "nowhere"), ["there is no Zarr group at"]),
-    "evaluate nothing": (None, ("evaluate", "nowhere", "data.zarr"), ["there is no Zarr group at"]),
+    "info of nothing": (None, ("info", "nowhere"), ["There is no Zarr group at"]),
+    "evaluate nothing": (None, ("evaluate", "nowhere", "data.zarr"), ["There is no Zarr group at"]),
     "evaluate without data": (
         None, ("evaluate", "run"), ["has no test split known here", "name the DATA"]
     ),
 }  # fmt: skip
 
-AGAIN = "put back a copy of its zarr.json, or train again"
-MADE_AGAIN = "remove it, then resume the run, which makes it again"
+AGAIN = "Restore a copy of its zarr.json, or train again"
+MADE_AGAIN = "remove it, then resume the run, which writes it anew"
 
 ATTRIBUTES: dict[str, Case] = {
     "no JSON": (
-        replaced("run/zarr.json", "hello"), RESUME, ["Zarr group", "damaged", "zarr.json back"]
+        replaced("run/zarr.json", "hello"), RESUME, ["Zarr group", "damaged", "Restore its zarr.json"]
     ),
     "a list": (
-        replaced("run/zarr.json", "[1]"), RESUME, ["Zarr group", "damaged", "zarr.json back"]
+        replaced("run/zarr.json", "[1]"), RESUME, ["Zarr group", "damaged", "Restore its zarr.json"]
     ),
     "a version in words": (
         attribute("format_version", "one"), RESUME, ["format version one", "versions up to 4"]
@@ -359,7 +359,7 @@ RECORDS: dict[str, Case] = {
     "too few checksums": (
         changed("run/commits/0002.json", checksums={"maps/0002": [1]}),
         RESUME,
-        ["commits/0002.json has 1 checksums of maps/0002", "chunks: the record", MADE_AGAIN],
+        ["commits/0002.json has 1 checksums of maps/0002", "chunks: the record", "which makes it again"],
     ),
     "an accuracy in words": (
         changed("run/commits/0002.json", accuracy="high"),
@@ -416,9 +416,9 @@ LINKED = ("resume", "linked", "--max-layers", "2")
 PUT_BACK = "put the images back as they were when the run began"
 
 DATA: dict[str, Case] = {
-    "gone": (removed("data.zarr"), LINKED, ["there is no Zarr array at", "data.zarr/images"]),
+    "gone": (removed("data.zarr"), LINKED, ["There is no Zarr array at", "data.zarr/images"]),
     "without images": (
-        removed("data.zarr/images"), LINKED, ["there is no Zarr array at", "data.zarr/images"]
+        removed("data.zarr/images"), LINKED, ["There is no Zarr array at", "data.zarr/images"]
     ),
     "cut short": (
         truncated("data.zarr/images/c/1/0/0/0"),
@@ -440,7 +440,7 @@ USE: dict[str, Case] = {
         None, ("resume", "run", "--max-layers", "many"), ["'many' is not a valid integer"]
     ),
     "take over a network": (
-        None, ("resume", "network", "--take-over"), ["is not a rescnet-run store", "check the URL"]
+        None, ("resume", "network", "--take-over"), ["is not a rescnet-run store", "Check the URL"]
     ),
     "take over what is new": (None, (*TRAIN, "--take-over"), ["No such option", "--take-over"]),
     "take over half a run": (
@@ -474,12 +474,12 @@ USE: dict[str, Case] = {
         ["none/labels.csv cannot be written: none does not exist; create that folder"],
     ),
     "a store in this folder": (
-        None, (*TRAIN[:-1], "."), ["already holds something that is not a run", "choose another"]
+        None, (*TRAIN[:-1], "."), ["already holds something that is not a run", "Choose another"]
     ),
     "a store below a file": (
         None, (*TRAIN[:-1], "/dev/null/run"), ["/dev/null/run", "cannot be written"]
     ),
-    "a name too long": (None, (*TRAIN[:-1], "x" * 300), ["File name too long", "check the URL"]),
+    "a name too long": (None, (*TRAIN[:-1], "x" * 300), ["File name too long", "Check the URL"]),
     "a server that is not there": (
         None, (*TRAIN[:-1], "webdav://127.0.0.1:1/run"), ["cannot be opened", "webdav"]
     ),
@@ -618,7 +618,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     """Before anything is computed, by train and by save."""
     result = CliRunner().invoke(main, [*TRAIN[:-1], str(read_only / "run")])
     assert result.exit_code == 2
-    for words in (f"{read_only}/run", "cannot be written", "check your rights"):
+    for words in (f"{read_only}/run", "cannot be written", "Check your permissions"):
         assert words in result.output
     with pytest.raises(StoreError, match="cannot be written"):
         load(location / "network").save(read_only / "network")
@@ -629,12 +629,12 @@ BUCKETS: dict[str, tuple[dict[str, str | None], str, list[str]]] = {
     "closed": (
         {"AWS_SECRET_ACCESS_KEY": "a-wrong-secret"},
         "s3://runs/x",
-        ["s3://runs/x cannot be reached", "your rights"],
+        ["s3://runs/x cannot be reached", "your permissions"],
     ),
     "without a key": (
         {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},
         "s3://runs/x",
-        ["s3://runs/x cannot be reached", "your rights"],
+        ["s3://runs/x cannot be reached", "your permissions"],
     ),
 }
 

@@ -86,7 +86,7 @@ def test_each_run_has_a_row_that_says_how_it_is(folder: Path, made: Path) -> Non
     assert (runs["a/unfinished"]["layers"], runs["a/unfinished"]["train"]) == (1, None)
     for name, words in {
         **{"version": "format version 99", "record": "result.json is not valid JSON"},
-        **{"attributes": "there is no Zarr group", "no-data": "never completely written"},
+        **{"attributes": "There is no Zarr group", "no-data": "never completely written"},
     }.items():
         assert words in runs[name]["problem"]
     assert not any(runs[name]["problem"] for name in ("b-done", "a/unfinished"))
@@ -95,8 +95,8 @@ def test_each_run_has_a_row_that_says_how_it_is(folder: Path, made: Path) -> Non
 def test_a_run_is_running_while_its_driver_lives(folder: Path) -> None:
     """Even one that was done, and is gone on with; and one that has just begun."""
     with (
-        Claim.take(Location.of(folder / "b-done")).kept(),
-        Claim.take(Location.of(folder / "new"), new=True).kept(),
+        Claim.take(Location.of(folder / "b-done")).hold(),
+        Claim.take(Location.of(folder / "new"), new=True).hold(),
     ):
         states = {found["name"]: found["state"] for found in rd.find_runs(folder)}
     assert (states["b-done"], states["new"]) == ("running", "running")

@@ -81,8 +81,8 @@ def damaged(folder: Path, run: Path) -> str:
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        (not_there, "there is no Zarr group at"),
-        (empty, "there is no Zarr group at"),
+        (not_there, "There is no Zarr group at"),
+        (empty, "There is no Zarr group at"),
         (something_else, "is not a rescnet-run store"),
         (of_another_version, "has format version 99"),
         (half_written, "has not begun: its data are still being written"),
@@ -125,7 +125,7 @@ def test_a_store_that_is_lost_while_it_is_shown_is_told_of(
     while not runs.views()[0].notes:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert "there is no Zarr group" in runs.views()[0].notes[0]
+    assert "There is no Zarr group" in runs.views()[0].notes[0]
     assert len(runs.views()[0].layers) == 3
     (tmp_path / "away").rename(tmp_path / "run")
     while runs.views()[0].notes:

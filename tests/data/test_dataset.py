@@ -1,4 +1,4 @@
-"""Images and labels from what users have, the embedded digits, and the validation split."""
+"""Images and labels of arrays and stores, the embedded digits, and the validation split."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from hypothesis import strategies as st
 
 from rescnet_dist import load_digits
 from rescnet_dist.data import (
-    Stored,
+    ArrayReference,
     as_images,
     as_labels,
     check_finite,
     classes_from_json,
     classes_to_json,
     encode,
-    images_of,
+    evaluation_images,
     select_split,
     select_validation,
 )
-from rescnet_dist.data.labels import classes_array, classes_of
+from rescnet_dist.data.labels import classes_array, find_classes
 from rescnet_dist.errors import DataError, StoreError
 
 
-def refuse(*args: Any, **kwargs: Any) -> None:
-    """A scheduler that fails the test: nothing may compute here."""
+def fail_on_compute(*args: Any, **kwargs: Any) -> None:
+    """Raise, as a Dask scheduler for tests in which nothing may be computed."""
     raise AssertionError("something lazy was computed")
 
 
@@ -67,16 +67,16 @@ LABELS = {
     "nanosecond": np.array([1, 5, 1, 10**18], "M8[ns]"),
     "duration": np.array([90, -5, 90, 0], "m8[s]"),
 }
-each_kind = pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys())
+each_label_type = pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys())
 
 
-def vector(labels: Any) -> Any:
-    """Labels as the package takes them in."""
+def to_vector(labels: Any) -> Any:
+    """Return labels as the package converts them."""
     return as_labels(labels, len(labels))
 
 
 def assert_labels_equal(got: Any, expected: Any) -> None:
-    """Equal values of equal types; of NumPy arrays, equal dtypes."""
+    """Assert equal values of equal types and, for NumPy arrays, equal dtypes."""
     if isinstance(expected, np.ndarray):
         assert got.dtype == expected.dtype
     values = expected.tolist() if isinstance(expected, np.ndarray) else list(expected)
@@ -84,24 +84,24 @@ def assert_labels_equal(got: Any, expected: Any) -> None:
     assert [type(a) for a in got.tolist()] == [type(b) for b in values]
 
 
-@each_kind
-def test_labels_of_any_kind_come_back_as_given(labels: Any) -> None:
+@each_label_type
+def test_encode_labels_of_any_type(labels: Any) -> None:
     """The classes at the codes of the labels are the labels."""
-    values = vector(labels)
-    classes = classes_array(classes_of(values))
+    values = to_vector(labels)
+    classes = classes_array(find_classes(values))
     codes = encode(values, classes)
     assert codes.dtype == np.int32
     assert len(classes) == codes.max() + 1 == len(set(np.asarray(codes).tolist()))
     assert_labels_equal(classes[codes], labels)
 
 
-@each_kind
-def test_labels_of_any_kind_survive_storage(labels: Any) -> None:
-    """Their JSON form is text and gives back equal classes of the same dtype."""
-    classes = classes_array(classes_of(vector(labels)))
-    again = classes_from_json(json.loads(json.dumps(classes_to_json(classes))))
-    assert again.dtype == classes.dtype
-    assert_labels_equal(again, classes)
+@each_label_type
+def test_classes_of_any_type_round_trip_through_json(labels: Any) -> None:
+    """The restored classes are equal and have the same dtype."""
+    classes = classes_array(find_classes(to_vector(labels)))
+    restored = classes_from_json(json.loads(json.dumps(classes_to_json(classes))))
+    assert restored.dtype == classes.dtype
+    assert_labels_equal(restored, classes)
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,42 +121,42 @@ def test_labels_of_any_kind_survive_storage(labels: Any) -> None:
         max_size=8,
     )
 )
-def test_any_mixture_of_labels_survives_storage(labels: list[Any]) -> None:
+def test_classes_of_mixed_types_round_trip_through_json(labels: list[Any]) -> None:
     """Numbers, strings, bytes, None and tuples of these, in any mixture and nesting."""
     objects = np.empty(len(labels), dtype=object)
     objects[:] = labels
-    classes = classes_of(objects)
+    classes = find_classes(objects)
     stored = json.dumps(classes_to_json(classes_array(classes)))
-    again = classes_from_json(json.loads(stored))
-    assert again.tolist() == classes
-    assert [repr(a) for a in again.tolist()] == [repr(c) for c in classes]
-    assert [again[code] for code in encode(objects, again)] == labels
+    restored = classes_from_json(json.loads(stored))
+    assert restored.tolist() == classes
+    assert [repr(a) for a in restored.tolist()] == [repr(c) for c in classes]
+    assert [restored[code] for code in encode(objects, restored)] == labels
 
 
-def test_classes_are_sorted_where_they_can_be() -> None:
-    """Else they come as first seen, so that the order does not depend on hashes."""
-    assert classes_of(np.array([3, 1, 2, 1])) == [1, 2, 3]
-    assert classes_of(vector([(2, "a"), (1, "b")])) == [(1, "b"), (2, "a")]
-    assert classes_of(vector([None, "b", 1, "a", "b"])) == [None, "b", 1, "a"]
+def test_classes_are_sorted_if_possible() -> None:
+    """Else they are in order of appearance, so that the order does not depend on hashes."""
+    assert find_classes(np.array([3, 1, 2, 1])) == [1, 2, 3]
+    assert find_classes(to_vector([(2, "a"), (1, "b")])) == [(1, "b"), (2, "a")]
+    assert find_classes(to_vector([None, "b", 1, "a", "b"])) == [None, "b", 1, "a"]
 
 
-@each_kind
+@each_label_type
 @pytest.mark.parametrize("chunk", [1, 3, 4])
-def test_lazy_labels_are_encoded_as_eager_ones(labels: Any, chunk: int) -> None:
-    """Same classes and codes, and nothing is computed until asked for."""
-    values = vector(labels)
-    with dask.config.set(scheduler=refuse):
-        lazy = vector(da.from_array(values, chunks=chunk))
-        codes = encode(lazy, classes_array(classes_of(values)))
+def test_lazy_labels_have_the_same_codes(labels: Any, chunk: int) -> None:
+    """The same classes and codes, and nothing is computed before it is needed."""
+    values = to_vector(labels)
+    with dask.config.set(scheduler=fail_on_compute):
+        lazy = to_vector(da.from_array(values, chunks=chunk))
+        codes = encode(lazy, classes_array(find_classes(values)))
     assert isinstance(codes, da.Array)
     assert codes.dtype == np.int32
     with dask.config.set(scheduler="sync"):
-        assert classes_of(lazy) == classes_of(values)
-        np.testing.assert_array_equal(codes, encode(values, classes_array(classes_of(values))))
+        assert find_classes(lazy) == find_classes(values)
+        np.testing.assert_array_equal(codes, encode(values, classes_array(find_classes(values))))
 
 
-def test_a_label_that_is_no_class_is_named_or_marked() -> None:
-    """With its value and what the classes are."""
+def test_unknown_label() -> None:
+    """The error has its value and the classes; or it gets the code `unknown`."""
     classes = np.array(["a", "b"])
     with pytest.raises(DataError, match=r"y has the label 'c'.*\['a', 'b'\]"):
         encode(np.array(["a", "c"]), classes)
@@ -166,8 +166,8 @@ def test_a_label_that_is_no_class_is_named_or_marked() -> None:
         lazy.compute(scheduler="sync")
 
 
-def test_lossy_json_is_for_what_json_cannot_hold() -> None:
-    """A temporary run may hold the text form of such a label."""
+def test_lossy_json_of_unsupported_types() -> None:
+    """A temporary run may have the repr of such a label."""
     classes = classes_array([frozenset([1]), frozenset([2])])
     with pytest.raises(DataError, match=r"frozenset\(\{1\}\) of type frozenset.*map your labels"):
         classes_to_json(classes)
@@ -183,18 +183,18 @@ def pixels(rng: np.random.Generator) -> np.ndarray[Any, Any]:
     return rng.integers(0, 256, (7, 6, 5, 3), dtype=np.uint8)
 
 
-def zarr_group(path: Path, arrays: dict[str, Any], zarr_format: Any = 3) -> Path:
-    """A Zarr group of some arrays, in chunks of two rows."""
+def make_zarr_group(path: Path, arrays: dict[str, Any], zarr_format: Any = 3) -> Path:
+    """Create a Zarr group of some arrays, in chunks of two rows."""
     group = zarr.open_group(str(path), mode="w", zarr_format=zarr_format)
     for name, values in arrays.items():
         group.create_array(name, data=values, chunks=(2, *values.shape[1:]))
     return path
 
 
-def test_images_in_memory_and_lazy_ones_are_taken_as_they_are(
+def test_numpy_dask_and_xarray_images(
     pixels: np.ndarray[Any, Any],
 ) -> None:
-    """NumPy stays NumPy, dask stays dask and is not computed; xarray holds either."""
+    """NumPy stays NumPy, and dask stays dask and is not computed; xarray has either."""
     lazy = da.from_array(pixels, chunks=(3, 6, 5, 3))
     dims = ("image", "y", "x", "channel")
     cases = [
@@ -205,7 +205,7 @@ def test_images_in_memory_and_lazy_ones_are_taken_as_they_are(
         (xr.DataArray(lazy, dims=dims), True),
     ]
     for source, is_lazy in cases:
-        with dask.config.set(scheduler=refuse):
+        with dask.config.set(scheduler=fail_on_compute):
             images = as_images(source)
         assert images.is_lazy == is_lazy
         assert images.shape == pixels.shape
@@ -214,8 +214,8 @@ def test_images_in_memory_and_lazy_ones_are_taken_as_they_are(
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_images_without_channels_get_one(pixels: np.ndarray[Any, Any], lazy: bool) -> None:
-    """(N, H, W) is (N, H, W, 1)."""
+def test_images_without_channels(pixels: np.ndarray[Any, Any], lazy: bool) -> None:
+    """(N, H, W) becomes (N, H, W, 1)."""
     gray = pixels[..., 0]
     images = as_images(da.from_array(gray, chunks=2) if lazy else gray)
     assert images.shape == (7, 6, 5, 1)
@@ -227,48 +227,46 @@ def test_images_without_channels_get_one(pixels: np.ndarray[Any, Any], lazy: boo
     [(str, 3), (Path, 3), (lambda path: f"file://{path}", 3), (str, 2)],
     ids=["str", "path", "url", "Zarr 2"],
 )
-def test_images_and_labels_are_found_in_a_zarr_group(
+def test_images_and_labels_in_zarr_group(
     tmp_path: Path, pixels: np.ndarray[Any, Any], as_path: Any, zarr_format: int
 ) -> None:
-    """By their names, lazily, with a reference to where they lie."""
+    """They are found by name, and opened lazily with a reference to the array."""
     arrays = {"images": pixels, "labels": np.arange(7) % 3, "other": np.zeros(4)}
-    url = as_path(zarr_group(tmp_path / "data.zarr", arrays, zarr_format))
-    with dask.config.set(scheduler=refuse):
-        images = images_of(url)
+    url = as_path(make_zarr_group(tmp_path / "data.zarr", arrays, zarr_format))
+    with dask.config.set(scheduler=fail_on_compute):
+        images = evaluation_images(url)
         labels = select_split(url, None, "train").labels
     assert images.is_lazy
-    assert images.stored == Stored(str(tmp_path / "data.zarr"), "images")
+    assert images.stored == ArrayReference(str(tmp_path / "data.zarr"), "images")
     np.testing.assert_array_equal(images.array.compute(scheduler="sync"), pixels)
     np.testing.assert_array_equal(labels.compute(scheduler="sync"), arrays["labels"])
 
 
 @pytest.mark.parametrize("names", [("image", "label"), ("X", "y"), ("x", "y")])
-def test_other_names_of_images_and_labels_are_known(
+def test_aliases_of_images_and_labels(
     tmp_path: Path, pixels: np.ndarray[Any, Any], names: tuple[str, str]
 ) -> None:
-    """As xarray users and scikit-learn users call them."""
-    zarr_group(tmp_path / "data.zarr", {names[0]: pixels, names[1]: np.arange(7)})
-    assert images_of(tmp_path / "data.zarr").shape == pixels.shape
+    """The names that users of xarray and scikit-learn use."""
+    make_zarr_group(tmp_path / "data.zarr", {names[0]: pixels, names[1]: np.arange(7)})
+    assert evaluation_images(tmp_path / "data.zarr").shape == pixels.shape
     assert select_split(tmp_path / "data.zarr", None, "train").labels.shape == (7,)
 
 
-def test_a_dataset_stored_by_xarray_is_found(tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
-    """With its consolidated metadata or without."""
+def test_dataset_stored_by_xarray(tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    """Without consolidated metadata."""
     data = {"images": (("n", "y", "x", "c"), pixels), "labels": (("n",), np.arange(7))}
     xr.Dataset(data).to_zarr(tmp_path / "data.zarr", consolidated=False)
-    images = images_of(str(tmp_path / "data.zarr"))
+    images = evaluation_images(str(tmp_path / "data.zarr"))
     np.testing.assert_array_equal(images.array.compute(scheduler="sync"), pixels)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_bare_zarr_array_is_images(
-    tmp_path: Path, pixels: np.ndarray[Any, Any], zarr_format: Any
-) -> None:
-    """Referred to where it has channels; without, it has to be reshaped, and has no reference."""
+def test_single_zarr_array(tmp_path: Path, pixels: np.ndarray[Any, Any], zarr_format: Any) -> None:
+    """It is a reference if it has channels; without, it is reshaped and has none."""
     for name, values in (("four", pixels), ("three", pixels[..., 0])):
         zarr.save_array(str(tmp_path / name), values, zarr_format=zarr_format)
-    four, three = images_of(tmp_path / "four"), images_of(tmp_path / "three")
-    assert four.stored == Stored(str(tmp_path / "four"), "")
+    four, three = evaluation_images(tmp_path / "four"), evaluation_images(tmp_path / "three")
+    assert four.stored == ArrayReference(str(tmp_path / "four"), "")
     assert three.stored is None
     assert three.shape == (7, 6, 5, 1)
     np.testing.assert_array_equal(four.array.compute(scheduler="sync"), pixels)
@@ -276,24 +274,24 @@ def test_a_bare_zarr_array_is_images(
         select_split(tmp_path / "four", None, "train")
 
 
-def test_images_at_a_memory_url_are_read(pixels: np.ndarray[Any, Any]) -> None:
-    """Any fsspec URL will do."""
+def test_images_at_memory_url(pixels: np.ndarray[Any, Any]) -> None:
+    """Any fsspec URL can be used."""
     url = "memory://test-data-images"
     zarr.save_array(url, pixels)
-    assert images_of(url).stored == Stored(url, "")
-    np.testing.assert_array_equal(images_of(url).array.compute(scheduler="sync"), pixels)
+    assert evaluation_images(url).stored == ArrayReference(url, "")
+    np.testing.assert_array_equal(evaluation_images(url).array.compute(scheduler="sync"), pixels)
 
 
-def test_pixels_that_are_not_finite_are_named() -> None:
-    """By the index of the image, counted over all chunks, and the value."""
+def test_error_names_non_finite_pixel() -> None:
+    """It has the number of the image, counted over all chunks, and the value."""
     images = np.zeros((4, 2, 2, 1))
     images[2, 1, 0] = np.inf
     images[3, 0, 0] = np.nan
-    with pytest.raises(DataError, match="image 12 of X has the pixel value inf"):
+    with pytest.raises(DataError, match="Image 12 of X has the pixel value inf"):
         check_finite(images, 10)
     check_finite(images[:2], 0)
     check_finite(np.zeros((2, 2, 2, 1), np.uint8), 0)
-    with pytest.raises(DataError, match="image 3 of photos has the pixel value nan"):
+    with pytest.raises(DataError, match="Image 3 of photos has the pixel value nan"):
         as_images(np.where(np.isinf(images), 0, images), name="photos")
 
 
@@ -302,8 +300,8 @@ def test_pixels_that_are_not_finite_are_named() -> None:
 MNIST_PER_6000 = [592.3, 674.2, 595.8, 613.1, 584.2, 542.1, 591.8, 626.5, 585.1, 594.9]
 
 
-def test_digits_have_mnists_shapes_and_values() -> None:
-    """Whole images of 28×28 pixels, integer labels, and two sets without a common image."""
+def test_digits_shapes_and_values() -> None:
+    """Images of 28×28 pixels, integer labels, and two sets without a common image."""
     images, labels = load_digits()
     test_images, test_labels = load_digits("test")
     assert images.shape == (6000, 28, 28, 1)
@@ -319,20 +317,20 @@ def test_digits_have_mnists_shapes_and_values() -> None:
         load_digits("validation")
 
 
-def test_digits_are_stratified_as_mnist() -> None:
-    """Each class's share is within 1 % of that in MNIST."""
+def test_digits_are_stratified_like_mnist() -> None:
+    """The fraction of each class is within 1 % of that in MNIST."""
     counts = np.bincount(load_digits()[1], minlength=10)
     np.testing.assert_allclose(counts, MNIST_PER_6000, rtol=0.01)
 
 
-def test_any_beginning_of_the_digits_has_all_classes() -> None:
-    """They are shuffled, so that examples can take the first few hundred."""
+def test_first_digits_have_all_classes() -> None:
+    """They are shuffled, so that examples can use the first few hundred."""
     labels = load_digits()[1]
     assert all(np.bincount(labels[:200], minlength=10) > 5)
 
 
-def test_digits_are_small_and_carry_their_license() -> None:
-    """Under 2 MB in the package, no pickle in them, and the license beside them."""
+def test_digits_are_small_and_have_a_license() -> None:
+    """Under 2 MB in the package, without pickle, and with the license next to them."""
     folder = Path(str(files("rescnet_dist.data")))
     assert os.path.getsize(folder / "digits.npz") < 2_000_000
     with np.load(folder / "digits.npz", allow_pickle=False) as arrays:
@@ -342,11 +340,13 @@ def test_digits_are_small_and_carry_their_license() -> None:
         assert needed in license
 
 
-# the split --------------------------------------------------------------------------------------
+# the validation split ---------------------------------------------------------------------------
 
 
-def split(codes: Any, fraction: float, seed: int, edges: list[int]) -> np.ndarray[Any, Any]:
-    """The validation members (N,) when the images are cut into chunks at `edges`."""
+def select_in_chunks(
+    codes: Any, fraction: float, seed: int, edges: list[int]
+) -> np.ndarray[Any, Any]:
+    """Return the held-out images (N,) if the images are divided into chunks at `edges`."""
     classes = int(codes.max()) + 1
     before = np.zeros(classes, np.int64)
     parts = []
@@ -357,57 +357,57 @@ def split(codes: Any, fraction: float, seed: int, edges: list[int]) -> np.ndarra
 
 
 @st.composite
-def codes_and_chunks(draw: st.DrawFn) -> tuple[Any, list[int]]:
-    """Codes (N,) of up to six classes, and where to cut them into chunks."""
+def draw_codes_and_edges(draw: st.DrawFn) -> tuple[Any, list[int]]:
+    """Draw codes (N,) of up to six classes, and the edges of chunks."""
     codes = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=300)))
     return codes, sorted(draw(st.lists(st.integers(0, len(codes)), max_size=8)))
 
 
 @settings(max_examples=80, deadline=None)
-@given(codes_and_chunks(), st.floats(0.01, 0.9), st.integers(0, 2**40))
-def test_the_split_does_not_depend_on_chunks_and_is_stratified(
+@given(draw_codes_and_edges(), st.floats(0.01, 0.9), st.integers(0, 2**40))
+def test_split_is_stratified_and_independent_of_chunks(
     data: tuple[Any, list[int]], fraction: float, seed: int
 ) -> None:
-    """Each class gives its share to within one image, and the same ones whatever the chunks."""
+    """Each class has its fraction to within one image, for all chunkings."""
     codes, edges = data
-    whole = split(codes, fraction, seed, [])
+    whole = select_in_chunks(codes, fraction, seed, [])
     assert whole.dtype == bool
-    np.testing.assert_array_equal(split(codes, fraction, seed, edges), whole)
+    np.testing.assert_array_equal(select_in_chunks(codes, fraction, seed, edges), whole)
     held_out, total = Counter(codes[whole].tolist()), Counter(codes.tolist())
     for code, count in total.items():
         assert abs(held_out[code] - fraction * count) <= 1, (code, count)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 1 / 3, 0.5, 0.25, 0.9])
-def test_shares_that_divide_a_class_are_met_exactly(fraction: float) -> None:
+def test_exact_fractions(fraction: float) -> None:
     """9,000 images of each class are a whole number of runs for each of these."""
     codes = np.repeat([0, 1], 9000)
-    held_out = split(codes, fraction, 3, [5000, 12345])
+    held_out = select_in_chunks(codes, fraction, 3, [5000, 12345])
     assert np.bincount(codes[held_out]).tolist() == [round(9000 * fraction)] * 2
 
 
-def test_the_split_depends_on_the_seed_and_on_the_class() -> None:
-    """Two seeds hold out different images; classes are not held out in step."""
+def test_split_depends_on_seed_and_class() -> None:
+    """Two seeds hold out different images, and two classes different ranks."""
     codes = np.repeat([0, 1], 1000)
-    one, two = split(codes, 0.1, 1, []), split(codes, 0.1, 2, [])
+    one, two = select_in_chunks(codes, 0.1, 1, []), select_in_chunks(codes, 0.1, 2, [])
     assert one.sum() == two.sum() == 200
     assert 0 < (one & two).sum() < 100
     assert (one[:1000] != one[1000:]).any()
 
 
-def test_every_image_of_a_class_but_the_first_may_be_held_out() -> None:
-    """Over many seeds, each place within a run is drawn about equally often."""
+def test_all_images_but_the_first_can_be_held_out() -> None:
+    """Over many seeds, each rank of a run is drawn about equally often."""
     codes = np.zeros(10, np.int64)
-    drawn = sum(split(codes, 0.2, seed, []).astype(int) for seed in range(2000))
+    drawn = sum(select_in_chunks(codes, 0.2, seed, []).astype(int) for seed in range(2000))
     assert drawn.sum() == 4000
     assert drawn[0] == 0
-    assert abs(drawn[1] - 800) < 99  # in place of the first, too; 4.5 deviations
+    assert abs(drawn[1] - 800) < 99  # also in place of the first; 4.5 standard deviations
     assert all(abs(drawn[2:] - 400) < 80)
 
 
-def test_no_split_takes_all_images_of_a_class() -> None:
-    """However large the share and small the class."""
+def test_split_leaves_an_image_of_each_class() -> None:
+    """For any large fraction and small class."""
     codes = np.arange(6) % 4
     for seed in range(50):
-        held_out = split(codes, 0.9, seed, [])
+        held_out = select_in_chunks(codes, 0.9, seed, [])
         assert set(codes[~held_out]) == set(codes)

@@ -1,8 +1,9 @@
-"""How fast images are imported and augmented, beside bare loops and a peer in the same run.
+"""Rates of import and augmentation, next to plain loops and another library.
 
-Rates are for an idle machine: `python -m pytest -m slow tests/data/test_rates.py -s`. All 60,000
-images of CIFAR-10 are imported where RESCNET_CIFAR10 names a folder of them as PNG files, in
-train/CLASS/ and test/CLASS/; else as many made-up ones. The peer comes with the extra `bench`.
+The rates are for an idle machine: `python -m pytest -m slow tests/data/test_rates.py -s`. All
+60,000 images of CIFAR-10 are imported if RESCNET_CIFAR10 names a folder of them as PNG files, in
+train/CLASS/ and test/CLASS/; else as many synthetic ones. The other library is in the extra
+`bench`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,13 @@ from rescnet_dist.kernels import augment_images
 from rescnet_dist.reduce import blas_threads
 
 pytestmark = pytest.mark.slow
-
-IMPORT_BAR = 0.75  # of what all cores would do in bare loops
-AUGMENT_BAR = 8_000  # images per second and core
-LOOKED_AT = 12_000  # images of the bare loop
+MIN_IMPORT_FRACTION = 0.75  # of the rate of plain loops on all cores
+MIN_AUGMENT_RATE = 8_000  # images per second and core
+LOOP_IMAGES = 12_000  # of the plain loop
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def png_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60,000 PNG files of 32×32 in color, in folders by split and class."""
     given = os.environ.get("RESCNET_CIFAR10")
     if given:
@@ -46,33 +46,36 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         noisy = np.clip(smooth + rng.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
         for number, image in enumerate(noisy, start=start):
             split = "train" if number < 50_000 else "test"
-            location = folder / split / f"class {number % 10}"
-            location.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(location / f"{number:05d}.png")
+            class_folder = folder / split / f"class {number % 10}"
+            class_folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(class_folder / f"{number:05d}.png")
     return folder
 
 
-def best_rate(images: int, action: Callable[[], Any], times: int = 3) -> float:
-    """Images per second in the best of some tries, by the time of this process's cores."""
+def measure_rate(images: int, action: Callable[[], Any], times: int = 3) -> float:
+    """Return the images per second of the best of several runs."""
     best = 0.0
     for _ in range(times):
-        began = time.perf_counter()
+        started = time.perf_counter()
         action()
-        best = max(best, images / (time.perf_counter() - began))
+        best = max(best, images / (time.perf_counter() - started))
     return best
 
 
-def decode_bare(paths: list[Path]) -> None:
-    """What anybody would write."""
+def decode_in_loop(paths: list[Path]) -> None:
+    """Decode images in a plain loop."""
     for path in paths:
         with Image.open(path) as image:
             np.asarray(image)
 
 
-def test_import_keeps_all_cores_decoding(pictures: Path, tmp_path: Path) -> None:
-    """From folder to Zarr, with listing, compression and writing, on worker processes that run."""
-    paths = list(islice((pictures / "train").rglob("*.png"), LOOKED_AT))
-    decode_bare(paths)  # which are in the page cache from now on, for both
+def test_import_rate(png_folder: Path, tmp_path: Path) -> None:
+    """The import from PNG files to Zarr is close to plain loops on all cores.
+
+    It includes listing, compression and writing, on running worker processes.
+    """
+    paths = list(islice((png_folder / "train").rglob("*.png"), LOOP_IMAGES))
+    decode_in_loop(paths)  # so that they are in the page cache for both
     cores = available_cores()
     with (
         LocalCluster(n_workers=cores, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -81,39 +84,41 @@ def test_import_keeps_all_cores_decoding(pictures: Path, tmp_path: Path) -> None
         client.run(lambda: __import__("rescnet_dist.data.importing"))
         ratios = []
         for attempt in range(2):
-            bare = best_rate(len(paths), lambda: decode_bare(paths), times=1)
-            began = time.perf_counter()
-            found = import_dataset(pictures, tmp_path / f"{attempt}.zarr", client)
-            rate = sum(found.splits.values()) / (time.perf_counter() - began)
-            ratios.append(rate / (cores * bare))
+            loop_rate = measure_rate(len(paths), lambda: decode_in_loop(paths), times=1)
+            started = time.perf_counter()
+            result = import_dataset(png_folder, tmp_path / f"{attempt}.zarr", client)
+            rate = sum(result.splits.values()) / (time.perf_counter() - started)
+            ratios.append(rate / (cores * loop_rate))
             print(
-                f"\n{sum(found.splits.values()):,} images: {rate:,.0f}/s imported, {bare:,.0f}/s "
-                f"decoded by a bare loop on one core: {ratios[-1]:.2f} of {cores} cores"
+                f"\n{sum(result.splits.values()):,} images: {rate:,.0f}/s imported, "
+                f"{loop_rate:,.0f}/s decoded by a plain loop on one core: "
+                f"{ratios[-1]:.2f} of {cores} cores"
             )
     images = open_dataset(tmp_path / "0.zarr")["images"]
     np.testing.assert_array_equal(
-        images[0].to_numpy(), np.asarray(Image.open(sorted((pictures / "train").rglob("*.png"))[0]))
+        images[0].to_numpy(),
+        np.asarray(Image.open(sorted((png_folder / "train").rglob("*.png"))[0])),
     )
-    assert max(ratios) >= IMPORT_BAR
+    assert max(ratios) >= MIN_IMPORT_FRACTION
 
 
-def test_copies_are_made_fast_enough() -> None:
-    """Mirrored, shifted and cropped, 32×32 in color, on one core; beside Albumentations."""
+def test_augmentation_rate() -> None:
+    """Flipped, shifted and cropped 32×32 images on one core, next to Albumentations."""
     images = np.random.default_rng(0).integers(0, 256, (8_000, 32, 32, 3), dtype=np.uint8)
     index, copy = np.arange(len(images)), 1 + np.arange(len(images)) % 2
     spec = AugmentSpec(copies=2, flip=True, shift=4, crop=0.8)
     with blas_threads(1):
-        ours = best_rate(len(images), lambda: augment_images(images, index, copy, spec, 0))
-    print(f"\n{ours:,.0f} images/s on one core", end="")
-    if (theirs := albumentations_rate(images)) is not None:
-        print(f"; Albumentations {theirs:,.0f} images/s; {ours / theirs:.1f} ×")
+        our_rate = measure_rate(len(images), lambda: augment_images(images, index, copy, spec, 0))
+    print(f"\n{our_rate:,.0f} images/s on one core", end="")
+    if (their_rate := measure_albumentations(images)) is not None:
+        print(f"; Albumentations {their_rate:,.0f} images/s; {our_rate / their_rate:.1f} ×")
     else:
         print("; Albumentations is not installed")
-    assert ours >= AUGMENT_BAR
+    assert our_rate >= MIN_AUGMENT_RATE
 
 
-def albumentations_rate(images: np.ndarray[Any, Any]) -> float | None:
-    """Images per second of the same work, image by image as that library has it."""
+def measure_albumentations(images: np.ndarray[Any, Any]) -> float | None:
+    """Return the images per second of the same work in Albumentations, image by image."""
     try:
         import albumentations as A
         import cv2
@@ -133,4 +138,4 @@ def albumentations_rate(images: np.ndarray[Any, Any]) -> float | None:
         for image in images[:2000]:
             change(image=image)
 
-    return best_rate(2000, run)
+    return measure_rate(2000, run)

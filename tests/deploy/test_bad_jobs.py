@@ -88,7 +88,7 @@ def test_wrong_keys(
     there = deploy(job("s3://runs/bad-jobs/keys"), wrong, **LATER)
     problem = refused(there, there.start_driver())
     assert "s3://runs/bad-jobs/data.zarr cannot be reached: The request signature" in problem
-    assert "check the URL, the network and your rights" in problem
+    assert "Check the URL, the network and your permissions" in problem
     assert "a-wrong-word" not in problem
     assert not stored("s3://runs/bad-jobs/keys")
 
@@ -108,8 +108,8 @@ def test_a_wrong_bucket(
     """Of the store or the data: named at once, not when a cluster has come; and not made."""
     there = deploy(job(store, *([data] if data else [])), s3_secret, **LATER)
     problem = refused(there, there.start_driver())
-    assert f"there is no bucket for {data or store}" in problem
-    assert "check the URL and the endpoint, or make the bucket first" in problem
+    assert f"There is no bucket for {data or store}" in problem
+    assert "Check the URL and the endpoint, or create the bucket first" in problem
     assert not fsspec.filesystem("s3").exists("no-such-bucket")
     assert not stored(store)
 

@@ -226,7 +226,7 @@ def test_what_cannot_be_made_is_refused(
         (("cifar10", "--data", arrays, "--test", arrays.with_name("none.npz")), "none.npz"),
         (("cifar10", "--data", arrays.with_name("half.npz")), "half.npz has no images to test"),
         (("digits", "--validation", "0"), "validation=0.0 holds no images out"),
-        (("digits", "--test", arrays), "test images are"),
+        (("digits", "--test", arrays), "Test images are"),
         (("cifar10", "--data", "digits"), r"digits has images of \(28, 28, 1\).*are \(32, 32, 3\)"),
         (("digits", "--table"), "leave 'digits' out"),
         (("--table",), "digits.json is not what this command writes"),

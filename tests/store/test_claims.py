@@ -1,5 +1,4 @@
-"""One writer at a time: who gets a run, when a claim counts for nothing, and what a driver does
-whose run has been taken over."""
+"""Claims: one writer at a time, expiry of claims, and drivers whose run was taken over."""
 
 from __future__ import annotations
 
@@ -47,12 +46,12 @@ SPEC = NetworkSpec(
     filters=3, first_filter_size=3, block=7, stride=7, residual="regress", max_layers=2
 )
 RUN = RunSpec(chunk_images=20, accumulators=2, solve_threads=1)
-PATIENCE = 60  # seconds after which a test that waits has failed
-ON_S3_SLOWLY = pytest.mark.parametrize(  # where the run takes longer than what is tested
+TEST_TIMEOUT_SECONDS = 60  # after which a waiting test fails
+slow_on_s3 = pytest.mark.parametrize(  # where training takes longer than the test
     "url", ["folder", "memory", pytest.param("s3", marks=pytest.mark.slow)], indirect=True
 )
 
-ONE_OF_MANY = """
+CLAIM_SCRIPT = """
 import multiprocessing, sys
 from rescnet_dist.errors import StoreError
 from rescnet_dist.store import Claim, Location
@@ -63,7 +62,7 @@ def take(url, start, outcomes):
         outcomes.put(Claim.take(Location.of(url)).writer)
     except StoreError as error:
         outcomes.put(str(error))
-    start.wait()  # a claim lasts no longer than its process
+    start.wait()  # A claim lasts no longer than its process.
 
 context = multiprocessing.get_context("fork")
 for url in sys.argv[2:]:
@@ -79,10 +78,10 @@ for url in sys.argv[2:]:
         driver.join()
 """
 
-DIES = """
+HOLD_SCRIPT = """
 import sys, time
 from rescnet_dist.store import Claim, Location
-with Claim.take(Location.of(sys.argv[1])).kept():
+with Claim.take(Location.of(sys.argv[1])).hold():
     print("claimed", flush=True)
     time.sleep(600)
 """
@@ -90,7 +89,7 @@ with Claim.take(Location.of(sys.argv[1])).kept():
 
 @pytest.fixture(params=["folder", "memory", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where nothing is yet, on each kind of store."""
+    """A URL of each kind of store, at which nothing is stored yet."""
     if request.param == "s3":
         request.getfixturevalue("s3")
         yield f"s3://runs/{uuid.uuid4().hex}"
@@ -103,8 +102,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def quick_switches() -> Iterator[None]:
-    """Threads are switched as often as can be, so that a race that can be lost is lost."""
+def frequent_thread_switches() -> Iterator[None]:
+    """Switch threads as often as possible, so that race conditions show."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -112,34 +111,34 @@ def quick_switches() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
+def expected_model(
     tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any
 ) -> dict[str, np.ndarray[Any, Any]]:
     """The model of a run with one driver."""
     store = tmp_path_factory.mktemp("undisturbed") / "run"
     with Client(threads_cluster):
-        fit(store)
+        fit_run(store)
     return model(store)
 
 
-def fit(store: Any, images: Any = X, **more: Any) -> ResCNetClassifier:
-    """Train in a store."""
+def fit_run(store: Any, images: Any = X, **more: Any) -> ResCNetClassifier:
+    """Train a run in a store."""
     return ResCNetClassifier(SPEC, store=store, run=RUN, **more).fit(images, Y)
 
 
 class Gate:
-    """Holds a driver up where it is told to, until it is opened."""
+    """Blocks a driver at a given event until it is opened."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def wait(self) -> None:
-        """Say that somebody has come, and hold them up."""
+        """Block the caller until the gate is opened."""
         self.reached.set()
-        assert self.opened.wait(PATIENCE)
+        assert self.opened.wait(TEST_TIMEOUT_SECONDS)
 
     def at(self, phase: str, layer: int) -> Callable[[Event], None]:
-        """A listener that is held up when a pass begins."""
+        """Return a listener that blocks when a pass starts."""
 
         def listen(event: Event) -> None:
             if event == PassStarted(phase, layer):
@@ -153,42 +152,42 @@ GATE = Gate()
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """A gate of this test's own."""
+    """A gate of this test."""
     monkeypatch.setattr(sys.modules[__name__], "GATE", Gate())
     return GATE
 
 
 @pytest.fixture
-def driver(gate: Gate) -> Iterator[Callable[..., Future[Any]]]:
-    """Starts another driver in a thread of its own."""
+def start_driver(gate: Gate) -> Iterator[Callable[..., Future[Any]]]:
+    """A function that starts another driver in a thread."""
     with ThreadPoolExecutor(8) as pool:
         yield pool.submit
         gate.opened.set()
 
 
-def claims(url: str) -> list[dict[str, Any]]:
-    """All claim records at a place."""
+def read_claims(url: str) -> list[dict[str, Any]]:
+    """Return all claim records at a location."""
     location = Location.of(url) / "claims"
     return [(location / name).read_json() for name in location.names()]
 
 
 def rewrite_claim(url: str, **changes: Any) -> None:
-    """Change the newest claim, as another driver would have written it."""
+    """Change the latest claim, as if another driver had written it."""
     location = Location.of(url) / "claims"
     record = location / location.names()[-1]
     record.write_json(record.read_json() | changes)
 
 
-def commit_bytes(store: Path) -> dict[str, bytes]:
-    """The commit records and the result, byte for byte."""
+def read_commits(store: Path) -> dict[str, bytes]:
+    """Return the bytes of the commit records and the result."""
     return {p.name: p.read_bytes() for p in [*store.glob("commits/*"), store / "result.json"]}
 
 
-# who gets it ------------------------------------------------------------------------------------
+# taking a claim ---------------------------------------------------------------------------------
 
 
-def test_of_many_threads_exactly_one_gets_the_claim(url: str, quick_switches: None) -> None:
-    """Again and again; those refused are told that another driver was faster."""
+def test_one_of_many_threads_gets_claim(url: str, frequent_thread_switches: None) -> None:
+    """In many trials; the others get an error that names the other driver."""
     for trial in range(4 if url.startswith("s3:") else 60):
         location, start = Location.of(f"{url}/{trial}"), threading.Barrier(8)
 
@@ -203,18 +202,18 @@ def test_of_many_threads_exactly_one_gets_the_claim(url: str, quick_switches: No
             outcomes = [future.result() for future in [pool.submit(take) for _ in range(8)]]
         (winner,) = [found for found in outcomes if isinstance(found, Claim)]
         winner.check()
-        for refusal in outcomes:
-            if isinstance(refusal, str):
-                assert "claimed by another driver just now" in refusal or (
-                    f"is being written by process {os.getpid()}" in refusal
+        for outcome in outcomes:
+            if isinstance(outcome, str):
+                assert "claimed by another driver just now" in outcome or (
+                    f"is being written by process {os.getpid()}" in outcome
                 )
 
 
-def test_of_many_processes_exactly_one_gets_the_claim(s3: None, tmp_path: Path) -> None:
+def test_one_of_many_processes_gets_claim(s3: None, tmp_path: Path) -> None:
     """In a folder and in a bucket."""
-    places = [str(tmp_path / "run"), f"s3://runs/{uuid.uuid4().hex}"]
+    urls = [str(tmp_path / "run"), f"s3://runs/{uuid.uuid4().hex}"]
     done = subprocess.run(
-        [sys.executable, "-c", ONE_OF_MANY, "6", *places],
+        [sys.executable, "-c", CLAIM_SCRIPT, "6", *urls],
         capture_output=True,
         text=True,
         timeout=120,
@@ -222,56 +221,59 @@ def test_of_many_processes_exactly_one_gets_the_claim(s3: None, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 12
-    for location, outcomes in zip(places, (lines[:6], lines[6:]), strict=True):
-        (record,) = claims(location)
-        assert [line for line in outcomes if location not in line] == [record["writer"]]
+    for url, outcomes in zip(urls, (lines[:6], lines[6:]), strict=True):
+        (record,) = read_claims(url)
+        assert [line for line in outcomes if url not in line] == [record["writer"]]
 
 
-def test_a_new_claim_takes_the_place_of_a_released_one(url: str) -> None:
-    """Numbers rise, and one record is all there is."""
+def test_new_claim_replaces_released_claim(url: str) -> None:
+    """Numbers increase, and there is only one record."""
     location = Location.of(url)
     for number in (1, 2, 3):
-        with Claim.take(location).kept() as held:
-            assert held.number == number
-        assert [record["released"] for record in claims(url)] == [True]
+        with Claim.take(location).hold() as active:
+            assert active.number == number
+        assert [record["released"] for record in read_claims(url)] == [True]
 
 
-@ON_S3_SLOWLY
-def test_a_second_driver_is_refused_while_the_first_one_lives(
+@slow_on_s3
+def test_second_driver_fails_while_first_runs(
     url: str,
     client: Client,
     gate: Gate,
-    driver: Callable[..., Future[Any]],
-    undisturbed: dict[str, np.ndarray[Any, Any]],
+    start_driver: Callable[..., Future[Any]],
+    expected_model: dict[str, np.ndarray[Any, Any]],
 ) -> None:
-    """By Python and by the command, and told by whom and what to do; the first goes on unharmed."""
-    first = driver(fit, url, listeners=[gate.at("grow", 2)])
-    assert gate.reached.wait(PATIENCE)
+    """In Python and by the command; the error names the holder and a remedy.
+
+    The first driver is not disturbed.
+    """
+    first = start_driver(fit_run, url, listeners=[gate.at("grow", 2)])
+    assert gate.reached.wait(TEST_TIMEOUT_SECONDS)
     with pytest.raises(StoreError) as caught:
         ResCNetClassifier.resume(url)
-    with pytest.raises(StoreError) as of_train:
-        fit(url)
-    of_command = CliRunner().invoke(main, ["resume", url])
-    assert of_command.exit_code == 2
-    for message in (str(caught.value), str(of_train.value), of_command.output):
+    with pytest.raises(StoreError) as caught_by_fit:
+        fit_run(url)
+    result = CliRunner().invoke(main, ["resume", url])
+    assert result.exit_code == 2
+    for message in (str(caught.value), str(caught_by_fit.value), result.output):
         for words in (
-            *(url, f"process {os.getpid()} on {socket.gethostname()}", "last sign of life 20"),
-            *("wait until it ends", "if it is dead", "--take-over", "take_over=True"),
+            *(url, f"process {os.getpid()} on {socket.gethostname()}", "last renewed 20"),
+            *("Wait until it ends", "if it is dead", "--take-over", "take_over=True"),
         ):
             assert words in message
     gate.opened.set()
-    assert first.result(PATIENCE).depth_ == 2
-    assert_same_bits(model(url), undisturbed)
+    assert first.result(TEST_TIMEOUT_SECONDS).depth_ == 2
+    assert_same_bits(model(url), expected_model)
 
 
-# when a claim counts for nothing ----------------------------------------------------------------
+# expired and void claims ------------------------------------------------------------------------
 
 
-def test_the_claim_of_a_process_that_died_counts_for_nothing_at_once(tmp_path: Path) -> None:
-    """Killed, and whether or not its parent has noticed yet."""
+def test_claim_of_dead_process_is_void(tmp_path: Path) -> None:
+    """At once after a kill, whether or not its parent has noticed."""
     location = Location.of(tmp_path / "run")
     with subprocess.Popen(
-        [sys.executable, "-c", DIES, location.url], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD_SCRIPT, location.url], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout
@@ -281,21 +283,21 @@ def test_the_claim_of_a_process_that_died_counts_for_nothing_at_once(tmp_path: P
             ):
                 Claim.take(location)
             process.send_signal(signal.SIGKILL)
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TEST_TIMEOUT_SECONDS
             while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            zombie_is_over = Claim.take(location)
+            after_zombie = Claim.take(location)
             rewrite_claim(location.url, pid=process.pid)
         finally:
             process.kill()
             process.wait()
-        assert zombie_is_over.number == 2
+        assert after_zombie.number == 2
         assert Claim.take(location).number == 3
 
 
-def test_a_process_of_the_same_number_is_not_the_one_that_died(url: str) -> None:
-    """The system gives numbers again; the start time tells them apart."""
+def test_reused_pid_is_another_process(url: str) -> None:
+    """Pids are reused; the start time distinguishes processes."""
     Claim.take(Location.of(url))
     with pytest.raises(StoreError, match="is being written"):
         Claim.take(Location.of(url))
@@ -303,31 +305,31 @@ def test_a_process_of_the_same_number_is_not_the_one_that_died(url: str) -> None
     assert Claim.take(Location.of(url)).number == 2
 
 
-def test_a_claim_from_another_host_holds_until_it_has_expired(url: str) -> None:
-    """Whether its process lives cannot be seen from here: the lifetime alone counts."""
+def test_claim_of_other_host_holds_until_it_expires(url: str) -> None:
+    """Whether its process runs is unknown here: only the lifetime counts."""
     location = Location.of(url)
     Claim.take(location)
-    elsewhere = {"host": "elsewhere", "pid": 1, "process_started": 0.0}
-    rewrite_claim(url, **elsewhere, renewed=time.time() - claim.LIFETIME + 20)
+    other_host = {"host": "elsewhere", "pid": 1, "process_started": 0.0}
+    rewrite_claim(url, **other_host, renewed=time.time() - claim.CLAIM_LIFETIME_SECONDS + 20)
     with pytest.raises(StoreError, match=r"process 1 on elsewhere .* dead, wait (20|19) s, or"):
         Claim.take(location)
-    rewrite_claim(url, renewed=time.time() - claim.LIFETIME - 1)
+    rewrite_claim(url, renewed=time.time() - claim.CLAIM_LIFETIME_SECONDS - 1)
     assert Claim.take(location).number == 2
 
 
-def test_renewal_keeps_a_claim(s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the claim expires, though its process lives, as one that hangs does."""
-    monkeypatch.setattr(claim, "LIFETIME", 1.5)
-    monkeypatch.setattr(claim, "RENEW_EVERY", 0.1)
+def test_renewal_extends_claim(s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the claim expires, though its process runs, as one that hangs does."""
+    monkeypatch.setattr(claim, "CLAIM_LIFETIME_SECONDS", 1.5)
+    monkeypatch.setattr(claim, "RENEW_INTERVAL_SECONDS", 0.1)
     name = uuid.uuid4().hex
     urls = [str(tmp_path / "run"), f"memory://{name}", f"s3://runs/{name}"]
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         for url in urls:
-            kept.enter_context(Claim.take(Location.of(url)).kept())
-        begun = [claims(url)[0]["renewed"] for url in urls]
+            stack.enter_context(Claim.take(Location.of(url)).hold())
+        before = [read_claims(url)[0]["renewed"] for url in urls]
         time.sleep(2)
-        for url, first in zip(urls, begun, strict=True):
-            assert claims(url)[0]["renewed"] > first + 1
+        for url, first in zip(urls, before, strict=True):
+            assert read_claims(url)[0]["renewed"] > first + 1
             with pytest.raises(StoreError, match="is being written"):
                 Claim.take(Location.of(url))
     for url in urls:
@@ -337,101 +339,99 @@ def test_renewal_keeps_a_claim(s3: None, tmp_path: Path, monkeypatch: pytest.Mon
         assert Claim.take(Location.of(url)).number == 3
 
 
-def test_a_store_that_fails_to_renew_once_does_not_end_the_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next renewal may pass, and the driver looks itself before it writes."""
-    monkeypatch.setattr(claim, "RENEW_EVERY", 0.05)
+def test_failed_renewals_do_not_end_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next renewal may succeed, and the driver checks before it writes."""
+    monkeypatch.setattr(claim, "RENEW_INTERVAL_SECONDS", 0.05)
     renew, failures = Claim.renew, iter([OSError("busy"), StoreError("busy")])
 
-    def failing_twice(self: Claim) -> None:
+    def fail_twice(self: Claim) -> None:
         for error in failures:
             raise error
         renew(self)
 
-    monkeypatch.setattr(Claim, "renew", failing_twice)
+    monkeypatch.setattr(Claim, "renew", fail_twice)
     url = str(tmp_path / "run")
-    with Claim.take(Location.of(url)).kept() as held:
-        begun = claims(url)[0]["renewed"]
-        deadline = time.monotonic() + PATIENCE
-        while claims(url)[0]["renewed"] == begun:
+    with Claim.take(Location.of(url)).hold() as active:
+        before = read_claims(url)[0]["renewed"]
+        deadline = time.monotonic() + TEST_TIMEOUT_SECONDS
+        while read_claims(url)[0]["renewed"] == before:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        held.check()
+        active.check()
 
 
 # taking over ------------------------------------------------------------------------------------
 
 
-@ON_S3_SLOWLY
-def test_a_driver_that_was_taken_over_stops_before_it_begins_a_pass(
+@slow_on_s3
+def test_driver_stops_before_pass_after_takeover(
     url: str,
     client: Client,
     gate: Gate,
-    driver: Callable[..., Future[Any]],
-    undisturbed: dict[str, np.ndarray[Any, Any]],
+    start_driver: Callable[..., Future[Any]],
+    expected_model: dict[str, np.ndarray[Any, Any]],
 ) -> None:
-    """It says by whom, and the new driver's run is as if there had been no other."""
-    old = driver(fit, url, listeners=[gate.at("grow", 2)])
-    assert gate.reached.wait(PATIENCE)
+    """Its error names the new driver, whose run is as if there had been no other."""
+    old = start_driver(fit_run, url, listeners=[gate.at("grow", 2)])
+    assert gate.reached.wait(TEST_TIMEOUT_SECONDS)
     clf = ResCNetClassifier.resume(url, take_over=True)
     assert clf.depth_ == 2
     gate.opened.set()
     with pytest.raises(
         StoreError,
-        match=rf"{url} has been taken over by process {os.getpid()} on {socket.gethostname()}: "
-        "this driver stops",
+        match=rf"{url} has been taken over by process {os.getpid()} on {socket.gethostname()}"
+        r"\. This driver stops",
     ):
-        old.result(PATIENCE)
-    assert_same_bits(model(url), undisturbed)
+        old.result(TEST_TIMEOUT_SECONDS)
+    assert_same_bits(model(url), expected_model)
     assert verify_run(url) == []
-    (record,) = claims(url)
-    assert record["released"], "the old driver has no say in the new one's claim"
+    (record,) = read_claims(url)
+    assert record["released"], "the old driver must not change the new claim"
 
 
-def test_a_driver_that_was_taken_over_within_a_pass_commits_nothing_of_it(
+def test_driver_commits_nothing_after_takeover(
     client: Client,
     gate: Gate,
-    driver: Callable[..., Future[Any]],
+    start_driver: Callable[..., Future[Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    undisturbed: dict[str, np.ndarray[Any, Any]],
+    expected_model: dict[str, np.ndarray[Any, Any]],
 ) -> None:
-    """Taken over by the command while one of its tasks writes; that task ends last of all."""
+    """Taken over by the command while one of its tasks writes; that task ends last."""
     store, write, first = tmp_path / "run", chunks.write_region, threading.Lock()
 
-    def hold_up_the_first(array: Any, start: int, values: Any) -> None:
+    def block_first_write(array: Any, start: int, values: Any) -> None:
         if array.path == "maps/0002" and first.acquire(blocking=False):
             gate.wait()
         write(array, start, values)
 
-    monkeypatch.setattr(chunks, "write_region", hold_up_the_first)
-    old = driver(fit, store)
-    assert gate.reached.wait(PATIENCE)
+    monkeypatch.setattr(chunks, "write_region", block_first_write)
+    old = start_driver(fit_run, store)
+    assert gate.reached.wait(TEST_TIMEOUT_SECONDS)
     done = CliRunner().invoke(main, ["resume", str(store), "--take-over", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["depth"] == 2
-    before = commit_bytes(store)
+    before = read_commits(store)
     gate.opened.set()
     with pytest.raises(StoreError, match=f"taken over by process {os.getpid()}"):
-        old.result(PATIENCE)
-    assert commit_bytes(store) == before
-    assert_same_bits(model(store), undisturbed)
+        old.result(TEST_TIMEOUT_SECONDS)
+    assert read_commits(store) == before
+    assert_same_bits(model(store), expected_model)
     assert verify_run(store) == []
 
 
-# giving it back ---------------------------------------------------------------------------------
+# releasing --------------------------------------------------------------------------------------
 
 
-class Broken(BaseException):
-    """What ends a run in these tests."""
+class AbortRun(BaseException):
+    """Ends a run in these tests."""
 
 
-@pytest.mark.parametrize("error", [None, Broken(), KeyboardInterrupt()])
-def test_the_claim_is_given_back_however_a_run_ends(
+@pytest.mark.parametrize("error", [None, AbortRun(), KeyboardInterrupt()])
+def test_claim_is_released_when_run_ends(
     client: Client, tmp_path: Path, error: BaseException | None
 ) -> None:
-    """At its end, after an error and after Ctrl-C: the same process, which lives, may go on."""
+    """At its end, after an error and after Ctrl-C, the same process may resume the run."""
     store = tmp_path / "run"
 
     def stop(event: Event) -> None:
@@ -439,109 +439,109 @@ def test_the_claim_is_given_back_however_a_run_ends(
             raise error
 
     if error is None:
-        fit(store)
+        fit_run(store)
     else:
         with pytest.raises(type(error)):
-            fit(store, listeners=[stop])
-    (record,) = claims(str(store))
+            fit_run(store, listeners=[stop])
+    (record,) = read_claims(str(store))
     assert record["released"]
     assert not [thread for thread in threading.enumerate() if thread.name == "rescnet-claim"]
     assert ResCNetClassifier.resume(store).depth_ == 2
-    assert claims(str(store))[0]["released"]
+    assert read_claims(str(store))[0]["released"]
 
 
-def test_a_claim_is_given_back_where_there_is_no_room_to_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a full disk, which is what ended the run: removing takes no room."""
+def test_claim_is_released_on_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is removed, which needs no space."""
     location = Location.of(tmp_path / "run")
 
-    def full(self: Location, record: Any) -> None:
+    def fail_on_full_disk(self: Location, record: Any) -> None:
         raise StoreError(f"{self.url} cannot be written: no space left on device")
 
-    with Claim.take(location).kept():
-        monkeypatch.setattr(Location, "write_json", full)
+    with Claim.take(location).hold():
+        monkeypatch.setattr(Location, "write_json", fail_on_full_disk)
     monkeypatch.undo()
-    Claim.take(location)  # this process lives, and would be refused if its claim were there
+    Claim.take(location)  # It would fail if the claim of this running process were left.
 
 
 # new runs ---------------------------------------------------------------------------------------
 
 
-def late_images() -> Any:
-    """The second half of the images, once the gate is open."""
+def wait_for_images() -> Any:
+    """Return the second half of the images, once the gate is open."""
     GATE.wait()
     return X[30:]
 
 
-def held_up() -> da.Array:
-    """The images as a lazy array whose second chunk waits at the gate."""
-    late = da.from_delayed(delayed(late_images)(), (30, *X.shape[1:]), X.dtype)
+def make_blocked_images() -> da.Array:
+    """Return the images as a lazy array whose second chunk waits at the gate."""
+    late = da.from_delayed(delayed(wait_for_images)(), (30, *X.shape[1:]), X.dtype)
     return da.concatenate([da.from_array(X[:30], chunks=(30, *X.shape[1:])), late])
 
 
-def test_a_run_that_is_just_being_begun_is_left_alone(
-    client: Client, gate: Gate, driver: Callable[..., Future[Any]], tmp_path: Path
+def test_run_being_created_is_protected(
+    client: Client, gate: Gate, start_driver: Callable[..., Future[Any]], tmp_path: Path
 ) -> None:
-    """While its data are copied it can be neither begun, resumed, nor taken for a broken one."""
+    """While its data are copied it cannot be created or resumed by another driver."""
     store = tmp_path / "run"
-    first = driver(fit, store, held_up())
-    assert gate.reached.wait(PATIENCE)
+    first = start_driver(fit_run, store, make_blocked_images())
+    assert gate.reached.wait(TEST_TIMEOUT_SECONDS)
     train = ["train", "digits", "--store", str(store), "--max-layers", "1"]
-    for refuse in (
-        lambda: fit(store),
+    for attempt in (
+        lambda: fit_run(store),
         lambda: ResCNetClassifier.resume(store),
         lambda: begin_run(store, SPEC, RUN, training_set(X, Y), client),
     ):
         with pytest.raises(StoreError, match=f"is being written by process {os.getpid()}"):
-            refuse()
-    refused = CliRunner().invoke(main, train)
-    assert refused.exit_code == 2
-    assert f"is being written by process {os.getpid()}" in refused.output
+            attempt()
+    result = CliRunner().invoke(main, train)
+    assert result.exit_code == 2
+    assert f"is being written by process {os.getpid()}" in result.output
     gate.opened.set()
-    assert first.result(PATIENCE).depth_ == 2
+    assert first.result(TEST_TIMEOUT_SECONDS).depth_ == 2
     assert verify_run(store) == []
 
 
-def test_of_many_drivers_that_begin_at_the_same_place_one_does(
+def test_one_of_many_drivers_creates_run(
     client: Client,
-    driver: Callable[..., Future[Any]],
+    start_driver: Callable[..., Future[Any]],
     tmp_path: Path,
-    undisturbed: dict[str, np.ndarray[Any, Any]],
+    expected_model: dict[str, np.ndarray[Any, Any]],
 ) -> None:
-    """The others are refused, and neither write there nor clear it away."""
+    """The others fail, and neither write there nor remove anything."""
     store, start = tmp_path / "run", threading.Barrier(4)
 
     def begin() -> Any:
         start.wait()
         try:
-            return fit(store)
+            return fit_run(store)
         except StoreError as error:
             return error
 
-    outcomes = [future.result(PATIENCE) for future in [driver(begin) for _ in range(4)]]
+    outcomes = [
+        future.result(TEST_TIMEOUT_SECONDS) for future in [start_driver(begin) for _ in range(4)]
+    ]
     assert sorted(type(found).__name__ for found in outcomes) == [
         "ResCNetClassifier",
         *["StoreError"] * 3,
     ]
-    assert_same_bits(model(store), undisturbed)
+    assert_same_bits(model(store), expected_model)
     assert verify_run(store) == []
 
 
-def test_a_run_that_ended_since_the_look_is_not_begun_again(
+def test_run_finished_after_check_is_kept(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another driver's whole run between the look at a place and the claim on it is kept."""
+    """Another driver's whole run between the check of a location and its claim is kept."""
     store = tmp_path / "run"
     check_run = lifecycle.check_run
 
-    def look_and_be_slow(*arguments: Any) -> None:
+    def check_and_let_other_run(*arguments: Any) -> None:
         check_run(*arguments)
         monkeypatch.undo()
-        fit(store)
+        fit_run(store)
 
-    monkeypatch.setattr(lifecycle, "check_run", look_and_be_slow)
-    with pytest.raises(StoreError, match="already holds another run: choose another URL"):
-        fit(store)
+    monkeypatch.setattr(lifecycle, "check_run", check_and_let_other_run)
+    with pytest.raises(StoreError, match=r"already holds another run\. Choose another URL"):
+        fit_run(store)
     assert RunStore.open(store).result()["depth"] == 2
     assert verify_run(store) == []

@@ -1,4 +1,4 @@
-"""Runs on a real S3 server: the same bits as on disk, and clear errors where it does not answer."""
+"""Runs on a real S3 server: the same bits as on disk, and errors if it cannot be reached."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SPEC = NetworkSpec.preset("digits").replace(
 RUN = RunSpec(chunk_images=40, accumulators=2, solve_threads=1, validation=0.2)
 
 
-def test_a_run_on_s3_has_the_same_bits_as_on_disk(s3: None, client: Client, tmp_path: Path) -> None:
-    """Train, check, resume, save and load; and the secret is nowhere in the store."""
+def test_run_on_s3_equals_run_on_disk(s3: None, client: Client, tmp_path: Path) -> None:
+    """Train, check, resume, save and load; the secret is nowhere in the store."""
     on_disk = ResCNetClassifier(SPEC, store=tmp_path / "run", run=RUN).fit(X, Y)
     on_s3 = ResCNetClassifier(SPEC, store="s3://runs/same", run=RUN).fit(X, Y)
     np.testing.assert_array_equal(on_s3.decision_function(X), on_disk.decision_function(X))
@@ -43,7 +43,7 @@ def test_a_run_on_s3_has_the_same_bits_as_on_disk(s3: None, client: Client, tmp_
 
 @pytest.mark.slow
 def test_worker_processes_read_data_from_s3(s3: None) -> None:
-    """Images at an S3 URL are referred to, and read where the workers are."""
+    """A run refers to images at an S3 URL, which the workers read."""
     group = zarr.open_group("s3://runs/data.zarr", mode="w")
     group.create_array("images", data=X, chunks=(50, 14, 14, 1))
     group.create_array("labels", data=Y, chunks=(50,))
@@ -64,17 +64,17 @@ def test_worker_processes_read_data_from_s3(s3: None) -> None:
     ("change", "value"),
     [
         ("AWS_SECRET_ACCESS_KEY", "a-wrong-secret"),
-        pytest.param(  # s3fs tries again for a minute
+        pytest.param(  # s3fs retries for a minute
             "AWS_ENDPOINT_URL", "http://127.0.0.1:1", marks=pytest.mark.slow
         ),
     ],
 )
-def test_a_closed_door_is_named_and_the_secret_is_not(
+def test_unreachable_store(
     s3: None, monkeypatch: pytest.MonkeyPatch, change: str, value: str
 ) -> None:
-    """A wrong secret, a server that does not answer: before any cluster starts."""
+    """With a wrong secret or a wrong endpoint, the error has the URL and not the secret."""
     monkeypatch.setenv(change, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # it keeps credentials
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # which has credentials
     for action in (
         lambda: ResCNetClassifier(SPEC, store="s3://runs/closed", run=RUN).fit(X, Y),
         lambda: load("s3://runs/closed"),

@@ -1,4 +1,4 @@
-"""The run store: one contract that every kind of place must keep, and no pickle anywhere."""
+"""The run store: one contract for every kind of location, without pickles."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from rescnet_dist.store import (
     write_region,
 )
 
-SMALL = NetworkSpec(filters=4, block=5, stride=2, residual="regress", max_layers=2)
+SMALL_NETWORK = NetworkSpec(filters=4, block=5, stride=2, residual="regress", max_layers=2)
 
 
 @pytest.fixture(params=["local", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL that holds nothing yet, of each kind of place."""
+    """A URL of each kind of store, at which nothing is stored yet."""
     if request.param == "local":
-        yield str(tmp_path / "place")
+        yield str(tmp_path / "store")
     else:
-        name = f"memory://{uuid.uuid4().hex}/place"
+        name = f"memory://{uuid.uuid4().hex}/store"
         yield name
         Location(name).remove()
 
 
-def contents(url: str) -> dict[str, bytes]:
-    """All files under a URL, by their path."""
+def read_files(url: str) -> dict[str, bytes]:
+    """Return all files under a URL, by their path."""
     fs, path = fsspec.url_to_fs(url)
     return {name: fs.cat_file(name) for name in fs.find(path)}
 
 
-# the place --------------------------------------------------------------------------------------
+# locations --------------------------------------------------------------------------------------
 
 
-def test_a_place_exists_once_something_is_in_it(url: str) -> None:
+def test_location_exists_if_not_empty(url: str) -> None:
     """Not before, and not after its removal; removing nothing is no error."""
     location = Location.of(url)
     assert not location.exists()
@@ -66,19 +66,19 @@ def test_a_place_exists_once_something_is_in_it(url: str) -> None:
     (location / "a.json").write_json([2])
     assert location.exists()
     assert location.names() == ["a.json", "b.json"]
-    assert location.size() == sum(len(data) for data in contents(url).values()) > 0
+    assert location.size() == sum(len(data) for data in read_files(url).values()) > 0
     location.remove()
     assert not location.exists()
 
 
-def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
-    """So that a run can be made in a folder that was made for it."""
+def test_empty_folder_does_not_exist(tmp_path: Path) -> None:
+    """So that a run can be created in a folder that was made for it."""
     assert not Location.of(tmp_path).exists()
     RunStore.create(tmp_path, {})
     assert Location.of(tmp_path).exists()
 
 
-def test_a_local_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers in other folders find it; a trailing slash and file:// make no difference."""
     monkeypatch.chdir(tmp_path)
     expected = str(tmp_path / "run")
@@ -90,17 +90,17 @@ def test_a_local_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Monke
 # JSON records -----------------------------------------------------------------------------------
 
 
-def test_json_records_round_trip_and_can_be_replaced(url: str) -> None:
-    """A missing record is None; a record is one file and nothing else is left beside it."""
+def test_json_records_round_trip(url: str) -> None:
+    """A missing record is None; a record can be replaced, and is a single file."""
     location = Location.of(url) / "deep/er/record.json"
     assert location.read_json() is None
     for record in ({"a": [1, 2.5, None, "é"]}, {"b": True}, []):
         location.write_json(record)
         assert location.read_json() == record
-    assert len(contents(url)) == 1
+    assert len(read_files(url)) == 1
 
 
-def test_a_reader_sees_a_whole_record_or_none(url: str) -> None:
+def test_json_records_are_written_atomically(url: str) -> None:
     """While one thread replaces a long record by another, a second reads either."""
     location = Location.of(url) / "record.json"
     records = [{"values": [value] * 20_000} for value in (1, 2)]
@@ -122,25 +122,23 @@ def test_a_reader_sees_a_whole_record_or_none(url: str) -> None:
         writer.join()
 
 
-def test_a_write_that_fails_leaves_the_old_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is read is never half of a record, even when the disk fills up."""
+def test_failed_write_leaves_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partial record is never read, even if the disk is full."""
     location = Location.of(tmp_path) / "record.json"
     location.write_json({"old": 1})
 
-    def no_space(self: Any, path: str, value: bytes, *args: Any, **kwargs: Any) -> None:
+    def fail_halfway(self: Any, path: str, value: bytes, *args: Any, **kwargs: Any) -> None:
         Path(path).write_bytes(value[: len(value) // 2])
         raise OSError("no space left")
 
-    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", no_space)
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", fail_halfway)
     with pytest.raises(StoreError, match="cannot be written: no space"):
         location.write_json({"new": 2})
     assert location.read_json() == {"old": 1}
 
 
-def test_a_damaged_record_is_named(url: str) -> None:
-    """The error says which file to look at."""
+def test_error_names_damaged_record(url: str) -> None:
+    """The error has the path of the file."""
     run = RunStore.create(url, {})
     run.commit(0, {"checksums": {}, "counts": []})
     fs, path = fsspec.url_to_fs(f"{url}/commits/0000.json")
@@ -152,32 +150,32 @@ def test_a_damaged_record_is_named(url: str) -> None:
 # creating and opening ---------------------------------------------------------------------------
 
 
-def test_a_new_run_opens_again_with_its_attributes(url: str) -> None:
+def test_attributes_of_new_run(url: str) -> None:
     """As it was created, and as it was changed."""
     run = RunStore.create(url, {"a": [1, 2], "b": "x"})
     run.update_attributes(b="y")
-    again = RunStore.open(url)
-    assert again == run
+    opened = RunStore.open(url)
+    assert opened == run
     expected = {"format": RUN_FORMAT, "format_version": FORMAT_VERSION, "a": [1, 2], "b": "y"}
-    assert again.attributes() == expected
+    assert opened.attributes() == expected
 
 
-def test_a_place_with_another_run_is_refused(url: str) -> None:
-    """The remedy is named, and the run is left alone."""
+def test_create_over_another_run(url: str) -> None:
+    """The error names a remedy, and the run is not changed."""
     RunStore.create(url, {"a": 1})
-    before = contents(url)
+    before = read_files(url)
     with pytest.raises(StoreError, match=r"already holds another run.*resume") as caught:
         RunStore.create(url, {"a": 2})
     assert url in str(caught.value)
-    assert contents(url) == before
+    assert read_files(url) == before
 
 
-@pytest.mark.parametrize("what", ["text", "array", "group", "network", "damaged group", "file"])
-def test_a_place_with_something_else_is_refused(url: str, what: str) -> None:
-    """Whatever it is: it is not overwritten, and it is not a run to open."""
+@pytest.mark.parametrize("kind", ["text", "array", "group", "network", "damaged group", "file"])
+def test_create_or_open_something_else(url: str, kind: str) -> None:
+    """It is not overwritten, and cannot be opened as a run."""
     location = Location.of(url)
     fs, path = fsspec.url_to_fs(url)
-    match what:
+    match kind:
         case "text":
             fs.makedirs(path, exist_ok=True)
             fs.pipe_file(f"{path}/thesis.txt", b"years of work")
@@ -192,27 +190,27 @@ def test_a_place_with_something_else_is_refused(url: str, what: str) -> None:
             fs.pipe_file(f"{path}/zarr.json", b"not json")
         case "file":
             fs.pipe_file(path, b"years of work")
-    before = contents(url)
+    before = read_files(url)
     with pytest.raises(StoreError, match="already holds something that is not a run") as caught:
         RunStore.create(url, {})
     assert url in str(caught.value)
-    with pytest.raises(StoreError, match=r"check the URL|damaged") as caught:
+    with pytest.raises(StoreError, match=r"Check the URL|damaged") as caught:
         RunStore.open(url)
     assert url in str(caught.value)
-    assert contents(url) == before
+    assert read_files(url) == before
 
 
-def test_a_missing_run_is_named(url: str) -> None:
-    """And nothing is made by looking for it."""
-    with pytest.raises(StoreError, match="check the URL") as caught:
+def test_open_missing_run(url: str) -> None:
+    """The error has the URL, and nothing is created."""
+    with pytest.raises(StoreError, match="Check the URL") as caught:
         RunStore.open(url)
     assert url in str(caught.value)
     assert not Location.of(url).exists()
 
 
 @pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None, "2"])
-def test_a_run_of_a_newer_release_is_refused(url: str, version: Any) -> None:
-    """The message names both versions and says to upgrade."""
+def test_open_run_of_newer_release(url: str, version: Any) -> None:
+    """The error has both versions and says to upgrade."""
     run = RunStore.create(url, {})
     run.update_attributes(format_version=version)
     message = f"format version {version}.*up to {FORMAT_VERSION}.*newer release"
@@ -225,7 +223,7 @@ def test_a_run_of_a_newer_release_is_refused(url: str, version: Any) -> None:
 # arrays -----------------------------------------------------------------------------------------
 
 
-def test_whole_chunks_can_be_written_and_parts_cannot(url: str) -> None:
+def test_only_whole_chunks_can_be_written(url: str) -> None:
     """Two tasks that wrote parts of one chunk would corrupt it silently."""
     run = RunStore.create(url, {})
     run.create_labels(10, 4)
@@ -234,7 +232,7 @@ def test_whole_chunks_can_be_written_and_parts_cannot(url: str) -> None:
     for start, stop in ((0, 4), (4, 8), (8, 10), (0, 8), (4, 10)):
         write_region(labels, start, np.arange(start, stop))
     for start, stop in ((0, 3), (1, 4), (2, 6), (4, 9), (9, 10)):
-        with pytest.raises(StoreError, match=f"rows {start} to {stop} .* chunks of 4 rows"):
+        with pytest.raises(StoreError, match=f"Rows {start} to {stop} .* chunks of 4 rows"):
             write_region(labels, start, np.full(stop - start, -1))
     np.testing.assert_array_equal(run.data_array("labels")[...], np.arange(10))
     run.create_images((10, 2, 2, 1), "uint8", 4)
@@ -243,8 +241,8 @@ def test_whole_chunks_can_be_written_and_parts_cannot(url: str) -> None:
     assert first == 0
 
 
-def test_a_layer_made_again_starts_empty(url: str) -> None:
-    """What an interrupted pass had written is not taken for what the next one writes."""
+def test_recreated_layer_is_empty(url: str) -> None:
+    """What an interrupted pass has written is not taken for the output of the next one."""
     run = RunStore.create(url, {})
     for fill in (7, 0):
         run.create_layer(1, (4, 2, 2, 3), (4, 5), 2)
@@ -254,14 +252,14 @@ def test_a_layer_made_again_starts_empty(url: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [(), (3,), (1, 2), (2, 9)])
-def test_removing_maps_keeps_the_layers_named(url: str, keep: tuple[int, ...]) -> None:
-    """Their maps and scores, bit for bit; the others are gone, and fitted layers stay."""
+def test_remove_maps_except_given_layers(url: str, keep: tuple[int, ...]) -> None:
+    """Their maps and scores are unchanged; the others are removed, and fitted layers stay."""
     run = RunStore.create(url, {})
     for layer in (1, 2, 3):
         run.create_layer(layer, (4, 2, 2, 3), (4, 5), 2)
         write_region(run.maps(layer, write=True), 0, np.full((4, 2, 2, 3), layer, np.float32))
         write_region(run.scores(layer, write=True), 0, np.full((4, 5), layer, np.float32))
-        write_layer(run.location, layer, a_layer(layer))
+        write_layer(run.location, layer, make_layer(layer))
     run.remove_maps_except(*keep)
     for layer in (1, 2, 3):
         if layer in keep:
@@ -274,8 +272,8 @@ def test_removing_maps_keeps_the_layers_named(url: str, keep: tuple[int, ...]) -
         assert read_layer(run.location, layer).classifier.rate == layer
 
 
-def test_removing_maps_leaves_groups_that_xarray_opens(url: str) -> None:
-    """The groups of maps and scores hold their metadata beside the layers."""
+def test_xarray_opens_groups_after_removal(url: str) -> None:
+    """The groups of maps and scores have their metadata next to the layers."""
     run = RunStore.create(url, {})
     for layer in (1, 2):
         run.create_layer(layer, (4, 2, 2, 3), (4, 5), 2)
@@ -285,16 +283,16 @@ def test_removing_maps_leaves_groups_that_xarray_opens(url: str) -> None:
             assert set(dataset) == {"0002"}
 
 
-def test_removing_maps_of_a_run_without_any_is_no_error(url: str) -> None:
-    """As when the first pass has not begun."""
+def test_remove_maps_of_run_without_maps(url: str) -> None:
+    """As before the first pass."""
     RunStore.create(url, {}).remove_maps_except(1)
 
 
 # commits ----------------------------------------------------------------------------------------
 
 
-def test_commits_count_up_to_the_first_gap(url: str) -> None:
-    """What lies behind a missing step does not count, nor does anything else in the folder."""
+def test_commits_end_at_first_gap(url: str) -> None:
+    """Steps after a missing one are not committed; other files are ignored."""
     run = RunStore.create(url, {})
     assert run.commits() == []
     for step in (0, 1, 2, 4, 5):
@@ -306,15 +304,15 @@ def test_commits_count_up_to_the_first_gap(url: str) -> None:
     assert [record["step"] for record in run.commits()] == [0, 1, 2, 3, 4, 5]
 
 
-def test_without_the_first_step_nothing_is_committed(url: str) -> None:
-    """The layers of a run whose survey is missing cannot be used."""
+def test_no_commits_without_first_step(url: str) -> None:
+    """The layers of a run without its survey cannot be used."""
     run = RunStore.create(url, {})
     run.commit(1, {"checksums": {}})
     assert run.commits() == []
 
 
-def test_the_result_is_none_until_it_is_written(url: str) -> None:
-    """And is replaced by a later one."""
+def test_result_of_run(url: str) -> None:
+    """It is None until it is written, and can be replaced."""
     run = RunStore.create(url, {})
     assert run.result() is None
     for depth in (1, 2):
@@ -325,44 +323,47 @@ def test_the_result_is_none_until_it_is_written(url: str) -> None:
 # layers -----------------------------------------------------------------------------------------
 
 
-def a_layer(rate: float = 0.1) -> Layer:
-    """A layer of arbitrary numbers, among them those that a text form would lose."""
+def make_layer(rate: float = 0.1) -> Layer:
+    """Return a layer of arbitrary numbers, some of which a text form would lose."""
     rng = np.random.default_rng(7)
     weights = rng.normal(size=(2, 3, 6)).astype(np.float32)
     weights[0, 0, :3] = [np.nextafter(np.float32(1), np.float32(2)), 1e-45, -0.0]
     return Layer(
         Bank(rng.normal(size=4), rng.normal(size=4), rng.normal(size=(3, 3, 4, 5)), np.zeros(5)),
         Classifier(
-            weights, rng.normal(size=(2, 3)), np.array([[True, False, True]] * 2),
-            np.array([0.25, 0.75]), rate,
+            weights,
+            rng.normal(size=(2, 3)),
+            np.array([[True, False, True]] * 2),
+            np.array([0.25, 0.75]),
+            rate,
         ),
-    )  # fmt: skip
+    )
 
 
 def assert_same_bits(got: Any, expected: Any) -> None:
-    """The fields of two frozen dataclasses have equal dtypes, shapes and bytes."""
+    """Assert that the fields of two dataclasses have equal dtypes, shapes and bytes."""
     for name in type(expected).__dataclass_fields__:
         left, right = np.asarray(getattr(got, name)), np.asarray(getattr(expected, name))
         assert (left.dtype, left.shape) == (right.dtype, right.shape), name
         assert left.tobytes() == right.tobytes(), name
 
 
-def test_layers_round_trip_bit_for_bit(url: str) -> None:
-    """Filters, weights, normalization; over an older layer of the same number, too."""
+def test_layers_round_trip(url: str) -> None:
+    """Filters, weights and normalization, bit for bit; also over an older layer."""
     location = Location.of(url)
-    layer = a_layer(1 / 3)
+    layer = make_layer(1 / 3)
     scale = ImageScale(np.array([0.1, -3.0]), np.array([1 / 255, 0.0]))
-    write_layer(location, 1, a_layer(9.0))
+    write_layer(location, 1, make_layer(9.0))
     write_layer(location, 1, layer)
     write_image_scale(location, scale)
-    again = read_layer(location, 1)
-    assert_same_bits(again.bank, layer.bank)
-    assert_same_bits(again.classifier, layer.classifier)
+    restored = read_layer(location, 1)
+    assert_same_bits(restored.bank, layer.bank)
+    assert_same_bits(restored.classifier, layer.classifier)
     assert_same_bits(read_image_scale(location), scale)
 
 
-def test_a_layer_that_is_not_there_is_named(url: str) -> None:
-    """By its path and the URL."""
+def test_read_missing_layer(url: str) -> None:
+    """The error has its path and the URL."""
     RunStore.create(url, {})
     with pytest.raises(StoreError, match=r" at .*layers/0005") as caught:
         read_layer(Location.of(url), 5)
@@ -373,16 +374,16 @@ def test_a_layer_that_is_not_there_is_named(url: str) -> None:
 
 
 @pytest.fixture
-def trained(url: str, client: Client) -> ResCNetClassifier:
-    """A small run that kept all its maps."""
+def fitted(url: str, client: Client) -> ResCNetClassifier:
+    """A small run that keeps all its maps."""
     images, labels = load_digits()
     run = RunSpec(chunk_images=40, keep_maps="all", validation=0.2)
     names = np.array([f"digit {label}" for label in labels[:100]])
-    return ResCNetClassifier(SMALL, store=url, run=run).fit(images[:100, ::2, ::2], names)
+    return ResCNetClassifier(SMALL_NETWORK, store=url, run=run).fit(images[:100, ::2, ::2], names)
 
 
-def test_a_run_opens_with_plain_xarray(trained: ResCNetClassifier, url: str) -> None:
-    """Every group, with names for all dimensions and the values that the package reads."""
+def test_xarray_opens_run(fitted: ResCNetClassifier, url: str) -> None:
+    """Every group, with names of all dimensions and the values that the package reads."""
     expected = {
         "data": {"images": ("image", "y", "x", "channel"), "labels": ("image",)},
         "maps": {"0001": ("image", "y", "x", "filter"), "0002": ("image", "y", "x", "filter")},
@@ -402,17 +403,17 @@ def test_a_run_opens_with_plain_xarray(trained: ResCNetClassifier, url: str) -> 
             assert {name: dataset[name].dims for name in variables} == variables
             assert dataset.sizes.get("image", 100) == 100
     with xr.open_zarr(url, group="layers/0001", consolidated=False) as dataset:
-        weights = trained.network_.layers[0].classifier.weights
+        weights = fitted.network_.layers[0].classifier.weights
         np.testing.assert_array_equal(dataset["weights"].values, weights)
     with xr.open_zarr(url, group="data", consolidated=False) as dataset:
         assert 0 < int((~dataset["train"]).sum()) < 40
 
 
-def test_nothing_stored_is_a_pickle(trained: ResCNetClassifier, url: str) -> None:
-    """In a run and in a saved network: no such name, and no file begins as a pickle does."""
+def test_no_pickles_are_stored(fitted: ResCNetClassifier, url: str) -> None:
+    """In a run and in a saved network, by name and by content."""
     saved = f"{url}-network"
-    trained.save(saved)
-    files = contents(url) | contents(saved)
+    fitted.save(saved)
+    files = read_files(url) | read_files(saved)
     assert len(files) > 50
     for name, data in files.items():
         assert not name.endswith((".pkl", ".pickle", ".joblib", ".npy", ".npz")), name

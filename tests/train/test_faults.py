@@ -230,7 +230,7 @@ def test_errors_that_pass_are_waited_out_ever_more_slowly(clock: Clock, error: E
     assert with_retries(action, "writing") == "done"
     assert action.tries == 11
     for number, wait in enumerate(clock.waits):
-        most = min(retry.FIRST_WAIT * 2**number, retry.LONGEST_WAIT)
+        most = min(retry.FIRST_RETRY_WAIT_SECONDS * 2**number, retry.MAX_RETRY_WAIT_SECONDS)
         assert most / 2 <= wait <= most
     assert len(set(clock.waits)) == 10, "many workers must not come back at the same moment"
 
@@ -239,26 +239,26 @@ def test_patience_has_an_end(clock: Clock) -> None:
     """After about as long as was said, with an error that says for how long and what to do."""
     action = Failing(*[ConnectionResetError("gone")] * 1000)
     with pytest.raises(StoreError, match=r"^maps/0001 of s3://runs/x has failed for (\d+) s: gone"):
-        with_retries(action, "maps/0001 of s3://runs/x", patience=50)
+        with_retries(action, "maps/0001 of s3://runs/x", timeout=50)
     assert 35 <= clock.now <= 50
     assert action.tries == len(clock.waits) + 1 > 5
     action = Failing(*[ConnectionResetError("gone")] * 1000)
-    with pytest.raises(StoreError, match="check the store, then resume"):
+    with pytest.raises(StoreError, match="Check the store, then resume the run"):
         with_retries(action, "maps/0001")
     assert action.tries < 40
 
 
 LASTING: dict[str, tuple[Exception, type[Exception], str]] = {
-    "missing": (FileNotFoundError("no such"), StoreError, "maps failed: no such; check the URL"),
-    "forbidden": (PermissionError("403"), StoreError, "maps failed: 403; .* your rights"),
+    "missing": (FileNotFoundError("no such"), StoreError, "maps failed: no such. Check the URL"),
+    "forbidden": (PermissionError("403"), StoreError, "maps failed: 403. .* your permissions"),
     "a folder": (IsADirectoryError("a folder"), StoreError, "maps failed: a folder"),
     "full": (
         OSError(errno.ENOSPC, "No space left on device"),
         StoreError,
-        "maps cannot be written: .*No space left on device; make room, then resume the run",
+        "maps cannot be written: .*No space left on device. Free some space, then resume the run",
     ),
-    "quota": (OSError(errno.EDQUOT, "Quota exceeded"), StoreError, "make room, then resume"),
-    "read-only": (OSError(errno.EROFS, "Read-only"), StoreError, "Read-only; .*your rights"),
+    "quota": (OSError(errno.EDQUOT, "Quota exceeded"), StoreError, "Free some space, then resume"),
+    "read-only": (OSError(errno.EROFS, "Read-only"), StoreError, "Read-only. .*your permissions"),
     "said already": (StoreError("as it is"), StoreError, "^as it is$"),
     "said already, data": (DataError("as it is"), DataError, "^as it is$"),
     "a mistake in the code": (KeyError("x"), KeyError, "^'x'$"),
@@ -289,7 +289,7 @@ def test_a_store_that_fails_in_passing_changes_no_bit(
         write(array, start, values)
 
     monkeypatch.setattr(chunks, "write_region", failing)
-    monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(retry, "FIRST_RETRY_WAIT_SECONDS", 0.01)
     events: list[Event] = []
     fit(tmp_path / "run", listeners=[events.append])
     assert next(calls) > 50
@@ -377,7 +377,7 @@ def image_with_nan(folder: Path) -> str:
         (
             lambda folder: {"images": image_with_nan(folder)},
             DataError,
-            "image 47 of X has the pixel value nan",
+            "Image 47 of X has the pixel value nan",
         ),
         (
             lambda folder: {"spec": SPEC.replace(ridge=0.0, block=5, stride=1)},
@@ -387,7 +387,7 @@ def image_with_nan(folder: Path) -> str:
         (
             lambda folder: {"listeners": [lose_labels(folder / "run")]},
             StoreError,
-            "there is no Zarr array at .*data/labels: check the URL",
+            "There is no Zarr array at .*data/labels.*Check the URL",
         ),
     ],
     ids=["data", "singular", "store"],
@@ -680,7 +680,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
     events: list[Event] = []
     with pytest.raises(StoreError) as caught:
         fit(store, run=RUN.replace(keep_maps="all"), listeners=[events.append])
-    for words in ("cannot be written", "No space left on device", "make room, then resume"):
+    for words in ("cannot be written", "No space left on device", "Free some space, then resume"):
         assert words in str(caught.value)
     assert reasons(events) == []
     commits = len(RunStore.open(store).commits())
@@ -698,7 +698,7 @@ def test_a_disk_too_small_for_the_data_leaves_nothing_behind(
 ) -> None:
     """The same command does once there is room."""
     store = small_disk("48k") / "run"
-    with pytest.raises(StoreError, match=r"No space left on device.*make room"):
+    with pytest.raises(StoreError, match=r"No space left on device.*Free some space"):
         fit(store)
     assert not store.exists()
     small_disk("20m")

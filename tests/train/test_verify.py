@@ -95,7 +95,7 @@ def test_damaged_data_are_named_and_refused(
     damage(run / CHUNKS[name])
     (problem,) = verify_run(run)
     assert f"{name}, chunk 1" in problem
-    with pytest.raises(StoreError, match=f"rows {ROWS[name]} of {name} are missing or altered"):
+    with pytest.raises(StoreError, match=f"Rows {ROWS[name]} of {name} are missing or altered"):
         ResCNetClassifier.resume(run, max_layers=3)
     assert len(list((run / "commits").iterdir())) == 3  # nothing was committed on top
 

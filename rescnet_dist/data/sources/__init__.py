@@ -1,17 +1,23 @@
-"""Where images come from: folders, IDX, CIFAR, NumPy, Parquet and WebDataset files, at any URL."""
+"""Sources of images: folders, IDX, CIFAR, NumPy, Parquet and WebDataset files, at any URL."""
 
-from rescnet_dist.data.sources.decode import Block, Wanted, decode, first_image, image_of
+from rescnet_dist.data.sources.decode import (
+    DecodedBlock,
+    DecodeOptions,
+    decode,
+    decode_image,
+    infer_image_format,
+)
 from rescnet_dist.data.sources.find import find_source
 from rescnet_dist.data.sources.source import Reader, Samples, Source
 
 __all__ = [
-    "Block",
+    "DecodeOptions",
+    "DecodedBlock",
     "Reader",
     "Samples",
     "Source",
-    "Wanted",
     "decode",
+    "decode_image",
     "find_source",
-    "first_image",
-    "image_of",
+    "infer_image_format",
 ]

@@ -1,4 +1,4 @@
-"""Arrays in files: the bytes of rows, wherever in the file they begin; IDX and NumPy's formats."""
+"""Arrays in IDX, .npy and .npz files, read row by row where they are not compressed."""
 
 from __future__ import annotations
 
@@ -14,37 +14,45 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
-from rescnet_dist.data.sources.files import LARGEST, SAID, File, brief, reading
+from rescnet_dist.data.sources.files import (
+    MAX_ERROR_CHARACTERS,
+    MAX_FILE_BYTES,
+    File,
+    summarize_error,
+    translate_read_errors,
+)
 from rescnet_dist.data.sources.source import (
     Array,
-    NumberedReader,
+    NumberedNames,
     Reader,
     Samples,
     Source,
     check_counts,
-    coded,
-    in_order,
-    split_of_file,
+    encode_labels,
+    infer_split,
+    sort_splits,
 )
 from rescnet_dist.errors import DataError
 
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-HEADERS = {
+HEADER_READERS = {  # by version of the .npy format
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-HEADER = 2**16  # bytes in which a header ends
-MOST_HELD = 2**24  # images or labels of which the file is held in memory
-MOST_NAMES = 2**16  # classes of labels that are strings
-NAME_BYTES = 2**27  # of labels that are strings, as many as of the most numbers
-MOST_CHANNELS = 4  # of images that have 1 or 3 rows, as those do whose channels come first
-NUMBERS, STRINGS = "buif", "SU"  # kinds of types
+HEADER_BYTES = 2**16  # read to get a header
+MAX_COMPRESSED_ROWS = 2**24  # images or labels of a file that is held in memory
+MAX_CLASS_NAMES = 2**16  # of labels that are strings
+MAX_LABEL_TEXT_BYTES = 2**27  # of labels that are strings, as many as of the most integers
+MAX_CHANNELS_LAST = 4  # more, with 1 or 3 rows, look like an array with channels first
+NUMBER_KINDS, STRING_KINDS = "buif", "SU"  # of dtypes
 
 
 @dataclass(frozen=True, slots=True)
 class FileArray:
-    """An array (n, …) in C order, that begins at `offset` of a file, or of `data` in its place; its
-    name, where there may be several in the file."""
+    """An array (n, …) in C order, at `offset` of a file, or of `data` if that is given.
+
+    `name` is the name of the array, if the file may have several.
+    """
 
     file: File
     offset: int
@@ -54,47 +62,51 @@ class FileArray:
     name: str = ""
 
     def __str__(self) -> str:
-        return _told(self.file, self.name)
+        return _describe_array(self.file, self.name)
 
     def __post_init__(self) -> None:
         needed = self.offset + math.prod(self.shape) * self.dtype.itemsize
-        there = self.file.length if self.data is None else len(self.data)
-        if needed > there:
+        available = self.file.length if self.data is None else len(self.data)
+        if needed > available:
             raise DataError(
-                f"{self} is cut short: with shape {self.shape} and type {self.dtype} it takes "
-                f"{needed:,} bytes, and {there:,} are there"
+                f"{self} is truncated. With shape {self.shape} and type {self.dtype} it takes "
+                f"{needed:,} bytes, and it has {available:,}."
             )
-        is_held = self.data is not None or self.file.is_gzipped
-        if is_held and self.shape[0] > MOST_HELD:
+        is_in_memory = self.data is not None or self.file.is_gzipped
+        if is_in_memory and self.shape[0] > MAX_COMPRESSED_ROWS:
             raise DataError(
-                f"{self} has {self.shape[0]:,} rows, and a compressed one may have {MOST_HELD:,}: "
-                "decompress it first"
+                f"{self} has {self.shape[0]:,} rows. A compressed array may have at most "
+                f"{MAX_COMPRESSED_ROWS:,}; decompress it first."
             )
 
     def part(self, start: int, stop: int) -> FileArray:
-        """Rows start to stop of it."""
-        row, shape = math.prod(self.shape[1:]) * self.dtype.itemsize, self.shape[1:]
-        first, last = self.offset + start * row, self.offset + stop * row
+        """Return the array of rows start to stop."""
+        row_bytes, shape = math.prod(self.shape[1:]) * self.dtype.itemsize, self.shape[1:]
+        first, last = self.offset + start * row_bytes, self.offset + stop * row_bytes
         if self.data is None:
             return replace(self, offset=first, shape=(stop - start, *shape))
         return replace(self, offset=0, shape=(stop - start, *shape), data=self.data[first:last])
 
-    def rows(self) -> Array:
-        """All of it, in the machine's byte order."""
+    def read(self) -> Array:
+        """Read the whole array (n, …), in native byte order."""
         start, stop = self.offset, self.offset + math.prod(self.shape) * self.dtype.itemsize
         data = self.file.read(start, stop) if self.data is None else self.data[start:stop]
         array = np.frombuffer(data, self.dtype).reshape(self.shape)
         return array.astype(self.dtype.newbyteorder("="), copy=False)
 
 
-def _told(file: File, name: str) -> str:
-    """What an array is called in errors."""
-    return f"the array {name[:SAID]} in {file.url}" if name else f"the array in {file.url}"
+def _describe_array(file: File, name: str) -> str:
+    """Return how error messages call an array."""
+    if name:
+        return f"The array {name[:MAX_ERROR_CHARACTERS]} in {file.url}"
+    return f"The array in {file.url}"
 
 
 class ArraySource(Source):
-    """Splits that are each an array of images (n, H, W) or (n, H, W, d) and one of labels (n,),
-    whole numbers or class names."""
+    """Splits that each have an array of images and one of labels.
+
+    Images are (n, H, W) or (n, H, W, d), labels (n,) integers or class names.
+    """
 
     def __init__(
         self, url: str, images: dict[str, FileArray], labels: dict[str, FileArray]
@@ -102,130 +114,139 @@ class ArraySource(Source):
         self.url, self.images = url, images
         if images.keys() != labels.keys() or not images:
             raise DataError(
-                f"{url} has images to {', '.join(images) or 'nothing'} and labels to "
-                f"{', '.join(labels) or 'nothing'}: each split needs both"
+                f"{url} has images of {', '.join(images) or 'no split'} and labels of "
+                f"{', '.join(labels) or 'no split'}. Each split needs both."
             )
-        self.splits = {split: images[split].shape[0] for split in in_order(images)}
+        self.splits = {split: images[split].shape[0] for split in sort_splits(images)}
         for split, count in self.splits.items():
             check_counts(url, split, count, labels[split].shape[0])
             _check_images(images[split])
             _check_labels(labels[split])
-        are_strings = {array.dtype.kind in STRINGS for array in labels.values()}
+        are_strings = {array.dtype.kind in STRING_KINDS for array in labels.values()}
         if len(are_strings) > 1:
             raise DataError(
-                f"{url} has labels of numbers and of strings: give one of them to all splits"
+                f"{url} has labels that are integers and labels that are strings. Use the same "
+                "type in all splits."
             )
         labels = {split: labels[split] for split in self.splits}
         if are_strings == {True}:
-            self.classes, self.labels = _coded_names(labels)
+            self.classes, self.labels = _encode_names(labels)
         else:
-            self.classes, self.labels = coded(
-                {split: array.rows().reshape(-1) for split, array in labels.items()}
+            self.classes, self.labels = encode_labels(
+                {split: array.read().reshape(-1) for split, array in labels.items()}
             )
 
     def reader(self, split: str, start: int, stop: int) -> Reader:
-        """Of the images."""
-        names = NumberedReader(f"{self.url}, {split}", start, stop)
+        """Return a reader of the images."""
+        names = NumberedNames(f"{self.url}, {split}", start, stop)
         return partial(_read, self.images[split].part(start, stop), names)
 
 
-def _read(array: FileArray, names: NumberedReader) -> Samples:
-    images = array.rows()
+def _read(array: FileArray, names: NumberedNames) -> Samples:
+    """Read images (n, H, W) or (n, H, W, d)."""
+    images = array.read()
     return Samples(images if images.ndim == 4 else images[..., np.newaxis], names)
 
 
-def _add(url: str, found: dict[str, FileArray], split: str, name: str, array: FileArray) -> None:
-    if split in found:
+def _add_array(
+    url: str, arrays: dict[str, FileArray], split: str, name: str, array: FileArray
+) -> None:
+    """Add the array of a split to `arrays`; raise DataError if the split has one already."""
+    if split in arrays:
         raise DataError(
-            f"{url} has two arrays to {split}, one of them {name}: keep one, or name their splits"
+            f"{url} has two arrays for {split}, one of them {name}. Keep one, or name their splits."
         )
-    found[split] = array
+    arrays[split] = array
 
 
 def _check_images(images: FileArray) -> None:
+    """Raise DataError if an array cannot be images."""
     if len(images.shape) not in (3, 4) or 0 in images.shape:
         raise DataError(
-            f"{images} has shape {images.shape}: images must be of shape (n, height, width) or (n, "
-            "height, width, channels)"
+            f"{images} has shape {images.shape}. Images must be of shape (n, height, width) or (n, "
+            "height, width, channels)."
         )
-    if len(images.shape) == 4 and images.shape[1] in (1, 3) and images.shape[3] > MOST_CHANNELS:
+    if len(images.shape) == 4 and images.shape[1] in (1, 3) and images.shape[3] > MAX_CHANNELS_LAST:
         raise DataError(
-            f"{images} has shape {images.shape}, which looks like (image, channel, y, x): "
-            "transpose it to (n, height, width, channels), by images.transpose(0, 2, 3, 1)"
+            f"{images} has shape {images.shape}, which looks channels-first (image, channel, y, "
+            "x). Transpose it to (n, height, width, channels) by images.transpose(0, 2, 3, 1)."
         )
-    if images.dtype.kind not in NUMBERS:
-        raise DataError(f"{images} is of type {images.dtype}: pixels must be numbers")
+    if images.dtype.kind not in NUMBER_KINDS:
+        raise DataError(f"{images} is of type {images.dtype}. Pixels must be numbers.")
 
 
 def _check_labels(labels: FileArray) -> None:
+    """Raise DataError if an array cannot be labels."""
     if math.prod(labels.shape) != labels.shape[0]:
-        raise DataError(f"{labels} has shape {labels.shape}: labels must be of shape (n,)")
-    if labels.dtype.kind not in "iu" + STRINGS:
-        raise DataError(
-            f"{labels} is of type {labels.dtype}: labels must be whole numbers or strings"
-        )
+        raise DataError(f"{labels} has shape {labels.shape}. Labels must be of shape (n,).")
+    if labels.dtype.kind not in "iu" + STRING_KINDS:
+        raise DataError(f"{labels} is of type {labels.dtype}. Labels must be integers or strings.")
     size = labels.shape[0] * labels.dtype.itemsize
-    if labels.dtype.kind in STRINGS and size > NAME_BYTES:
+    if labels.dtype.kind in STRING_KINDS and size > MAX_LABEL_TEXT_BYTES:
         raise DataError(
-            f"{labels} has {size:,} bytes of strings, and labels may have {NAME_BYTES:,}: give "
-            "whole numbers"
+            f"{labels} has {size:,} bytes of strings. Labels may have at most "
+            f"{MAX_LABEL_TEXT_BYTES:,}; give integers."
         )
 
 
-def _coded_names(labels: dict[str, FileArray]) -> tuple[tuple[str, ...], dict[str, Array]]:
-    """Class names and codes (n,) of each split from labels (n,) that are strings."""
-    found = {split: _distinct(array) for split, array in labels.items()}
+def _encode_names(labels: dict[str, FileArray]) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Return class names and codes (n,) of each split, from labels (n,) that are strings."""
+    found = {split: _find_names(array) for split, array in labels.items()}
     classes = tuple(sorted({name for names, _ in found.values() for name in names}))
     code = {name: number for number, name in enumerate(classes)}
     return classes, {
-        split: np.array([code[name] for name in names], np.int32)[places]
-        for split, (names, places) in found.items()
+        split: np.array([code[name] for name in names], np.int32)[inverse]
+        for split, (names, inverse) in found.items()
     }
 
 
-def _distinct(labels: FileArray) -> tuple[list[str], Array]:
-    """The different names among labels that are strings, bytes being UTF-8, and the place (n,) of
-    each label among them."""
-    names, places = np.unique(labels.rows().reshape(-1), return_inverse=True)
-    if len(names) > MOST_NAMES:
+def _find_names(labels: FileArray) -> tuple[list[str], Array]:
+    """Return the distinct strings among labels, and the index (n,) of each label among them.
+
+    Bytes are decoded as UTF-8.
+    """
+    names, inverse = np.unique(labels.read().reshape(-1), return_inverse=True)
+    if len(names) > MAX_CLASS_NAMES:
         raise DataError(
-            f"{labels} has {len(names):,} different strings, and {MOST_NAMES:,} classes are the "
-            "most: give class names, not names of images"
+            f"{labels} has {len(names):,} different strings. There may be at most "
+            f"{MAX_CLASS_NAMES:,} classes; give class names, not names of images."
         )
     try:
         encoded = (name if isinstance(name, bytes) else name.encode() for name in names.tolist())
-        return [name.decode() for name in encoded], places
-    except (ValueError, SystemError) as error:  # the last of numbers that are no character
-        raise DataError(f"{labels} has strings that are no text ({brief(error)})") from None
+        return [name.decode() for name in encoded], inverse
+    except (ValueError, SystemError) as error:  # SystemError: of code points out of range
+        raise DataError(
+            f"{labels} has strings that are not valid text ({summarize_error(error)})."
+        ) from None
 
 
 # IDX --------------------------------------------------------------------------------------------
 
 
-def idx_source(url: str, files: Sequence[str]) -> ArraySource:
-    """IDX files as of MNIST, plain or gzipped, by their URLs."""
+def open_idx(url: str, files: Sequence[str]) -> ArraySource:
+    """Return the source of IDX files as of MNIST, plain or gzipped, by their URLs."""
     images: dict[str, FileArray] = {}
     labels: dict[str, FileArray] = {}
     for file_url in files:
         name = file_url.rsplit("/", 1)[-1]
-        array = idx_array(File.at(file_url))
-        kind = images if len(array.shape) > 1 else labels
-        _add(url, kind, split_of_file(name), name, array)
+        array = open_idx_array(File.at(file_url))
+        arrays = images if len(array.shape) > 1 else labels
+        _add_array(url, arrays, infer_split(name), name, array)
     return ArraySource(url, images, labels)
 
 
-def idx_array(file: File) -> FileArray:
-    """The array of an IDX file, from its header."""
-    head = file.read(0, min(HEADER, file.length))
+def open_idx_array(file: File) -> FileArray:
+    """Return the array of an IDX file, from its header."""
+    header = file.read(0, min(HEADER_BYTES, file.length))
     try:
-        zero, kind, dims = struct.unpack_from(">HBB", head)
-        shape = struct.unpack_from(f">{dims}I", head, 4)
+        zero, kind, dims = struct.unpack_from(">HBB", header)
+        shape = struct.unpack_from(f">{dims}I", header, 4)
     except struct.error:
-        raise DataError(f"{file.url} is cut short: it has {len(head)} bytes") from None
+        raise DataError(f"{file.url} is truncated. It has {len(header)} bytes.") from None
     if zero or kind not in IDX_TYPES or not 1 <= dims <= 4:
         raise DataError(
-            f"{file.url} is no IDX file: it begins with {head[:4].hex()}, which should be 0000, a "
-            "type from 08 to 0e and up to 04 dimensions"
+            f"{file.url} is not an IDX file. It begins with {header[:4].hex()}, which should be "
+            "0000, a type from 08 to 0e and up to 04 dimensions."
         )
     return FileArray(file, 4 + 4 * dims, np.dtype(IDX_TYPES[kind]), tuple(shape))
 
@@ -233,97 +254,111 @@ def idx_array(file: File) -> FileArray:
 # NumPy ------------------------------------------------------------------------------------------
 
 
-def numpy_source(url: str, files: Sequence[str]) -> ArraySource:
-    """Arrays of .npy files, or in .npz files, by the URLs of these; their names tell what they are,
-    as x_train, test_labels or images."""
+def open_numpy(url: str, files: Sequence[str]) -> ArraySource:
+    """Return the source of .npy and .npz files, by their URLs.
+
+    Names of arrays say what they are, as in x_train, test_labels or images.
+    """
     arrays: dict[str, FileArray] = {}
     for file_url in files:
         file = File.at(file_url)
         if file.name.endswith(".npz"):
             stem = file.name.removesuffix(".npz")
-            arrays |= {f"{stem}/{name}": array for name, array in npz_arrays(file).items()}
+            arrays |= {f"{stem}/{name}": array for name, array in open_npz_arrays(file).items()}
         else:
-            arrays[file.name.removesuffix(".npy")] = npy_array(file)
+            arrays[file.name.removesuffix(".npy")] = open_npy_array(file)
     images: dict[str, FileArray] = {}
     labels: dict[str, FileArray] = {}
     for name, array in arrays.items():
         words = name.rsplit("/", 1)[-1].replace("-", "_").split("_")
         if any(word in IMAGE_NAMES for word in words):
-            _add(url, images, split_of_file(name), name, array)
+            _add_array(url, images, infer_split(name), name, array)
         elif any(word in LABEL_NAMES for word in words):
-            _add(url, labels, split_of_file(name), name, array)
+            _add_array(url, labels, infer_split(name), name, array)
     if not images:
         raise DataError(
-            f"{url} has the arrays {', '.join(sorted(arrays))}: name them images and labels, or "
-            "x_train, y_train, x_test and y_test"
+            f"{url} has the arrays {', '.join(sorted(arrays))}. Name them images and labels, or "
+            "x_train, y_train, x_test and y_test."
         )
     return ArraySource(url, images, labels)
 
 
-def npy_array(
+def open_npy_array(
     file: File, offset: int = 0, data: bytearray | None = None, name: str = ""
 ) -> FileArray:
-    """The array of a .npy file, from its header; one of objects, which are pickled, is refused."""
-    whole = file.length if data is None else len(data)
-    stop = min(offset + HEADER, whole)
-    head = io.BytesIO(file.read(offset, stop) if data is None else data[:HEADER])
+    """Return the array of a .npy file, from its header; raise DataError if it has objects."""
+    length = file.length if data is None else len(data)
+    stop = min(offset + HEADER_BYTES, length)
+    header = io.BytesIO(file.read(offset, stop) if data is None else data[:HEADER_BYTES])
     try:
-        version = np.lib.format.read_magic(head)
-        shape, fortran, dtype = HEADERS[version](head, max_header_size=10_000)
-    except Exception as error:  # of the parser of Python, as headers are written in it
-        raise DataError(f"{_told(file, name)} has no header of NumPy ({brief(error)})") from None
-    if problem := _problem(shape, fortran, dtype):
-        raise DataError(f"{_told(file, name)} {problem}")
-    return FileArray(file, offset + head.tell(), dtype, tuple(shape), data, name)
+        version = np.lib.format.read_magic(header)
+        shape, is_fortran, dtype = HEADER_READERS[version](header, max_header_size=10_000)
+    except Exception as error:  # Headers are Python literals, whose parser raises all kinds.
+        raise DataError(
+            f"{_describe_array(file, name)} has no NumPy header ({summarize_error(error)})."
+        ) from None
+    if problem := _find_problem(shape, is_fortran, dtype):
+        raise DataError(f"{_describe_array(file, name)} {problem}")
+    return FileArray(file, offset + header.tell(), dtype, tuple(shape), data, name)
 
 
-def _problem(shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]) -> str:
-    """Why an array with such a header cannot be read."""
+def _find_problem(shape: tuple[int, ...], is_fortran: bool, dtype: np.dtype[Any]) -> str:
+    """Return why an array with such a header cannot be read; "" if it can."""
     if dtype.hasobject:
-        return f"is of type {dtype}, which is pickled and not read: store numbers or strings"
-    if dtype.kind not in NUMBERS + STRINGS or not dtype.itemsize:
-        return f"is of type {dtype}: it must be of numbers, or labels of strings"
+        return f"is of type {dtype}, which is pickled and not read. Store numbers or strings."
+    if dtype.kind not in NUMBER_KINDS + STRING_KINDS or not dtype.itemsize:
+        return f"is of type {dtype}. Images must be numbers, and labels integers or strings."
     if not shape or min(shape) < 0:
-        return f"has shape {shape}: it must have one row for each image"
-    if fortran:
-        return "is in Fortran order: store it in C order, by np.ascontiguousarray"
+        return f"has shape {shape}. It must have one row per image."
+    if is_fortran:
+        return "is in Fortran order. Store it in C order, by np.ascontiguousarray."
     return ""
 
 
-def npz_arrays(file: File) -> dict[str, FileArray]:
-    """The arrays of a .npz file: read at random where they are not compressed, else held."""
-    arrays, held = {}, 0
-    with file.opened() as opened, reading(file.url), zipfile.ZipFile(opened) as archive:
+def open_npz_arrays(file: File) -> dict[str, FileArray]:
+    """Return the arrays of a .npz file by name; those that are compressed are held in memory."""
+    arrays, held_bytes = {}, 0
+    with (
+        file.open() as opened,
+        translate_read_errors(file.url),
+        zipfile.ZipFile(opened) as archive,
+    ):
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if entry.compress_type == zipfile.ZIP_STORED:
-                with archive.open(entry):  # checks the local header
-                    offset = _data_offset(opened, entry)
-                arrays[name] = npy_array(file, offset, name=name)
+                with archive.open(entry):  # Checks the local header.
+                    offset = _find_data_offset(opened, entry)
+                arrays[name] = open_npy_array(file, offset, name=name)
             else:
-                data = _member(file, archive, entry, LARGEST - held)
-                arrays[name] = npy_array(file, 0, data, name)
-                held += len(data)
+                data = _read_member(file, archive, entry, MAX_FILE_BYTES - held_bytes)
+                arrays[name] = open_npy_array(file, 0, data, name)
+                held_bytes += len(data)
     return arrays
 
 
-def _data_offset(opened: Any, entry: zipfile.ZipInfo) -> int:
-    """Where the bytes of an entry begin: behind its local header, which has a name and an extra."""
+def _find_data_offset(opened: Any, entry: zipfile.ZipInfo) -> int:
+    """Return the offset of the data of an entry, after its local header, name and extra field."""
     opened.seek(entry.header_offset + 26)
     name, extra = struct.unpack("<HH", opened.read(4))
     return int(entry.header_offset + 30 + name + extra)
 
 
-def _member(file: File, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit: int) -> bytearray:
+def _read_member(
+    file: File, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit: int
+) -> bytearray:
+    """Decompress a member of a .npz file of at most `limit` bytes."""
     if entry.compress_type != zipfile.ZIP_DEFLATED:
-        raise DataError(f"{file.url} is compressed in another way than np.savez_compressed has it")
+        raise DataError(
+            f"{file.url} is compressed in another way than by np.savez_compressed. Store it by "
+            "that, or by np.savez."
+        )
     if entry.file_size > limit:
         raise DataError(
-            f"{file.url} has more than {LARGEST:,} bytes in it, which are not held in memory: "
-            "store it without compression, by np.savez"
+            f"{file.url} has more than {MAX_FILE_BYTES:,} decompressed bytes, which do not fit in "
+            "memory. Store it without compression, by np.savez."
         )
     data = bytearray()
-    with archive.open(entry) as unpacked:  # which gives no more than was declared
-        while piece := unpacked.read(HEADER):
-            data += piece
+    with archive.open(entry) as unpacked:  # It yields no more bytes than were declared.
+        while block := unpacked.read(HEADER_BYTES):
+            data += block
     return data

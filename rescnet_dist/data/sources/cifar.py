@@ -9,26 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.data.sources.files import File, brief
+from rescnet_dist.data.sources.files import File, summarize_error
 from rescnet_dist.data.sources.source import (
     Array,
-    NumberedReader,
+    NumberedNames,
     Reader,
     Samples,
     Source,
-    coded,
-    in_order,
+    encode_labels,
+    sort_splits,
 )
-from rescnet_dist.data.sources.tar import Member, members
+from rescnet_dist.data.sources.tar import Member, list_members
 from rescnet_dist.errors import DataError
 
-PIXELS = 3072
-PYTHON = {
+IMAGE_BYTES = 3072  # three planes of 32×32 pixels
+MAX_LABEL = 999
+PICKLE_BATCHES = {  # the split of each file
     **{f"data_batch_{n}": "train" for n in range(1, 6)},
-    **{"test_batch": "test", "train": "train", "test": "test"},
+    "test_batch": "test",
+    "train": "train",
+    "test": "test",
 }
-BINARY = {f"{name}.bin": split for name, split in PYTHON.items()}
-NAMES = {
+BINARY_BATCHES = {f"{name}.bin": split for name, split in PICKLE_BATCHES.items()}
+CLASS_NAME_FILES = {  # with the entry of the pickled dictionary; None: a text file
     "batches.meta": "label_names",
     "meta": "fine_label_names",
     "batches.meta.txt": None,
@@ -37,7 +40,7 @@ NAMES = {
 
 
 def is_cifar(names: Sequence[str]) -> bool:
-    """Whether files of these names are a CIFAR data set."""
+    """Return whether files of these names are a CIFAR data set."""
     found = {name.rsplit("/", 1)[-1] for name in names}
     return bool(found & {"data_batch_1", "data_batch_1.bin", "test_batch", "test_batch.bin"}) or (
         {"train", "test", "meta"} <= found or {"train.bin", "test.bin"} <= found
@@ -52,154 +55,167 @@ class CifarSource(Source):
         by_name = {member.name.rsplit("/", 1)[-1]: member for member in files}
         self.batches: dict[str, list[tuple[Member, int]]] = {}
         labels: dict[str, list[Array]] = {}
-        for name, split in (PYTHON | BINARY).items():
+        for name, split in (PICKLE_BATCHES | BINARY_BATCHES).items():
             if name in by_name:
-                _, found = _batch(by_name[name])
-                self.batches.setdefault(split, []).append((by_name[name], len(found)))
-                labels.setdefault(split, []).append(found)
+                _, batch_labels = _read_batch(by_name[name])
+                self.batches.setdefault(split, []).append((by_name[name], len(batch_labels)))
+                labels.setdefault(split, []).append(batch_labels)
         if not labels:
-            raise DataError(f"{url} has no CIFAR batches: check the URL")
-        together = {split: np.concatenate(labels[split]) for split in in_order(labels)}
-        self.classes, self.labels = coded(together, _class_names(by_name))
-        self.splits = {split: len(found) for split, found in together.items()}
+            raise DataError(f"{url} has no CIFAR batches. Check the URL.")
+        joined = {split: np.concatenate(labels[split]) for split in sort_splits(labels)}
+        self.classes, self.labels = encode_labels(joined, _read_class_names(by_name))
+        self.splits = {split: len(codes) for split, codes in joined.items()}
 
     def reader(self, split: str, start: int, stop: int) -> Reader:
-        """Of the images."""
-        pieces, first = [], 0
+        """Return a reader of the images."""
+        parts, first = [], 0
         for member, count in self.batches[split]:
             if first < stop and start < first + count:
-                pieces.append((member, slice(max(start - first, 0), stop - first)))
+                parts.append((member, slice(max(start - first, 0), stop - first)))
             first += count
-        return partial(_read, pieces, NumberedReader(f"{self.url}, {split}", start, stop))
+        return partial(_read, parts, NumberedNames(f"{self.url}, {split}", start, stop))
 
 
-def _read(pieces: list[tuple[Member, slice]], names: NumberedReader) -> Samples:
-    planes = np.concatenate([_batch(member)[0][rows] for member, rows in pieces])
+def _read(parts: list[tuple[Member, slice]], names: NumberedNames) -> Samples:
+    """Read images (n, 32, 32, 3), given as rows of batches."""
+    planes = np.concatenate([_read_batch(member)[0][rows] for member, rows in parts])
     images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Samples(np.ascontiguousarray(images), names)
 
 
-def cifar_in_tar(file: File) -> CifarSource:
-    """The data set in a tar file, which may be gzipped."""
-    return CifarSource(file.url, members(file))
+def open_cifar_tar(file: File) -> CifarSource:
+    """Return the data set in a tar file, which may be gzipped."""
+    return CifarSource(file.url, list_members(file))
 
 
 @lru_cache(maxsize=2)
-def _batch(member: Member) -> tuple[Array, Array]:
-    """Images (n, 3072) and labels (n,) of a batch."""
-    data, where = member.read(), f"{member.file.url}:{member.name}"
+def _read_batch(member: Member) -> tuple[Array, Array]:
+    """Read images (n, 3072) and labels (n,) of a batch."""
+    data, name = member.read(), f"{member.file.url}:{member.name}"
     if member.name.endswith(".bin"):
-        fine = member.name.rsplit("/", 1)[-1] in ("train.bin", "test.bin")
-        extra = 2 if fine else 1  # CIFAR-100 has a coarse label before the fine one
-        if not data or len(data) % (PIXELS + extra):
-            raise DataError(f"{where} has {len(data):,} bytes, no multiple of {PIXELS + extra}")
-        rows = np.frombuffer(data, np.uint8).reshape(-1, PIXELS + extra)
-        return rows[:, extra:], rows[:, extra - 1].astype(np.int64)
-    record = _record(data, where)
-    labels = record.get("labels", record.get("fine_labels"))
-    images = record.get("data")
-    right = isinstance(images, np.ndarray) and images.ndim == 2 and images.shape[1] == PIXELS
-    if images is None or not right or not isinstance(labels, list) or not labels:
-        raise DataError(f"{where} should have images (n, {PIXELS}) and n labels, and has not")
-    if len(labels) != len(images):
-        raise DataError(f"{where} should have images (n, {PIXELS}) and n labels, and has not")
-    if not all(isinstance(label, int) and 0 <= label < 1000 for label in labels):
-        raise DataError(f"{where} has labels that are no whole numbers from 0")
+        is_cifar100 = member.name.rsplit("/", 1)[-1] in ("train.bin", "test.bin")
+        label_bytes = 2 if is_cifar100 else 1  # CIFAR-100: a coarse label before the fine one
+        row_bytes = IMAGE_BYTES + label_bytes
+        if not data or len(data) % row_bytes:
+            raise DataError(
+                f"{name} has {len(data):,} bytes, which is not a multiple of {row_bytes}."
+            )
+        rows = np.frombuffer(data, np.uint8).reshape(-1, row_bytes)
+        return rows[:, label_bytes:], rows[:, label_bytes - 1].astype(np.int64)
+    record = _read_pickle(data, name)
+    labels: Any = record.get("labels", record.get("fine_labels"))
+    images: Any = record.get("data")
+    is_valid = (
+        isinstance(images, np.ndarray)
+        and images.ndim == 2
+        and images.shape[1] == IMAGE_BYTES
+        and isinstance(labels, list)
+        and len(labels) == len(images) > 0
+    )
+    if not is_valid:
+        raise DataError(f"{name} should have images (n, {IMAGE_BYTES}) and n labels, and does not.")
+    if not all(isinstance(label, int) and 0 <= label <= MAX_LABEL for label in labels):
+        raise DataError(f"{name} has labels that are not integers from 0 to {MAX_LABEL}.")
     return images, np.array(labels, np.int64)
 
 
-def _class_names(files: dict[str, Member]) -> list[str] | None:
-    for name, entry in NAMES.items():
+def _read_class_names(files: dict[str, Member]) -> list[str] | None:
+    """Read the class names from the files of a data set, by name; None if there are none."""
+    for name, entry in CLASS_NAME_FILES.items():
         if name not in files:
             continue
         member = files[name]
         data = member.read()
         if entry is None:
             return data.decode(errors="replace").split()
-        names = _record(data, f"{member.file.url}:{name}").get(entry)
+        names = _read_pickle(data, f"{member.file.url}:{name}").get(entry)
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             return names
     return None
 
 
-# the files are pickled: read without running what is in them ------------------------------------
+# a safe pickle reader: nothing in the file is ever called --------------------------------------
 
 
-class _Array:
-    """An array in the making: what `numpy.core.multiarray._reconstruct` stands for."""
+class _ArrayPlaceholder:
+    """An array under construction: the result of `numpy.core.multiarray._reconstruct`."""
 
     value: Array | None = None
 
 
-class _Type:
-    """A type in the making: what `numpy.dtype` stands for."""
+class _DtypePlaceholder:
+    """The result of `numpy.dtype`."""
 
     def __init__(self, name: Any) -> None:
         self.name = name
 
 
-GLOBALS: dict[str, Callable[..., Any] | None] = {
-    "_reconstruct": lambda *_: _Array(),
-    "_frombuffer": lambda data, dtype, shape, *_: _array_of(data, dtype, shape),
+ALLOWED_GLOBALS: dict[str, Callable[..., Any] | None] = {
+    "_reconstruct": lambda *_: _ArrayPlaceholder(),
+    "_frombuffer": lambda data, dtype, shape, *_: _make_array(data, dtype, shape),
     "ndarray": None,  # an argument of _reconstruct
-    "dtype": lambda name, *_: _Type(name),
+    "dtype": lambda name, *_: _DtypePlaceholder(name),
     "encode": lambda text, *_: text.encode("latin1"),
 }
-MOST_OPERATIONS = 2**21  # ten times as many as CIFAR-100 has
+MAX_PICKLE_OPERATIONS = 2**21  # ten times as many as CIFAR-100 has
 MARK = object()
-CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-IGNORED = {"PROTO", "FRAME", "STOP"}
-STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
-VALUES = {
+CONSTANT_OPCODES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+EMPTY_OPCODES = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+IGNORED_OPCODES = {"PROTO", "FRAME", "STOP"}
+STRING_OPCODES = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
+VALUE_OPCODES = {
     *("BININT", "BININT1", "BININT2", "INT", "LONG1", "LONG", "BINFLOAT", "FLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8"),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
-PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
-GET = {"BINGET", "LONG_BINGET", "GET"}
+PUT_OPCODES = {"BINPUT", "LONG_BINPUT", "PUT"}
+GET_OPCODES = {"BINGET", "LONG_BINGET", "GET"}
 
 
-def _record(data: bytes, where: str) -> dict[str, Any]:
-    """The dictionary of lists, strings, numbers and arrays in a pickle; all else is refused, and
-    nothing in it is ever called."""
+def _read_pickle(data: bytes, name: str) -> dict[str, Any]:
+    """Return the dictionary of lists, strings, numbers and arrays in a pickle.
+
+    Raise DataError if it has anything else. Nothing in the pickle is ever called.
+    """
     try:
-        record = _interpreted(data)
-    except Exception as error:  # damage can make of it whatever there is
-        raise DataError(f"{where} is no CIFAR batch that can be read ({brief(error)})") from None
+        record = _interpret(data)
+    except Exception as error:  # Damaged data raise all kinds.
+        raise DataError(
+            f"{name} is not a readable CIFAR batch ({summarize_error(error)})."
+        ) from None
     if not isinstance(record, dict):
-        raise DataError(f"{where} is no CIFAR batch: it holds no dictionary")
-    found = {_text(key): value for key, value in record.items()}
+        raise DataError(f"{name} is not a CIFAR batch: it holds no dictionary.")
+    entries = {_to_text(key): value for key, value in record.items()}
     return {
-        key: [_text(v) for v in value] if isinstance(value, list) else _finished(value)
-        for key, value in found.items()
+        key: [_to_text(v) for v in value] if isinstance(value, list) else _resolve(value)
+        for key, value in entries.items()
     }
 
 
-def _interpreted(data: bytes) -> Any:
-    """What a pickle's operations leave on its stack, of those that build plain data."""
+def _interpret(data: bytes) -> Any:
+    """Run the operations of a pickle that build plain data; return the top of the stack."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
     for count, (operation, argument, _) in enumerate(pickletools.genops(data)):
         name = operation.name
-        if count > MOST_OPERATIONS:
-            raise ValueError(f"it has more than {MOST_OPERATIONS:,} operations")
-        if name in IGNORED:
+        if count > MAX_PICKLE_OPERATIONS:
+            raise ValueError(f"it has more than {MAX_PICKLE_OPERATIONS:,} operations")
+        if name in IGNORED_OPCODES:
             continue
-        if name in VALUES:
+        if name in VALUE_OPCODES:
             stack.append(argument)
-        elif name in STRINGS:
+        elif name in STRING_OPCODES:
             stack.append(argument.encode("latin1") if isinstance(argument, str) else argument)
-        elif name in CONSTANTS:
-            stack.append(CONSTANTS[name])
-        elif name in EMPTY:
-            stack.append(EMPTY[name]())
-        elif name in PUT:
+        elif name in CONSTANT_OPCODES:
+            stack.append(CONSTANT_OPCODES[name])
+        elif name in EMPTY_OPCODES:
+            stack.append(EMPTY_OPCODES[name]())
+        elif name in PUT_OPCODES:
             memo[int(argument)] = stack[-1]
         elif name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
-        elif name in GET:
+        elif name in GET_OPCODES:
             stack.append(memo[int(argument)])
         elif name == "MARK":
             stack.append(MARK)
@@ -209,74 +225,85 @@ def _interpreted(data: bytes) -> Any:
 
 
 def _build(name: str, argument: Any, stack: list[Any]) -> None:
-    """One operation that puts together what is on the stack."""
+    """Run one operation that combines objects on the stack."""
     if name in ("GLOBAL", "STACK_GLOBAL"):
         if name == "STACK_GLOBAL":
             argument = " ".join((stack.pop(-2), stack.pop()))
         module, _, attribute = argument.partition(" ")
-        if module.split(".")[0] not in ("numpy", "_codecs") or attribute not in GLOBALS:
+        if module.split(".")[0] not in ("numpy", "_codecs") or attribute not in ALLOWED_GLOBALS:
             raise ValueError(f"it asks for {argument}")
-        stack.append(GLOBALS[attribute])
+        stack.append(ALLOWED_GLOBALS[attribute])
     elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
         size = int(name[-1])
         stack[-size:] = [tuple(stack[-size:])]
     elif name in ("TUPLE", "LIST", "DICT"):
-        items = _since_mark(stack)
-        stack.append(TOGETHER[name](items))
+        items = _pop_to_mark(stack)
+        stack.append(CONTAINER_TYPES[name](items))
     elif name == "APPEND":
         stack[-2].append(stack.pop())
     elif name == "APPENDS":
-        items = _since_mark(stack)
+        items = _pop_to_mark(stack)
         stack[-1].extend(items)
     elif name == "SETITEM":
         items = stack[-2:]
         del stack[-2:]
-        stack[-1].update(_pairs(items))
+        stack[-1].update(_make_dict(items))
     elif name == "SETITEMS":
-        items = _since_mark(stack)
-        stack[-1].update(_pairs(items))
+        items = _pop_to_mark(stack)
+        stack[-1].update(_make_dict(items))
     elif name == "REDUCE":
         arguments, function = stack.pop(), stack.pop()
         stack.append(function(*arguments))
     elif name == "BUILD":
         state, target = stack.pop(), stack[-1]
-        if isinstance(target, _Array):
-            _, shape, dtype, fortran, raw = state
-            if fortran:
+        if isinstance(target, _ArrayPlaceholder):
+            _, shape, dtype, is_fortran, raw = state
+            if is_fortran:
                 raise ValueError("an array is in Fortran order")
-            target.value = _array_of(raw, dtype, shape)
+            target.value = _make_array(raw, dtype, shape)
     else:
         raise ValueError(f"it has the operation {name}")
 
 
-def _since_mark(stack: list[Any]) -> list[Any]:
+def _pop_to_mark(stack: list[Any]) -> list[Any]:
+    """Remove and return the items of a stack after its last mark."""
     items = []
     while (item := stack.pop()) is not MARK:
         items.append(item)
     return items[::-1]
 
 
-def _pairs(items: list[Any]) -> dict[str | bytes, Any]:
-    """Entries of a dictionary, whose keys are text: others may be nested too deeply to be used."""
+def _make_dict(items: list[Any]) -> dict[str | bytes, Any]:
+    """Return a dictionary of alternating keys and values.
+
+    Keys must be text, as others may be nested too deeply to be hashed.
+    """
     if not all(isinstance(key, str | bytes) for key in items[::2]):
-        raise ValueError("it has keys that are no text")
+        raise ValueError("it has keys that are not text")
     return dict(zip(items[::2], items[1::2], strict=True))
 
 
-TOGETHER: dict[str, Callable[[list[Any]], Any]] = {"TUPLE": tuple, "LIST": list, "DICT": _pairs}
+CONTAINER_TYPES: dict[str, Callable[[list[Any]], Any]] = {
+    "TUPLE": tuple,
+    "LIST": list,
+    "DICT": _make_dict,
+}
 
 
-def _array_of(raw: Any, dtype: Any, shape: Any) -> Array:
-    name = _text(dtype.name) if isinstance(dtype, _Type) else None
+def _make_array(raw: Any, dtype: Any, shape: Any) -> Array:
+    """Return an array of uint8 from its bytes; raise ValueError for another dtype."""
+    name = _to_text(dtype.name) if isinstance(dtype, _DtypePlaceholder) else None
     if not isinstance(name, str) or name not in ("u1", "uint8", "|u1"):
         raise ValueError("an array is of another type than uint8")
     data = raw.encode("latin1") if isinstance(raw, str) else raw
     return np.frombuffer(data, np.uint8).reshape(tuple(shape))
 
 
-def _finished(value: Any) -> Any:
-    return value.value if isinstance(value, _Array) else value
+def _resolve(value: Any) -> Any:
+    """Return the array of a placeholder; other values as they are."""
+    return value.value if isinstance(value, _ArrayPlaceholder) else value
 
 
-def _text(value: Any) -> Any:
+def _to_text(value: Any) -> Any:
+    """Decode bytes; return other values as they are."""
     return value.decode("latin1") if isinstance(value, bytes) else value

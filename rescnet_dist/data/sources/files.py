@@ -1,4 +1,4 @@
-"""The bytes of files at any fsspec URL: whole, in part or decompressed, never more than a limit."""
+"""The bytes of files at any fsspec URL: whole, in part or decompressed, up to a size limit."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from rescnet_dist.errors import DataError, RescnetError, mask_secrets
-from rescnet_dist.store import file_system, no_bucket, with_retries
+from rescnet_dist.store import describe_missing_bucket, file_system, with_retries
 
-LARGEST = 384 * 2**20  # bytes of one file that are held in memory, compressed or not
-AT_A_TIME = 32  # files that are asked for
-SAID = 300  # characters of an error of a library
-ADDRESS = re.compile(r"<\S+ object at 0x\w+>")
+MAX_FILE_BYTES = 384 * 2**20  # of one file held in memory, compressed or not
+CONCURRENT_READS = 32  # of remote files
+MAX_ERROR_CHARACTERS = 300  # quoted from the error of a library
+OBJECT_ADDRESS = re.compile(r"<\S+ object at 0x\w+>")
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file by its URL, of `size` bytes as it is stored; read at random even if it is gzipped.
+    """A file by its URL, with random access even if it is gzipped.
 
-    version: changes with what is in it, as far as its file system tells."""
+    `size` is the number of stored bytes. `version` changes with the content, as far as the file
+    system reports changes.
+    """
 
     url: str
     size: int
@@ -38,12 +40,14 @@ class File:
 
     @classmethod
     def at(cls, url: str) -> File:
-        """The file at a URL."""
-        with reading(url):
+        """Return the file at a URL."""
+        with translate_read_errors(url):
             fs, path = file_system(url)
             info = fs.info(path)
         if info["size"] is None:
-            raise DataError(f"{url} does not tell its size: copy it to where files have one")
+            raise DataError(
+                f"{url} does not report its size. Copy it to a store where files have a size."
+            )
         return cls(url, int(info["size"]), hashlib.sha256(str(info).encode()).hexdigest())
 
     @property
@@ -53,41 +57,42 @@ class File:
 
     @property
     def is_gzipped(self) -> bool:
-        """Whether the name says so."""
+        """Whether the name ends like that of a gzipped file."""
         return self.name.endswith((".gz", ".tgz"))
 
     @property
     def length(self) -> int:
-        """Bytes of what is in it, decompressed."""
-        return len(_decompressed(self)) if self.is_gzipped else self.size
+        """The number of bytes of the decompressed content."""
+        return len(_decompress(self)) if self.is_gzipped else self.size
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes start to stop of what is in it; refused if there are fewer."""
+        """Read bytes start to stop of the decompressed content; raise DataError if fewer."""
         stop = self.length if stop is None else stop
-        if stop - start > LARGEST:
+        if stop - start > MAX_FILE_BYTES:
             raise DataError(
-                f"{self.url} asks for {stop - start:,} bytes at once, and {LARGEST:,} are the limit"
+                f"{self.url} requires {stop - start:,} bytes at once. The limit is "
+                f"{MAX_FILE_BYTES:,} bytes."
             )
         if self.is_gzipped:
-            data = _decompressed(self)[start:stop]
+            data = _decompress(self)[start:stop]
         else:
-            with reading(self.url):
+            with translate_read_errors(self.url):
                 fs, path = file_system(self.url)
                 read = partial(fs.cat_file, path, start=start, end=stop)
                 data = with_retries(read, mask_secrets(self.url)) if stop > start else b""
         if len(data) != stop - start:
             raise DataError(
-                f"{self.url} is cut short: bytes {start:,} to {stop:,} are asked for, and "
-                f"{len(data):,} are there"
+                f"{self.url} is truncated. Bytes {start:,} to {stop:,} were requested, and it has "
+                f"{len(data):,} of them."
             )
         return bytes(data)
 
     @contextmanager
-    def opened(self) -> Iterator[Any]:
-        """A file object of what is in it."""
-        with reading(self.url):
+    def open(self) -> Iterator[Any]:
+        """Open a file object of the decompressed content."""
+        with translate_read_errors(self.url):
             if self.is_gzipped:
-                yield io.BytesIO(_decompressed(self))
+                yield io.BytesIO(_decompress(self))
                 return
             fs, path = file_system(self.url)
             with fs.open(path, "rb") as file:
@@ -95,99 +100,108 @@ class File:
 
 
 @contextmanager
-def reading(url: str) -> Iterator[None]:
-    """Name the file in the errors of reading it; what its readers raise has no end."""
+def translate_read_errors(url: str) -> Iterator[None]:
+    """Raise DataError with the URL for any error of the body, as readers raise all kinds."""
     try:
         yield
     except RescnetError:
         raise
     except FileNotFoundError as error:
-        problem = no_bucket(error, url) or f"there is no file at {url}: check the URL"
-        raise DataError(problem) from None
+        missing = f"There is no file at {url}. Check the URL."
+        raise DataError(describe_missing_bucket(error, url) or missing) from None
     except Exception as error:
-        raise DataError(f"{url} cannot be read ({brief(error)})") from None
+        raise DataError(f"{url} cannot be read ({summarize_error(error)}).") from None
 
 
-def brief(error: Exception) -> str:
-    """An error in a few words, as it may quote what is in a file; without addresses in memory.
+def summarize_error(error: Exception) -> str:
+    """Return type and message of an error, shortened, without addresses of objects in memory.
 
-    >>> brief(OSError("cannot read <_io.BytesIO object at 0x7f3a>"))
+    >>> summarize_error(OSError("cannot read <_io.BytesIO object at 0x7f3a>"))
     'OSError: cannot read it'
     """
-    return f"{type(error).__name__}: {ADDRESS.sub('it', str(error))[:SAID]}"
+    message = OBJECT_ADDRESS.sub("it", str(error))[:MAX_ERROR_CHARACTERS]
+    return f"{type(error).__name__}: {message}"
 
 
 @lru_cache(maxsize=1)
-def _decompressed(file: File) -> bytes:
-    """All that is in a gzipped file; refused where that is more than the limit."""
-    with reading(file.url):
+def _decompress(file: File) -> bytes:
+    """Return the content of a gzipped file; raise DataError if it is larger than the limit."""
+    with translate_read_errors(file.url):
         fs, path = file_system(file.url)
         with fs.open(path, "rb") as packed, gzip.GzipFile(fileobj=packed) as unpacked:
-            data = unpacked.read(LARGEST + 1)
-    if len(data) > LARGEST:
+            data = unpacked.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
         raise DataError(
-            f"{file.url} has more than {LARGEST:,} bytes in it, which are not held in memory: "
-            "decompress it first"
+            f"{file.url} has more than {MAX_FILE_BYTES:,} decompressed bytes, which do not fit in "
+            "memory. Decompress it first."
         )
     return data
 
 
-def files_below(url: str) -> list[str]:
-    """Relative paths of all files below a folder or prefix, sorted."""
-    with reading(url):
+def list_files(url: str) -> list[str]:
+    """Return the relative paths of all files below a folder or prefix, sorted."""
+    with translate_read_errors(url):
         fs, root = file_system(url)
         if isinstance(fs, LocalFileSystem):
-            return sorted(_local_files(root))
+            return sorted(_list_local_files(root))
         found = fs.find(root)
     return sorted(path[len(root) :].lstrip("/") for path in found)
 
 
-def _local_files(root: str) -> Iterator[str]:
-    """As `files_below`, in the order of the disk; many times faster than by fsspec."""
+def _list_local_files(root: str) -> Iterator[str]:
+    """Yield the paths of `list_files` in any order, many times faster than by fsspec."""
     for folder, _, names in os.walk(root):
-        below = os.path.relpath(folder, root)
-        prefix = "" if below == "." else below.replace(os.sep, "/") + "/"
+        relative = os.path.relpath(folder, root)
+        prefix = "" if relative == "." else relative.replace(os.sep, "/") + "/"
         yield from (prefix + name for name in names)
 
 
-def contents(urls: Sequence[str]) -> Iterator[bytes | DataError]:
-    """The bytes of many small files, some at the same time where the file system can; an error in
-    place of one that cannot be read."""
+def read_files(urls: Sequence[str]) -> Iterator[bytes | DataError]:
+    """Yield the bytes of many small files, or an error for a file that cannot be read.
+
+    Remote files are read concurrently.
+    """
     fs, _ = file_system(urls[0])
     if isinstance(fs, LocalFileSystem):
-        yield from (_content(path_of(url)) for url in urls)
+        yield from (_read_local_file(local_path(url)) for url in urls)
         return
     paths = [fs._strip_protocol(url) for url in urls]
-    with ThreadPoolExecutor(AT_A_TIME) as pool:  # fs.cat of many would take names for patterns
-        for start in range(0, len(paths), AT_A_TIME):
-            yield from pool.map(partial(_remote, fs), paths[start : start + AT_A_TIME])
+    with ThreadPoolExecutor(CONCURRENT_READS) as pool:  # fs.cat would take names for patterns.
+        for start in range(0, len(paths), CONCURRENT_READS):
+            yield from pool.map(
+                partial(_read_remote_file, fs), paths[start : start + CONCURRENT_READS]
+            )
 
 
-def _remote(fs: Any, path: str) -> bytes | DataError:
-    """The bytes of one file; waits for a store that fails, which is no fault of the image."""
+def _read_remote_file(fs: Any, path: str) -> bytes | DataError:
+    """Return the bytes of one file; retry transient errors, which are no fault of the image."""
     try:
         return bytes(with_retries(partial(fs.cat_file, path), mask_secrets(path)))
     except FileNotFoundError:
-        return DataError("it cannot be read: there is no such file")
+        return DataError("The file cannot be read: it does not exist.")
     except RescnetError as error:
-        return DataError(f"it cannot be read: {error}")
+        return DataError(f"The file cannot be read: {error}")
 
 
-def path_of(url: str) -> str:
-    """The path of a local file, from its URL; as fsspec has it, in a tenth of the time."""
+def local_path(url: str) -> str:
+    """Return the path of a local file from its URL, ten times faster than by fsspec."""
     return url if url.startswith("/") else str(LocalFileSystem._strip_protocol(url))
 
 
-def _content(path: str) -> bytes | DataError:
+def _read_local_file(path: str) -> bytes | DataError:
+    """Return the bytes of one local file, or an error if the file itself cannot be read.
+
+    Errors that affect all files are raised.
+    """
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            return file.read() if size <= LARGEST else _too_large(size)
+            if size <= MAX_FILE_BYTES:
+                return file.read()
+            return DataError(
+                f"The file has {size:,} bytes. An image may have at most {MAX_FILE_BYTES:,}."
+            )
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO):
-            raise DataError(f"{path} cannot be read: {error.strerror}; mend that first") from None
-        return DataError(f"it cannot be read: {error.strerror}")
-
-
-def _too_large(size: int) -> DataError:
-    return DataError(f"it has {size:,} bytes, and an image may have {LARGEST:,} at most")
+            raise DataError(f"{path} cannot be read: {error.strerror}. Fix that first.") from None
+        return DataError(f"The file cannot be read: {error.strerror}.")

@@ -1,83 +1,86 @@
-"""Which kind of source lies at a URL, told by names alone."""
+"""Detection of the kind of source at a URL, from file names alone."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
 
-from rescnet_dist.data.sources.arrays import idx_source, numpy_source
-from rescnet_dist.data.sources.cifar import CifarSource, cifar_in_tar, is_cifar
-from rescnet_dist.data.sources.files import File, files_below, reading
+from rescnet_dist.data.sources.arrays import open_idx, open_numpy
+from rescnet_dist.data.sources.cifar import CifarSource, is_cifar, open_cifar_tar
+from rescnet_dist.data.sources.files import File, list_files, translate_read_errors
 from rescnet_dist.data.sources.folder import FolderSource
 from rescnet_dist.data.sources.parquet import ParquetSource
 from rescnet_dist.data.sources.source import Source
-from rescnet_dist.data.sources.tar import Member, WebDatasetSource, members
+from rescnet_dist.data.sources.tar import Member, WebDatasetSource, list_members
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import Location, file_system
 
-TARS = (".tar", ".tar.gz", ".tgz")
-NUMPY = (".npy", ".npz")
-IDX = ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz")
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+NUMPY_SUFFIXES = (".npy", ".npz")
+IDX_SUFFIXES = ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz")
 
 
 def find_source(url: str) -> Source:
-    """The source at a URL, a file or a folder. Reads names, headers and labels, no images."""
-    url = Location.of(url).url.rstrip("/")  # workers may be in other folders
-    with reading(url):
+    """Return the source at a URL, a file or a folder; read names, headers and labels, no images."""
+    url = Location.of(url).url.rstrip("/")  # Absolute, as workers may be in other folders.
+    with translate_read_errors(url):
         fs, path = file_system(url)
         is_file = fs.isfile(path)
     if is_file:
-        return _of_file(url)
-    paths = files_below(url)
+        return _open_file(url)
+    paths = list_files(url)
     if not paths:
-        raise DataError(f"there is nothing at {url}: check the URL")
-    return _of_folder(url, paths)
+        raise DataError(f"There is nothing at {url}. Check the URL.")
+    return _open_folder(url, paths)
 
 
-def _of_file(url: str) -> Source:
+def _open_file(url: str) -> Source:
+    """Return the source in a single file."""
     name = url.rsplit("/", 1)[-1].lower()
     if name.endswith(".parquet"):
         return ParquetSource(url, [url])
-    if name.endswith(TARS):
+    if name.endswith(TAR_SUFFIXES):
         file = File.at(url)
-        if is_cifar([member.name for member in members(file)]):
-            return cifar_in_tar(file)
+        if is_cifar([member.name for member in list_members(file)]):
+            return open_cifar_tar(file)
         return WebDatasetSource(url, [url])
     if name.endswith(".npz"):
-        return numpy_source(url, [url])
+        return open_numpy(url, [url])
     if name.endswith(".npy"):
         raise DataError(
-            f"{url} is one array, and images need labels: give the folder that holds images.npy "
-            "and labels.npy, or a .npz file with both"
+            f"{url} is a single array, and images need labels. Give the folder that holds "
+            "images.npy and labels.npy, or a .npz file with both."
         )
     raise DataError(
-        f"{url} is a file of no kind that is known: give a .parquet, .tar, .tar.gz or .npz file, "
-        "or the folder that it lies in"
+        f"{url} is a file of unknown kind. Give a .parquet, .tar, .tar.gz or .npz file, or the "
+        "folder that contains it."
     )
 
 
-def _of_folder(url: str, paths: Sequence[str]) -> Source:
-    top = [path for path in paths if "/" not in path]
+def _open_folder(url: str, paths: Sequence[str]) -> Source:
+    """Return the source in a folder with files at these paths."""
+    top_level = [path for path in paths if "/" not in path]
 
     endings = {posixpath.splitext(path)[1].lower() for path in paths}
 
-    def urls(suffixes: tuple[str, ...], among: Sequence[str] = paths) -> list[str]:
+    def find_urls(suffixes: tuple[str, ...], candidates: Sequence[str] = paths) -> list[str]:
         if endings.isdisjoint(suffix[suffix.rfind(".") :] for suffix in suffixes):
-            return []  # told at once, of any number of files
-        return [f"{url}/{path}" for path in among if path.lower().endswith(suffixes)]
+            return []  # A shortcut for folders of very many files.
+        return [f"{url}/{path}" for path in candidates if path.lower().endswith(suffixes)]
 
-    if found := [f"{url}/{path}" for path in top if path.lower().endswith(IDX)]:
-        return idx_source(url, found)
+    if found := [f"{url}/{path}" for path in top_level if path.lower().endswith(IDX_SUFFIXES)]:
+        return open_idx(url, found)
     folder = posixpath.dirname(min(paths, key=lambda path: path.count("/")))
-    if is_cifar(top) or (is_cifar(paths) and not folder.count("/")):
+    if is_cifar(top_level) or (is_cifar(paths) and not folder.count("/")):
         files = [File.at(f"{url}/{path}") for path in paths]
         return CifarSource(url, [Member(file, file.name, 0, file.size) for file in files])
-    if found := urls((".parquet",)):
+    if found := find_urls((".parquet",)):
         return ParquetSource(url, found)
-    if found := urls(TARS):
-        names = "classes.txt" if "classes.txt" in top else None
-        listed = File.at(f"{url}/{names}").read().decode().split("\n") if names else None
-        return WebDatasetSource(url, found, [name for name in listed if name] if listed else None)
-    if found := urls(NUMPY, top):
-        return numpy_source(url, found)
+    if found := find_urls(TAR_SUFFIXES):
+        if "classes.txt" not in top_level:
+            return WebDatasetSource(url, found)
+        lines = File.at(f"{url}/classes.txt").read().decode().split("\n")
+        return WebDatasetSource(url, found, [line for line in lines if line])
+    if found := find_urls(NUMPY_SUFFIXES, top_level):
+        return open_numpy(url, found)
     return FolderSource(url, paths)

@@ -1,4 +1,4 @@
-"""What every source of images tells: its splits, classes and labels, and images by number."""
+"""The interface of image sources: splits, classes, labels, and images by number."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from rescnet_dist.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Encoded = bytes | DataError  # of an image file, or why it cannot be read
+Encoded = bytes | DataError  # the content of an image file, or why it cannot be read
 
-SPLITS = {
+SPLIT_ALIASES = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing", "t10k", "eval"),
@@ -25,8 +25,16 @@ SPLITS = {
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Images (n, H, W, d), or the bytes of n image files, which are read as they are asked for,
-    and a name for each."""
+    """Some images of a source, decoded or as the bytes of image files.
+
+    Attributes
+    ----------
+    images : ndarray of shape (n, H, W, d) or iterable of (bytes or DataError)
+        Pixels, or the contents of n image files, which should be read lazily. A DataError in place
+        of the bytes says why a file cannot be read.
+    names : sequence of str
+        A name for each image, used in error messages.
+    """
 
     images: Array | Iterable[Encoded]
     names: Sequence[str]
@@ -36,14 +44,14 @@ Reader = Callable[[], Samples]
 
 
 @dataclass(frozen=True, slots=True)
-class NumberedReader(Sequence[str]):
-    """Names of the images start to stop of something, each made when it is asked for.
+class NumberedNames(Sequence[str]):
+    """Names of images start to stop of a file or split, each built on access.
 
-    >>> list(Numbered("a.npz, train", 3, 5))
+    >>> list(NumberedNames("a.npz, train", 3, 5))
     ['a.npz, train image 3', 'a.npz, train image 4']
     """
 
-    of: str
+    prefix: str
     start: int
     stop: int
 
@@ -55,18 +63,46 @@ class NumberedReader(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[str]: ...
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        found = range(self.start, self.stop)[index]
-        named = [f"{self.of} image {n}" for n in ([found] if isinstance(found, int) else found)]
-        return named[0] if isinstance(found, int) else named
+        numbers = range(self.start, self.stop)[index]
+        if isinstance(numbers, int):
+            return f"{self.prefix} image {numbers}"
+        return [f"{self.prefix} image {number}" for number in numbers]
 
 
 class Source(ABC):
-    """Images that lie somewhere in some form, of which any part can be read, by any worker.
+    """A collection of labeled images, any part of which can be read by any worker.
 
-    splits: the number of images of each split, by name, in the order train, val, test. classes:
-    the class names. labels: of each split the codes (n,) of its images, their places in `classes`;
-    empty where images have none.
-    passed_over: paths of files among the images that are of no kind that is read.
+    Subclasses set the attributes in their constructor, from names, headers and labels only, and
+    implement `reader`. Instances and readers must be picklable.
+
+    Attributes
+    ----------
+    url : str
+        Where the images are, used in error messages.
+    splits : dict of str to int
+        The number of images of each split, in the order train, val, test.
+    classes : tuple
+        The class names.
+    labels : dict of str to ndarray of shape (n,)
+        For each split the integer codes of its images, which index `classes`. Empty if the images
+        have no labels.
+    passed_over : tuple of str
+        The paths of files among the images whose type is not supported.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class Noise(Source):
+    ...     def __init__(self):
+    ...         self.url, self.splits, self.classes = "noise", {"train": 6}, ("even", "odd")
+    ...         self.labels = {"train": np.arange(6, dtype=np.int32) % 2}
+    ...     def reader(self, split, start, stop):
+    ...         def read():
+    ...             images = np.random.default_rng(0).random((6, 8, 8, 1))[start:stop]
+    ...             return Samples(images, NumberedNames("noise", start, stop))
+    ...         return read
+    >>> Noise().read("train", 2, 5).images.shape
+    (3, 8, 8, 1)
     """
 
     url: str
@@ -77,57 +113,98 @@ class Source(ABC):
 
     @abstractmethod
     def reader(self, split: str, start: int, stop: int) -> Reader:
-        """What reads images start to stop of a split, in an order that never changes. It is sent to
-        workers, and has no more in it than these images need."""
+        """Return a function that reads images start to stop of a split.
+
+        The order of the images never changes. The function is sent to workers, so it should hold
+        nothing but what these images need.
+
+        Parameters
+        ----------
+        split : str
+            A key of `splits`.
+        start, stop : int
+            The range of images, with ``0 <= start < stop <= splits[split]``.
+
+        Returns
+        -------
+        callable
+            A picklable function without arguments that returns `Samples` of ``stop - start``
+            images.
+        """
 
     def files(self, split: str) -> Sequence[str] | None:
-        """The name of the file that each image of a split is, where each is one."""
+        """Return the file name of each image of a split, if each image is a file.
+
+        Parameters
+        ----------
+        split : str
+            A key of `splits`.
+
+        Returns
+        -------
+        sequence of str or None
+            One name per image; None if images are not files of their own.
+        """
         return None
 
     def read(self, split: str, start: int, stop: int) -> Samples:
-        """Images start to stop of a split."""
+        """Read images start to stop of a split.
+
+        Parameters
+        ----------
+        split : str
+            A key of `splits`.
+        start, stop : int
+            The range of images.
+
+        Returns
+        -------
+        Samples
+            The images and their names.
+        """
         return self.reader(split, start, stop)()
 
     @property
     def count(self) -> int:
-        """Images of all splits."""
+        """The number of images of all splits."""
         return sum(self.splits.values())
 
 
-@lru_cache(maxsize=10_000)  # of 60,000 files, all lie in a few folders
-def split_named(name: str) -> str | None:
-    """The split that a name, as of a folder, stands for.
+@lru_cache(maxsize=10_000)  # Data sets have many files in few folders.
+def parse_split_name(name: str) -> str | None:
+    """Return the split that a name, such as that of a folder, stands for; None if it is none.
 
-    >>> split_named("Validation"), split_named("t10k"), split_named("cats")
+    >>> parse_split_name("Validation"), parse_split_name("t10k"), parse_split_name("cats")
     ('val', 'test', None)
     """
-    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+    return next((split for split, names in SPLIT_ALIASES.items() if name.lower() in names), None)
 
 
-def split_of_file(path: str) -> str:
-    """The split that a word of the name of a file, or of a folder above it, stands for; train where
-    none does.
+def infer_split(path: str) -> str:
+    """Return the split named by a word of a file's path; train if there is none.
 
-    >>> split_of_file("emnist-test-images-idx3-ubyte"), split_of_file("val/0001.tar")
+    >>> infer_split("emnist-test-images-idx3-ubyte"), infer_split("val/0001.tar")
     ('test', 'val')
     """
     for part in reversed(path.split("/")):
         for word in re.split("[-_.]", part):
-            if found := split_named(word):
-                return found
+            if split := parse_split_name(word):
+                return split
     return "train"
 
 
-def in_order(splits: Iterable[str]) -> list[str]:
-    """Splits in the order train, val, test."""
-    return [split for split in SPLITS if split in set(splits)]
+def sort_splits(splits: Iterable[str]) -> list[str]:
+    """Return splits in the order train, val, test."""
+    return [split for split in SPLIT_ALIASES if split in set(splits)]
 
 
-def coded(
+def encode_labels(
     values: dict[str, Array], names: Sequence[str] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Array]]:
-    """Class names and codes (n,) of each split from whole-number labels (n,), whose names are given
-    or are the numbers themselves."""
+    """Return class names and codes (n,) of each split, from integer labels (n,).
+
+    The labels index `names` or, if that is None, are the class names themselves.
+    """
     distinct = np.unique(np.concatenate(list(values.values())))
     if names is None:
         classes = tuple(distinct.tolist())
@@ -136,17 +213,18 @@ def coded(
         }
     if distinct[0] < 0 or distinct[-1] >= len(names):
         raise DataError(
-            f"there are labels from {distinct[0]} to {distinct[-1]}, and {len(names)} class names: "
-            "labels must be 0 to the number of names less 1"
+            f"There are labels from {distinct[0]} to {distinct[-1]}, and {len(names)} class names. "
+            "Labels must be from 0 to the number of names minus 1."
         )
     return tuple(names), {s: v.astype(np.int32) for s, v in values.items()}
 
 
 def check_counts(url: str, split: str, images: int, labels: int) -> None:
-    """Refuse a split with more or fewer labels than images, or with none."""
+    """Raise DataError if a split is empty, or if its images and labels differ in number."""
     if images != labels:
         raise DataError(
-            f"{url} has {images:,} images and {labels:,} labels to {split}: there must be as many"
+            f"{url} has {images:,} images and {labels:,} labels in {split}. Their numbers must be "
+            "equal."
         )
     if not images:
-        raise DataError(f"{url} has no images to {split}: give at least one")
+        raise DataError(f"{url} has no images in {split}. Provide at least one.")

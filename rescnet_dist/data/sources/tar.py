@@ -1,4 +1,4 @@
-"""Members of tar files, read at random; and WebDataset shards, whose members are samples."""
+"""Members of tar files, with random access, and WebDataset shards."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.data.archives import Metered
-from rescnet_dist.data.sources.decode import SUFFIXES
-from rescnet_dist.data.sources.files import File, brief, reading
+from rescnet_dist.data.archives import TAR_BLOCK_BYTES, BoundedStream
+from rescnet_dist.data.sources.decode import IMAGE_SUFFIXES
+from rescnet_dist.data.sources.files import File, summarize_error, translate_read_errors
 from rescnet_dist.data.sources.source import (
     Encoded,
     Reader,
     Samples,
     Source,
     check_counts,
-    coded,
-    in_order,
-    split_of_file,
+    encode_labels,
+    infer_split,
+    sort_splits,
 )
 from rescnet_dist.errors import DataError
 
 LABEL_SUFFIXES = (".cls", ".json")
-LABEL_BYTES = 2**16
-BLOCK = 512  # bytes, of which all in a tar file is made
-SCANNED_AT_A_TIME = 8
-MOST_HELD = 2**18  # files in a compressed tar file
+MAX_LABEL_BYTES = 2**16
+CONCURRENT_SCANS = 8  # of shards
+MAX_COMPRESSED_MEMBERS = 2**18  # in a gzipped tar file
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in a tar file: its name, and where its bytes lie."""
+    """A file in a tar file: its name, and the position of its bytes."""
 
     file: File
     name: str
@@ -46,59 +45,63 @@ class Member:
     size: int
 
     def read(self) -> bytes:
-        """Its bytes."""
+        """Read the bytes of the member."""
         return self.file.read(self.offset, self.offset + self.size)
 
 
 @lru_cache(maxsize=1)
-def members(file: File) -> tuple[Member, ...]:
-    """The plain files in a tar file, which may be gzipped, in its order."""
-    most = MOST_HELD if file.is_gzipped else None
-    found = tuple(itertools.islice(_members(file), most))
-    if len(found) == most:
+def list_members(file: File) -> tuple[Member, ...]:
+    """Return the regular files in a tar file, which may be gzipped, in their order."""
+    limit = MAX_COMPRESSED_MEMBERS if file.is_gzipped else None
+    members = tuple(itertools.islice(_scan_members(file), limit))
+    if len(members) == limit:
         raise DataError(
-            f"{file.url} has {most:,} files or more, too many for a compressed one: decompress it "
-            "first"
+            f"{file.url} has {limit:,} files or more, which is too many for a compressed tar file. "
+            "Decompress it first."
         )
-    return found
+    return members
 
 
-def _members(file: File) -> Iterator[Member]:
-    tar: Any  # of which the types do not tell all attributes
-    with file.opened() as opened, reading(file.url):
-        stream: Any = Metered(file.url, opened)
+def _scan_members(file: File) -> Iterator[Member]:
+    """Yield the regular files in a tar file."""
+    tar: Any  # whose type stubs lack some attributes
+    with file.open() as opened, translate_read_errors(file.url):
+        stream: Any = BoundedStream(file.url, opened)
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             while (entry := tar.next()) is not None:
-                tar.members.clear()  # it keeps all of them otherwise
+                tar.members.clear()  # It would hold all of them otherwise.
                 if entry.isfile() and not entry.issparse():
                     yield Member(file, entry.name, entry.offset_data, entry.size)
         stream.seek(tar.offset)
-        if stream.read(BLOCK) != bytes(BLOCK):  # where tarfile takes damage for the end
-            raise DataError(f"{file.url} ends in the middle: it is cut short, or damaged")
+        if stream.read(TAR_BLOCK_BYTES) != bytes(TAR_BLOCK_BYTES):  # tarfile stops at damage.
+            raise DataError(f"{file.url} has no end mark. It is truncated or damaged.")
 
 
 class WebDatasetSource(Source):
-    """Tar shards in which KEY.png, .jpg or .webp is an image and KEY.cls, or the entry "label" or
-    "cls" of KEY.json, its class."""
+    """Tar shards with an image KEY.png, .jpg or .webp per sample.
+
+    The class of a sample is the content of KEY.cls, or the entry "label", "cls" or "class" of
+    KEY.json.
+    """
 
     def __init__(self, url: str, shards: Sequence[str], names: Sequence[str] | None = None) -> None:
         self.url = url
-        with ThreadPoolExecutor(SCANNED_AT_A_TIME) as pool:
-            scanned = list(pool.map(_scanned, shards))
+        with ThreadPoolExecutor(CONCURRENT_SCANS) as pool:
+            samples_by_shard = list(pool.map(_scan_shard, shards))
         self.images: dict[str, list[Member]] = {}
         values: dict[str, list[int | str]] = {}
-        for shard, found in zip(shards, scanned, strict=True):
-            split = split_of_file(shard[len(url) :] or shard.rsplit("/", 1)[-1])
-            self.images.setdefault(split, []).extend(image for image, _ in found)
-            values.setdefault(split, []).extend(label for _, label in found)
-        self.splits = {split: len(self.images[split]) for split in in_order(self.images)}
+        for shard, samples in zip(shards, samples_by_shard, strict=True):
+            split = infer_split(shard[len(url) :] or shard.rsplit("/", 1)[-1])
+            self.images.setdefault(split, []).extend(image for image, _ in samples)
+            values.setdefault(split, []).extend(label for _, label in samples)
+        self.splits = {split: len(self.images[split]) for split in sort_splits(self.images)}
         for split, count in self.splits.items():
             check_counts(url, split, count, len(values[split]))
-        if all(isinstance(label, int) for found in values.values() for label in found):
+        if all(isinstance(label, int) for labels in values.values() for label in labels):
             numbers = {split: np.array(values[split], np.int64) for split in self.splits}
-            self.classes, self.labels = coded(numbers, names)
+            self.classes, self.labels = encode_labels(numbers, names)
         else:
-            distinct = {str(label) for found in values.values() for label in found}
+            distinct = {str(label) for labels in values.values() for label in labels}
             self.classes = tuple(sorted(distinct))
             code = {name: number for number, name in enumerate(self.classes)}
             self.labels = {
@@ -107,59 +110,65 @@ class WebDatasetSource(Source):
             }
 
     def files(self, split: str) -> list[str]:
-        """Their names within the shards."""
+        """Return the names of the images of a split, with their shards."""
         return [f"{member.file.name}:{member.name}" for member in self.images[split]]
 
     def reader(self, split: str, start: int, stop: int) -> Reader:
-        """Of the bytes of the image members."""
+        """Return a reader of the bytes of the image members."""
         return partial(_read, self.images[split][start:stop])
 
 
 def _read(images: list[Member]) -> Samples:
+    """Return the bytes of image members, read lazily."""
     names = [f"{member.file.url}:{member.name}" for member in images]
-    return Samples((_content(member) for member in images), names)
+    return Samples((_read_member(member) for member in images), names)
 
 
-def _content(member: Member) -> Encoded:
+def _read_member(member: Member) -> Encoded:
+    """Return the bytes of a member, or the error that reading it raised."""
     try:
         return member.read()
     except DataError as error:
         return error
 
 
-def _scanned(url: str) -> list[tuple[Member, int | str]]:
-    """The images of a shard and their labels."""
+def _scan_shard(url: str) -> list[tuple[Member, int | str]]:
+    """Return the images of a shard and their labels."""
     samples: dict[str, dict[str, Member]] = {}
-    for member in members(File.at(url)):
-        key, suffix = _key_and_suffix(member.name)
+    for member in list_members(File.at(url)):
+        key, suffix = _split_name(member.name)
         samples.setdefault(key, {})[suffix] = member
     found = []
-    for key, parts in samples.items():
-        image = next((parts[suffix] for suffix in SUFFIXES if suffix in parts), None)
+    for key, members in samples.items():
+        image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)
         if image is not None:
-            found.append((image, _label(url, key, parts)))
+            found.append((image, _read_label(url, key, members)))
     if not found:
-        raise DataError(f"{url} has no images ({', '.join(SUFFIXES)}): check the URL")
+        raise DataError(f"{url} has no images ({', '.join(IMAGE_SUFFIXES)}). Check the URL.")
     return found
 
 
-def _key_and_suffix(name: str) -> tuple[str, str]:
-    """As WebDataset has it: the key of a sample goes up to the first dot of the file's name.
+def _split_name(name: str) -> tuple[str, str]:
+    """Return key and suffix of a member; as in WebDataset, the key ends at the first dot.
 
-    >>> _key_and_suffix("a/0001.left.png")
+    >>> _split_name("a/0001.left.png")
     ('a/0001', '.png')
     """
     folder, base = posixpath.split(name)
     return posixpath.join(folder, base.split(".")[0]), posixpath.splitext(base)[1].lower()
 
 
-def _label(url: str, key: str, parts: dict[str, Member]) -> int | str:
-    suffix = next((suffix for suffix in LABEL_SUFFIXES if suffix in parts), None)
+def _read_label(url: str, key: str, members: dict[str, Member]) -> int | str:
+    """Read the label of a sample from its members, by suffix."""
+    suffix = next((suffix for suffix in LABEL_SUFFIXES if suffix in members), None)
     if suffix is None:
-        raise DataError(f"{url} has no label to sample {key}: add {key}.cls or {key}.json")
-    member = parts[suffix]
-    if member.size > LABEL_BYTES:
-        raise DataError(f"{url}:{member.name} has {member.size:,} bytes, too many for a label")
+        raise DataError(f"{url} has no label for sample {key}. Add {key}.cls or {key}.json.")
+    member = members[suffix]
+    if member.size > MAX_LABEL_BYTES:
+        raise DataError(
+            f"{url}:{member.name} has {member.size:,} bytes, too many for a label. The limit is "
+            f"{MAX_LABEL_BYTES:,} bytes."
+        )
     text = member.read()
     try:
         value = json.loads(text) if suffix == ".json" else text.decode().strip()
@@ -168,10 +177,10 @@ def _label(url: str, key: str, parts: dict[str, Member]) -> int | str:
         if isinstance(value, str) and value:
             value = int(value) if value.lstrip("-").isdecimal() else value
     except (ValueError, StopIteration, RecursionError) as error:
-        raise DataError(f"{url}:{member.name} has no label ({brief(error)})") from None
+        raise DataError(f"{url}:{member.name} has no label ({summarize_error(error)}).") from None
     is_number = type(value) is int and abs(value) < 2**63
     if not is_number and not (isinstance(value, str) and value):
         raise DataError(
-            f"{url}:{member.name} has no label but {text[:40]!r}: give a whole number or a word"
+            f"{url}:{member.name} has no label, but {text[:40]!r}. Give an integer or a word."
         )
     return value

@@ -1,0 +1,125 @@
+"""Decoding, resizing and conversion of images."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from PIL import Image, PngImagePlugin
+from source_cases import CASES
+from source_files import (
+    CLASS_NAMES,
+    COLOR,
+    GRAY,
+    LABELS,
+    Array,
+    encode_image,
+    make_npy,
+    make_zarr_store,
+    write_files,
+)
+
+import rescnet_dist as rd
+from rescnet_dist.data.sources.decode import _decode_png
+from rescnet_dist.errors import DataError, SpecError
+
+GAMMA = PngImagePlugin.PngInfo()
+
+GAMMA.add(b"gAMA", struct.pack(">I", 30_000))
+
+
+@pytest.mark.parametrize("image", [COLOR[0], GRAY[0]], ids=["color", "gray"])
+@pytest.mark.parametrize(
+    "options", [{}, {"compress_level": 0}, {"dpi": (9, 9)}, {"pnginfo": GAMMA}]
+)
+def test_fast_png_decoder_equals_pillow(image: Array, options: Any) -> None:
+    """The fast decoder returns the same pixels, and False for files it does not support."""
+    data, found = encode_image(image, **options), np.empty_like(image)
+    assert _decode_png(data, found)
+    np.testing.assert_array_equal(found, image)
+    at = data.index(b"IDAT") + 10
+    altered = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    for other in (data[:20], data[:-20], altered, b"RIFF" + data[4:]):
+        assert not _decode_png(other, found)
+    assert not _decode_png(data, found[1:])
+    transparent = encode_image(image, transparency=7 if image.shape[2] == 1 else (7, 7, 7))
+    assert not _decode_png(transparent, found)  # libpng would make that alpha
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("P", "RGB"), ("1", "L"), ("CMYK", "RGB"), ("I;16", "I;16")]
+)
+def test_convert_pillow_modes(tmp_path: Path, mode: str, expected: str) -> None:
+    """Palettes and CMYK become colors, single bits become gray, and 16 bits stay."""
+    form = "JPEG" if mode == "CMYK" else "PNG"
+    pixels = GRAY[0, ..., 0].astype(np.uint16) * 257 if mode == "I;16" else COLOR[0]
+    image = encode_image(pixels, form, None if mode == "I;16" else mode)
+    write_files(tmp_path, {f"{word}/0.{form.lower()}": image for word in CLASS_NAMES})
+    data = rd.open_dataset(tmp_path)
+    with Image.open(io.BytesIO(image)) as picture:
+        assert picture.mode == mode
+        plain = np.asarray(picture if expected == mode else picture.convert(expected))
+    found = data.images.data.compute(scheduler="sync")
+    np.testing.assert_array_equal(found[0], plain.reshape(6, 5, -1))
+
+
+def test_resize_and_convert_on_request_only(tmp_path: Path) -> None:
+    """Images of mixed channels or sizes raise an error unless they are converted."""
+    files = {"a/0.png": encode_image(COLOR[0]), "a/1.png": encode_image(GRAY[1]), "b/2.png": b""}
+    files["b/2.png"] = encode_image(np.zeros((9, 5, 3), np.uint8))
+    url = str(write_files(tmp_path, files))
+    with dask.config.set(scheduler="sync"):
+        for options, reason in (
+            ({}, r"1\.png: The image is 6×5 with 1 .*gray or to color \(--channels, channels=\)"),
+            (
+                {"channels": "color"},
+                r"2\.png: The image is 9×5.*Resize all images to one size \(--resize, resize=\)",
+            ),
+        ):
+            with pytest.raises(DataError, match=reason):
+                rd.open_dataset(url, **options).images.compute()
+        for channels, mode in (("gray", "L"), ("color", "RGB")):
+            data = rd.open_dataset(url, resize=(4, 7), channels=channels)
+            assert data.images.shape == (3, 4, 7, len(mode))
+            picture = Image.fromarray(COLOR[0]).convert(mode)
+            expected = np.asarray(picture.resize((7, 4), Image.Resampling.BILINEAR))
+            np.testing.assert_array_equal(data.images[0], expected.reshape(4, 7, -1))
+
+
+@pytest.mark.parametrize("source", ["IDX", "CIFAR-10 of Python 2", ".npz", "Zarr", "digits"])
+def test_resize_and_convert_arrays(source: str, tmp_path: Path) -> None:
+    """Images in arrays are resized and converted like image files."""
+    url = str(tmp_path)
+    if source in CASES:
+        url = str(write_files(tmp_path, CASES[source]().files) / CASES[source]().url)
+    elif source == "Zarr":
+        make_zarr_store(tmp_path)
+    else:
+        url = source
+    with dask.config.set(scheduler="sync"):
+        plain = rd.open_dataset(url).images[0].to_numpy()
+        data = rd.open_dataset(url, resize=(4, 7), channels="color").images[0].to_numpy()
+    picture = Image.fromarray(plain.squeeze()).convert("RGB")
+    np.testing.assert_array_equal(data, picture.resize((7, 4), Image.Resampling.BILINEAR))
+
+
+def test_resize_unsupported_pixels(tmp_path: Path) -> None:
+    """The error says which pixels can be resized; invalid options are rejected."""
+    write_files(
+        tmp_path, {"images.npy": make_npy(GRAY.astype("f4")), "labels.npy": make_npy(LABELS)}
+    )
+    with pytest.raises(DataError, match=r"float32\. Only images with 1 or 3 channels of uint8"):
+        rd.open_dataset(tmp_path, resize=(4, 4))
+    with pytest.raises(
+        DataError, match=r"cannot be applied to a Dataset\. They are for files of images"
+    ):
+        rd.open_dataset(xr.Dataset({"images": (("image", "y", "x"), GRAY[..., 0])}), resize=(4, 4))
+    for wrong in ({"resize": (0, 1)}, {"channels": "sepia"}):
+        with pytest.raises(SpecError, match=next(iter(wrong))):
+            rd.open_dataset("digits", **wrong)
