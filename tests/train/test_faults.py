@@ -634,7 +634,7 @@ def test_a_command_that_is_stopped_before_there_is_a_run_does_not_speak_of_going
         os.kill(os.getpid(), stop)
         time.sleep(10)
 
-    monkeypatch.setattr("rescnet_dist.train.prepare._write_rows", stopped)
+    monkeypatch.setattr("rescnet_dist.train.prepare._write_parts", stopped)
     result = rescnet("train", data, "--store", tmp_path / "run", "--config", config)
     assert result.exit_code == (75 if stop == signal.SIGTERM else 130)
     assert "resume" not in result.output
