@@ -94,8 +94,8 @@ class Reader:
                 if len(chunks) != state.plan.chunks:
                     raise StoreError(
                         f"commits/{number:04d}.json has {len(chunks)} checksums of {path}, which "
-                        f"has {state.plan.chunks} chunks. The record is damaged. Remove it, then "
-                        "resume the run, which writes it again."
+                        f"has {state.plan.chunks} chunks. The record is damaged; remove it, then "
+                        "resume the run, which writes it anew."
                     )
             checksums |= committed
         return cls(task, group, state, step, checksums, cache or ChunkCache())
@@ -308,8 +308,8 @@ class Reader:
         if number >= len(chunks):
             raise StoreError(
                 f"commits/0000.json has {len(chunks)} checksums of {path}, but chunk {number} is "
-                "needed. The record is damaged. Remove it, then resume the run, which writes it "
-                "again."
+                "needed. The record is damaged; remove it, then resume the run, which writes it "
+                "anew."
             )
         return chunks[number]
 
