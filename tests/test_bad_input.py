@@ -408,7 +408,7 @@ SPECS: dict[str, Case] = {
     "patience without validation": (
         fit(spec=SPEC.replace(patience=2)),
         SpecError,
-        ["patience=2", "nothing is held out", "leave patience out"],
+        ["patience=2", "there are no validation images", "omit patience"],
     ),
     "floor above the rate": (
         lambda location: SPEC.replace(learning_rate=0.1, rate_floor=0.5),

@@ -270,7 +270,14 @@ def train(
             resume_run(store, client, [progress], changes=Changes.to(run_spec))
         else:
             begin_run(
-                store, spec, run_spec, training, client, [progress], source=source, again=True
+                store,
+                spec,
+                run_spec,
+                training,
+                client,
+                [progress],
+                source=source,
+                replace_incomplete=True,
             )
     run = RunStore.open(store)
     if len(run.commits()) > before or "environment" not in run.attributes():

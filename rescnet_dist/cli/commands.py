@@ -122,7 +122,14 @@ def train_command(
                 run = resume_run(url, client, listeners, changes=Changes.to(run_spec))
             else:
                 run = begin_run(
-                    url, spec, run_spec, training, client, listeners, source=data, again=or_resume
+                    url,
+                    spec,
+                    run_spec,
+                    training,
+                    client,
+                    listeners,
+                    source=data,
+                    replace_incomplete=or_resume,
                 )
         report_outcome(run, data, test_data, teller)
 

@@ -1,4 +1,4 @@
-"""Tree reductions over workers: dask graphs of any accumulator; no storage."""
+"""Tree reductions over workers: Dask graphs for any accumulator, without storage."""
 
 from rescnet_dist.reduce.fold import fold_graph, fold_name, tree_merge
 from rescnet_dist.reduce.memory import trim_memory

@@ -11,7 +11,7 @@ from dask.delayed import Delayed, delayed
 
 
 def fold_name(name: str) -> str:
-    """What Dask calls the tasks that fold the chunks of a pass of this name."""
+    """Return the Dask name of the tasks that fold the chunks of the pass `name`."""
     return f"{name}-fold"
 
 
@@ -24,26 +24,48 @@ def fold_graph(
     *,
     split_every: int,
     name: str,
-    spread: bool = False,
+    lazy_finish: bool = False,
 ) -> Delayed:
-    """A lazy finish(shared, merge of all fold(*part)).
+    """Build the graph of finish(shared, merge of all fold(*part)).
 
-    With `spread`, finish itself makes the rest of the graph: finish(shared, lazy merge, token for
-    its keys).
+    Each part is one task that streams its chunks into one accumulator, so that the number of
+    accumulators does not depend on the number of chunks. They are merged in a tree of fan-in
+    `split_every`; the parts and the fan-in alone fix the order of every sum. The parts and `shared`
+    are embedded in the graph and must be small; since no task depends on where they are stored, all
+    workers start at once.
 
-    Each part is one task that streams its chunks into one accumulator, so that few accumulators
-    exist however many chunks there are. They are merged in a tree of fan-in `split_every`; parts
-    and fan-in alone fix the order of every sum. The parts and `shared` travel inside the graph and
-    must be small; as no task depends on where such a thing lies, all workers begin at once. Dask's
-    dashboard shows the tasks under `name`.
+    Parameters
+    ----------
+    fold : callable
+        Called as fold(*part); returns an accumulator.
+    parts : sequence of tuple
+        Arguments of each fold.
+    merge : callable
+        Associative merge of two accumulators.
+    finish : callable
+        Called as finish(shared, merged). With `lazy_finish`, it builds the rest of the graph
+        instead: finish(shared, lazy merge, token for its keys).
+    shared : object
+        First argument of finish.
+    split_every : int
+        Number of accumulators merged by one task.
+    name : str
+        Name of the tasks on Dask's dashboard.
+    lazy_finish : bool
+        Whether finish returns a Delayed.
+
+    Returns
+    -------
+    Delayed
+        The result of finish.
     """
-    token = uuid.uuid4().hex  # never reuse a key: a store may hold something else by now
+    token = uuid.uuid4().hex  # never reuse a key: the contents of the store may have changed
     folded = [
         delayed(fold, pure=False)(*part, dask_key_name=(f"{fold_name(name)}-{token}", index))
         for index, part in enumerate(parts)
     ]
     merged = tree_merge(folded, merge, split_every=split_every, name=name, token=token)
-    if spread:
+    if lazy_finish:
         return finish(shared, merged, token)
     return delayed(finish, pure=False)(shared, merged, dask_key_name=f"{name}-finish-{token}")
 
@@ -56,7 +78,7 @@ def tree_merge(
     name: str,
     token: str,
 ) -> Delayed:
-    """The lazy merge of all parts, `split_every` at a time, in their order."""
+    """Build the graph that merges all parts, `split_every` at a time, in their order."""
     level = 0
     while len(parts) > 1:
         batches = [parts[i : i + split_every] for i in range(0, len(parts), split_every)]
@@ -73,4 +95,5 @@ def tree_merge(
 
 
 def _merge_all(merge: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
+    """Merge accumulators from left to right."""
     return reduce(merge, parts)

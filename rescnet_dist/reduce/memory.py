@@ -1,4 +1,4 @@
-"""How a worker's malloc behaves: freed chunks go back to the system, small arrays are kept."""
+"""Settings of malloc in workers: large freed arrays return to the system, small ones are reused."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ import sys
 from functools import cache
 from typing import Any
 
-# options of glibc's mallopt, and what they are set to
-SETTINGS = {
-    -3: 6 * 2**20,  # M_MMAP_THRESHOLD: larger arrays are given back as soon as they are freed
-    -1: 64 * 2**20,  # M_TRIM_THRESHOLD: of smaller ones so much is kept, as mapping anew costs
-    -8: 4,  # M_ARENA_MAX: pools that freed memory can lie in, unused by other threads
+# options of glibc's mallopt and their values
+MALLOC_OPTIONS = {
+    -3: 6
+    * 2**20,  # M_MMAP_THRESHOLD in bytes: larger arrays are returned as soon as they are freed
+    -1: 64 * 2**20,  # M_TRIM_THRESHOLD in bytes: of smaller ones this much is kept, to avoid mmap
+    -8: 4,  # M_ARENA_MAX: pools whose freed memory other threads cannot use
 }
 
 
 def trim_memory() -> None:
-    """Give memory that is free back to the system; a few milliseconds.
+    """Return free memory to the system; takes a few milliseconds.
 
-    Chunks are read, computed and written by different threads, and glibc would keep what each of
-    them has freed for that thread: a worker's memory would grow chunk by chunk. Does nothing where
-    there is no glibc.
+    Chunks are read, computed and written by different threads, and glibc keeps what each of them
+    has freed for that thread: a worker's memory would grow chunk by chunk. Does nothing without
+    glibc.
     """
-    library = _tuned_glibc()
+    library = _configure_glibc()
     if library is not None:
         library.malloc_trim(0)
 
 
 @cache
-def _tuned_glibc() -> Any:
-    """glibc, with malloc set for arrays of many megabytes, or None; once per process."""
+def _configure_glibc() -> Any:
+    """Set malloc up for arrays of many megabytes, once per process; return glibc, or None."""
     if not sys.platform.startswith("linux"):
         return None
     try:
         library = ctypes.CDLL("libc.so.6")
-        for option, value in SETTINGS.items():
+        for option, value in MALLOC_OPTIONS.items():
             library.mallopt(option, value)
         library.malloc_trim(0)
     except (OSError, AttributeError):  # another C library, such as musl

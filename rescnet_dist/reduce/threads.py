@@ -1,4 +1,4 @@
-"""How many threads BLAS may use inside a task: fixed by the plan, as it can change bits."""
+"""Number of BLAS threads inside a task: fixed by the plan, as it can change bits of the result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import threadpoolctl
 from threadpoolctl import ThreadpoolController
 
 
-class _Limit:
-    """The process-wide limit now in force and how many tasks rely on it."""
+class _ThreadLimit:
+    """The process-wide limit in force, and the number of tasks that rely on it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -23,20 +23,20 @@ class _Limit:
         self.previous: Any = None
 
 
-_limit = _Limit()
+_limit = _ThreadLimit()
 
 
 @contextmanager
 def blas_threads(count: int) -> Iterator[None]:
     """Run the body with exactly `count` BLAS threads.
 
-    BLAS has one setting for the whole process, while tasks may run in several threads of a
-    worker: those that ask for the same count share it, others wait until the last has left.
+    BLAS has one setting for the whole process, while tasks may run in several threads of a worker:
+    tasks that need the same count share it, others wait until the last of them has left.
     """
     with _limit.changed:
         _limit.changed.wait_for(lambda: _limit.users == 0 or _limit.threads == count)
-        _take_control()
-        limiter = _controller(len(sys.modules)).limit(limits=count, user_api="blas")
+        _release_controlling_thread()
+        limiter = _find_blas(len(sys.modules)).limit(limits=count, user_api="blas")
         if _limit.users == 0:
             _limit.previous, _limit.threads = limiter, count
         _limit.users += 1
@@ -46,24 +46,27 @@ def blas_threads(count: int) -> Iterator[None]:
         with _limit.changed:
             _limit.users -= 1
             if _limit.users == 0:
-                _take_control()
+                _release_controlling_thread()
                 _limit.previous.restore_original_limits()
-                _take_control()  # and leave it to whoever is next
+                _release_controlling_thread()  # so that any thread can set the next limit
                 _limit.changed.notify_all()
 
 
 @lru_cache(maxsize=1)
-def _controller(_modules: int) -> ThreadpoolController:
-    """What sets the threads of all BLAS libraries, which takes some time to find; they come with
-    modules, of which there are so many by now."""
+def _find_blas(_loaded_modules: int) -> ThreadpoolController:
+    """Return the controller of all loaded BLAS libraries.
+
+    The search takes time, so it is repeated only when modules, and libraries with them, were
+    loaded since.
+    """
     return ThreadpoolController()
 
 
-def _take_control() -> None:
-    """Let this thread set OpenBLAS's limit.
+def _release_controlling_thread() -> None:
+    """Let any thread set OpenBLAS's limit.
 
-    From 3.8 on, threadpoolctl silently ignores all threads but the first that set one, to keep
-    them from fighting; here `_limit` already does that.
+    From 3.8 on, threadpoolctl silently ignores all threads but the first that set one, to keep them
+    from fighting; `_limit` already prevents that here.
     """
     release = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
     if release is not None:

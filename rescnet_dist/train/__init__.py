@@ -1,7 +1,8 @@
-"""Training: the passes, the loop that runs them, and what it tells its watchers."""
+"""Training: the passes over the data, the loop that runs them, and the events it publishes."""
 
 from rescnet_dist.train.decide import Accuracy, Done, History
 from rescnet_dist.train.describe import describe_run
+from rescnet_dist.train.event_bus import check_listeners
 from rescnet_dist.train.events import (
     EVENTS_VERSION,
     Callback,
@@ -16,7 +17,6 @@ from rescnet_dist.train.events import (
     RunDone,
     RunStarted,
     RunStopped,
-    check_listeners,
     event_to_dict,
 )
 from rescnet_dist.train.lifecycle import begin_run, resume_run

@@ -1,9 +1,10 @@
-"""Shelves: where maps wait for the next layer in the memory of workers, host's or GPU's.
+"""Chunk caches: maps that stay in the memory of workers, host or GPU, until the next layer.
 
-Each group of chunks has one, a Dask future that the driver holds and that every task of the group
-takes as an argument: Dask sends the task to the worker with the shelf, and frees the shelf when
-the driver is gone. A shelf never travels: whoever gets it elsewhere, or after its worker was lost,
-finds it empty, and computes what was on it again from the store.
+Each group of chunks has one cache. It is a Dask future that the driver holds and that every task of
+the group takes as an argument: Dask sends the task to the worker that has the cache, and frees the
+cache when the driver is gone. The contents of a cache are never transferred. A task that gets the
+cache on another worker, or after its worker was lost, finds it empty and recomputes the contents
+from the store.
 """
 
 from __future__ import annotations
@@ -23,139 +24,160 @@ from rescnet_dist.cluster.workers import GPU_MEMORY_FRACTION, spill_fraction
 from rescnet_dist.kernels import Backend
 from rescnet_dist.train.task_events import this_worker
 
-PLACED = 30.0  # seconds for shelves to be in place
-BEYOND = 0.05  # of its memory that a worker may take more than planned, and still keep things
-
 
 @dataclass(frozen=True, slots=True)
 class ChunkState:
-    """What is kept of a chunk: maps (n, H, W, f) and features (n, D) of a layer, and the scores
-    (n, C) that entered it."""
+    """State of a chunk after a layer: maps (n, H, W, f), features (n, D), and the scores (n, C)
+    that entered the layer."""
 
     layer: int
     maps: Any
     scores: Any
     features: Any
 
-    def with_maps_in(self, dtype: str) -> ChunkState:
-        """The same, its maps in the precision that they have been rounded to."""
+    def cast_maps(self, dtype: str) -> ChunkState:
+        """Return the same state with maps in the dtype that they have been rounded to."""
         return replace(self, maps=self.maps.astype(dtype, copy=False))
 
 
-EMPTY = ChunkState(0, None, None, None)  # what there is before the first layer
+EMPTY = ChunkState(0, None, None, None)  # the state before the first layer
 
 
 @dataclass
 class ChunkCache:
-    """What one worker keeps of one group of chunks, by the first row of each; planned bytes."""
+    """Cache of one group of chunks on one worker, by the first row of each chunk."""
 
-    planned: int = 0
-    held: dict[int, ChunkState] = field(default_factory=dict)
+    planned_bytes: int = 0
+    states: dict[int, ChunkState] = field(default_factory=dict)
     images: dict[int, Any] = field(default_factory=dict)
     chunks: list[Any] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    backend: Backend | None = None  # of what is on it
+    backend: Backend | None = None  # of the cached arrays
 
     def __reduce__(self) -> tuple[type[ChunkCache], tuple[int]]:
-        return ChunkCache, (self.planned,)
+        return ChunkCache, (self.planned_bytes,)
 
     def __del__(self) -> None:
-        """Give a GPU's memory back, which others may be waiting for once a run is done."""
+        """Free GPU memory, which other processes may wait for once a run is done."""
         if self.backend:
-            self.held.clear()
+            self.states.clear()
             self.images.clear()
             self.backend.free()
 
-    def take(self, start: int, layer: int) -> ChunkState | None:
-        """What is kept of a chunk and is of this layer or one before; it is kept no longer."""
+    def pop(self, start: int, layer: int) -> ChunkState | None:
+        """Remove and return the state of a chunk if it is of this layer or an earlier one."""
         with self.lock:
-            found = self.held.get(start)
-            return self.held.pop(start) if found and found.layer <= layer else None
+            state = self.states.get(start)
+            return self.states.pop(start) if state and state.layer <= layer else None
 
-    def put(self, start: int, held: ChunkState, backend: Backend) -> None:
-        """Keep something of a chunk, in place of what there was, if there is room."""
+    def put(self, start: int, state: ChunkState, backend: Backend) -> None:
+        """Replace the state of a chunk; the new one is cached only if there is room."""
         with self.lock:
-            self.held.pop(start, None)
+            self.states.pop(start, None)
             if has_room(backend):
-                self.held[start], self.backend = held, backend
+                self.states[start], self.backend = state, backend
 
     def put_images(self, start: int, images: Any, backend: Backend) -> None:
-        """Keep the images (n, H, W, d) of a chunk, if there is room."""
+        """Cache the images (n, H, W, d) of a chunk if there is room."""
         if has_room(backend):
             self.images[start], self.backend = images, backend
 
 
-sizeof.register(ChunkCache, lambda shelf: shelf.planned)
+sizeof.register(ChunkCache, lambda cache: cache.planned_bytes)
+
+# memory that a worker may use above the planned fraction before it stops caching
+CACHE_TOLERANCE_FRACTION = 0.05
 
 
 def has_room(backend: Backend) -> bool:
-    """Whether this worker may keep more: more groups than planned are its, where others died."""
+    """Return whether this worker may cache more.
+
+    A worker may have more groups than planned after other workers died.
+    """
     if backend.on_gpu:
-        return backend.used_share() < GPU_MEMORY_FRACTION + BEYOND
+        return backend.used_share() < GPU_MEMORY_FRACTION + CACHE_TOLERANCE_FRACTION
     limit = this_worker().memory_manager.memory_limit
-    return not limit or psutil.Process().memory_info().rss < (spill_fraction() + BEYOND) * limit
+    fraction = spill_fraction() + CACHE_TOLERANCE_FRACTION
+    return not limit or psutil.Process().memory_info().rss < fraction * limit
 
 
 def disable_stealing(names: Sequence[str]) -> None:
-    """On a scheduler: never have idle workers take over tasks of these names, which would find
-    their shelf empty; what is on it is not in the size that Dask weighs against the time."""
+    """Keep idle workers from stealing tasks with these names; runs on a scheduler.
+
+    A stolen task would find its cache empty, and the cached bytes are not part of the size that
+    Dask weighs against the compute time.
+    """
     stealing.fast_tasks.update(names)
 
 
-class CacheSet:
-    """The shelves of a run's groups, spread over the workers of a cluster."""
+CACHE_PLACEMENT_SECONDS = 30.0  # for new caches to be placed on their workers
 
-    def __init__(self, client: Client, users: Sequence[str]) -> None:
-        """users: the names of the tasks that take shelves, as Dask has them."""
+
+class CacheSet:
+    """The caches of a run's groups, distributed over the workers of a cluster."""
+
+    def __init__(self, client: Client, task_names: Sequence[str]) -> None:
+        """Create an empty set; task_names are the Dask names of the tasks that use caches."""
         self._client = client
-        self._users = tuple(users)
-        self._homes: list[str] = []
+        self._task_names = tuple(task_names)
+        self._workers: list[str] = []  # of each cache
         self._futures: list[Future] = []
 
     def futures(self) -> list[Future]:
-        """That of each group."""
+        """Return the future of each group's cache."""
         return self._futures
 
-    def spread(self, planned: Sequence[int], *, stored: bool) -> None:
-        """Have one for each group, of so many bytes. Where workers have come or gone, shelves move
-        to them, which empties those: only once all that is on them is `stored` too."""
-        if self._futures and not stored:
+    def distribute(self, planned_bytes: Sequence[int], *, is_stored: bool) -> None:
+        """Create one cache per group, of these planned bytes, on the workers in turn.
+
+        If workers have joined or left since, caches move to other workers, which empties them. They
+        move only if everything in them is stored too (`is_stored`).
+        """
+        if self._futures and not is_stored:
             return
-        workers = sorted(self._client.nthreads())
-        if not workers:
+        available = sorted(self._client.nthreads())
+        if not available:
             return
-        homes = [workers[group % len(workers)] for group in range(len(planned))]
-        if homes != self._homes:
-            before = dict(enumerate(zip(self._homes, self._futures, strict=True)))
+        workers = [available[group % len(available)] for group in range(len(planned_bytes))]
+        if workers != self._workers:
+            current = dict(enumerate(zip(self._workers, self._futures, strict=True)))
             self._futures = [
-                before[group][1]
-                if before.get(group, ("",))[0] == home
-                else self._new(group, size, home)
-                for group, (home, size) in enumerate(zip(homes, planned, strict=True))
+                current[group][1]
+                if current.get(group, ("",))[0] == worker
+                else self._create_cache(group, size, worker)
+                for group, (worker, size) in enumerate(zip(workers, planned_bytes, strict=True))
             ]
-            self._homes = homes
-            self._let_go()
-            with suppress(Exception):  # as where the scheduler has not got this package: what is
-                self._client.run_on_scheduler(disable_stealing, self._users)  # stolen takes time
+            self._workers = workers
+            self._remove_restrictions()
+            # it fails if the scheduler does not have this package; stolen tasks then cost time only
+            with suppress(Exception):
+                self._client.run_on_scheduler(disable_stealing, self._task_names)
 
-    def _new(self, group: int, planned: int, home: str) -> Future:
+    def _create_cache(self, group: int, planned_bytes: int, worker: str) -> Future:
+        """Create the cache of a group, preferably on this worker."""
         return self._client.submit(
-            ChunkCache, planned, key=f"rescnet-shelf-{uuid.uuid4().hex}-{group}",
-            workers=[home], allow_other_workers=True,
-        )  # fmt: skip
+            ChunkCache,
+            planned_bytes,
+            key=f"rescnet-cache-{uuid.uuid4().hex}-{group}",
+            workers=[worker],
+            allow_other_workers=True,
+        )
 
-    def _let_go(self) -> None:
-        """Have shelves bound to no worker once they are in place: where all workers were gone for a
-        moment, Dask would wait for the very one that a shelf was made on, for ever."""
-        # the client is no current one where the caller keeps it to itself; and a cluster that has
-        # just lost its workers may take its time
+    def _remove_restrictions(self) -> None:
+        """Unbind caches from their workers once they are placed.
+
+        If all workers are gone for a moment, Dask would otherwise wait forever for the one that a
+        cache was created on.
+        """
+        # `wait` needs a current client, which this one is not if the caller keeps it to itself; and
+        # a cluster that has just lost its workers may be slow
         with self._client.as_current(), suppress(TimeoutError):
-            wait(self._futures, timeout=PLACED)
-        unbound: dict[str, list[str]] = {future.key: [] for future in self._futures}
-        self._client.sync(self._client.scheduler.set_restrictions, worker=unbound)
+            wait(self._futures, timeout=CACHE_PLACEMENT_SECONDS)
+        unrestricted: dict[str, list[str]] = {future.key: [] for future in self._futures}
+        self._client.sync(self._client.scheduler.set_restrictions, worker=unrestricted)
 
     def release(self) -> None:
-        """Free all of them, even if the graph of a pass that failed still knows of them."""
+        """Free all caches, even if the graph of a failed pass still refers to them."""
         for future in self._futures:
             future.release()
-        self._homes, self._futures = [], []
+        self._workers, self._futures = [], []

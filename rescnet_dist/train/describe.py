@@ -1,4 +1,4 @@
-"""What can be told of a run from its store alone."""
+"""Description of a run from its store alone."""
 
 from __future__ import annotations
 
@@ -13,37 +13,55 @@ from rescnet_dist.errors import (
     StoreUnreachableError,
 )
 from rescnet_dist.store import RunStore, check_unclaimed
-from rescnet_dist.train.decide import History, contradiction
+from rescnet_dist.train.decide import Accuracy, History, find_contradiction
 from rescnet_dist.train.state import RunState
 
-PARTS = ("data", "layers", "maps", "scores")  # of a run store, whose sizes are told
+MEASURED_FOLDERS = ("data", "layers", "maps", "scores")  # of a run store
 
 
 def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
-    """State, spec, layers with their accuracies and times, and sizes of the run at a URL, as plain
-    values."""
+    """Describe the run at a URL.
+
+    Parameters
+    ----------
+    url : str or PathLike
+        URL of the run store.
+
+    Returns
+    -------
+    dict
+        State, specs, layers with their accuracies and times, and sizes in bytes, as
+        JSON-serializable values.
+
+    Raises
+    ------
+    StoreError
+        If there is no run, or its data were never completely written.
+    CorruptDataError
+        If the result contradicts the commit records.
+    """
     run = RunStore.open(url)
-    sizes = {name: (run.location / name).size() for name in PARTS}
+    sizes = {name: (run.location / name).size() for name in MEASURED_FOLDERS}
     return describe_commits(run, run.commits()) | {"bytes": sizes}
 
 
 def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What `describe_run` tells but for the sizes, which take long, given the commit records."""
+    """Describe a run as `describe_run` does, but without the sizes, which take long to measure."""
     attributes, result = run.attributes(), run.result()
     if not attributes.get("data_complete"):
         raise StoreError(
-            f"the run at {run} has not begun: its data are still being written, or never were "
-            "completely; look again later, or remove it and train again"
+            f"The run at {run} has not started: its data are still being written, or were never "
+            "completely written. Try again later, or remove it and train again."
         )
-    if wrong := contradiction(max(0, len(commits) - 1), result):
-        raise CorruptDataError(f"the run at {run} is damaged: {wrong}")
+    if problem := find_contradiction(max(0, len(commits) - 1), result):
+        raise CorruptDataError(f"The run at {run} is damaged: {problem}")
     state, history = RunState.from_attributes(run, attributes), History.of(list(commits), result)
-    judged = {accuracy.layer: accuracy for accuracy in history.accuracies}
+    accuracies = {accuracy.layer: accuracy for accuracy in history.accuracies}
     claimed, reason = is_claimed(run), result.get("reason") if result else None
     return {
         "url": str(run),
         "state": "running" if claimed else "done" if reason else "unfinished",
-        "reason": None if claimed else reason,  # one that was done may be taken further
+        "reason": None if claimed else reason,  # a finished run may be resumed
         "depth": result["depth"] if result else None,
         "source": attributes.get("source"),
         "images": state.rows.images,
@@ -52,7 +70,9 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         "image_shape": list(state.image_shape),
         "classes": state.classes,
         "features": state.features,
-        "layers": [_layer(record, judged.get(record["step"])) for record in commits[1:]],
+        "layers": [
+            _describe_layer(record, accuracies.get(record["step"])) for record in commits[1:]
+        ],
         "network": attributes["network"],
         "augment": attributes["augment"],
         "run": attributes["run"],
@@ -62,8 +82,8 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
     }
 
 
-def _layer(record: dict[str, Any], accuracy: Any) -> dict[str, Any]:
-    """A layer, from the record of its commit and the accuracy after it, if that is known."""
+def _describe_layer(record: dict[str, Any], accuracy: Accuracy | None) -> dict[str, Any]:
+    """Describe a layer from its commit record and the accuracy after it, if that is known."""
     return {
         "layer": record["step"],
         "train": accuracy.train if accuracy else None,
@@ -76,7 +96,7 @@ def _layer(record: dict[str, Any], accuracy: Any) -> dict[str, Any]:
 
 
 def is_claimed(run: RunStore) -> bool:
-    """Whether a driver that lives writes to the run."""
+    """Return whether a living driver writes to the run."""
     try:
         check_unclaimed(run.location)
     except (StoreClosedError, StoreUnreachableError):

@@ -1,32 +1,39 @@
-"""What a run tells those who watch it: plain values, sent to listeners, which cannot break it."""
+"""Events of a training run, and the base class of callbacks that receive them."""
 
 from __future__ import annotations
 
-import logging
 import re
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import Any
 
-from rescnet_dist.errors import SpecError, mask_secrets
+from rescnet_dist.errors import mask_secrets
 from rescnet_dist.train.decide import Accuracy
 from rescnet_dist.train.metrics import PassMetrics
 
-EVENTS_VERSION = 2  # changes when a field is renamed, removed, or means something else
-FAILURES = 10  # of a listener, after which it is told nothing more
-PATIENCE = 60.0  # seconds that a run waits for its listeners
-
-logger = logging.getLogger(__name__)
+EVENTS_VERSION = 2  # changes when a field is renamed, removed, or changes its meaning
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """Training begins, or goes on after `layers` committed layers. images: with the copies made of
-    those to train on, of which `copies` are made each."""
+    """Training starts, or resumes after `layers` committed layers.
+
+    Attributes
+    ----------
+    url : str
+        URL of the run store.
+    images : int
+        Number of images, including the augmented copies of the training images.
+    max_layers : int
+        Largest number of layers that the run may grow.
+    layers : int
+        Number of committed layers.
+    accuracies : tuple of Accuracy
+        Accuracies known so far, one per layer.
+    copies : int
+        Number of augmented copies of each training image.
+    """
 
     url: str
     images: int
@@ -38,9 +45,21 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class MapsPlaced:
-    """From this layer on, maps wait for the next one in workers' memory, with their features or
-    without, or in the store; `reason` says why. Told of the first layer that
-    is grown, and where one of both changes."""
+    """Where the maps are kept for the next layer, from this layer on.
+
+    Published for the first layer that is grown, and whenever `in_memory` or `features` changes.
+
+    Attributes
+    ----------
+    layer : int
+        First layer that this applies to.
+    in_memory : bool
+        True if maps stay in the memory of the workers, False if they go through the store.
+    features : bool
+        True if the features are cached together with the maps.
+    reason : str
+        Why the maps are kept there.
+    """
 
     layer: int
     in_memory: bool
@@ -50,8 +69,15 @@ class MapsPlaced:
 
 @dataclass(frozen=True, slots=True)
 class PassStarted:
-    """A pass over all images begins: "survey", "grow", "score", or "save" where maps that were in
-    memory alone are stored at the end; layer 0 is the survey's."""
+    """A pass over all images starts.
+
+    Attributes
+    ----------
+    phase : {"survey", "grow", "score", "save"}
+        Kind of pass. "save" stores maps at the end of a run that had them in memory only.
+    layer : int
+        Layer that the pass works on; 0 for the survey.
+    """
 
     phase: str
     layer: int
@@ -59,10 +85,24 @@ class PassStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """A worker, which holds `memory` bytes, has finished `images` images of the pass, from image
-    `start`.
+    """A worker has finished a chunk of images.
 
-    It comes late, or again if a task is redone.
+    The event may arrive late, and again if a task is run again.
+
+    Attributes
+    ----------
+    phase : str
+        Kind of pass, as in `PassStarted`.
+    layer : int
+        Layer that the pass works on.
+    start : int
+        Index of the first image of the chunk.
+    images : int
+        Number of images in the chunk.
+    worker : str
+        Address of the worker.
+    memory : int
+        Resident memory of the worker, in bytes.
     """
 
     phase: str
@@ -75,7 +115,17 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRebuilt:
-    """The maps and scores of images start to stop were lost and have been made again."""
+    """The maps and scores of a chunk were lost and have been computed again.
+
+    Attributes
+    ----------
+    layer : int
+        Layer whose maps and scores were rebuilt.
+    start, stop : int
+        Range of images, `stop` excluded.
+    reason : str
+        Why they had to be rebuilt.
+    """
 
     layer: int
     start: int
@@ -85,7 +135,17 @@ class ChunkRebuilt:
 
 @dataclass(frozen=True, slots=True)
 class PassRetried:
-    """A pass goes on after a failure, such as that of workers that died."""
+    """A pass continues after a failure, such as the death of workers.
+
+    Attributes
+    ----------
+    phase : str
+        Kind of pass, as in `PassStarted`.
+    layer : int
+        Layer that the pass works on.
+    reason : str
+        What failed.
+    """
 
     phase: str
     layer: int
@@ -94,9 +154,25 @@ class PassRetried:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """A pass is committed; accuracy is that of the layers before it (of all, after "score"), if
-    there are any, and residual the shares of training images whose largest error was positive and
-    negative then; observed is what the pass took."""
+    """A pass is committed.
+
+    Attributes
+    ----------
+    phase : str
+        Kind of pass, as in `PassStarted`.
+    layer : int
+        Layer that the pass worked on.
+    seconds : float
+        Wall time of the pass.
+    accuracy : Accuracy or None
+        Accuracy of the layers before this one (of all layers, after "score"). None if there are
+        none.
+    residual : tuple of (float, float) or None
+        Fractions of the training images whose largest error, with those layers, was positive and
+        negative.
+    observed : PassMetrics
+        Time by phase, bytes read and written, and memory by worker.
+    """
 
     phase: str
     layer: int
@@ -108,7 +184,17 @@ class PassDone:
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
-    """Training has ended with a chosen depth."""
+    """Training has ended with a chosen depth.
+
+    Attributes
+    ----------
+    url : str
+        URL of the run store.
+    depth : int
+        Number of layers of the final network.
+    reason : str
+        Why no further layer is added.
+    """
 
     url: str
     depth: int
@@ -117,7 +203,15 @@ class RunDone:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """Training has been cut short, by an error or by its user; it may be resumed."""
+    """Training was cut short by an error or by the user. The run can be resumed.
+
+    Attributes
+    ----------
+    url : str
+        URL of the run store.
+    reason : str
+        Error message, or "interrupted".
+    """
 
     url: str
     reason: str
@@ -138,9 +232,21 @@ Listener = Callable[[Event], None]
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
-    """An event as plain values, for machines: its kind ("run_started", …), the version of all
-    events, the time in seconds since 1970, and its fields.
+    """Return an event as a JSON-serializable dict.
 
+    Parameters
+    ----------
+    event : Event
+        Any of the event classes of this module.
+
+    Returns
+    -------
+    dict
+        "event" (the kind, such as "run_started"), "version" (of all events), "time" (seconds since
+        1970), and the fields of the event.
+
+    Examples
+    --------
     >>> found = event_to_dict(PassStarted("grow", 3))
     >>> found["event"], found["phase"], found["layer"]
     ('pass_started', 'grow', 3)
@@ -153,48 +259,115 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 
 
 class Callback:
-    """Something that is told of a run, as one of its `listeners`: override what you care about.
+    """Base class for listeners of a run. Override the methods of the events that you need.
 
-    Each method gets the event, whose attributes are named below (the classes are in
-    `rescnet_dist.train`), in the order in which they came, from a thread of the run's own. An
-    exception in one is logged, and the run goes on; KeyboardInterrupt stops it as Ctrl-C does.
+    Pass instances as `listeners`. Each method receives one event; the event classes, which list
+    their attributes, are in `rescnet_dist.train`. Events arrive in the order in which they were
+    published, in a thread that belongs to the run. An exception in a method is logged and the run
+    continues; KeyboardInterrupt stops the run as Ctrl-C does.
+
+    Examples
+    --------
+    >>> class PrintLayers(Callback):
+    ...     def on_layer_end(self, event):
+    ...         print("layer", event.layer, "is committed")
+    >>> PrintLayers()(PassDone("grow", 2, seconds=1.5, accuracy=None))
+    layer 2 is committed
     """
 
     def on_run_start(self, event: RunStarted) -> None:
-        """Training begins or goes on: url, images, max_layers, layers, accuracies, copies."""
+        """Handle the start or the resumption of training.
+
+        Parameters
+        ----------
+        event : RunStarted
+            With url, images, max_layers, layers, accuracies, copies.
+        """
 
     def on_maps_placed(self, event: MapsPlaced) -> None:
-        """Maps are going to be in memory, with features or without, or in the store: layer,
-        in_memory, features, reason."""
+        """Handle the decision whether maps stay in memory or go through the store.
+
+        Parameters
+        ----------
+        event : MapsPlaced
+            With layer, in_memory, features, reason.
+        """
 
     def on_pass_start(self, event: PassStarted) -> None:
-        """A pass begins: the survey, a layer's, or the final scores: phase, layer."""
+        """Handle the start of a pass: the survey, a layer, the final scores, or the final save.
+
+        Parameters
+        ----------
+        event : PassStarted
+            With phase, layer.
+        """
 
     def on_chunk_done(self, event: ChunkDone) -> None:
-        """A worker has done a chunk: phase, layer, start, images, worker, memory."""
+        """Handle a chunk that a worker has finished.
+
+        Parameters
+        ----------
+        event : ChunkDone
+            With phase, layer, start, images, worker, memory.
+        """
 
     def on_chunk_rebuilt(self, event: ChunkRebuilt) -> None:
-        """Maps that were lost have been made again: layer, start, stop, reason."""
+        """Handle maps that were lost and have been computed again.
+
+        Parameters
+        ----------
+        event : ChunkRebuilt
+            With layer, start, stop, reason.
+        """
 
     def on_pass_retried(self, event: PassRetried) -> None:
-        """A pass goes on after a failure: phase, layer, reason."""
+        """Handle a pass that continues after a failure.
+
+        Parameters
+        ----------
+        event : PassRetried
+            With phase, layer, reason.
+        """
 
     def on_layer_end(self, event: PassDone) -> None:
-        """A layer is committed: as for `on_pass_end`."""
+        """Handle a committed layer; called after `on_pass_end`, with the same event.
+
+        Parameters
+        ----------
+        event : PassDone
+            As for `on_pass_end`.
+        """
 
     def on_pass_end(self, event: PassDone) -> None:
-        """A pass is committed, of a layer or not: phase, layer, seconds, accuracy (layer, train,
-        validation) of the layers before it, residual, observed (seconds by phase, bytes read and
-        written, memory by worker)."""
+        """Handle a committed pass, of a layer or not.
+
+        Parameters
+        ----------
+        event : PassDone
+            With phase, layer, seconds, accuracy (layer, train, validation) of the layers before it,
+            residual, and observed (seconds by phase, bytes read and written, memory by worker).
+        """
 
     def on_run_end(self, event: RunDone) -> None:
-        """Training has ended: url, depth, reason."""
+        """Handle the end of training.
+
+        Parameters
+        ----------
+        event : RunDone
+            With url, depth, reason.
+        """
 
     def on_run_stopped(self, event: RunStopped) -> None:
-        """Training has been cut short: url, reason."""
+        """Handle training that was cut short.
+
+        Parameters
+        ----------
+        event : RunStopped
+            With url, reason.
+        """
 
     def __call__(self, event: Event) -> None:
-        """Call the method that an event is for."""
+        """Call the method that handles an event."""
         match event:
             case RunStarted():
                 self.on_run_start(event)
@@ -216,80 +389,3 @@ class Callback:
                 self.on_run_end(event)
             case RunStopped():
                 self.on_run_stopped(event)
-
-
-def check_listeners(listeners: Any) -> None:
-    """Refuse what cannot be told of events."""
-    if not isinstance(listeners, Sequence):
-        raise SpecError(f"listeners={listeners!r} is no list: give [{listeners!r}]")
-    for listener in listeners:
-        if not callable(listener):
-            raise SpecError(
-                f"{listener!r} among the listeners is no function of an event: give a function, or "
-                "an object of a subclass of rescnet_dist.Callback"
-            )
-
-
-class EventBus:
-    """Tells listeners of events, one after another, in a thread of its own: Dask's client must not
-    wait for them. Used as a context.
-
-    A listener that fails is logged, and after `FAILURES` times left out. Only what is meant to stop
-    a run, such as KeyboardInterrupt, does: it is raised where the driver tells or looks next.
-    """
-
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._failures = [(listener, [0]) for listener in listeners]
-        self._events: SimpleQueue[tuple[Event, threading.Event] | None] = SimpleQueue()
-        self._interrupts: SimpleQueue[BaseException] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="rescnet-events", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._events.put(None)
-        self._thread.join(PATIENCE)
-
-    def __call__(self, event: Event) -> None:
-        """Tell of an event, and wait until all listeners know; raises what stops the run."""
-        told = self.later(event)
-        if not told.wait(PATIENCE):
-            logger.warning(
-                "listeners have not taken %s in after %s s, and the run goes on",
-                type(event).__name__, PATIENCE,
-            )  # fmt: skip
-        self.check()
-
-    def later(self, event: Event) -> threading.Event:
-        """Tell of an event behind all those before it, without waiting."""
-        told = threading.Event()
-        self._events.put((event, told))
-        return told
-
-    def check(self) -> None:
-        """Raise what a listener has stopped the run with, if one has."""
-        with suppress(Empty):
-            raise self._interrupts.get_nowait()
-
-    def _work(self) -> None:
-        while (entry := self._events.get()) is not None:
-            event, told = entry
-            for listener, failures in self._failures:
-                if failures[0] < FAILURES:
-                    self._tell(listener, failures, event)
-            told.set()
-
-    def _tell(self, listener: Listener, failures: list[int], event: Event) -> None:
-        try:
-            listener(event)
-        except (Exception, SystemExit):
-            failures[0] += 1
-            left_out = f"; it is left out after {FAILURES} failures"
-            logger.exception(
-                "listener %r failed on %s, and the run goes on%s", listener, type(event).__name__,
-                left_out if failures[0] == FAILURES else "",
-            )  # fmt: skip
-        except BaseException as interrupt:
-            self._interrupts.put(interrupt)

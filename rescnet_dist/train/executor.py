@@ -1,4 +1,4 @@
-"""Running the graph of a pass to its end, whatever becomes of workers on the way."""
+"""Execution of the graph of a pass, with retries after failures of workers and tasks."""
 
 from __future__ import annotations
 
@@ -15,148 +15,159 @@ from rescnet_dist.cluster.connect import CANCELLED_ERRORS
 from rescnet_dist.errors import ClusterLostError, PassError, RescnetError, mask_secrets
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph
-from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, EventBus, PassRetried
+from rescnet_dist.train.event_bus import EventBus
+from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, PassRetried
 from rescnet_dist.train.metrics import MetricsCollector, PassMetrics
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.state import Array, Task
 from rescnet_dist.train.task_events import progress_topic
 
-TRIES = 3  # failures in a row, without a chunk done between them, that end a pass
-LOOK_EVERY = 20.0  # seconds between two looks at whether there is any worker
-LISTEN_EVERY = 0.5  # and at whether a listener has stopped the run
-
 
 def run_pass(
-    what: Pass,
+    pass_: Pass,
     task: Task,
     counts: Array,
     plan: Plan,
     client: Client,
-    tell: EventBus,
-    shelves: Sequence[Future] = (),
+    bus: EventBus,
+    caches: Sequence[Future] = (),
 ) -> tuple[Any, PassMetrics]:
-    """The result of a pass, computed as one graph, and what it took; counts (G, C) are the
-    training images of each class in each group, shelves those of the groups, if there are any.
+    """Compute a pass as one graph; return its result and its metrics.
 
-    Workers may die without limit while chunks get done. What fails on its own account is tried
-    again, and ends the pass as a `PassError` that names chunk and cause when it has failed
-    `TRIES` times in a row. Errors that say what is wrong themselves end it at once.
+    counts (G, C) are the training images of each class in each group; caches are those of the
+    groups, if there are any.
+
+    Workers may die without limit while chunks get done. Other failures are retried, and end the
+    pass with a PassError that names chunk and cause after `MAX_CONSECUTIVE_FAILURES` of them.
+    RescnetErrors, which say themselves what is wrong, end it at once.
     """
     parts: Sequence[tuple[Any, ...]] = task.split(plan.groups(), counts)
-    if shelves:
-        parts = [(*part, shelf) for part, shelf in zip(parts, shelves, strict=True)]
+    if caches:
+        parts = [(*part, cache) for part, cache in zip(parts, caches, strict=True)]
     graph = fold_graph(
-        what.fold, parts, what.merge, what.finish, task,
-        split_every=plan.split_every, name=what.name, spread=what.spread,
-    )  # fmt: skip
-    with _watching(what, task, client, tell) as watch:
+        pass_.fold,
+        parts,
+        pass_.merge,
+        pass_.finish,
+        task,
+        split_every=plan.split_every,
+        name=pass_.name,
+        lazy_finish=pass_.lazy_finish,
+    )
+    with _subscribe(pass_, task, client, bus) as monitor:
         future = client.compute(graph)
         try:
-            return _result(future, watch, plan, client), watch.observer.observed()
+            return _get_result(future, monitor, plan, client), monitor.metrics.finish()
         except BaseException:
             if client.status == "running":
-                future.cancel()  # on a cluster that outlives this run it would go on writing
+                future.cancel()  # a cluster that outlives this run would continue to write
             raise
 
 
-class _Watch:
-    """What tasks have reported of one pass."""
+class PassMonitor:
+    """Follows the messages of the tasks of one pass."""
 
-    def __init__(self, what: Pass, task: Task, tell: EventBus) -> None:
-        self.phase, self.layer, self.tell = what.name, task.layer, tell
-        self.done: set[int] = set()  # first images of the chunks done
-        self.begun: set[int] = set()  # and of those that were begun
-        self.observer = MetricsCollector()
+    def __init__(self, pass_: Pass, task: Task, bus: EventBus) -> None:
+        self.phase, self.layer, self.bus = pass_.name, task.layer, bus
+        self.done: set[int] = set()  # first images of the chunks that are done
+        self.started: set[int] = set()  # first images of the chunks that were started
+        self.metrics = MetricsCollector()
         self.lock = threading.Lock()
 
     def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
-        """Take in an event of Dask's log."""
+        """Handle an event of Dask's event log."""
         message = event[1]
         if message["kind"] == "chunk":
-            done = _of(ChunkDone, message)
-            if self._is_mine(message):
+            chunk = _build_event(ChunkDone, message)
+            if self._is_from_this_pass(message):
                 with self.lock:
-                    again = done.start in self.done
-                    self.done.add(done.start)
-                self.observer.chunk_done(done.worker, done.memory, again=again)
-                self.tell.later(done)
-        elif message["kind"] == "begun" and self._is_mine(message):
+                    is_repeat = chunk.start in self.done
+                    self.done.add(chunk.start)
+                self.metrics.add_chunk(chunk.worker, chunk.memory, is_repeat=is_repeat)
+                self.bus.publish_nowait(chunk)
+        elif message["kind"] == "started" and self._is_from_this_pass(message):
             with self.lock:
-                self.begun.add(message["start"])
-        elif message["kind"] == "spent" and self._is_mine(message):
-            self.observer.task_done(message)
-        elif message["kind"] == "moved" and self._is_mine(message):
-            self.observer.moved(message["read"], message["written"])
-        elif message["kind"] == "solving" and self._is_mine(message):
-            self.observer.solving(message["worker"], message["memory"])
+                self.started.add(message["start"])
+        elif message["kind"] == "task_done" and self._is_from_this_pass(message):
+            self.metrics.add_task(message)
+        elif message["kind"] == "io" and self._is_from_this_pass(message):
+            self.metrics.add_io(message["read"], message["written"])
+        elif message["kind"] == "solving" and self._is_from_this_pass(message):
+            self.metrics.start_solve(message["worker"], message["memory"])
         elif message["kind"] == "rebuilt":
-            self.tell.later(_of(ChunkRebuilt, message))
+            self.bus.publish_nowait(_build_event(ChunkRebuilt, message))
 
-    def _is_mine(self, message: dict[str, Any]) -> bool:
-        """Whether a message is of this pass, not of one that was given up."""
+    def _is_from_this_pass(self, message: dict[str, Any]) -> bool:
+        """Return whether a message is from this pass, not from one that was given up."""
         return (message["phase"], message["layer"]) == (self.phase, self.layer)
 
-    def suspect(self, group: int, plan: Plan) -> str:
-        """The chunk of a group that was worked on last, or comes next, in words."""
+    def describe_suspect(self, group: int, plan: Plan) -> str:
+        """Describe the chunk of a group that was started last, or that comes next."""
         with self.lock:
-            left = [c for c in plan.groups()[group].chunks() if c[0] not in self.done]
-            begun = [c for c in left if c[0] in self.begun]
-        if not left:
+            remaining = [c for c in plan.groups()[group].chunks() if c[0] not in self.done]
+            started = [c for c in remaining if c[0] in self.started]
+        if not remaining:
             return f"group {group}"
-        start, stop = begun[-1] if begun else left[0]
+        start, stop = started[-1] if started else remaining[0]
         return f"chunk {start // plan.chunk_images} (images {start} to {stop})"
 
-    def retried(self, reason: str) -> None:
-        """Tell the listeners that the pass goes on after a failure."""
-        self.tell(PassRetried(self.phase, self.layer, reason))
+    def publish_retry(self, reason: str) -> None:
+        """Publish that the pass continues after a failure."""
+        self.bus.publish(PassRetried(self.phase, self.layer, reason))
 
 
-def _of(kind: Any, message: dict[str, Any]) -> Any:
-    """An event from the message of a task."""
-    return kind(**{field.name: message[field.name] for field in fields(kind)})
+def _build_event(event_class: Any, message: dict[str, Any]) -> Any:
+    """Build an event from the message of a task."""
+    return event_class(**{field.name: message[field.name] for field in fields(event_class)})
 
 
 @contextmanager
-def _watching(what: Pass, task: Task, client: Client, tell: EventBus) -> Iterator[_Watch]:
-    watch, topic = _Watch(what, task, tell), progress_topic(task.run)
-    client.subscribe_topic(topic, watch)
+def _subscribe(pass_: Pass, task: Task, client: Client, bus: EventBus) -> Iterator[PassMonitor]:
+    """Provide a monitor that receives the messages of a pass."""
+    monitor, topic = PassMonitor(pass_, task, bus), progress_topic(task.run)
+    client.subscribe_topic(topic, monitor)
     try:
-        yield watch
+        yield monitor
     finally:
         if client.status == "running":
             client.unsubscribe_topic(topic)
 
 
-def _result(future: Future, watch: _Watch, plan: Plan, client: Client) -> Any:
-    """The future's result, through failures that may pass."""
-    failures, known = 0, 0
+MAX_CONSECUTIVE_FAILURES = 3  # without a chunk done between them
+
+
+def _get_result(future: Future, monitor: PassMonitor, plan: Plan, client: Client) -> Any:
+    """Return the future's result; retry after failures that may be transient."""
+    failures, known_done = 0, 0
     while True:
         try:
-            return _wait_for(future, watch, client)
+            return _wait_for_result(future, monitor, client)
         except RescnetError:
             raise
         except (Exception, *CANCELLED_ERRORS) as error:
-            lost = client.status != "running" or isinstance(error, CANCELLED_ERRORS)
-            reason = _describe(error, watch, plan)
-        where = f"the pass of layer {watch.layer}" if watch.layer else "the survey"
-        if lost:
+            is_lost = client.status != "running" or isinstance(error, CANCELLED_ERRORS)
+            reason = _describe_failure(error, monitor, plan)
+        phase = f"the pass of layer {monitor.layer}" if monitor.layer else "the survey"
+        if is_lost:
             raise ClusterLostError(
-                f"the connection to the Dask scheduler was lost during {where}: what is committed "
-                "is kept; resume the run on a cluster that runs"
+                f"The connection to the Dask scheduler was lost during {phase}. Everything "
+                "committed is kept. Resume the run on a running cluster."
             )
-        with watch.lock:
-            failures, known = (1 if len(watch.done) > known else failures + 1), len(watch.done)
-        if failures == TRIES:
+        with monitor.lock:
+            failures = 1 if len(monitor.done) > known_done else failures + 1
+            known_done = len(monitor.done)
+        if failures == MAX_CONSECUTIVE_FAILURES:
             raise PassError(
-                f"{where} has failed {TRIES} times without a chunk done in between: {reason}; what "
-                "is committed is kept; mend the cause, then resume the run"
+                f"{phase.capitalize()} has failed {MAX_CONSECUTIVE_FAILURES} times without a chunk "
+                f"done in between: {reason.rstrip('.')}. Everything committed is kept. Fix the "
+                "cause, then resume the run."
             )
-        watch.retried(reason)
+        monitor.publish_retry(reason)
         _retry(future, client)
 
 
 def _retry(future: Future, client: Client) -> None:
-    """`Future.retry`, which raises a KeyError unless all that failed are themselves futures."""
+    """Retry a future; `Future.retry` raises KeyError unless all failed tasks are futures."""
 
     async def retry() -> None:
         client.futures[future.key].retry()
@@ -165,38 +176,46 @@ def _retry(future: Future, client: Client) -> None:
     client.sync(retry)
 
 
-def _wait_for(future: Future, watch: _Watch, client: Client) -> Any:
-    """Wait for the result, and tell the listeners when there has been no worker for a while."""
-    told, looked = False, time.monotonic()
+WORKER_CHECK_SECONDS = 20.0  # between two checks whether there is any worker
+LISTENER_CHECK_SECONDS = 0.5  # between two checks whether a listener has stopped the run
+DISCONNECT_SETTLE_SECONDS = 0.5
+
+
+def _wait_for_result(future: Future, monitor: PassMonitor, client: Client) -> Any:
+    """Wait for the result; publish a retry event once there has been no worker for a while."""
+    has_published, last_check = False, time.monotonic()
     while True:
-        watch.tell.check()
+        monitor.bus.check()
         try:
-            future.exception(timeout=LISTEN_EVERY)  # waits for the end, and fetches nothing, as
-            return future.result(timeout=LOOK_EVERY)  # that takes its time, and is not to be cut
+            # waits for the end without fetching the result, so that the short timeout does not
+            # cut off the transfer
+            future.exception(timeout=LISTENER_CHECK_SECONDS)
+            return future.result(timeout=WORKER_CHECK_SECONDS)
         except TimeoutError:
             if future.status == "error":
                 return future.result()  # raises what the task has raised, a TimeoutError or not
         except CANCELLED_ERRORS:
-            time.sleep(0.5)  # the client learns of a lost connection and of this in any order
+            # the client learns of a lost connection and of this error in any order
+            time.sleep(DISCONNECT_SETTLE_SECONDS)
             raise
-        if told or time.monotonic() - looked < LOOK_EVERY:
+        if has_published or time.monotonic() - last_check < WORKER_CHECK_SECONDS:
             continue
-        looked = time.monotonic()
+        last_check = time.monotonic()
         if client.status == "running" and not client.nthreads():
-            watch.retried("there is no worker: waiting for one to join")
-            told = True
+            monitor.publish_retry("There is no worker. Waiting for one to join.")
+            has_published = True
 
 
-def _describe(error: BaseException, watch: _Watch, plan: Plan) -> str:
-    """What failed, and on what."""
+def _describe_failure(error: BaseException, monitor: PassMonitor, plan: Plan) -> str:
+    """Describe what failed, and on which chunk or task."""
     if not isinstance(error, KilledWorker):
         return mask_secrets(f"{error}" if str(error) else type(error).__name__)
     task = error.task
     if isinstance(task, tuple) and "-fold-" in str(task[0]):
-        at = watch.suspect(int(task[1]), plan)
+        place = monitor.describe_suspect(int(task[1]), plan)
     else:
-        at = str(task[0] if isinstance(task, tuple) else task).rsplit("-", 1)[0]
+        place = str(task[0] if isinstance(task, tuple) else task).rsplit("-", 1)[0]
     return (
-        f"workers died again and again at {at}, the last of them {error.last_worker.address}; "
-        "its log says why, and too little memory is what it mostly is"
+        f"workers died repeatedly at {place}, the last of them {error.last_worker.address}. Read "
+        "its log; the usual cause is too little memory."
     )

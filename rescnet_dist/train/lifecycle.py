@@ -1,4 +1,4 @@
-"""Whole runs: begin one or go on with one, as its only writer."""
+"""Start or resume a whole run, as its only writer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from rescnet_dist.train.prepare import (
 )
 from rescnet_dist.train.resume import is_incomplete
 
-STILL_WRITING = 10  # times that a place that is written to again is cleared
-
 
 def begin_run(
     url: str | os.PathLike[str],
@@ -37,21 +35,22 @@ def begin_run(
     *,
     source: str | None = None,
     temporary: bool = False,
-    again: bool = False,
+    replace_incomplete: bool = False,
 ) -> RunStore:
-    """Train on `data` in a new run store; nothing is left of it where the data are unusable.
+    """Train on `data` in a new run store, which is removed if the data are unusable.
 
-    Images at a Zarr URL are referred to, others are copied. source is a name for the data, kept
-    with the run. A temporary store may hold classes that could not be read back from it. With
-    `again`, the beginnings of a run that died before its data were complete are replaced.
+    Images at a Zarr URL are referenced, others are copied. source is a name for the data, stored
+    with the run. A temporary store may have classes that cannot be read back from it. With
+    `replace_incomplete`, a run that died before its data were complete is replaced.
     """
     run = RunStore(Location.of(url))
-    again = again and is_incomplete(run.location)
-    if not again:
+    replace_incomplete = replace_incomplete and is_incomplete(run.location)
+    if not replace_incomplete:
         check_run(url, spec, run_spec, data)
-    with Claim.take(run.location, new=not again).hold() as claim, translate_errors(client):
-        if again:
-            _clear(run)
+    claim = Claim.take(run.location, new=not replace_incomplete)
+    with claim.hold(), translate_errors(client):
+        if replace_incomplete:
+            _remove_incomplete(run)
         try:
             prepare_run(run, spec, run_spec, data, client, source=source, temporary=temporary)
         except BaseException:
@@ -74,9 +73,9 @@ def resume_run(
     changes: Changes = NO_CHANGES,
     take_over: bool = False,
 ) -> RunStore:
-    """Go on with a run after its last committed layer, with changes.
+    """Resume a run after its last committed layer, with changes.
 
-    A run that another driver writes to is refused unless take_over says that it is dead.
+    Raise StoreError if another driver writes to the run, unless take_over says that it is dead.
     """
     run = RunStore.open(url)
     with Claim.take(run.location, take_over=take_over).hold() as claim, translate_errors(client):
@@ -85,22 +84,26 @@ def resume_run(
     return run
 
 
-def _clear(run: RunStore) -> None:
-    """Remove the beginnings of a run, which is claimed; refused if there is more by now."""
+def _remove_incomplete(run: RunStore) -> None:
+    """Remove all but the claims of an incomplete run; raise StoreError if it is complete."""
     if not is_incomplete(run.location):
-        raise StoreError(f"store {run.url} already holds another run: choose another URL")
+        raise StoreError(f"Store {run.url} already holds another run. Choose another URL.")
     for name in set(run.location.names()) - {"claims"}:
         with_retries((run.location / name).remove, f"removing {name} of {run}")
 
 
+REMOVE_ATTEMPTS = 10
+REMOVE_WAIT_SECONDS = 0.2
+
+
 def _remove(run: RunStore) -> None:
-    """Remove a run, and what tasks that were under way when it failed may still write to it."""
-    for attempt in range(STILL_WRITING):
+    """Remove a run, and what tasks in progress when it failed may still write to it."""
+    for attempt in range(REMOVE_ATTEMPTS):
         try:
             with_retries(run.location.remove, f"removing {run}")
-        except StoreError:  # as files come and go under its hands
-            if attempt == STILL_WRITING - 1:
+        except StoreError:  # as files change during the removal
+            if attempt == REMOVE_ATTEMPTS - 1:
                 raise
-        time.sleep(0.2)
+        time.sleep(REMOVE_WAIT_SECONDS)
         if not run.location.exists():
             return

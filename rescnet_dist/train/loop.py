@@ -1,4 +1,4 @@
-"""The driver: asks what comes next, runs it as one graph, commits it; until the run is done."""
+"""The training loop: choose the next action, run it as one graph, commit it, until it is done."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from rescnet_dist.train.decide import (
     chosen_depth,
     next_action,
 )
+from rescnet_dist.train.event_bus import EventBus
 from rescnet_dist.train.events import (
-    EventBus,
     Listener,
     MapsPlaced,
     PassDone,
@@ -47,22 +47,21 @@ from rescnet_dist.train.metrics import PassMetrics
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.state import RunState, Task
 
-# what a commit record says of its pass, for those who watch
-RECORDED = ("accuracy", "residual", "seconds", "observed", "finished")
+COMMITTED_FIELDS = ("accuracy", "residual", "seconds", "observed", "finished")  # of each pass
 
 
 def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> Done:
-    """Grow the network of the run that is claimed until it is done, on the client's cluster.
+    """Grow the network of a claimed run until it is done, on the client's cluster.
 
-    Everything needed is in the run store, so this starts a run, resumes one, and leaves a
-    finished one as it is.
+    The run store holds everything needed, so this starts a run, resumes one, and leaves a finished
+    one unchanged.
     """
     with (
-        EventBus(listeners) as tell,
-        _telling_of_a_stop(tell, str(claim.location)),
-        closing(_Driver(claim, client, tell)) as driver,
+        EventBus(listeners) as bus,
+        _publish_stop(bus, str(claim.location)),
+        closing(_Driver(claim, client, bus)) as driver,
     ):
-        driver.started()
+        driver.start()
         while True:
             match next_action(driver.history(), driver.state.spec):
                 case Survey():
@@ -72,208 +71,222 @@ def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> D
                 case Score(layer):
                     driver.score(layer)
                 case Done() as done:
-                    driver.done(done)
+                    driver.finish(done)
                     return done
 
 
 @contextmanager
-def _telling_of_a_stop(tell: EventBus, url: str) -> Iterator[None]:
-    """Tell those who watch where a run is cut short, and why."""
+def _publish_stop(bus: EventBus, url: str) -> Iterator[None]:
+    """Publish RunStopped, with the reason, if the body raises."""
     try:
         yield
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         reason = "interrupted" if interrupted else mask_secrets(str(error) or type(error).__name__)
-        tell.later(RunStopped(url, reason))
+        bus.publish_nowait(RunStopped(url, reason))
         raise
 
 
 class _Driver:
     """Runs the passes of one run on a cluster and commits them; holds nothing of size N."""
 
-    def __init__(self, claim: Claim, client: Client, tell: EventBus) -> None:
+    def __init__(self, claim: Claim, client: Client, bus: EventBus) -> None:
         self.name = uuid.uuid4().hex
         self.claim = claim
         self.run = RunStore(claim.location)
         self.client = client
-        self.tell = tell
+        self.bus = bus
         self.state = RunState.of(self.run)
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
-        self.problem: Problem | None = None  # once it is asked for
+        self.problem: Problem | None = None  # set on first use
         self.gpu_memory: int | None = None
-        self.looked_at: set[tuple[str, str]] = set()  # workers that have been asked what they are
-        self.stored = 0  # the last layer whose maps are in the store
+        self.checked_workers: set[tuple[str, str]] = set()
+        self.stored_layer = 0  # the last layer whose maps are in the store
         self.tier = NO_WORKERS
-        self.told_of: tuple[bool, bool] | None = None  # of the tier, by the last event
-        self.shelves = CacheSet(client, [fold_name(what.name) for what in passes.CACHED_PASSES])
-        self.finished = False  # whether the run was done, and nothing has been grown since
-        self.accuracies: list[dict[str, Any]] = []  # of the steps that are committed
+        self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event
+        self.caches = CacheSet(client, [fold_name(p.name) for p in passes.CACHED_PASSES])
+        self.was_finished = False  # the run was done before, and no layer has been grown since
+        self.accuracies: list[dict[str, Any]] = []  # of the committed steps
 
     def close(self) -> None:
-        """Free what workers keep for this driver, which a traceback may outlive."""
-        self.shelves.release()
+        """Free the caches on the workers; a traceback may keep this driver alive."""
+        self.caches.release()
 
     def history(self) -> History:
-        """What is committed: read once, as nobody else writes to the run."""
+        """Return what is committed; the commits are read once, as nobody else writes to the run."""
         return History.of(self.accuracies, self.run.result())
 
-    def started(self) -> None:
-        """Announce the run, and take it up where it was left."""
+    def start(self) -> None:
+        """Read what is committed, publish the start, and clean up after the previous driver."""
         commits, plan = self.run.commits(), self.state.plan
         self.accuracies = [{"accuracy": record.get("accuracy")} for record in commits]
-        self.stored = last_saved(commits)
-        if not (self.state.run_spec.maps_stay or self.run.has_maps(self.stored)):
-            self.stored = 0  # they were removed as the run was done
+        self.stored_layer = last_saved(commits)
+        if not (self.state.run_spec.maps_stay or self.run.has_maps(self.stored_layer)):
+            self.stored_layer = 0  # the maps were removed when the run was done
         history, result = self.history(), self.run.result()
-        judged = len(result["accuracies"]) if result and result.get("reason") else 0
-        self.finished = bool(judged) and judged >= history.layers - 1
-        self.tell(
+        evaluated = len(result["accuracies"]) if result and result.get("reason") else 0
+        self.was_finished = bool(evaluated) and evaluated >= history.layers - 1
+        self.bus.publish(
             RunStarted(
-                str(self.run), plan.images, self.state.spec.max_layers, history.layers,
-                history.accuracies, self.state.augment.copies,
+                str(self.run),
+                plan.images,
+                self.state.spec.max_layers,
+                history.layers,
+                history.accuracies,
+                self.state.augment.copies,
             )
-        )  # fmt: skip
-        self.drop_commits_behind(len(commits))
+        )
+        self.remove_commits_after_gap(len(commits))
         if history.surveyed:
             self.counts = np.array(commits[0]["counts"], np.int64)
-            self.tidy()  # a driver that died may not have got to it
+            self.remove_obsolete_arrays()  # a driver that died may not have done so
 
-    def drop_commits_behind(self, counted: int) -> None:
-        """Remove, and tell of, the records of steps that do not count as one before is missing."""
-        if behind := self.run.commits_from(counted):
+    def remove_commits_after_gap(self, missing: int) -> None:
+        """Remove the commit records after step `missing`, which do not count without its record."""
+        if later := self.run.commits_from(missing):
             self.claim.check()
-            lost = f"commits/{counted:04d}.json is missing"
-            reason = f"{lost}, so that {len(behind)} steps behind it are made again"
-            self.tell(PassRetried("grow" if counted else "survey", counted, reason))
-            self.run.remove_commits(behind)
+            reason = (
+                f"commits/{missing:04d}.json is missing. {len(later)} later steps are computed "
+                "again."
+            )
+            self.bus.publish(PassRetried("grow" if missing else "survey", missing, reason))
+            self.run.remove_commits(later)
 
     def survey(self) -> None:
-        """Count and survey the data; commits step 0."""
+        """Count and survey the data; commit step 0."""
         self.check_cluster()
-        began = time.perf_counter()
-        self.tell(PassStarted("survey", 0))
-        self.counts, _ = self.compute(passes.COUNT, self.task(0))
-        surveyed, observed = self.compute(passes.SURVEY, self.task(0))
+        started = time.perf_counter()
+        self.bus.publish(PassStarted("survey", 0))
+        self.counts, _ = self.compute(passes.COUNT, self.make_task(0))
+        surveyed, metrics = self.compute(passes.SURVEY, self.make_task(0))
         checksums = surveyed.chunks | dict(self.state.rows.checksums)
         record = {"counts": self.counts.tolist(), "checksums": checksums}
-        self.commit(0, record, PassDone("survey", 0, _since(began), None, observed=observed))
+        done = PassDone("survey", 0, _seconds_since(started), None, observed=metrics)
+        self.commit(0, record, done)
 
     def grow(self, layer: int) -> None:
-        """Add a layer; commits step `layer`."""
+        """Add a layer; commit step `layer`."""
         self.check_cluster()
-        self.tell_where_maps_are(layer)
-        state, plan, began = self.state, self.state.plan, time.perf_counter()
-        self.tell(PassStarted("grow", layer))
+        self.publish_maps_placed(layer)
+        state, plan, started = self.state, self.state.plan, time.perf_counter()
+        self.bus.publish(PassStarted("grow", layer))
         self.claim.check()
-        task = self.task(layer)
-        self.find_maps_of(layer - 1)
-        if task.save:
-            self.make_room_for(layer)
-        how = passes.GROW
+        task = self.make_task(layer)
+        self.recreate_removed_maps(layer - 1)
+        if task.save_maps:
+            self.create_layer_arrays(layer)
+        pass_ = passes.GROW
         if plan.tile_features:
-            how = tiled.GROW_IN_TILES
-            features = (plan.images, state.features)
-            self.run.create_work(*features, plan.chunk_images, plan.tile_features)
-        self.finished = False
-        (tally, checksums), observed = self.compute(how, task)
+            pass_ = tiled.GROW_IN_TILES
+            shape = (plan.images, state.features)
+            self.run.create_work(*shape, plan.chunk_images, plan.tile_features)
+        self.was_finished = False
+        (tally, checksums), metrics = self.compute(pass_, task)
         _check_scores(tally)
-        if not task.keep:
-            self.shelves.release()  # what was on them has been read
-        accuracy = _accuracy(layer - 1, tally) if layer > 1 else None
-        done = PassDone("grow", layer, _since(began), accuracy, tally.residual, observed)
+        if not task.cache_maps:
+            self.caches.release()  # their contents have been read
+        accuracy = _get_accuracy(layer - 1, tally) if layer > 1 else None
+        seconds = _seconds_since(started)
+        done = PassDone("grow", layer, seconds, accuracy, tally.residual, metrics)
         self.commit(layer, {"checksums": checksums.chunks}, done)
 
-    def task(self, layer: int) -> Task:
-        """What all tasks of the pass of a layer know; the store gets its maps unless they stay in
-        memory, and every so many layers even then, and at the end if they are to stay there."""
-        every, at_end = self.state.run_spec.checkpoint_every, self.state.spec.max_layers
-        keep, features = self.tier.in_memory, self.tier.features
-        stays = self.state.run_spec.maps_stay
-        save = not keep or (stays if layer == at_end else layer % every == 0)
-        return Task(self.run, layer, self.stored, keep, save, features, self.name)
+    def make_task(self, layer: int) -> Task:
+        """Return the task description of a pass.
 
-    def tidy(self) -> None:
-        """Remove what is not needed any more once a layer is committed."""
+        Maps are stored if they do not stay in memory. Those in memory are stored every
+        `checkpoint_every` layers, and after the last layer if the run keeps its maps.
+        """
+        every, last = self.state.run_spec.checkpoint_every, self.state.spec.max_layers
+        in_memory, features = self.tier.in_memory, self.tier.features
+        maps_stay = self.state.run_spec.maps_stay
+        save = not in_memory or (maps_stay if layer == last else layer % every == 0)
+        return Task(self.run, layer, self.stored_layer, in_memory, save, features, self.name)
+
+    def remove_obsolete_arrays(self) -> None:
+        """Remove the arrays that are not needed once a layer is committed."""
         if self.state.plan.tile_features:
             self.run.remove_work()
         if self.state.run_spec.keep_maps != "all":
-            self.run.remove_maps_except(self.stored)
+            self.run.remove_maps_except(self.stored_layer)
 
     def score(self, layer: int) -> None:
-        """Find the accuracy after the last layer, and note it in the result."""
+        """Compute the accuracy after the last layer and write it to the result."""
         self.check_cluster()
-        began = time.perf_counter()
-        self.tell(PassStarted("score", layer))
-        self.find_maps_of(layer)
-        tally, observed = self.compute(passes.SCORE, self.task(layer))
+        started = time.perf_counter()
+        self.bus.publish(PassStarted("score", layer))
+        self.recreate_removed_maps(layer)
+        tally, metrics = self.compute(passes.SCORE, self.make_task(layer))
         _check_scores(tally)
-        accuracy = _accuracy(layer, tally)
+        accuracy = _get_accuracy(layer, tally)
         self.write_result((*self.history().accuracies, accuracy), reason=None)
-        self.tell(PassDone("score", layer, _since(began), accuracy, tally.residual, observed))
+        seconds = _seconds_since(started)
+        self.bus.publish(PassDone("score", layer, seconds, accuracy, tally.residual, metrics))
 
-    def done(self, done: Done) -> None:
-        """Note the chosen depth; the maps that are in memory only are stored before, if they are to
-        stay."""
+    def finish(self, done: Done) -> None:
+        """Write the chosen depth; first store maps that are in memory only, if they are to stay."""
         last = len(self.accuracies) - 1
-        if self.stored < last and self.state.run_spec.maps_stay and not self.finished:
+        maps_stay = self.state.run_spec.maps_stay
+        if self.stored_layer < last and maps_stay and not self.was_finished:
             self.check_cluster()
             self.save(last)
         self.write_result(self.history().accuracies, done.reason)
-        if not self.state.run_spec.maps_stay:
+        if not maps_stay:
             self.run.remove_maps_except()
-        self.tell(RunDone(str(self.run), done.depth, done.reason))
+        self.bus.publish(RunDone(str(self.run), done.depth, done.reason))
 
     def save(self, layer: int) -> None:
-        """Store the maps of the last layer, which its pass has left in memory."""
-        began = time.perf_counter()
-        self.tell(PassStarted("save", layer))
+        """Store the maps of the last layer, which are in memory only."""
+        started = time.perf_counter()
+        self.bus.publish(PassStarted("save", layer))
         self.claim.check()
-        self.make_room_for(layer)
-        checksums, observed = self.compute(passes.SAVE, self.task(layer))
+        self.create_layer_arrays(layer)
+        checksums, metrics = self.compute(passes.SAVE, self.make_task(layer))
         record = self.run.commits()[layer]
         self.claim.check()
         self.run.commit(layer, record | {"checksums": checksums.chunks})
-        self.stored = layer
-        self.tidy()
-        self.tell(PassDone("save", layer, _since(began), None, observed=observed))
+        self.stored_layer = layer
+        self.remove_obsolete_arrays()
+        seconds = _seconds_since(started)
+        self.bus.publish(PassDone("save", layer, seconds, None, observed=metrics))
 
     def write_result(self, accuracies: tuple[Accuracy, ...], reason: str | None) -> None:
-        """Write what is known of the run's outcome."""
-        known = accuracies[: self.state.spec.max_layers]
+        """Write the chosen depth and the accuracies; reason is None until the run is done."""
         self.claim.check()
         self.run.write_result(
             {
-                "depth": chosen_depth(known),
+                "depth": chosen_depth(accuracies[: self.state.spec.max_layers]),
                 "reason": reason,
                 "accuracies": [asdict(a) for a in accuracies],
             }
         )
 
-    def compute(self, what: Pass, task: Task) -> tuple[Any, PassMetrics]:
-        """Run one pass, passing its progress on to the listeners; what came of it, and what it
-        took."""
+    def compute(self, pass_: Pass, task: Task) -> tuple[Any, PassMetrics]:
+        """Run one pass and publish its progress; return its result and its metrics."""
         self.claim.check()
+        caches = self.caches.futures()
         try:
             return run_pass(
-                what, task, self.counts, self.state.plan, self.client, self.tell,
-                self.shelves.futures(),
-            )  # fmt: skip
+                pass_, task, self.counts, self.state.plan, self.client, self.bus, caches
+            )
         except StoreError:
-            self.claim.check()  # what another driver has removed by now is not there
+            self.claim.check()  # another driver may have removed what is missing
             raise
 
     def check_cluster(self) -> None:
-        """Refuse other software, and workers that are too small for the plan, before anything is
-        written: others than it was made for may be there by now. Those that stay are asked once."""
+        """Raise an error if workers have other software or too little memory for the plan.
+
+        It is called before anything is written, as the workers may not be those that the plan was
+        made for. Each worker is asked once. Chooses where maps are kept, too.
+        """
         state, found = self.state, list_workers(self.client)
         if self.problem is None:
             self.problem = state.problem(self.run.images()[0].dtype.itemsize)
-        if (new := worker_identities(found) - self.looked_at) and state.backend.on_gpu:
+        if (new := worker_identities(found) - self.checked_workers) and state.backend.on_gpu:
             self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
             found = list_workers(self.client)
         elif new or not found:
             check_versions(self.client)
-        self.looked_at = worker_identities(found)
+        self.checked_workers = worker_identities(found)
         if not (present := Workers.among(found)):
             return
         workers = replace(present, gpu_memory=self.gpu_memory)
@@ -282,59 +295,69 @@ class _Driver:
         if self.tier.in_memory:
             size = partial(group_cache_bytes, self.problem, state.spec, features=self.tier.features)
             sizes = [0 if state.backend.on_gpu else size(group) for group in state.plan.groups()]
-            self.shelves.spread(sizes, stored=self.stored == len(self.accuracies) - 1)
+            is_stored = self.stored_layer == len(self.accuracies) - 1
+            self.caches.distribute(sizes, is_stored=is_stored)
 
-    def tell_where_maps_are(self, layer: int) -> None:
-        """Tell where those of a layer go, unless they go where those before went."""
-        where = self.tier.in_memory, self.tier.features
-        if where != self.told_of:
-            self.tell(MapsPlaced(layer, *where, self.tier.reason))
-        self.told_of = where
+    def publish_maps_placed(self, layer: int) -> None:
+        """Publish where the maps of a layer are kept, unless it is where the last ones were."""
+        placement = self.tier.in_memory, self.tier.features
+        if placement != self.published_tier:
+            self.bus.publish(MapsPlaced(layer, *placement, self.tier.reason))
+        self.published_tier = placement
 
     def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:
-        """Make a step count, unless somebody else writes to the run by now, tidy up behind it, and
-        tell of it."""
-        facts = asdict(done) | {"finished": time.time()}
-        record |= {name: facts[name] for name in RECORDED}
+        """Write the commit record of a step, remove what it replaces, and publish the step.
+
+        Raise ClaimLostError if another driver writes to the run by now.
+        """
+        values = asdict(done) | {"finished": time.time()}
+        record |= {name: values[name] for name in COMMITTED_FIELDS}
         self.claim.check()
         self.run.commit(step, record)
         self.accuracies.append({"accuracy": record["accuracy"]})
         if has_saved_maps(step, record):
-            self.stored = step
-            self.tidy()
-        self.tell(done)
+            self.stored_layer = step
+            self.remove_obsolete_arrays()
+        self.bus.publish(done)
 
-    def make_room_for(self, layer: int) -> None:
-        """Make the empty arrays of a layer's maps and scores, in place of any."""
+    def create_layer_arrays(self, layer: int) -> None:
+        """Create the empty arrays of a layer's maps and scores, in place of existing ones."""
         images, (height, width, _) = self.state.plan.images, self.state.image_shape
         self.run.create_layer(
-            layer, (images, height, width, self.state.spec.filters), (images, self.state.classes),
-            self.state.plan.chunk_images, dtype=self.state.spec.store_dtype,
+            layer,
+            (images, height, width, self.state.spec.filters),
+            (images, self.state.classes),
+            self.state.plan.chunk_images,
+            dtype=self.state.spec.store_dtype,
             compress=self.state.run_spec.codec != "none",
-        )  # fmt: skip
+        )
 
-    def find_maps_of(self, layer: int) -> None:
-        """Where the maps of a committed layer have been removed, make room: those who read them
-        rebuild them chunk by chunk."""
-        if 0 < layer == self.stored and not self.run.has_maps(layer):
+    def recreate_removed_maps(self, layer: int) -> None:
+        """Create the arrays of a committed layer if they were removed.
+
+        The tasks that read them rebuild their contents chunk by chunk.
+        """
+        if 0 < layer == self.stored_layer and not self.run.has_maps(layer):
             self.claim.check()
-            self.make_room_for(layer)
+            self.create_layer_arrays(layer)
 
 
-def _since(began: float) -> float:
-    """Seconds since then."""
-    return time.perf_counter() - began
+def _seconds_since(started: float) -> float:
+    """Return the seconds since a reading of the performance counter."""
+    return time.perf_counter() - started
 
 
-def _accuracy(layer: int, tally: Tally) -> Accuracy:
+def _get_accuracy(layer: int, tally: Tally) -> Accuracy:
+    """Return the accuracies of a tally as those after a layer."""
     return Accuracy(layer, tally.accuracy(0) or 0.0, tally.accuracy(1))
 
 
 def _check_scores(tally: Tally) -> None:
-    """Refuse images whose scores are no numbers any more: all would pass for the first class."""
+    """Raise DataError if scores are not finite: those images would all count as the first class."""
     if tally.nonfinite.any():
-        trained, held_out = tally.nonfinite.tolist()
+        train, validation = tally.nonfinite.tolist()
         raise DataError(
-            f"{trained} images to train on and {held_out} that are held out have values too far "
-            "from the others for single precision: give all images on the same scale"
+            f"{train} training images and {validation} validation images have non-finite scores: "
+            "their values are too far from the others for single precision. Give all images the "
+            "same scale."
         )

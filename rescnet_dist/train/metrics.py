@@ -1,4 +1,4 @@
-"""What a pass took: where its time went, bytes moved, and workers' memory, as they report it."""
+"""Metrics of a pass: time by phase, bytes read and written, and memory of the workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PHASES = ("read", "compute", "write", "reduce", "solve")
 
 
 class TaskMeter:
-    """Where the time of a task goes, and how many bytes it moves.
+    """Measures where the time of a task goes and how many bytes it reads and writes.
 
-    Times are those of the task's own thread, so that they add up to the task's: reading and writing
-    count as far as they are waited for.
+    Times are those of the task's own thread, so that they add up to the time of the task: reading
+    and writing count only as far as the task waits for them.
     """
 
     def __init__(self) -> None:
@@ -28,30 +28,39 @@ class TaskMeter:
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
         """Add the time that the body takes to a phase."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - began
+            self.seconds[phase] += time.perf_counter() - started
 
     def count_read(self, array: zarr.Array[Any], rows: int) -> None:
         """Count rows of an array as read."""
         self.read += rows * math.prod(array.shape[1:]) * array.dtype.itemsize
 
-    def facts(self) -> dict[str, Any]:
-        """All of it as plain values."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return seconds by phase, and bytes read and written, as plain values."""
         return {"seconds": dict(self.seconds), "read": self.read, "written": self.written}
 
 
 @dataclass(frozen=True, slots=True)
 class PassMetrics:
-    """What a pass took.
+    """Metrics of a pass.
 
-    seconds by phase: while chunks are worked on, tasks wait to read, compute, and wait to write;
-    then accumulators are merged ("reduce"), and the layer is solved for. They add up to those of
-    the pass but for what the driver does before and behind. Bytes read from and written to the
-    store, not compressed, by tasks that ended; the most bytes resident in each worker when it had
-    finished a chunk, or merged all; chunks that were done more than once.
+    Attributes
+    ----------
+    seconds : dict of str to float
+        Wall time by phase. While chunks are processed, tasks wait to read ("read"), compute
+        ("compute"), and wait to write ("write"); then accumulators are merged ("reduce"), and the
+        layer is fitted ("solve"). The sum is the time of the pass, except for what the driver does
+        before and after it.
+    read, written : int
+        Bytes read from and written to the store by tasks that ended, uncompressed.
+    memory : dict of str to int
+        Largest resident memory of each worker, in bytes, measured after each chunk and after the
+        merge.
+    redone : int
+        Number of chunks that were processed more than once.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -61,45 +70,49 @@ class PassMetrics:
     redone: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
 class MetricsCollector:
-    """Gathers what the tasks of a pass report into an `PassMetrics`."""
+    """Collects the messages of the tasks of a pass into `PassMetrics`."""
 
     def __init__(self) -> None:
-        self._began = self._chunks = self._solve = time.perf_counter()
+        self._pass_started = self._last_chunk = self._solve_started = time.perf_counter()
         self._seconds = dict.fromkeys(PHASES[:3], 0.0)
         self._read = self._written = self._redone = 0
         self._memory: dict[str, int] = {}
 
-    def chunk_done(self, worker: str, memory: int, *, again: bool) -> None:
-        """A chunk is done, again or for the first time, by a worker that holds so many bytes."""
-        self._chunks = self._solve = time.perf_counter()
+    def add_chunk(self, worker: str, memory: int, *, is_repeat: bool) -> None:
+        """Count a chunk, done by a worker with `memory` resident bytes."""
+        self._last_chunk = self._solve_started = time.perf_counter()
         self._memory[worker] = max(memory, self._memory.get(worker, 0))
-        self._redone += again
+        self._redone += is_repeat
 
-    def task_done(self, facts: dict[str, Any]) -> None:
-        """A task has finished its chunks; facts are its meter's."""
-        for phase, seconds in facts["seconds"].items():
+    def add_task(self, fields: dict[str, Any]) -> None:
+        """Add the times and bytes of a task that has finished; fields as `TaskMeter.to_dict`."""
+        for phase, seconds in fields["seconds"].items():
             self._seconds[phase] += seconds
-        self.moved(facts["read"], facts["written"])
+        self.add_io(fields["read"], fields["written"])
 
-    def moved(self, read: int, written: int) -> None:
-        """So many bytes were read from and written to the store."""
+    def add_io(self, read: int, written: int) -> None:
+        """Add bytes read from and written to the store."""
         self._read += read
         self._written += written
 
-    def solving(self, worker: str, memory: int) -> None:
-        """All is merged, on a worker that holds so many bytes."""
-        self._solve = time.perf_counter()
+    def start_solve(self, worker: str, memory: int) -> None:
+        """Note that all accumulators are merged, on a worker with `memory` resident bytes."""
+        self._solve_started = time.perf_counter()
         self._memory[worker] = max(memory, self._memory.get(worker, 0))
 
-    def observed(self) -> PassMetrics:
-        """What has been observed up to now, the end of the pass."""
-        now, working = time.perf_counter(), sum(self._seconds.values())
-        share = (self._chunks - self._began) / working if working else 0.0
-        seconds = {phase: share * spent for phase, spent in self._seconds.items()}
-        seconds |= {"reduce": self._solve - self._chunks, "solve": now - self._solve}
+    def finish(self) -> PassMetrics:
+        """Return the metrics of the pass, which ends now."""
+        now, busy = time.perf_counter(), sum(self._seconds.values())
+        # tasks run in parallel: scale their times to the wall time of the chunks
+        scale = (self._last_chunk - self._pass_started) / busy if busy else 0.0
+        seconds = {phase: scale * spent for phase, spent in self._seconds.items()}
+        seconds |= {
+            "reduce": self._solve_started - self._last_chunk,
+            "solve": now - self._solve_started,
+        }
         return PassMetrics(seconds, self._read, self._written, self._memory, self._redone)

@@ -1,4 +1,4 @@
-"""Reading ahead and writing behind: what a store takes, while a task computes."""
+"""Overlap of store access with computation: read the next item, write the last one in a thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from distributed import get_worker
 
 from rescnet_dist.errors import RescnetError
-from rescnet_dist.train.task_events import adopt
+from rescnet_dist.train.task_events import set_thread_worker
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -20,71 +20,83 @@ Value = TypeVar("Value")
 def read_ahead(
     items: Iterable[Item], read: Callable[[Item], Value]
 ) -> Iterator[tuple[Item, Callable[[], Value]]]:
-    """Each item with a function that gives, once, what `read` gives of it, or raises what it did.
+    """Yield each item with a function that returns `read(item)`, or raises what that raised.
 
-    The next item is read by another thread while its predecessor is worked on; no more than one is
-    ever read ahead, and what has been given is not held on to.
+    The function must be called exactly once, before the next item is requested. The next item is
+    read in another thread while the current one is processed. At most one item is read ahead, and
+    no reference to a returned value is kept.
     """
-    with _thread() as pool:
-        coming: list[tuple[Item, Future[Value]]] = []
+    with _start_thread() as pool:
+        pending: list[tuple[Item, Future[Value]]] = []
         for item in items:
-            coming.append((item, pool.submit(read, item)))
-            if len(coming) == 2:
-                yield coming[0][0], partial(_result_of_first, coming)
-                _check_taken(coming, 1)
-        if coming:
-            yield coming[0][0], partial(_result_of_first, coming)
-            _check_taken(coming, 0)
+            pending.append((item, pool.submit(read, item)))
+            if len(pending) == 2:
+                yield pending[0][0], partial(_pop_result, pending)
+                _check_consumed(pending, 1)
+        if pending:
+            yield pending[0][0], partial(_pop_result, pending)
+            _check_consumed(pending, 0)
 
 
-def _result_of_first(coming: list[tuple[Item, Future[Value]]]) -> Value:
-    return coming.pop(0)[1].result()
+def _pop_result(pending: list[tuple[Item, Future[Value]]]) -> Value:
+    """Remove the first pending read and return its result."""
+    return pending.pop(0)[1].result()
 
 
-def _check_taken(coming: list[Any], left: int) -> None:
-    """Refuse to go on from an item that was not taken, as the next one would pass for it."""
-    if len(coming) != left:
-        raise RuntimeError("what was read ahead has not been taken")
+def _check_consumed(pending: list[Any], expected: int) -> None:
+    """Raise RuntimeError if a result was not consumed: the next item would get it."""
+    if len(pending) != expected:
+        raise RuntimeError(
+            "A value that was read ahead has not been consumed. Call the function of each item "
+            "exactly once."
+        )
 
 
 class WriteBehind:
-    """Writes one thing at a time in another thread, while the next one is made."""
+    """Runs one write at a time in another thread while the caller prepares the next one."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._pending: Future[Any] | None = None
 
     def put(self, write: Callable[[], Any]) -> Any:
-        """Begin to write something; waits for what was put before, and returns what that
-        gave, None if there was nothing."""
-        before = self.wait()
+        """Wait for the previous write, start this one, and return the result of the previous one.
+
+        The result is None if there was no previous write.
+        """
+        previous = self.wait()
         self._pending = self._pool.submit(write)
-        return before
+        return previous
 
     def wait(self) -> Any:
-        """Wait until all is written; returns what the last write gave, or raises what it raised."""
+        """Wait for the last write; return its result, or raise what it raised."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
-    def problem(self) -> BaseException | None:
-        """Why what was put last could not be written, if so; waits for it."""
+    def exception(self) -> BaseException | None:
+        """Wait for the last write and return its exception, if it has failed."""
         return None if self._pending is None else self._pending.exception()
 
 
 @contextmanager
 def write_behind() -> Iterator[WriteBehind]:
-    """A `WriteBehind` whose thread ends with the block. If that fails, and what is being written
-    has failed too, by an error that says what is wrong, that one is raised: it came first."""
-    with _thread() as pool:
-        behind = WriteBehind(pool)
+    """Provide a `WriteBehind` whose thread ends with the block.
+
+    If the block fails, and the pending write has failed with a RescnetError too, that one is
+    raised: it came first and says what is wrong.
+    """
+    with _start_thread() as pool:
+        writer = WriteBehind(pool)
         try:
-            yield behind
+            yield writer
         except Exception:
-            if isinstance(problem := behind.problem(), RescnetError):
-                raise problem from None
+            if isinstance(error := writer.exception(), RescnetError):
+                raise error from None
             raise
 
 
-def _thread() -> ThreadPoolExecutor:
-    """One more thread for the task that this is called from."""
-    return ThreadPoolExecutor(1, "rescnet-store", initializer=adopt, initargs=(get_worker(),))
+def _start_thread() -> ThreadPoolExecutor:
+    """Start one more thread for the task of this thread."""
+    return ThreadPoolExecutor(
+        1, "rescnet-store", initializer=set_thread_worker, initargs=(get_worker(),)
+    )

@@ -1,14 +1,15 @@
-"""The passes over the data, as tasks: read a chunk, compute, write, fold; then merge and solve.
+"""The passes over the data as tasks: read, compute, write and fold chunks; then merge and solve.
 
-Each function here runs on a worker. It gets the run's URL and small numbers, reads what else it
-needs from the run store, and can be run again at any time with the same outcome.
+Each function here runs on a worker. It gets the run's URL and small numbers, reads everything else
+from the run store, and can be run again at any time with the same result.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import partial
 from operator import add
 from typing import Any
 
@@ -57,7 +58,7 @@ from rescnet_dist.train.chunks import (
     Reader,
     Saver,
     chunk_error_context,
-    unsaved,
+    unsaved_scores_path,
 )
 from rescnet_dist.train.overlap import read_ahead, write_behind
 from rescnet_dist.train.state import Array, RunState, Task
@@ -72,8 +73,8 @@ from rescnet_dist.train.worker_cache import load_state
 # counting ---------------------------------------------------------------------------------------
 
 
-def count_group(task: Task, group: Group, _shelf: ChunkCache | None = None) -> list[Array]:
-    """Rows of each class (C,) to train on in a group of chunks, as a list of one."""
+def count_group(task: Task, group: Group, _cache: ChunkCache | None = None) -> list[Array]:
+    """Count the training rows of each class (C,) in a group of chunks; return a list of one."""
     state = load_state(task)
     reader, counts = Reader(task, group, state, 0), np.zeros(state.classes, np.int64)
     for chunk in reader.chunks():
@@ -81,8 +82,8 @@ def count_group(task: Task, group: Group, _shelf: ChunkCache | None = None) -> l
     return [counts]
 
 
-def gathered(_task: Task, counts: list[Array]) -> Array:
-    """The counts of all groups (G, C)."""
+def stack_counts(_task: Task, counts: list[Array]) -> Array:
+    """Return the counts of all groups (G, C)."""
     return np.stack(counts)
 
 
@@ -90,56 +91,63 @@ def gathered(_task: Task, counts: list[Array]) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """Statistics of some chunks and the checksums of what was read or written of them; `merge`
-    takes those of later chunks."""
+class ChecksummedStatistics:
+    """Statistics of consecutive chunks, and the checksums of what was read or written of them."""
 
     statistics: Any
     checksums: Checksums
 
-    def merge(self, later: Checked) -> Checked:
-        """Both together."""
-        return Checked(
+    def merge(self, later: ChecksummedStatistics) -> ChecksummedStatistics:
+        """Return the statistics and checksums of these chunks and of those that follow them."""
+        return ChecksummedStatistics(
             self.statistics.merge(later.statistics), self.checksums.merge(later.checksums)
         )
 
 
-def survey_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Checked:
-    """Statistics of the raw images of a group of chunks, for the first layer's filters, and the
-    checksums of the images that all later passes must find."""
+def survey_group(
+    task: Task, group: Group, cache: ChunkCache | None = None
+) -> ChecksummedStatistics:
+    """Compute the statistics of the raw images of a group, for the first layer's filters.
+
+    The checksums are those of the images, which all later passes must find unchanged.
+    """
     state = load_state(task)
     size = state.spec.filter_size_at(1)
     draws = draw_layer_patches(state.spec, state.run_spec.seed, 1, task.counts, state.image_shape)
     images = task.run.images()
     channels = state.spec.input_channels(1, state.image_shape[2])
     statistics, checksums = BankStatistics.empty(channels, size, state.backend.xp), Checksums()
-    reader = Reader(task, group, state, 0, shelf=shelf or ChunkCache())  # nothing is committed yet
+    reader = Reader(task, group, state, 0, cache=cache or ChunkCache())  # nothing is committed yet
     with blas_threads(1), state.backend.working():
         for chunk in reader.chunks():
             with chunk_error_context(group, chunk):
                 with reader.meter.timing("read"):
                     raw = reader.read_images(images, chunk)
-                    there = state.backend.put(raw)
-                    reader.keep_images(chunk, there)
+                    on_device = state.backend.put(raw)
+                    reader.cache_images(chunk, on_device)
                 with reader.meter.timing("compute"):
-                    check_finite(raw, chunk.rows.image)  # of those copied, this has been done
-                    pixels = raw_pixels(there, state.spec)
-                    more = BankStatistics.of(
-                        LayerInput.of(pixels), chunk.labels, chunk.train, chunk.before, draws, size
+                    check_finite(raw, chunk.rows.image)  # copied images were checked before
+                    pixels = raw_pixels(on_device, state.spec)
+                    chunk_statistics = BankStatistics.of(
+                        LayerInput.of(pixels),
+                        chunk.labels,
+                        chunk.train,
+                        chunk.class_offsets,
+                        draws,
+                        size,
                     )
-                    statistics = statistics.merge(more)
+                    statistics = statistics.merge(chunk_statistics)
                     checksums = checksums.plus({"data/images": raw})
             log_chunk_done(task, "survey", chunk.start, chunk.stop)
         with reader.meter.timing("compute"):
             statistics = to_host(statistics)
     log_task_done(task, "survey", reader.meter)
-    return Checked(statistics, checksums)
+    return ChecksummedStatistics(statistics, checksums)
 
 
-def finish_survey(task: Task, checked: Checked) -> Checksums:
-    """Fit and store the normalization of the images and the first layer's filters; returns the
-    checksums to commit."""
-    state, statistics = load_state(task), checked.statistics
+def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
+    """Fit and store the image normalization and the first bank; return checksums to commit."""
+    state, statistics = load_state(task), merged.statistics
     log_solving(task, "survey")
     with blas_threads(state.plan.solve_threads):
         scale = fit_image_scale(statistics, state.spec)
@@ -147,125 +155,138 @@ def finish_survey(task: Task, checked: Checked) -> Checksums:
     with_retries(lambda: write_image_scale(task.run.location, scale), f"image_scale of {task.run}")
     worker_cache.put(task, "image scale", scale)
     store_bank(task, bank)
-    return checked.checksums
+    return merged.checksums
 
 
 # growing a layer --------------------------------------------------------------------------------
 
 
-def grow_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Checked:
-    """The pass of a layer over a group of chunks: scores, maps, and statistics in one go.
+def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> ChecksummedStatistics:
+    """Compute scores, maps and statistics of a layer for a group of chunks, in one sweep.
 
-    Where the plan has tiles, the features are written for them and their scatter is left out.
+    If the plan has tiles, the features are written for them and their scatter is left out.
     """
     run, layer, state = task.run, task.layer, load_state(task)
-    growing = with_retries(lambda: _growing(task, state), f"reading layer {layer} of {run}")
-    reader = Reader.of(task, group, state, layer - 1, shelf)
+    growing = with_retries(
+        lambda: _load_growing_layer(task, state), f"reading layer {layer} of {run}"
+    )
+    reader = Reader.of(task, group, state, layer - 1, cache)
     images = worker_cache.get(task, "images", run.images)
     backend, meter = state.backend, reader.meter
-    saving = Saver.of(task, state) if task.save else None
-    work = FeatureWriter.of(run, state) if state.plan.tile_features else None
-    statistics = growing.empty(*state.image_shape, scatter=work is None, xp=backend.xp)
+    saver = Saver.of(task, state) if task.save_maps else None
+    feature_writer = FeatureWriter.of(run, state) if state.plan.tile_features else None
+    statistics = growing.empty(*state.image_shape, scatter=feature_writer is None, xp=backend.xp)
     checksums = Checksums()
 
     def read(chunk: Chunk) -> tuple[Array, ChunkState]:
-        pixels = reader.images(images, chunk)
-        return pixels, reader.held(images, chunk) if layer > 1 else EMPTY
+        pixels = reader.get_images(images, chunk)
+        return pixels, reader.read_state(images, chunk) if layer > 1 else EMPTY
 
-    def write_all(chunk: Chunk, made: ChunkState, features: Array | None) -> Checksums:
+    def write(chunk: Chunk, new: ChunkState, features: Array | None) -> Checksums:
         with chunk_error_context(group, chunk):
-            if saving:
-                written = saving.save(chunk, made, meter)
+            if saver:
+                written = saver.save(chunk, new, meter)
             else:
-                written = Checksums().plus({unsaved(layer): backend.get(made.scores)})
-            if work and features is not None:
-                written = written.merge(work.write(chunk.start, features))
+                written = Checksums().plus({unsaved_scores_path(layer): backend.get(new.scores)})
+            if feature_writer and features is not None:
+                written = written.merge(feature_writer.write(chunk.start, features))
                 meter.written += features.nbytes
         log_chunk_done(task, "grow", chunk.start, chunk.stop)
         return written
 
-    with blas_threads(1), backend.working(), write_behind() as behind:
-        for chunk, given in read_ahead(reader.chunks(), read):
+    with blas_threads(1), backend.working(), write_behind() as writer:
+        for chunk, get_value in read_ahead(reader.chunks(), read):
             log_chunk_started(task, "grow", chunk.start)
             with chunk_error_context(group, chunk):
                 with meter.timing("read"):
-                    pixels, old = given()
+                    pixels, old = get_value()
                 with meter.timing("compute"):
                     grown = growing.step(
-                        pixels, old.maps, old.scores, chunk.labels, chunk.train, chunk.before,
+                        pixels,
+                        old.maps,
+                        old.scores,
+                        chunk.labels,
+                        chunk.train,
+                        chunk.class_offsets,
                         old.features,
-                    )  # fmt: skip
+                    )
                     del pixels, old
                     statistics = statistics.fold(grown)
-            made = ChunkState(layer, grown.maps, grown.scores, None)
-            reader.keep(chunk, replace(made, features=grown.features))
-            features = grown.features if work else None
-            writing = partial(write_all, chunk, made, features)
-            del grown, features, made  # what is written is held until then, and no more
+            new = ChunkState(layer, grown.maps, grown.scores, None)
+            reader.cache_state(chunk, replace(new, features=grown.features))
+            features = grown.features if feature_writer else None
+            pending_write = partial(write, chunk, new, features)
+            del grown, features, new  # the pending write holds the only references
             with meter.timing("write"):
-                checksums = checksums.merge(behind.put(writing) or Checksums())
-            del writing
+                checksums = checksums.merge(writer.put(pending_write) or Checksums())
+            del pending_write
         with meter.timing("compute"):
             statistics = statistics.copy_small_to_host()
         with meter.timing("write"):
-            checksums = checksums.merge(behind.wait() or Checksums())
+            checksums = checksums.merge(writer.wait() or Checksums())
     log_task_done(task, "grow", meter)
-    return Checked(statistics, checksums)
+    return ChecksummedStatistics(statistics, checksums)
 
 
-def _growing(task: Task, state: RunState) -> GrowingLayer:
-    """The layer in the making, read from the run store."""
+def _load_growing_layer(task: Task, state: RunState) -> GrowingLayer:
+    """Read the layer being grown from the run store."""
     location, layer = task.run.location, task.layer
+    draw = partial(
+        draw_layer_patches,
+        state.spec,
+        state.run_spec.seed,
+        layer + 1,
+        task.counts,
+        state.image_shape,
+    )
     return GrowingLayer(
         spec=state.spec,
         number=layer,
         classes=state.classes,
         image_scale=worker_cache.get(task, "image scale", lambda: read_image_scale(location)),
         bank=worker_cache.get(task, "bank", lambda: read_bank(location, layer), layer),
-        previous=_classifier(task, layer - 1) if layer > 1 else None,
-        draws=cache(
-            partial(
-                draw_layer_patches, state.spec, state.run_spec.seed, layer + 1, task.counts,
-                state.image_shape,
-            )
-        ),
-    )  # fmt: skip
+        previous=_load_classifier(task, layer - 1) if layer > 1 else None,
+        draws=functools.cache(draw),
+    )
 
 
-def _classifier(task: Task, layer: int) -> Classifier:
-    """The classifier of a layer."""
+def _load_classifier(task: Task, layer: int) -> Classifier:
+    """Read the classifier of a layer, unless this worker has it cached."""
     return worker_cache.get(
         task, "classifier", lambda: read_classifier(task.run.location, layer), layer
     )
 
 
-def finish_layer(task: Task, checked: Checked) -> tuple[Tally, Checksums]:
-    """Fit and store the layer's classifier and the next layer's filters; returns how well the
-    layers before it do and the checksums to commit. The last layer's pass does so too, as the run
-    may be resumed."""
-    state, statistics = load_state(task), checked.statistics
+def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Checksums]:
+    """Fit and store the layer's classifier and the next layer's bank.
+
+    Return the tally of the layers before it and the checksums to commit. The last layer fits the
+    next bank too, as the run may be resumed with more layers.
+    """
+    state, statistics = load_state(task), merged.statistics
     log_solving(task, "grow")
 
-    def next_bank() -> None:
+    def fit_next_bank() -> None:
         store_bank(task, fit_bank(statistics.inputs, state.spec, task.layer + 1))
 
     with (
-        blas_threads(state.plan.solve_threads), state.backend.working(),
-        write_behind() as behind,
-    ):  # fmt: skip
-        # a GPU leaves the processor idle; on that, two at a time would be in each other's way
+        blas_threads(state.plan.solve_threads),
+        state.backend.working(),
+        write_behind() as background,
+    ):
+        # A GPU leaves the processor idle. On a processor the two fits would compete for the cores.
         if state.backend.on_gpu:
-            behind.put(next_bank)
+            background.put(fit_next_bank)
         classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
         if not state.backend.on_gpu:
-            next_bank()
-        behind.wait()
+            fit_next_bank()
+        background.wait()
     store_classifier(task, classifier)
-    return statistics.tally, checked.checksums
+    return statistics.tally, merged.checksums
 
 
 def store_classifier(task: Task, classifier: Classifier) -> None:
-    """Store what the pass of a layer has led to: its classifier."""
+    """Store and cache the classifier of the task's layer."""
     run, layer = task.run, task.layer
     with_retries(
         lambda: write_classifier(run.location, layer, classifier), f"layer {layer} of {run}"
@@ -274,7 +295,7 @@ def store_classifier(task: Task, classifier: Classifier) -> None:
 
 
 def store_bank(task: Task, bank: Bank) -> None:
-    """Store what the pass of a layer has led to: the bank of the next."""
+    """Store and cache the filter bank of the layer after the task's layer."""
     run, layer = task.run, task.layer + 1
     with_retries(lambda: write_bank(run.location, layer, bank), f"layer {layer} of {run}")
     worker_cache.put(task, "bank", bank, layer)
@@ -283,26 +304,28 @@ def store_bank(task: Task, bank: Bank) -> None:
 # scoring the last layer -------------------------------------------------------------------------
 
 
-def score_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Tally:
-    """How well the network with `task.layer` layers does on a group of chunks."""
+def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Tally:
+    """Tally the errors of the network with `task.layer` layers on a group of chunks."""
     run, layer, state = task.run, task.layer, load_state(task)
-    classifier = with_retries(lambda: _classifier(task, layer), f"reading layer {layer} of {run}")
-    reader, tally = Reader.of(task, group, state, layer, shelf), Tally.empty(state.backend.xp)
-    held = partial(reader.held, worker_cache.get(task, "images", run.images))
+    classifier = with_retries(
+        lambda: _load_classifier(task, layer), f"reading layer {layer} of {run}"
+    )
+    reader, tally = Reader.of(task, group, state, layer, cache), Tally.empty(state.backend.xp)
+    read_state = partial(reader.read_state, worker_cache.get(task, "images", run.images))
     with blas_threads(1), state.backend.working():
-        for chunk, given in read_ahead(reader.chunks(), held):
+        for chunk, get_value in read_ahead(reader.chunks(), read_state):
             with chunk_error_context(group, chunk):
                 with reader.meter.timing("read"):
-                    old = given()
+                    old = get_value()
                 with reader.meter.timing("compute"):
-                    seen = state.spec.input_channels(1, state.image_shape[2])
-                    cut = slabs(old.maps, seen, state.spec)
+                    channels = state.spec.input_channels(1, state.image_shape[2])
+                    cut = slabs(old.maps, channels, state.spec)
                     scores = chunk_scores(
                         classifier, old.maps, old.scores, state.spec, cut, old.features
                     )
-                    more = Tally.of(scores, chunk.labels, chunk.train, state.spec.target)
-                    tally = tally.merge(more)
-                reader.keep(chunk, old)
+                    chunk_tally = Tally.of(scores, chunk.labels, chunk.train, state.spec.target)
+                    tally = tally.merge(chunk_tally)
+                reader.cache_state(chunk, old)
                 del old
             log_chunk_done(task, "score", chunk.start, chunk.stop)
         with reader.meter.timing("compute"):
@@ -312,73 +335,77 @@ def score_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Ta
 
 
 def finish_score(_task: Task, tally: Tally) -> Tally:
-    """The tally as it is."""
+    """Return the tally unchanged."""
     return tally
 
 
 # storing what is in memory ----------------------------------------------------------------------
 
 
-def save_group(task: Task, group: Group, shelf: ChunkCache | None = None) -> Checksums:
-    """Store the maps and scores of the last layer, which are in memory only, of a group of chunks;
-    returns their checksums."""
+def save_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Checksums:
+    """Store the last layer's maps and scores of a group, which are in memory only.
+
+    Return their checksums.
+    """
     state, checksums = load_state(task), Checksums()
-    reader = Reader.of(task, group, state, task.layer, shelf)
-    saving, images = Saver.of(task, state), worker_cache.get(task, "images", task.run.images)
+    reader = Reader.of(task, group, state, task.layer, cache)
+    saver, images = Saver.of(task, state), worker_cache.get(task, "images", task.run.images)
     with blas_threads(1):
         for chunk in reader.chunks():
             with chunk_error_context(group, chunk):
-                checksums = checksums.merge(
-                    saving.save(chunk, reader.held(images, chunk), reader.meter)
-                )
+                saved = saver.save(chunk, reader.read_state(images, chunk), reader.meter)
+                checksums = checksums.merge(saved)
             log_chunk_done(task, "save", chunk.start, chunk.stop)
     log_task_done(task, "save", reader.meter)
     return checksums
 
 
 def finish_save(_task: Task, checksums: Checksums) -> Checksums:
-    """The checksums as they are."""
+    """Return the checksums unchanged."""
     return checksums
 
 
-# the accumulators' true size, which Dask would not see, or take them for free to move and keep ---
+# sizes of the accumulators: Dask cannot see them, and would move and keep them as if they were free
 
 
 def _size_of_fields(accumulator: Any) -> int:
+    """Return the bytes of all fields of a dataclass."""
     return sum(sizeof(getattr(accumulator, field.name)) for field in fields(accumulator))
 
 
-for _kind in (
-    *(FeatureMoments, PatchMoments, PatchSample, BankStatistics, LayerStatistics),
-    *(Checksums, Checked),
+for _accumulator_class in (
+    FeatureMoments,
+    PatchMoments,
+    PatchSample,
+    BankStatistics,
+    LayerStatistics,
+    Checksums,
+    ChecksummedStatistics,
 ):
-    sizeof.register(_kind, _size_of_fields)
+    sizeof.register(_accumulator_class, _size_of_fields)
 
 
-# the passes, declared ---------------------------------------------------------------------------
+# the passes -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A pass over all images: fold(task, group, shelf) → accumulator, merge of two, finish(task,
-    all) or, where that is spread over many tasks, the function that makes them."""
+    """A pass over all images: fold(task, group, cache) of each group, merge of two accumulators,
+    and finish(task, accumulator).
+
+    With `lazy_finish`, finish builds a graph of several tasks instead; see `fold_graph`.
+    """
 
     name: str
     fold: Callable[[Task, Group, ChunkCache | None], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[..., Any]
-    spread: bool = False
+    lazy_finish: bool = False
 
 
-COUNT = Pass("count", count_group, add, gathered)
-SURVEY = Pass("survey", survey_group, Checked.merge, finish_survey)
-GROW = Pass("grow", grow_group, Checked.merge, finish_layer)
+COUNT = Pass("count", count_group, add, stack_counts)
+SURVEY = Pass("survey", survey_group, ChecksummedStatistics.merge, finish_survey)
+GROW = Pass("grow", grow_group, ChecksummedStatistics.merge, finish_layer)
 SCORE = Pass("score", score_group, Tally.merge, finish_score)
 SAVE = Pass("save", save_group, Checksums.merge, finish_save)
-CACHED_PASSES = (
-    COUNT,
-    SURVEY,
-    GROW,
-    SCORE,
-    SAVE,
-)  # which find on shelves what another has left there
+CACHED_PASSES = (COUNT, SURVEY, GROW, SCORE, SAVE)  # passes that take the cache of their group

@@ -1,4 +1,4 @@
-"""The same command again: begin a run, or go on with the one that is there if it is the same."""
+"""Decide whether the run at a URL is the one asked for, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from rescnet_dist.store import (
 )
 from rescnet_dist.train.prepare import CHANGEABLE
 
-STARTED = {"claims", "data", "work", "zarr.json"}  # all that a run has before its data are complete
+# everything that a run may have before its data are complete
+INCOMPLETE_RUN_NAMES = {"claims", "data", "work", "zarr.json"}
 
 
 def find_matching_run(
     url: str, spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet, source: str
 ) -> dict[str, Any] | None:
-    """The attributes of the run at a URL if it is the one with these specs and data; None where
-    there is none yet, or one that died before its data were complete, so that it is to begin.
-    Anything else that is there is refused, and so is a run that another driver writes to. A run
-    keeps the plan that it began with, so that other wishes for that make it no other run, and
-    neither does what may change as it goes on (`Changes`)."""
+    """Return the attributes of the run at a URL if it has these specs and data.
+
+    Return None if there is no run yet, or one that died before its data were complete, so that a
+    run is to be started. Raise StoreError if anything else is there, or if another driver writes to
+    the run. A run keeps its plan, so differences in the plan are ignored, as are differences in
+    what may be changed on resuming (`Changes`).
+    """
     location = Location.of(url)
     if not location.exists():
         location.check_bucket()
@@ -36,20 +39,20 @@ def find_matching_run(
         check_unclaimed(location)
         return None
     attributes = RunStore.open(url).attributes()
-    differences = _differences(url, attributes, spec, run_spec, data, source)
+    differences = _describe_differences(url, attributes, spec, run_spec, data, source)
     if differences:
         raise StoreError(
-            f"store {location.url} holds another run, with {'; '.join(differences)}: give the "
-            "settings that it began with, or another store (`rescnet resume` grows it on, with "
-            "--max-layers)"
+            f"Store {location.url} holds another run, with {'; '.join(differences)}. Use the "
+            "settings that it was started with, or another store. To add layers, use `rescnet "
+            "resume` with --max-layers."
         )
     return attributes
 
 
 def is_incomplete(location: Location) -> bool:
-    """Whether there is nothing but what a driver writes before the data of a run are complete."""
+    """Return whether a location holds only what is written before a run's data are complete."""
     names = set(location.names())
-    if not names <= STARTED or "claims" not in names:
+    if not names <= INCOMPLETE_RUN_NAMES or "claims" not in names:
         return False
     if "zarr.json" not in names:
         return True
@@ -60,15 +63,15 @@ def is_incomplete(location: Location) -> bool:
 
 
 def other_plan(attributes: dict[str, Any], run_spec: RunSpec) -> str | None:
-    """What of the plan of a run is not as it is asked for now, in words."""
-    kept, asked = attributes.get("plan", {}), run_spec.to_dict()
-    if all(kept.get(name) == asked[name] for name in PLAN_FIELDS if name in asked):
+    """Describe the plan of a run if it differs from the one asked for; otherwise return None."""
+    stored, requested = attributes.get("plan", {}), run_spec.to_dict()
+    if all(stored.get(name) == requested[name] for name in PLAN_FIELDS if name in requested):
         return None
-    plan = ", ".join(f"{name}={kept.get(name)}" for name in PLAN_FIELDS)
-    return f"the run goes on with the plan that it began with: {plan}"
+    plan = ", ".join(f"{name}={stored.get(name)}" for name in PLAN_FIELDS)
+    return f"The run continues with the plan that it was started with: {plan}."
 
 
-def _differences(
+def _describe_differences(
     url: str,
     attributes: dict[str, Any],
     spec: NetworkSpec,
@@ -76,10 +79,10 @@ def _differences(
     data: TrainingSet,
     source: str,
 ) -> list[str]:
-    """What a run was begun with that is not as it is asked for now, in words."""
+    """Describe the settings of a run that differ from those asked for."""
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)  # as `prepare_run` does
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         **spec.to_dict(),
         **run_spec.to_dict(),
         **data.augment.to_dict(),
@@ -88,22 +91,21 @@ def _differences(
         "classes": classes_to_json(data.classes),
     }
     kinds: dict[str, type[Spec]] = {"network": NetworkSpec, "run": RunSpec, "augment": AugmentSpec}
-    with translate_attribute_errors(
-        Location.of(url)
-    ):  # what an older release did not store has defaults
-        stored = [kind.from_stored(attributes[name]).to_dict() for name, kind in kinds.items()]
-    there: dict[str, Any] = {
-        **{name: value for fields in stored for name, value in fields.items()},
+    with translate_attribute_errors(Location.of(url)):
+        # from_stored fills in defaults for what an older release did not store
+        specs = [kind.from_stored(attributes[name]).to_dict() for name, kind in kinds.items()]
+    stored: dict[str, Any] = {
+        **{name: value for fields in specs for name, value in fields.items()},
         "data": attributes.get("source"),
         "images of": attributes.get("image_shape"),
         "classes": attributes.get("classes"),
     }
-    free = {*PLAN_FIELDS, *CHANGEABLE}
-    names = [name for name in {**there, **asked} if name not in free]
-    different = [name for name in names if there.get(name) != asked.get(name)]
+    ignored = {*PLAN_FIELDS, *CHANGEABLE}
+    names = [name for name in {**stored, **requested} if name not in ignored]
+    different = [name for name in names if stored.get(name) != requested.get(name)]
     return [
         "other classes"
         if name == "classes"
-        else f"{name} {there.get(name)!r} where {asked.get(name)!r} is asked for"
+        else f"{name} {stored.get(name)!r} instead of {requested.get(name)!r}"
         for name in different
     ]

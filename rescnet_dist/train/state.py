@@ -1,4 +1,4 @@
-"""What every task knows: the run, and what its attributes say."""
+"""What every task of a pass needs: the task description, and the attributes of its run."""
 
 from __future__ import annotations
 
@@ -20,30 +20,48 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """What every task of a pass knows: the run, the layer it works on (0: the survey), and how
-    many training images of each class (C,) there are, and are before those it works on. One that
-    works on no group of images has no counts (0,), and 0 before it (1,). stored is the last layer
-    whose maps are in the store; keep and save: whether what is made of a chunk stays in the
-    worker's memory, and whether it goes to the store; features: whether they stay beside maps that
-    do. driver: which one asks, by a name that no other has; none where that does not matter."""
+    """Description of a pass that is sent to each of its tasks.
+
+    Attributes
+    ----------
+    run : RunStore
+        Store of the run.
+    layer : int
+        Layer that the pass works on; 0 for the survey.
+    stored_layer : int
+        Last layer whose maps are in the store.
+    cache_maps : bool
+        Whether the state of a chunk stays in the worker's memory.
+    save_maps : bool
+        Whether the maps and scores of a chunk are written to the store.
+    cache_features : bool
+        Whether features are cached together with the maps.
+    driver : str
+        Unique name of the driver; empty to bypass the worker's cache of small objects.
+    counts : ndarray of shape (C,)
+        Number of training images of each class; shape (0,) for a task without a group of images.
+    class_offsets : ndarray of shape (C,)
+        Number of training images of each class before those of the task; zeros of shape (1,) for a
+        task without a group of images.
+    """
 
     run: RunStore
     layer: int
-    stored: int = 0
-    keep: bool = False
-    save: bool = True
-    features: bool = True
+    stored_layer: int = 0
+    cache_maps: bool = False
+    save_maps: bool = True
+    cache_features: bool = True
     driver: str = ""
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    before: Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    class_offsets: Array = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def split(self, groups: Sequence[Group], counts: Array) -> list[tuple[Task, Group]]:
-        """The task for each group; counts (G, C) are the training images of each class in each."""
+        """Return the task for each group, given the training images of each class (G, C)."""
         if not counts.size:
             return [(self, group) for group in groups]
-        before, total = np.cumsum(counts, axis=0) - counts, counts.sum(axis=0)
+        offsets, total = np.cumsum(counts, axis=0) - counts, counts.sum(axis=0)
         return [
-            (replace(self, counts=total, before=before[group.index].copy()), group)
+            (replace(self, counts=total, class_offsets=offsets[group.index].copy()), group)
             for group in groups
         ]
 
@@ -62,12 +80,12 @@ class RunState:
 
     @classmethod
     def of(cls, run: RunStore) -> RunState:
-        """Read the state off the run store."""
+        """Read the attributes of a run store."""
         return cls.from_attributes(run, run.attributes())
 
     @classmethod
     def from_attributes(cls, run: RunStore, attributes: dict[str, Any]) -> RunState:
-        """The state that these attributes of a run tell."""
+        """Parse the stored attributes of a run."""
         with translate_attribute_errors(run.location):
             height, width, channels = attributes["image_shape"]
             return cls(
@@ -81,17 +99,17 @@ class RunState:
             )
 
     def problem(self, itemsize: int) -> Problem:
-        """What is trained on, in numbers; pixels are of so many bytes."""
+        """Return the size of the training problem; itemsize is the number of bytes of a pixel."""
         return Problem(
             self.plan.images, self.image_shape, self.classes, itemsize, self.augment.copies
         )
 
     @property
     def backend(self) -> Backend:
-        """Where arrays live while they are worked on."""
+        """Backend (NumPy or CuPy) that the kernels work on."""
         return Backend.of(self.run_spec)
 
     @property
     def features(self) -> int:
-        """Features D of a layer."""
+        """Number of features D of a layer."""
         return features_per_layer(*self.image_shape[:2], self.spec)

@@ -1,4 +1,4 @@
-"""What tasks tell the driver while they run, by Dask's event log."""
+"""Progress messages from tasks to the driver, sent through Dask's event log."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from rescnet_dist.store import RunStore
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.state import Task
 
-_adopted = threading.local()
+_thread_worker = threading.local()
 
 
-def adopt(worker: Worker) -> None:
-    """Have this thread, which a task has started, report for the task's worker."""
-    _adopted.worker = worker
+def set_thread_worker(worker: Worker) -> None:
+    """Make this thread, which a task has started, send messages for the task's worker."""
+    _thread_worker.worker = worker
 
 
 def this_worker() -> Worker:
-    """The worker that the task of this thread runs on."""
-    return getattr(_adopted, "worker", None) or get_worker()
+    """Return the worker that the task of this thread runs on."""
+    return getattr(_thread_worker, "worker", None) or get_worker()
 
 
-def report(task: Task, kind: str, **facts: Any) -> None:
-    """Tell the driver something; facts are numbers and strings."""
-    this_worker().log_event(progress_topic(task.run), {"kind": kind, **facts})
+def send(task: Task, kind: str, **fields: Any) -> None:
+    """Send a message to the driver; fields are numbers, strings, or dicts of them."""
+    this_worker().log_event(progress_topic(task.run), {"kind": kind, **fields})
 
 
 def log_chunk_started(task: Task, phase: str, start: int) -> None:
-    """Tell the driver that the chunk from image `start` on is worked on from now."""
-    report(task, "begun", phase=phase, layer=task.layer, start=start)
+    """Report that work on the chunk that begins at image `start` has started."""
+    send(task, "started", phase=phase, layer=task.layer, start=start)
 
 
 def log_chunk_done(task: Task, phase: str, start: int, stop: int) -> None:
-    """Tell the driver that the images start to stop are done."""
+    """Report that images start to stop are done, and the worker's resident memory."""
     memory = this_worker().monitor.get_process_memory()
-    report(
+    send(
         task,
         "chunk",
         phase=phase,
@@ -50,22 +50,21 @@ def log_chunk_done(task: Task, phase: str, start: int, stop: int) -> None:
 
 
 def log_task_done(task: Task, phase: str, meter: TaskMeter) -> None:
-    """Tell the driver what a task that has done all its chunks took."""
-    report(task, "spent", phase=phase, layer=task.layer, **meter.facts())
+    """Report that a task has done all its chunks, with its times and bytes."""
+    send(task, "task_done", phase=phase, layer=task.layer, **meter.to_dict())
 
 
 def log_solving(task: Task, phase: str) -> None:
-    """Tell the driver that all accumulators are merged, and the solve begins."""
+    """Report that all accumulators are merged and that the solve starts."""
     memory = this_worker().monitor.get_process_memory()
-    report(task, "solving", phase=phase, layer=task.layer, memory=memory)
+    send(task, "solving", phase=phase, layer=task.layer, memory=memory)
 
 
 def log_io(task: Task, phase: str, meter: TaskMeter) -> None:
-    """Tell the driver how many bytes a task that works on no chunks has moved."""
-    moved = {"read": meter.read, "written": meter.written}
-    report(task, "moved", phase=phase, layer=task.layer, **moved)
+    """Report the bytes that a task without chunks has read and written."""
+    send(task, "io", phase=phase, layer=task.layer, read=meter.read, written=meter.written)
 
 
 def progress_topic(run: RunStore) -> str:
-    """The topic of Dask's event log that a run's progress goes to."""
+    """Return the topic of Dask's event log that carries a run's progress."""
     return f"rescnet-{tokenize(run.url)}"

@@ -1,4 +1,4 @@
-"""Check a run store against its commit records: every chunk there, none altered or stale."""
+"""Verification of a run store: every committed chunk is there and unaltered."""
 
 from __future__ import annotations
 
@@ -11,76 +11,94 @@ from dask.delayed import delayed
 from rescnet_dist.errors import StoreError
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.store import RunStore, chunk_problem, last_saved, read_image_scale, read_layer
-from rescnet_dist.train.chunks import UNSAVED, Reader
-from rescnet_dist.train.decide import contradiction
+from rescnet_dist.train.chunks import UNSAVED_PREFIX, Reader
+from rescnet_dist.train.decide import find_contradiction
 from rescnet_dist.train.state import RunState, Task
 
 CHUNKS_PER_TASK = 16
 
 
 def verify_run(url: str | os.PathLike[str]) -> list[str]:
-    """What is wrong with the run at a URL, one sentence each; empty if all is as committed.
+    """Compare everything stored of a run with its commit records.
 
     Chunks are read in parallel, on the current Dask client's cluster if there is one.
+
+    Parameters
+    ----------
+    url : str or PathLike
+        URL of the run store.
+
+    Returns
+    -------
+    list of str
+        One description per problem; empty if everything is as committed.
     """
     run = RunStore.open(url)
-    problems = list(_missing_commits(run))
+    problems = list(_find_missing_commits(run))
     commits = run.commits()
     steps = range(len(commits))
-    stored = last_saved(commits)
-    problems += _wrong_result(run, len(steps) - 1)
+    stored_layer = last_saved(commits)
+    problems += _check_result(run, len(steps) - 1)
     tasks = [
         delayed(_verify_chunks, pure=False)(run, path, first, chunks)
         for step in steps
-        for path, first, chunks in _committed_chunks(run, step, last=step == stored)
+        for path, first, chunks in _list_committed_chunks(run, step, is_last=step == stored_layer)
     ]
     tasks += [delayed(_verify_layer, pure=False)(run, step) for step in steps]
     return problems + [problem for found in dask.compute(*tasks) for problem in found]
 
 
-def _missing_commits(run: RunStore) -> Iterator[str]:
-    """Commit records that are missing before others that are there."""
+def _find_missing_commits(run: RunStore) -> Iterator[str]:
+    """Yield a description of each commit record that is missing before existing ones."""
     names = (run.location / "commits").names()
     found = {int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json")}
     for step in sorted(set(range(max(found, default=0) + 1)) - found):
-        yield f"commits/{step:04d}.json is missing: the steps after it do not count"
+        yield f"commits/{step:04d}.json is missing. The steps after it do not count."
 
 
-def _wrong_result(run: RunStore, layers: int) -> list[str]:
-    """What is wrong with the result, which nothing is committed of."""
+def _check_result(run: RunStore, layers: int) -> list[str]:
+    """Return what is wrong with the result, which has no checksum."""
     try:
-        found = contradiction(max(0, layers), run.result())
+        problem = find_contradiction(max(0, layers), run.result())
     except StoreError as error:
         return [str(error)]
-    return [found] if found else []
+    return [problem] if problem else []
 
 
-def _committed_chunks(
-    run: RunStore, step: int, *, last: bool
+def _list_committed_chunks(
+    run: RunStore, step: int, *, is_last: bool
 ) -> Iterator[tuple[str, int, list[int]]]:
-    """Path, number of the first chunk and checksums of some chunks at a time, of all arrays that
-    were committed with a step and are kept; last: whether it is the last whose maps are."""
-    how = RunState.of(run).run_spec
-    # those of a run that keeps none are removed as it is done
-    kept = how.keep_maps == "all" or (last and (how.maps_stay or run.has_maps(step)))
+    """Yield path, number of the first chunk, and checksums of batches of chunks.
+
+    They are those of all arrays that were committed with a step and are kept. is_last says whether
+    it is the last step whose maps were stored.
+    """
+    run_spec = RunState.of(run).run_spec
+    # a run that keeps no maps removes them when it is done
+    has_maps = run_spec.keep_maps == "all" or (
+        is_last and (run_spec.maps_stay or run.has_maps(step))
+    )
     for path, checksums in run.checksums(step).items():
-        if path.startswith(UNSAVED):
+        if path.startswith(UNSAVED_PREFIX):
             continue
-        if path.startswith("data/") or kept:
+        if path.startswith("data/") or has_maps:
             for first in range(0, len(checksums), CHUNKS_PER_TASK):
                 yield path, first, checksums[first : first + CHUNKS_PER_TASK]
 
 
 def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int]) -> list[str]:
-    """Read chunks of an array of the run and compare them with their checksums."""
+    """Read chunks of an array and compare them with their checksums; return the problems."""
     if path == "data/images":
         return _verify_images(run, first, len(checksums))
-    found = [chunk_problem(run.location, path, n, e) for n, e in enumerate(checksums, start=first)]
-    return [problem for problem in found if problem]
+    problems = [
+        chunk_problem(run.location, path, number, expected)
+        for number, expected in enumerate(checksums, start=first)
+    ]
+    return [problem for problem in problems if problem]
 
 
 def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
-    """Read the images of chunks, and make copies of them, as a pass would."""
+    """Read and augment the images of chunks as a pass does; return the problems."""
     state, problems = RunState.of(run), []
     size = state.plan.chunk_images
     group = Group(0, first * size, min((first + count) * size, state.plan.images), size)
@@ -90,7 +108,7 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
         try:
             chunk = next(chunks)
         except StoreError:
-            break  # labels that are damaged are told of on their own
+            break  # damaged labels are reported on their own
         try:
             reader.read_images(run.images(), chunk)
         except (StoreError, OSError) as error:
@@ -99,7 +117,7 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
 
 
 def _verify_layer(run: RunStore, step: int) -> list[str]:
-    """Read the small arrays that were stored with a step."""
+    """Read the small arrays that were stored with a step; return the problems."""
     try:
         read_layer(run.location, step) if step else read_image_scale(run.location)
     except (StoreError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The real parts that the chaos tests disturb: a Dask cluster, a SeaweedFS server, drivers."""
+"""The processes of the chaos tests: a Dask cluster, a SeaweedFS server, drivers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 
-import moments
+import call_reports
 
 HOST = "127.0.0.1"
 WEED = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
 SECRET = "a-secret-of-this-test"
-START_TIMEOUT = 60.0  # seconds
+START_TIMEOUT_SECONDS = 60.0
 
 GUARD = """
 import os, signal, sys
@@ -37,11 +37,13 @@ for group in groups:
 """
 
 
-class Nursery:
-    """Starts processes and ends all of them, with all that they have started: at the end of its
-    context or, by a process that stands by for it, when this one dies before that."""
+class ProcessGroup:
+    """Starts processes, and kills them with their children at the end of its context.
 
-    def __enter__(self) -> Nursery:
+    If this process dies before that, a guard process kills them.
+    """
+
+    def __enter__(self) -> ProcessGroup:
         self.lock = threading.Lock()
         self.running: set[subprocess.Popen[bytes]] = set()
         self.guard = subprocess.Popen(
@@ -51,25 +53,29 @@ class Nursery:
 
     def __exit__(self, *_: object) -> None:
         for process in list(self.running):
-            self.end(process)
+            self.kill(process)
         self.guard.communicate()
 
     def start(
         self, command: Sequence[str], log: Path, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start a command in a process group of its own; what it says goes to a file."""
+        """Start a command in a session of its own; its output goes to a file."""
         with log.open("ab") as file:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         with self.lock:
             self.running.add(process)
-            self._tell_guard(process.pid)
+            self._notify_guard(process.pid)
         return process
 
-    def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a process and all that it has started."""
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process and its children."""
         with self.lock:
             if process not in self.running:
                 return
@@ -77,55 +83,55 @@ class Nursery:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             self.running.discard(process)
-            self._tell_guard(-process.pid)
+            self._notify_guard(-process.pid)
 
-    def _tell_guard(self, number: int) -> None:
+    def _notify_guard(self, number: int) -> None:
+        """Add a process id to those of the guard; a negative one removes it."""
         assert self.guard.stdin
         self.guard.stdin.write(b"%d\n" % number)
         self.guard.stdin.flush()
 
 
 @contextmanager
-def dask_cluster(
-    nursery: Nursery, folder: Path, environment: dict[str, str], workers: int, threads: int
+def start_cluster(
+    group: ProcessGroup, folder: Path, environment: dict[str, str], workers: int, threads: int
 ) -> Iterator[Path]:
-    """A scheduler and workers that their nannies start again when they die, all on loopback; gives
-    the scheduler's file."""
+    """Start a scheduler and workers with nannies on loopback; yield the scheduler's file."""
     file, dask = folder / "scheduler.json", (sys.executable, "-m", "dask")
-    where = ("--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0")
-    scheduler = nursery.start(
-        [*dask, "scheduler", *where, "--port", "0", "--scheduler-file", str(file)],
+    address = ("--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0")
+    scheduler = group.start(
+        [*dask, "scheduler", *address, "--port", "0", "--scheduler-file", str(file)],
         folder / "scheduler.log",
         environment,
     )
-    nannies = nursery.start(
+    nannies = group.start(
         [
-            *(*dask, "worker", *where, "--scheduler-file", str(file)),
+            *(*dask, "worker", *address, "--scheduler-file", str(file)),
             *("--nworkers", str(workers), "--nthreads", str(threads), "--memory-limit", "1GiB"),
-            *("--local-directory", str(folder), "--preload", moments.__file__),
+            *("--local-directory", str(folder), "--preload", call_reports.__file__),
         ],
         folder / "workers.log",
         environment,
     )
     try:
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not file.exists():
             assert scheduler.poll() is None, (folder / "scheduler.log").read_text()
             assert time.monotonic() < deadline, "no scheduler"
             time.sleep(0.05)
         yield file
     finally:
-        nursery.end(nannies)
-        nursery.end(scheduler)
+        group.kill(nannies)
+        group.kill(scheduler)
 
 
-class Weed:
-    """A SeaweedFS server on loopback with one bucket, `runs`, that can be killed and started again
-    on the same ports and the same folder."""
+class SeaweedServer:
+    """A SeaweedFS server on loopback with one bucket, `runs`, that can be killed and restarted with
+    the same ports and folder."""
 
-    def __init__(self, nursery: Nursery, folder: Path) -> None:
-        self.nursery, self.folder, self.log = nursery, folder, folder / "weed.log"
-        s3, *others = free_ports(4)
+    def __init__(self, group: ProcessGroup, folder: Path) -> None:
+        self.group, self.folder, self.log = group, folder, folder / "weed.log"
+        s3, *others = find_free_ports(4)
         self.ports = [f"-s3.port={s3}"]
         names = ("master", "volume", "filer")
         self.ports += [f"-{name}.port={p}" for name, p in zip(names, others, strict=True)]
@@ -140,20 +146,20 @@ class Weed:
         self.server: subprocess.Popen[bytes] | None = None
 
     @contextmanager
-    def running(self) -> Iterator[Weed]:
-        """Start the server, and end it after the body."""
+    def run(self) -> Iterator[SeaweedServer]:
+        """Run the server during the body."""
         self.start()
         try:
             yield self
         finally:
-            with self.lock:  # one that is just being started again is waited for
+            with self.lock:  # wait for one that is being restarted
                 if self.server:
-                    self.nursery.end(self.server)
+                    self.group.kill(self.server)
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
         assert WEED
-        self.server = self.nursery.start(
+        self.server = self.group.start(
             [
                 *(WEED, "mini", f"-dir={self.folder}", f"-ip={HOST}", f"-ip.bind={HOST}"),
                 *(*self.ports, "-admin.ui=false", "-webdav=false", "-bucket=runs"),
@@ -161,14 +167,14 @@ class Weed:
             self.log,
             os.environ | self.environment,
         )
-        deadline = time.monotonic() + START_TIMEOUT
-        while not self.answers():
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not self.is_ready():
             assert self.server.poll() is None, self.log.read_text()[-5000:]
             assert time.monotonic() < deadline, self.log.read_text()[-5000:]
             time.sleep(0.05)
 
-    def answers(self) -> bool:
-        """Whether the bucket is there, closed to strangers: it is what is made last."""
+    def is_ready(self) -> bool:
+        """Return whether the bucket, which is created last, exists and needs credentials."""
         try:
             urllib.request.urlopen(f"{self.url}/runs", timeout=1).close()
         except HTTPError as error:
@@ -178,28 +184,32 @@ class Weed:
             pass
         return False
 
-    def kill(self, away: float) -> str:
-        """Kill the server, and start it again in the background when it has been away for some
-        seconds; one that is away already is waited for."""
-        assert self.lock.acquire(timeout=2 * START_TIMEOUT)
+    def kill(self, seconds: float) -> str:
+        """Kill the server, and restart it in the background after some seconds.
+
+        Wait first for one that is being restarted.
+        """
+        assert self.lock.acquire(timeout=2 * START_TIMEOUT_SECONDS)
         assert self.server
         pid = self.server.pid
-        self.nursery.end(self.server)
+        self.group.kill(self.server)
 
-        def come_back() -> None:
+        def restart() -> None:
             try:
-                time.sleep(away)
+                time.sleep(seconds)
                 self.start()
             finally:
                 self.lock.release()
 
-        threading.Thread(target=come_back).start()
-        return f"weed {pid} for {away:.1f} s"
+        threading.Thread(target=restart).start()
+        return f"weed {pid} for {seconds:.1f} s"
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on, nor on the one 10,000 above, which SeaweedFS takes
-    too; out of the range from which connections get theirs, so that they stay free."""
+def find_free_ports(count: int) -> list[int]:
+    """Find free ports of loopback for SeaweedFS, which also uses the ports 10,000 above.
+
+    They are outside the ephemeral range, so that they stay free.
+    """
     found: list[int] = []
     for port in random.sample(range(12_000, 22_000), 1000):
         if len(found) < count and is_free(port) and is_free(port + 10_000):
@@ -208,7 +218,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of loopback."""
+    """Return whether a port of loopback is free."""
     with socket.socket() as probe:
         try:
             probe.bind((HOST, port))
@@ -218,12 +228,12 @@ def is_free(port: int) -> bool:
 
 
 @contextmanager
-def driver(
-    nursery: Nursery, arguments: Sequence[str], log: Path, environment: dict[str, str]
+def start_driver(
+    group: ProcessGroup, arguments: Sequence[str], log: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The command line `rescnet` with these arguments, ended after the body at the latest."""
-    process = nursery.start([sys.executable, moments.__file__, *arguments], log, environment)
+    """Start `rescnet` with these arguments; it is killed after the body at the latest."""
+    process = group.start([sys.executable, call_reports.__file__, *arguments], log, environment)
     try:
         yield process
     finally:
-        nursery.end(process)
+        group.kill(process)

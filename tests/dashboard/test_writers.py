@@ -20,7 +20,7 @@ import rescnet_dist as rd
 from rescnet_dist.cli import main
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import RunStarted, describe_run
-from rescnet_dist.train.events import EventBus
+from rescnet_dist.train.event_bus import EventBus
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"  # of MLflow's, SQLAlchemy's and protobuf's among themselves
@@ -226,8 +226,8 @@ def test_secrets_in_urls_reach_no_tracker(
 ) -> None:
     """A run whose store cannot be opened by what events call it is told of without its specs."""
     writers = [rd.TensorBoardWriter(tmp_path), rd.MLflowWriter("secret", tracking_uri=uri)]
-    with caplog.at_level(logging.WARNING, "rescnet_dist"), EventBus(writers) as tell:
-        tell(RunStarted("memory://***@host/run", 1, 1, 0, ()))
+    with caplog.at_level(logging.WARNING, "rescnet_dist"), EventBus(writers) as bus:
+        bus.publish(RunStarted("memory://***@host/run", 1, 1, 0, ()))
     assert caplog.text.count("specs and earlier layers are not told") == 2
     assert "Traceback" not in caplog.text
     for writer in writers:

@@ -15,7 +15,7 @@ import numpy as np
 from rescnet_dist.cluster import open_client
 from rescnet_dist.planning import Group, Plan
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train.events import EventBus
+from rescnet_dist.train.event_bus import EventBus
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.state import Task
@@ -47,10 +47,10 @@ def main(accumulators: int, passes: int) -> None:
     run = RunStore(Location("s3://runs/nothing"))
     address = os.environ["DASK_SCHEDULER_ADDRESS"]
     what = Pass("grow", fold, merge, finish)
-    with open_client(scheduler=address, wait=60) as client, EventBus([]) as tell:
+    with open_client(scheduler=address, wait=60) as client, EventBus([]) as bus:
         client.wait_for_workers(1)
         for layer in range(1, passes + 1):
-            checksums, _ = run_pass(what, Task(run, layer), counts, plan, client, tell)
+            checksums, _ = run_pass(what, Task(run, layer), counts, plan, client, bus)
             assert len(checksums) == 2 * accumulators
 
 

@@ -15,7 +15,8 @@ import pytest
 from commands import run, stored_digits
 from distributed import Client
 from kubelet import MIB, Cluster, Pod, render, wait_until
-from test_training import assert_same_bits, model
+from models import assert_same_bits
+from models import read_model as model
 
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run

@@ -1,4 +1,4 @@
-"""Folds over groups: the same as a plain fold, in a fixed order, and lazy; BLAS thread limits."""
+"""Fold graphs: equal to a plain fold, in a fixed order, and lazy; and BLAS thread limits."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from threadpoolctl import ThreadpoolController
 
 from rescnet_dist.reduce import blas_threads, fold_graph
 
-LONG = 10.0  # seconds that no wait in here takes unless something hangs
+TIMEOUT_SECONDS = 10.0  # no wait takes that long unless something hangs
 
 
 def fold_letters(shared: str, group: str) -> str:
-    """A fold whose result shows what it was given."""
+    """Return a string that contains the arguments."""
     return f"<{shared}{group}>"
 
 
 def finish_letters(shared: str, merged: str) -> tuple[str, str]:
-    """A finish that shows what it was given."""
+    """Return the arguments."""
     return shared, merged
 
 
-def letters_graph(groups: list[str], split_every: int) -> Delayed:
-    """A fold under a merge that is associative and not commutative."""
+def build_letters_graph(groups: list[str], split_every: int) -> Delayed:
+    """Build the graph of a fold whose merge is associative and not commutative."""
     return fold_graph(
         fold_letters,
         [("s", group) for group in groups],
@@ -52,18 +52,16 @@ def letters_graph(groups: list[str], split_every: int) -> Delayed:
     groups=st.lists(st.text("abcdef", max_size=3), min_size=1, max_size=40),
     split_every=st.integers(2, 9),
 )
-def test_a_fold_graph_equals_a_plain_fold_in_order(groups: list[str], split_every: int) -> None:
+def test_fold_graph_equals_plain_fold_in_order(groups: list[str], split_every: int) -> None:
     """Any number of groups and any fan-in merge every group once, in the order of the groups."""
-    got = letters_graph(groups, split_every).compute(scheduler="threads")
-    assert got == ("s", reduce(add, [fold_letters("s", group) for group in groups]))
+    result = build_letters_graph(groups, split_every).compute(scheduler="threads")
+    assert result == ("s", reduce(add, [fold_letters("s", group) for group in groups]))
 
 
 @settings(max_examples=20, deadline=None)
 @given(groups=st.integers(1, 40), split_every=st.integers(2, 6), seed=st.integers(0, 99))
-def test_a_sum_in_floats_has_the_same_bits_every_time(
-    groups: int, split_every: int, seed: int
-) -> None:
-    """The tree, not who finishes first, fixes the order of a sum that rounds."""
+def test_float_sum_has_same_bits_every_time(groups: int, split_every: int, seed: int) -> None:
+    """The tree, not the order of completion, fixes the order of a sum that rounds."""
     values = list(np.random.default_rng(seed).normal(size=groups) * 10.0 ** np.arange(groups))
 
     def total(scheduler: str) -> float:
@@ -81,8 +79,8 @@ def test_a_sum_in_floats_has_the_same_bits_every_time(
     assert total("threads") == total("sync") == total("threads")
 
 
-def test_no_merge_takes_more_than_split_every_parts() -> None:
-    """A merge task that held many accumulators at a time would break the memory bound."""
+def test_merge_takes_at_most_split_every_parts() -> None:
+    """A merge task with many accumulators at a time would break the memory bound."""
     widths = []
 
     def bracket(left: str, right: str) -> str:
@@ -90,9 +88,14 @@ def test_no_merge_takes_more_than_split_every_parts() -> None:
         return left + right
 
     graph = fold_graph(
-        lambda: "x", [()] * 30, bracket, lambda _, all_: all_, "x",
-        split_every=3, name="width",
-    )  # fmt: skip
+        lambda: "x",
+        [()] * 30,
+        bracket,
+        lambda _, all_: all_,
+        "x",
+        split_every=3,
+        name="width",
+    )
     fan_in = [len(task.dependencies) for task in dict(graph.__dask_graph__()).values()]
     assert max(fan_in) == 3
     assert graph.compute(scheduler="sync") == "x" * 30
@@ -103,19 +106,19 @@ def test_building_the_graph_calls_nothing() -> None:
     """Neither fold nor merge nor finish runs before the graph is computed."""
     calls: list[str] = []
 
-    def note(name: str, result: Any) -> Any:
+    def record(name: str, result: Any) -> Any:
         calls.append(name)
         return result
 
-    def refuse(*args: Any, **kwargs: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("computed while a graph is built")
 
-    with dask.config.set(scheduler=refuse):
+    with dask.config.set(scheduler=fail):
         graph = fold_graph(
-            lambda factor, group: note("fold", factor * group),
+            lambda factor, group: record("fold", factor * group),
             [(10, 1), (10, 2), (10, 3)],
-            lambda a, b: note("merge", a + b),
-            lambda factor, merged: note("finish", merged),
+            lambda a, b: record("merge", a + b),
+            lambda factor, merged: record("finish", merged),
             10,
             split_every=2,
             name="lazy",
@@ -125,16 +128,16 @@ def test_building_the_graph_calls_nothing() -> None:
     assert sorted(calls) == ["finish", "fold", "fold", "fold", "merge", "merge"]
 
 
-def fold_freshly(shared: str, group: str) -> str:
-    """A fold that shows whether it has run again."""
+def fold_to_unique(shared: str, group: str) -> str:
+    """Return another string on each call."""
     return uuid.uuid4().hex
 
 
-def test_a_fold_made_again_runs_again(client: Client) -> None:
-    """Though the cluster still holds an equal one: what it reads may have changed meanwhile."""
+def test_equal_fold_is_computed_again(client: Client) -> None:
+    """The cluster still has the result of an equal one, but its input may have changed."""
     graphs = [
         fold_graph(
-            fold_freshly,
+            fold_to_unique,
             [("s", "a"), ("s", "b")],
             add,
             finish_letters,
@@ -144,113 +147,113 @@ def test_a_fold_made_again_runs_again(client: Client) -> None:
         )
         for _ in range(2)
     ]
-    held = client.compute(graphs[0])
-    first = held.result()
+    future = client.compute(graphs[0])
+    first = future.result()
     assert client.compute(graphs[1]).result() != first
 
 
-def blas_thread_counts() -> set[int]:
-    """The thread limits of all BLAS libraries loaded, now."""
+def get_blas_threads() -> set[int]:
+    """Return the current thread limits of all loaded BLAS libraries."""
     return {
         lib["num_threads"] for lib in ThreadpoolController().info() if lib["user_api"] == "blas"
     }
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_blas_has_exactly_the_threads_asked_for_and_gets_its_own_back(count: int) -> None:
-    """Within the body and after it."""
-    before = blas_thread_counts()
-    assert before, "no BLAS that threadpoolctl knows: the promise of same bits has no ground"
+def test_blas_threads_sets_and_restores_limit(count: int) -> None:
+    """The limit holds in the body; the previous one is restored after it."""
+    before = get_blas_threads()
+    assert before, "threadpoolctl finds no BLAS, so that equal bits cannot be guaranteed"
     with ThreadpoolController().limit(limits=2, user_api="blas"):
         with blas_threads(count):
-            assert blas_thread_counts() == {count}
-        assert blas_thread_counts() == {2}
-    assert blas_thread_counts() == before
+            assert get_blas_threads() == {count}
+        assert get_blas_threads() == {2}
+    assert get_blas_threads() == before
 
 
 def test_blas_threads_are_restored_after_an_error() -> None:
     """A failing task leaves the limit as it was."""
-    before = blas_thread_counts()
+    before = get_blas_threads()
     with pytest.raises(RuntimeError, match="inside"), blas_threads(1):
         raise RuntimeError("inside")
-    assert blas_thread_counts() == before
-    with blas_threads(2):  # and nobody waits for the one that failed
-        assert blas_thread_counts() == {2}
+    assert get_blas_threads() == before
+    with blas_threads(2):  # and no task waits for the one that failed
+        assert get_blas_threads() == {2}
 
 
-def test_tasks_that_ask_for_equal_counts_run_together() -> None:
+def test_tasks_with_equal_counts_run_together() -> None:
     """The second does not wait for the first, and keeps the limit when the first has left."""
-    before = blas_thread_counts()
+    before = get_blas_threads()
     first_in, second_in, first_left = (threading.Event() for _ in range(3))
 
     def first() -> set[int]:
         with blas_threads(1):
             first_in.set()
-            assert second_in.wait(LONG)
-            counts = blas_thread_counts()
+            assert second_in.wait(TIMEOUT_SECONDS)
+            counts = get_blas_threads()
         first_left.set()
         return counts
 
     def second() -> set[int]:
-        assert first_in.wait(LONG)
+        assert first_in.wait(TIMEOUT_SECONDS)
         with blas_threads(1):
             second_in.set()
-            assert first_left.wait(LONG)
-            return blas_thread_counts()
+            assert first_left.wait(TIMEOUT_SECONDS)
+            return get_blas_threads()
 
     with ThreadPoolExecutor(2) as pool:
         results = [pool.submit(task) for task in (first, second)]
-        assert [result.result(LONG) for result in results] == [{1}, {1}]
-        assert blas_thread_counts() == before  # though not by the thread that set the limit
+        assert [result.result(TIMEOUT_SECONDS) for result in results] == [{1}, {1}]
+        assert get_blas_threads() == before  # though not by the thread that set the limit
 
 
-def test_every_thread_of_a_worker_gets_its_limit() -> None:
-    """Not only the first that ever asked for one, as threadpoolctl has it by default."""
+def test_every_thread_of_worker_gets_its_limit() -> None:
+    """By default, threadpoolctl obeys only the first thread that sets a limit."""
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
 
         def counts_within(count: int) -> set[int]:
             with blas_threads(count):
-                return blas_thread_counts()
+                return get_blas_threads()
 
         for pool in (one, two, one):
             for count in (1, 2):
-                assert pool.submit(counts_within, count).result(LONG) == {count}
+                assert pool.submit(counts_within, count).result(TIMEOUT_SECONDS) == {count}
 
 
-def test_others_can_limit_blas_once_the_tasks_are_done() -> None:
-    """As scikit-learn does in the main thread, while the worker's threads are still alive."""
+def test_blas_can_be_limited_after_tasks() -> None:
+    """scikit-learn does so in the main thread, while the worker's threads are still alive."""
     with ThreadPoolExecutor(1) as pool:
 
         def task() -> None:
             with blas_threads(1):
                 pass
 
-        pool.submit(task).result(LONG)
+        pool.submit(task).result(TIMEOUT_SECONDS)
         with ThreadpoolController().limit(limits=1, user_api="blas"):
-            assert blas_thread_counts() == {1}
+            assert get_blas_threads() == {1}
 
 
-def test_a_task_that_asks_for_another_count_waits() -> None:
-    """It enters once the last with the first count has left, and then has its own count."""
+def test_task_with_other_count_waits() -> None:
+    """It enters once the last task with the first count has left, and has its own count."""
     inside, leave, entered = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> set[int]:
         with blas_threads(1):
             inside.set()
-            assert leave.wait(LONG)
-            return blas_thread_counts()
+            assert leave.wait(TIMEOUT_SECONDS)
+            return get_blas_threads()
 
     def other() -> set[int]:
-        assert inside.wait(LONG)
+        assert inside.wait(TIMEOUT_SECONDS)
         with blas_threads(2):
             entered.set()
-            return blas_thread_counts()
+            return get_blas_threads()
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.submit(hold), pool.submit(other)
-        assert inside.wait(LONG)
+        assert inside.wait(TIMEOUT_SECONDS)
         time.sleep(0.1)
         assert not entered.is_set()
         leave.set()
-        assert first.result(LONG) == {1}
-        assert second.result(LONG) == {2}
+        assert first.result(TIMEOUT_SECONDS) == {1}
+        assert second.result(TIMEOUT_SECONDS) == {2}

@@ -24,7 +24,8 @@ import pytest
 from click.testing import CliRunner
 from dask import delayed
 from distributed import Client
-from test_training import assert_same_bits, model
+from models import assert_same_bits
+from models import read_model as model
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load_digits
 from rescnet_dist.cli import main

@@ -1,16 +1,16 @@
 """Whole runs of four layers, through Dask and the run store, against the slow NumPy oracle.
 
-The package sums in float32 and in chunks, the oracle in float64 and at once. Both have to agree to
-1e-4 of the largest entry in all that a layer has: normalization, filters, maps, features, weights
-and scores, on training and validation images alike.
+The package sums in float32 and in chunks, the oracle in float64 and at once. Both must agree to
+1e-4 of the largest entry in everything that a layer has: normalization, filters, maps, features,
+weights and scores, on training and validation images.
 
-ResCNet is discontinuous in places: near-equal eigenvalues let eigenvectors mix, the largest two
-errors of an image may be as good as tied, a draw may just separate, a pixel may just pass the ReLU
-in an otherwise dead block. Where that happens any rounding gives another network. The images here
-are such that it does not: class patterns that differ along both axes, noise that is smooth and
-unlike in rows and columns, stacked-LDA draws with a bias near 0, and for each case a seed that
-leaves room: with those below, errors were at most 4e-5 for chunks of 7, 26 and 76 images. `power`
-has no case here: the slope of the square root at 0 has no bound, so that no images are safe.
+ResCNet is discontinuous in places: eigenvectors of near-equal eigenvalues mix, the largest two
+errors of an image may be nearly tied, a draw may be barely separable, a pixel may barely pass the
+ReLU in an otherwise dead block. In such cases any rounding gives another network. The images here
+avoid them: class patterns differ along both axes, the noise is smooth and differs in rows and
+columns, stacked-LDA draws have a bias near 0, and the seed of each case leaves a margin: with the
+seeds below, errors were at most 4e-5 for chunks of 7, 26 and 76 images. `power` has no case here:
+the slope of the square root at 0 is unbounded, so that no images are safe.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ BASE = rd.NetworkSpec(
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of images and the options they are trained with."""
+    """A kind of images and the options of the network."""
 
     name: str
     shape: tuple[int, int, int] = (10, 9, 2)
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     dtype: str = "float32"
-    held_out: float | None = None  # a share of the images, instead of a validation set
+    validation: float | None = None  # a fraction of the images, instead of a validation set
     chunk: int = 26
 
     def __str__(self) -> str:
@@ -83,9 +83,9 @@ CASES = [
         "two towers, pooled each by itself",
         options={"local_contrast": True, "pairs": "tower", "filters": 7},
     ),
-    Case("bytes, share held out", seed=13, dtype="uint8", held_out=0.3, chunk=11),
+    Case("bytes, fraction held out", seed=13, dtype="uint8", validation=0.3, chunk=11),
 ]
-CLASSIFY = [  # softmax matters in this mode only
+CLASSIFY = [  # softmax is used in this mode only
     Case("softmax", options={"probability": "softmax", "beta": 1.0}, seed=19),
     Case(
         "stacked-LDA only, mean, even cells",
@@ -103,8 +103,8 @@ RUNS = [
 ]
 
 
-def images_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Waves, one per class and channel, under smooth noise; and labels of 3 classes."""
+def make_images(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return waves, one per class and channel, under smooth noise, and labels of 3 classes."""
     rng = np.random.default_rng(case.seed)
     n, (height, width, channels), classes = TRAIN + VALIDATION, case.shape, 3
     y, x = np.mgrid[:height, :width]
@@ -124,33 +124,33 @@ def images_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return images.astype(np.float32), labels
 
 
-def assert_near(found: np.ndarray, expected: np.ndarray, what: str) -> None:
-    """Agreement to 1e-4 of the largest entry."""
-    assert found.shape == expected.shape, what
+def assert_near(found: np.ndarray, expected: np.ndarray, name: str) -> None:
+    """Assert agreement to 1e-4 of the largest entry."""
+    assert found.shape == expected.shape, name
     error, largest = np.abs(found - expected).max(), np.abs(expected).max()
-    assert error <= 1e-4 * largest, f"{what}: {error:.2e} of {largest:.2e}"
+    assert error <= 1e-4 * largest, f"{name}: {error:.2e} of {largest:.2e}"
 
 
 @pytest.mark.parametrize(("case", "residual"), RUNS, ids=str)
 def test_run_equals_oracle(case, residual, tmp_path, client):
-    """Every number of every layer, and the scores, accuracies and depth that follow."""
+    """Every number of every layer agrees, and so do the scores, accuracies and the depth."""
     spec = BASE.replace(residual=residual, **case.options)
-    images, labels = images_of(case)
+    images, labels = make_images(case)
     clf = rd.ResCNetClassifier(
         spec,
         store=tmp_path / "run",
         random_state=case.seed,
         run=rd.RunSpec(keep_maps="all", chunk_images=case.chunk, accumulators=2),
     )
-    if case.held_out is None:
+    if case.validation is None:
         held_out = images[TRAIN:], labels[TRAIN:]
         clf.fit(images[:TRAIN], labels[:TRAIN], validation=held_out)
     else:
-        clf.fit(images, labels, validation=case.held_out)
+        clf.fit(images, labels, validation=case.validation)
     run, location = RunStore.open(tmp_path / "run"), Location.of(tmp_path / "run")
     training = np.asarray(run.data_array("train")[...])
     assert 0 < np.count_nonzero(~training) < len(images)
-    if case.held_out is None:
+    if case.validation is None:
         np.testing.assert_array_equal(training, np.arange(len(images)) < TRAIN)
     with threadpool_limits(1):
         image_scale, layers = oracle.train(images, labels, spec, case.seed, LAYERS, training)
@@ -161,7 +161,7 @@ def test_run_equals_oracle(case, residual, tmp_path, client):
     stored = [read_layer(location, number) for number in range(1, LAYERS + 1)]
     for number, (layer, expected) in enumerate(zip(stored, layers, strict=True), start=1):
         maps = np.asarray(run.maps(number)[...])
-        for what, found, reference in (
+        for name, found, reference in (
             ("low", layer.bank.low, expected.low),
             ("scale", layer.bank.scale, expected.scale),
             ("filters", layer.bank.filters, expected.filters),
@@ -172,23 +172,23 @@ def test_run_equals_oracle(case, residual, tmp_path, client):
             ("share", layer.classifier.share, expected.share),
             ("rate", np.array(layer.classifier.rate), np.array(expected.rate)),
         ):
-            assert_near(found, reference, f"{what} of layer {number}")
+            assert_near(found, reference, f"{name} of layer {number}")
         terms = np.abs(expected.weights) @ np.abs(expected.features).mean(axis=0)
         error = np.abs(layer.classifier.intercept - expected.intercept).max()
-        assert error <= 1e-4 * terms.max()  # of what it is the sum of: it may itself be near 0
+        assert error <= 1e-4 * terms.max()  # relative to its terms, as it may itself be near 0
         np.testing.assert_array_equal(layer.classifier.present, expected.present)
         entering = layers[number - 2].scores if number > 1 else np.zeros_like(expected.scores)
         assert_near(np.asarray(run.scores(number)[...]), entering, f"scores into layer {number}")
-    if residual == "classify":  # both kinds of residual occur, else half of it is untested
+    if residual == "classify":  # both kinds of residual must occur to be tested
         assert any(0 < layer.share[1] < 1 for layer in layers)
 
     *_, (_, scores) = forward(images, stored, scale, spec, 3)
     assert_near(scores, layers[-1].scores, "scores after the last layer")
-    right = np.array([layer.scores.argmax(axis=1) == labels for layer in layers])
+    correct = np.array([layer.scores.argmax(axis=1) == labels for layer in layers])
     for role, mask in (("train", training), ("validation", ~training)):
         found = [accuracy[role] for accuracy in clf.accuracies_]
-        assert found == pytest.approx(right[:, mask].mean(axis=1))
-    assert clf.depth_ == 1 + right[:, ~training].mean(axis=1).argmax()
+        assert found == pytest.approx(correct[:, mask].mean(axis=1))
+    assert clf.depth_ == 1 + correct[:, ~training].mean(axis=1).argmax()
     decision = clf.decision_function(images)
     assert_near(decision, layers[clf.depth_ - 1].scores, "scores at the chosen depth")
-    np.testing.assert_array_equal(clf.predict(images) == labels, right[clf.depth_ - 1])
+    np.testing.assert_array_equal(clf.predict(images) == labels, correct[clf.depth_ - 1])

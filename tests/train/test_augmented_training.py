@@ -1,4 +1,4 @@
-"""Training on augmented copies: rows that are made when they are read, and never stored."""
+"""Training on augmented copies, which are made when images are read, and never stored."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ COPIES = AugmentSpec(copies=3, flip=True, shift=2, rotate=15.0, noise=0.02)
 
 
 def fit(store: Path, *, validation: Any = None, **options: Any) -> ResCNetClassifier:
-    """A small run on copies."""
+    """Train a small network on copies."""
     settings = {"run": RUN, "augment": COPIES} | options
     return ResCNetClassifier(SPEC, store=store, **settings).fit(X, Y, validation)
 
 
-def layers(clf: ResCNetClassifier) -> list[Array]:
-    """All that a network has fitted."""
-    found = []
+def get_arrays(clf: ResCNetClassifier) -> list[Array]:
+    """Return all fitted arrays of a network."""
+    arrays = []
     for layer in clf.network_.layers:
-        found += [layer.bank.filters, layer.classifier.weights, layer.classifier.intercept]
-    return found
+        arrays += [layer.bank.filters, layer.classifier.weights, layer.classifier.intercept]
+    return arrays
 
 
 def assert_same_network(one: ResCNetClassifier, other: ResCNetClassifier) -> None:
-    """Bit for bit."""
-    for ours, theirs in zip(layers(one), layers(other), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    """Assert that two networks are equal in every bit."""
+    for a, b in zip(get_arrays(one), get_arrays(other), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
-def copies_of(images: Array, numbers: Array, seed: int = 0) -> Array:
-    """Each image and its copies behind it, in an array."""
+def make_copies(images: Array, numbers: Array, seed: int = 0) -> Array:
+    """Return an array of each image, followed by its copies."""
     index = np.repeat(numbers, 1 + COPIES.copies)
     copy = np.tile(np.arange(1 + COPIES.copies), len(numbers))
     return augment_images(np.repeat(images, 1 + COPIES.copies, axis=0), index, copy, COPIES, seed)
 
 
-def test_it_is_training_on_the_copies_themselves(client: Client, tmp_path: Path) -> None:
-    """The same bits as from an array with all copies in it, and a quarter of the images stored."""
+def test_augmented_training_equals_training_on_copies(client: Client, tmp_path: Path) -> None:
+    """The bits are those from an array of all copies, with a quarter of the images stored."""
     lazy = fit(tmp_path / "lazy")
-    everything = copies_of(X, np.arange(len(X)))
+    copies = make_copies(X, np.arange(len(X)))
     stored = ResCNetClassifier(SPEC, store=tmp_path / "stored", run=RUN).fit(
-        everything, np.repeat(Y, 4)
+        copies, np.repeat(Y, 4)
     )
     assert_same_network(lazy, stored)
     assert lazy.accuracies_ == stored.accuracies_
@@ -79,8 +79,7 @@ def test_it_is_training_on_the_copies_themselves(client: Client, tmp_path: Path)
 def test_validation_images_have_no_copies_and_share_no_original(
     client: Client, tmp_path: Path
 ) -> None:
-    """A held-out image is one row, and the same network comes of the others and their copies with
-    the held-out ones as a validation set."""
+    """A held-out image has one row, and no training row is a copy of it."""
     clf = fit(tmp_path / "run", validation=0.25)
     run = RunStore.open(tmp_path / "run")
     train = run.data_array("train")[...]
@@ -96,10 +95,10 @@ def test_validation_images_have_no_copies_and_share_no_original(
         assert found["validation"] == pytest.approx(clf.score(X[~train], Y[~train]))
 
 
-def test_any_cluster_and_any_block_of_labels_give_the_same_bits(
+def test_cluster_and_block_size_change_no_bit(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One thread or two, one block or many."""
+    """Cover one thread and two, one block of labels and many."""
     whole = fit(tmp_path / "whole", validation=0.25)
     monkeypatch.setattr(prepare, "BLOCK_IMAGES", 17)
     assert_same_network(fit(tmp_path / "blocks", validation=0.25), whole)
@@ -113,8 +112,8 @@ def test_any_cluster_and_any_block_of_labels_give_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_makes_the_same_copies(client: Client, tmp_path: Path) -> None:
-    """After maps were lost too."""
+def test_resumed_run_makes_same_copies(client: Client, tmp_path: Path) -> None:
+    """The copies are the same after maps were lost, too."""
     whole = fit(tmp_path / "whole", validation=0.25)
     one_layer = SPEC.replace(max_layers=1)
     ResCNetClassifier(one_layer, store=tmp_path / "run", run=RUN, augment=COPIES).fit(X, Y, 0.25)
@@ -126,8 +125,8 @@ def test_a_resumed_run_makes_the_same_copies(client: Client, tmp_path: Path) -> 
     assert verify_run(tmp_path / "run") == []
 
 
-def test_images_at_a_url_are_referred_to_and_not_copied(client: Client, tmp_path: Path) -> None:
-    """Twenty copies need no more room for images than one."""
+def test_images_at_url_are_not_copied(client: Client, tmp_path: Path) -> None:
+    """The store of the run has no images, whatever the number of copies."""
     group = zarr.open_group(str(tmp_path / "data.zarr"), mode="w")
     group.create_array("images", data=X, chunks=(32, *X.shape[1:]))
     group.create_array("labels", data=Y, chunks=(100,))
@@ -137,8 +136,8 @@ def test_images_at_a_url_are_referred_to_and_not_copied(client: Client, tmp_path
     assert_same_network(clf, fit(tmp_path / "copied"))
 
 
-def test_altered_images_are_found_behind_their_copies(client: Client, tmp_path: Path) -> None:
-    """By the check and by a resume."""
+def test_altered_images_are_found_with_copies(client: Client, tmp_path: Path) -> None:
+    """Verification and resuming both find them."""
     fit(tmp_path / "run")
     run = RunStore.open(tmp_path / "run")
     images = run.data_array("images", write=True)
@@ -151,35 +150,38 @@ def test_altered_images_are_found_behind_their_copies(client: Client, tmp_path: 
 
 
 def test_events_and_plan_count_copies(client: Client, tmp_path: Path) -> None:
-    """As they take time and room as any other image."""
+    """Copies take time and space like any other image."""
     events: list[Event] = []
     fit(tmp_path / "run", listeners=[events.append])
     assert any(isinstance(event, PassDone) for event in events)
     run = RUN.replace(maps="store")
-    told = plan(X, Y, SPEC, run=run, augment=COPIES, measure=False)
+    augmented = plan(X, Y, SPEC, run=run, augment=COPIES, measure=False)
     plain = plan(X, Y, SPEC, run=run, measure=False)
-    assert told.plan.images == 480
-    assert "3 copies of each to train on among them" in str(told)
+    assert augmented.plan.images == 480
+    assert "3 copies of each to train on among them" in str(augmented)
     image_bytes = X.nbytes
-    assert told.traffic.written == 4 * plain.traffic.written
-    assert told.traffic.read - 4 * (plain.traffic.read - image_bytes) == image_bytes
+    assert augmented.traffic.written == 4 * plain.traffic.written
+    assert augmented.traffic.read - 4 * (plain.traffic.read - image_bytes) == image_bytes
 
 
 # prediction --------------------------------------------------------------------------------------
 
 
 def test_prediction_averages_over_copies(client: Client, tmp_path: Path) -> None:
-    """The mean of the scores of an image and of its copies, whatever the chunks."""
+    """The scores are the mean over an image and its copies, for any chunks."""
     clf = fit(tmp_path / "run")
-    want = clf.decision_function(copies_of(X[:10], np.arange(10))).reshape(10, 4, -1).mean(axis=1)
-    np.testing.assert_allclose(clf.decision_function(X[:10], augment=COPIES), want, atol=1e-5)
-    np.testing.assert_array_equal(clf.predict(X[:10], augment=3), clf.classes_[want.argmax(axis=1)])
+    expected = (
+        clf.decision_function(make_copies(X[:10], np.arange(10))).reshape(10, 4, -1).mean(axis=1)
+    )
+    np.testing.assert_allclose(clf.decision_function(X[:10], augment=COPIES), expected, atol=1e-5)
+    labels = clf.classes_[expected.argmax(axis=1)]
+    np.testing.assert_array_equal(clf.predict(X[:10], augment=3), labels)
     lazy = clf.decision_function(da.from_array(X[:10], (3, 14, 14, 1)), augment=COPIES)
-    np.testing.assert_allclose(lazy.compute(), want, atol=1e-5)
+    np.testing.assert_allclose(lazy.compute(), expected, atol=1e-5)
 
 
-def test_a_saved_network_knows_how_it_was_augmented(client: Client, tmp_path: Path) -> None:
-    """And one without copies says what to give."""
+def test_saved_network_has_its_augmentation(client: Client, tmp_path: Path) -> None:
+    """The error of a network without copies says what to pass."""
     clf = fit(tmp_path / "run")
     clf.save(tmp_path / "network")
     loaded = ResCNetClassifier.load(tmp_path / "network")
@@ -193,7 +195,7 @@ def test_a_saved_network_knows_how_it_was_augmented(client: Client, tmp_path: Pa
 
 
 def test_groups_are_held_out_whole(client: Client, tmp_path: Path) -> None:
-    """About the share that was asked for, of each class, the same every time; by words too."""
+    """About the given fraction is held out, the same every time; groups may be strings."""
     groups = np.array([f"patient {n // 4}" for n in range(len(X))])
     for store in ("a", "b"):
         clf = ResCNetClassifier(SPEC, store=tmp_path / store, run=RUN, random_state=3)
@@ -204,8 +206,8 @@ def test_groups_are_held_out_whole(client: Client, tmp_path: Path) -> None:
     assert 0.15 < (~train).mean() < 0.35
 
 
-def test_groups_stored_beside_the_images_are_used(client: Client, tmp_path: Path) -> None:
-    """Without being named."""
+def test_groups_stored_with_images_are_used(client: Client, tmp_path: Path) -> None:
+    """They need not be named."""
     group = zarr.open_group(str(tmp_path / "data.zarr"), mode="w")
     group.create_array("images", data=X, chunks=(32, *X.shape[1:]))
     group.create_array("labels", data=Y, chunks=(100,))
@@ -218,20 +220,26 @@ def test_groups_stored_beside_the_images_are_used(client: Client, tmp_path: Path
 
 
 def test_held_out_groups_are_stratified() -> None:
-    """Each class gives about its share, as far as groups allow."""
+    """About the same fraction of each class is held out, as far as groups allow."""
     rng = np.random.default_rng(0)
     counts = {group: rng.multinomial(8, [0.5, 0.3, 0.2]) for group in range(300)}
-    held = choose_held_out_groups(counts, 0.2, seed=1)
-    share = sum(counts[group] for group in held) / sum(counts.values())
-    np.testing.assert_allclose(share, 0.2, atol=0.01)
-    assert held != choose_held_out_groups(counts, 0.2, seed=2)
+    chosen = choose_held_out_groups(counts, 0.2, seed=1)
+    fraction = sum(counts[group] for group in chosen) / sum(counts.values())
+    np.testing.assert_allclose(fraction, 0.2, atol=0.01)
+    assert chosen != choose_held_out_groups(counts, 0.2, seed=2)
 
 
-def test_groups_that_cannot_be_split_are_refused(client: Client, tmp_path: Path) -> None:
-    """One group, too few of them, groups of another number; nothing is left behind."""
+def test_groups_that_cannot_be_split_are_rejected(client: Client, tmp_path: Path) -> None:
+    """Cover one group, too few groups, and a wrong number of labels; no store is left."""
     for groups, message in (
-        (np.zeros(len(X)), r"0\.1 by group: all 120 images are of one group, which is not"),
-        (np.arange(len(X)) // 60, "holds none out: give a larger share, more images or groups"),
+        (
+            np.zeros(len(X)),
+            r"0\.1 by group: all 120 images are in one group, and groups are not split",
+        ),
+        (
+            np.arange(len(X)) // 60,
+            r"holds none out\. Give a larger fraction, more images or groups",
+        ),
         (np.arange(5), "groups has 5 labels for 120 images"),
         ([[1]] * len(X), "groups must be hashable"),
     ):

@@ -1,4 +1,4 @@
-"""Bounded memory: data many times larger than all workers' memory, and no more of it for more."""
+"""Bounded memory: data larger than the memory of all workers, without growth or spilling."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from rescnet_dist.train import verify_run
 MIB = 2**20
 
 
-def images_at(url: Path, n: int, shape: tuple[int, int, int]) -> str:
-    """The URL of a Zarr store of n images of 10 classes, a smooth pattern for each class in noise;
-    written a few at a time."""
+def write_images(url: Path, n: int, shape: tuple[int, int, int]) -> str:
+    """Write a Zarr store of n images of 10 classes, in batches; return its URL.
+
+    Each class has a smooth pattern, under noise.
+    """
     rng, step = np.random.default_rng(0), 500
     height, width, channels = shape
     y, x = np.mgrid[:height, :width][..., None] / height
@@ -45,8 +47,8 @@ def images_at(url: Path, n: int, shape: tuple[int, int, int]) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: peak bytes of each worker, those planned, bytes spilled, whether every
-    worker process lived through it, and bytes of the maps of one layer."""
+    """Peak bytes of each worker of a run, planned and spilled bytes, whether all worker processes
+    survived, bytes of the maps of one layer, and the accuracy."""
 
     peaks: list[int]
     planned: int
@@ -56,20 +58,20 @@ class Outcome:
     accuracy: float
 
 
-def peak_resident() -> int:
-    """Bytes that were resident in this process at most; run on workers."""
+def get_peak_memory() -> int:
+    """Return the peak resident bytes of this process; runs on workers."""
     found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
 
 
-def spilled(dask_worker: Any) -> float:
-    """Bytes that a worker has written to disk to free memory, ever."""
+def get_spilled_bytes(dask_worker: Any) -> float:
+    """Return the bytes that a worker has spilled to disk so far."""
     metrics = dask_worker.data.cumulative_metrics
     return float(sum(v for key, v in metrics.items() if "disk-write" in key and "bytes" in key))
 
 
-def train_within(
+def train_with_limit(
     folder: Path,
     url: str,
     spec: NetworkSpec,
@@ -80,18 +82,21 @@ def train_within(
     """Train on two new workers with a memory limit each."""
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, memory_limit=limit,
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=limit,
             dashboard_address="127.0.0.1:0",
         ) as cluster,
         Client(cluster) as client,
-    ):  # fmt: skip
+    ):
         before = sorted(client.run(os.getpid).values())
         planned = rd.plan(url, spec=spec, run=run, augment=augment, measure=False).peak_memory
         clf = ResCNetClassifier(spec, store=folder / "run", run=run, augment=augment).fit(url)
         outcome = Outcome(
-            peaks=sorted(client.run(peak_resident).values()),
+            peaks=sorted(client.run(get_peak_memory).values()),
             planned=planned,
-            spilled=sum(client.run(spilled).values()),
+            spilled=sum(client.run(get_spilled_bytes).values()),
             survived=sorted(client.run(os.getpid).values()) == before,
             maps=RunStore.open(folder / "run").maps(spec.max_layers).nbytes,
             accuracy=clf.accuracies_[-1]["train"],
@@ -102,16 +107,16 @@ def train_within(
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
-    """Four times as many images: at most a tenth more, on workers that neither spill nor die."""
+    """Four times as many images take at most 10% more, without spilling or restarts."""
     spec = NetworkSpec(filters=6, block=8, max_layers=2, ridge=0.1)
     outcomes = []
     for n in (1500, 6000):
-        url = images_at(tmp_path / f"{n}.zarr", n, (16, 16, 3))
+        url = write_images(tmp_path / f"{n}.zarr", n, (16, 16, 3))
         folder = tmp_path / str(n)
         folder.mkdir()
-        outcomes.append(train_within(folder, url, spec, "768MiB", RunSpec(chunk_images=250)))
-    few, many = outcomes
-    assert max(many.peaks) <= 1.1 * max(few.peaks)
+        outcomes.append(train_with_limit(folder, url, spec, "768MiB", RunSpec(chunk_images=250)))
+    small, large = outcomes
+    assert max(large.peaks) <= 1.1 * max(small.peaks)
     for outcome in outcomes:
         assert outcome.survived
         assert outcome.spilled == 0
@@ -120,14 +125,14 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_maps_four_times_larger_than_all_memory(tmp_path: Path) -> None:
-    """100,000 images on two workers of 768 MiB: three layers, within the planned memory."""
+    """100,000 images on two workers of 768 MiB stay within the planned memory."""
     limit, spec = 768 * MIB, NetworkSpec(filters=16, max_layers=3, stop_at_zero_error=False)
     peaks = {}
     for n in (25_000, 100_000):
-        url = images_at(tmp_path / f"{n}.zarr", n, (32, 32, 3))
+        url = write_images(tmp_path / f"{n}.zarr", n, (32, 32, 3))
         folder = tmp_path / str(n)
         folder.mkdir()
-        outcome = train_within(folder, url, spec, "768MiB")
+        outcome = train_with_limit(folder, url, spec, "768MiB")
         peaks[n] = max(outcome.peaks)
         assert outcome.survived
         assert outcome.spilled == 0
@@ -140,12 +145,12 @@ def test_maps_four_times_larger_than_all_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_copies_of_the_digits_are_larger_than_all_memory(tmp_path: Path) -> None:
-    """Their maps, 4 times all workers' memory; the images are stored once."""
+def test_maps_of_augmented_copies_larger_than_all_memory(tmp_path: Path) -> None:
+    """The maps of 20 copies take 4 times the memory of all workers; images are stored once."""
     spec = NetworkSpec.preset("digits").replace(max_layers=2, filters=20, levels=(2, 1))
     limit = 768 * MIB
     augment = AugmentSpec(copies=20, shift=2, rotate=10.0)
-    outcome = train_within(tmp_path, "digits", spec, "768MiB", RunSpec(validation=0.1), augment)
+    outcome = train_with_limit(tmp_path, "digits", spec, "768MiB", RunSpec(validation=0.1), augment)
     assert outcome.survived
     assert outcome.spilled == 0
     assert max(outcome.peaks) <= outcome.planned <= limit

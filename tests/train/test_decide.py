@@ -1,4 +1,4 @@
-"""What a run does next and which depth it ends with: pure functions, so a table of cases."""
+"""The next action of a run and its final depth: pure functions, tested by a table of cases."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rescnet_dist.train.decide import (
 
 
 def history(layers: int, train: list[float], validation: list[float] | None = None) -> History:
-    """A surveyed run of `layers` layers, with the accuracies after its first ones."""
+    """Return a surveyed run of `layers` layers, with the accuracies of the first ones."""
     held_out = validation or [None] * len(train)
-    judged = zip(train, held_out, strict=True)
-    return History(True, layers, tuple(Accuracy(i, t, v) for i, (t, v) in enumerate(judged, 1)))
+    pairs = zip(train, held_out, strict=True)
+    return History(True, layers, tuple(Accuracy(i, t, v) for i, (t, v) in enumerate(pairs, 1)))
 
 
 def spec(**changes: Any) -> NetworkSpec:
-    """A spec of three layers at most."""
+    """Return a spec of at most three layers."""
     return NetworkSpec(**{"max_layers": 3, **changes})
 
 
@@ -38,7 +38,7 @@ CASES = {
     "a new run surveys its data": (History(), spec(), Survey()),
     "then grows the first layer": (history(0, []), spec(), Grow(1)),
     "the first accuracy is not known before the second layer": (history(1, []), spec(), Grow(2)),
-    "goes on layer by layer": (history(2, [0.5]), spec(), Grow(3)),
+    "continues layer by layer": (history(2, [0.5]), spec(), Grow(3)),
     "the last layer needs a pass of its own": (history(3, [0.5, 0.6]), spec(), Score(3)),
     "then it is done": (history(3, [0.5, 0.6, 0.7]), spec(), Done(3, REACHED)),
     "the only layer is scored": (history(1, []), spec(max_layers=1), Score(1)),
@@ -77,18 +77,18 @@ CASES = {
         spec(),
         Done(1, "training error 0 after layer 2"),
     ),
-    "training error 0 does not stop where it is not to": (
+    "training error 0 does not stop without stop_at_zero_error": (
         history(2, [1.0]),
         spec(stop_at_zero_error=False),
         Grow(3),
     ),
     "an almost perfect one does not stop": (history(2, [0.99999]), spec(), Grow(3)),
-    "patience is not spent before as many layers": (
+    "patience is not exhausted before as many layers": (
         history(4, [0.1, 0.2, 0.3], [0.5, 0.6, 0.5]),
         spec(max_layers=9, patience=2),
         Grow(5),
     ),
-    "patience spent stops": (
+    "exhausted patience stops": (
         history(5, [0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.5, 0.55]),
         spec(max_layers=9, patience=2),
         Done(2, "no better validation accuracy in 2 layers"),
@@ -98,7 +98,7 @@ CASES = {
         spec(max_layers=9, patience=1),
         Done(1, "no better validation accuracy in 1 layers"),
     ),
-    "a better one starts patience anew": (
+    "a better one resets patience": (
         history(5, [0.1, 0.2, 0.3, 0.4], [0.5, 0.4, 0.6, 0.5]),
         spec(max_layers=9, patience=2),
         Grow(6),
@@ -113,18 +113,18 @@ CASES = {
         spec(max_layers=9, patience=1),
         Grow(6),
     ),
-    "max_layers raised after the end goes on": (
+    "max_layers raised after the end continues": (
         history(3, [0.5, 0.6, 0.7]),
         spec(max_layers=5),
         Grow(4),
     ),
-    "raised after an interruption goes on": (history(3, [0.5, 0.6]), spec(max_layers=5), Grow(4)),
+    "raised after an interruption continues": (history(3, [0.5, 0.6]), spec(max_layers=5), Grow(4)),
     "raised after a stop at training error 0 stays": (
         history(2, [1.0]),
         spec(max_layers=50),
         Done(1, "training error 0 after layer 1"),
     ),
-    "max_layers lowered ends at what is there": (
+    "max_layers lowered ends at that layer": (
         history(4, [0.5, 0.6, 0.7], [0.5, 0.6, 0.7]),
         spec(max_layers=2),
         Done(2, "max_layers=2 reached"),
@@ -143,14 +143,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("before", "network", "expected"), CASES.values(), ids=CASES.keys())
-def test_the_next_action(before: History, network: NetworkSpec, expected: Any) -> None:
-    """One row of the table; and asking again gives the same answer."""
+def test_next_action(before: History, network: NetworkSpec, expected: Any) -> None:
+    """Each row of the table gives its action, repeatedly."""
     assert next_action(before, network) == expected
     assert next_action(before, network) == expected
 
 
-def test_the_depth_of_nothing_is_zero() -> None:
-    """No layer has been judged."""
+def test_depth_without_accuracies_is_zero() -> None:
+    """No layer has been evaluated."""
     assert chosen_depth(()) == 0
 
 
@@ -160,10 +160,10 @@ def test_the_depth_of_nothing_is_zero() -> None:
     st.integers(1, 6),
     st.integers(1, 12),
 )
-def test_a_run_that_follows_the_actions_ends_with_its_best_judged_layer(
+def test_simulated_run_ends_with_best_evaluated_layer(
     validation: list[float], patience: int, max_layers: int
 ) -> None:
-    """Played through: each action is the next one, none is repeated, and the end is right."""
+    """No action is repeated, and the depth is that of the best validation accuracy."""
     network = NetworkSpec(max_layers=max_layers, patience=patience)
 
     def accuracy(layer: int) -> Accuracy:
@@ -176,28 +176,29 @@ def test_a_run_that_follows_the_actions_ends_with_its_best_judged_layer(
             case Survey():
                 run = History(surveyed=True)
             case Grow(layer):
-                judged = (accuracy(layer - 1),) if layer > 1 else ()
-                run = History(True, layer, run.accuracies + judged)
+                new = (accuracy(layer - 1),) if layer > 1 else ()
+                run = History(True, layer, run.accuracies + new)
             case Score(layer):
                 run = History(True, run.layers, (*run.accuracies, accuracy(layer)))
     assert len(set(actions)) == len(actions)
     assert run.layers <= max_layers
     best = max(a.validation or 0 for a in run.accuracies)
     assert actions[-1].depth == next(a.layer for a in run.accuracies if a.validation == best)
-    worse_since = len(run.accuracies) - actions[-1].depth
-    assert worse_since == patience or (worse_since < patience and len(run.accuracies) == max_layers)
+    layers_since = len(run.accuracies) - actions[-1].depth
+    exhausted = layers_since == patience
+    assert exhausted or (layers_since < patience and len(run.accuracies) == max_layers)
 
 
-# reading the history off the records ------------------------------------------------------------
+# the history from the records ------------------------------------------------------------------
 
 
 def record(layer: int, validation: float | None = None) -> dict[str, Any]:
-    """An accuracy as it is stored."""
+    """Return an accuracy as it is stored."""
     return {"layer": layer, "train": layer / 10, "validation": validation}
 
 
-def test_the_history_is_read_off_the_commits() -> None:
-    """That of step i + 1 holds the accuracy after layer i."""
+def test_history_from_commits() -> None:
+    """The record of step i + 1 has the accuracy after layer i."""
     commits = [
         {"step": 0, "counts": []},
         {"step": 1, "accuracy": None},
@@ -211,8 +212,8 @@ def test_the_history_is_read_off_the_commits() -> None:
     assert History.of(commits, None) == History(True, 3, expected)
 
 
-def test_the_result_adds_the_accuracy_of_the_last_layer_only() -> None:
-    """And an older result, from before the run went on, adds nothing."""
+def test_result_adds_accuracy_of_last_layer_only() -> None:
+    """An older result, from before the run was resumed, adds nothing."""
     commits = [{"step": 0}, {"step": 1, "accuracy": None}, {"step": 2, "accuracy": record(1)}]
     newest = {"accuracies": [record(1), record(2)]}
     assert len(History.of(commits, newest).accuracies) == 2
@@ -221,8 +222,8 @@ def test_the_result_adds_the_accuracy_of_the_last_layer_only() -> None:
     assert History.of(commits, {"accuracies": []}).layers == 2
 
 
-def test_a_result_of_a_longer_run_does_not_outlive_a_lost_commit() -> None:
-    """If a commit record is gone, the accuracies of layers that do not count are gone with it."""
+def test_result_of_longer_run_is_ignored_after_lost_commit() -> None:
+    """Without a commit record, the accuracies of later layers do not count."""
     commits = [{"step": 0}, {"step": 1, "accuracy": None}]
     result = {"accuracies": [record(1), record(2)]}
     assert History.of(commits, result) == History(True, 1)

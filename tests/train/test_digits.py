@@ -1,4 +1,4 @@
-"""The figures for the digits that the README states: measured again, as stated."""
+"""The figures of the README for the digits, measured again."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ README = Path(__file__).parents[2] / "README.md"
 ROW = re.compile(r"^\| \w+ \| `(rescnet train.*?)` \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|")
 
 
-def rows() -> list[tuple[str, ...]]:
-    """Command, depth and the three accuracies (%) of each row of the README's table."""
-    found = (ROW.match(line) for line in README.read_text().splitlines())
-    return [match.groups() for match in found if match]
+def read_rows() -> list[tuple[str, ...]]:
+    """Return command, depth and three accuracies (%) of each row of the README's table."""
+    matches = (ROW.match(line) for line in README.read_text().splitlines())
+    return [match.groups() for match in matches if match]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", read_rows(), ids=lambda row: row[0])
 def test_digits_table(row: tuple[str, ...], tmp_path: Path) -> None:
-    """Same seed, so the same depth and accuracies, but for BLAS of other machines; under 60 s."""
+    """The same seed gives the same depth and accuracies, up to BLAS differences, under 60 s."""
     command, depth, *accuracies = row
-    began = time.perf_counter()
+    started = time.perf_counter()
     done = subprocess.run(
         [Path(sys.executable).parent / "rescnet", *shlex.split(command)[1:], "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     chosen = outcome["layers"][outcome["depth"] - 1]
@@ -51,8 +51,8 @@ def test_digits_table(row: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_both_modes_are_in_the_table() -> None:
-    """The default run, which regresses, and one that classifies."""
-    commands = [row[0] for row in rows()]
+    """The table has the default run, which regresses, and one that classifies."""
+    commands = [row[0] for row in read_rows()]
     assert commands[0] == "rescnet train"
     assert "--residual classify" in commands[1]
 
@@ -62,33 +62,33 @@ def test_both_modes_are_in_the_table() -> None:
 COPIES = re.compile(r"^\| (\d+) \| ([^|]*?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 
 
-def few_digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """The first 100 images of each class, and a quarter of the rest to validate on."""
+def load_few_digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Return the first 100 images of each class, and a quarter of the rest for validation."""
     X, y = load_digits()
-    few = np.concatenate([np.flatnonzero(y == c)[:100] for c in range(10)])
-    others = np.setdiff1d(np.arange(len(y)), few)[::4]
-    return (X[few], y[few]), (X[others], y[others])
+    selected = np.concatenate([np.flatnonzero(y == c)[:100] for c in range(10)])
+    others = np.setdiff1d(np.arange(len(y)), selected)[::4]
+    return (X[selected], y[selected]), (X[others], y[others])
 
 
 def fit_few(augment: AugmentSpec | None) -> ResCNetClassifier:
-    """A network grown on few digits and copies of them."""
-    training, validation = few_digits()
+    """Train on few digits and copies of them."""
+    training, validation = load_few_digits()
     spec = NetworkSpec.preset("digits").replace(max_layers=3)
     return ResCNetClassifier(spec, augment=augment).fit(*training, validation)
 
 
 @pytest.mark.slow
 def test_copies_table() -> None:
-    """Copies raise the accuracy on 1,000 training images by as much as the README says."""
+    """Copies raise the accuracy with 1,000 training images by as much as the README says."""
     rows = COPIES.findall(README.read_text())
     assert [int(row[0]) for row in rows] == [0, 4, 9]
     tested = []
     for copies, options, *stated in rows:
-        given = {
+        parsed = {
             key.strip("`-"): float(value) if "." in value or key == "--rotate" else int(value)
             for key, value in re.findall(r"(--\w+) ([\d.]+)", options)
         }
-        clf = fit_few(AugmentSpec(copies=int(copies), **given) if int(copies) else None)
+        clf = fit_few(AugmentSpec(copies=int(copies), **parsed) if int(copies) else None)
         plain = 100 * clf.score(*load_digits("test"))
         averaged = plain
         if int(copies):

@@ -1,4 +1,4 @@
-"""Events: a run tells what happens and what it took, and nobody who listens can break it."""
+"""Events of a run: order, contents and metrics; listeners cannot break the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rescnet_dist.train import (
     RunStopped,
     event_to_dict,
 )
-from rescnet_dist.train.events import FAILURES
+from rescnet_dist.train.event_bus import MAX_LISTENER_FAILURES
 
 N = 120
 X, Y = (array[:N] for array in load_digits())
@@ -37,14 +37,14 @@ SPEC = NetworkSpec(filters=4, first_filter_size=3, block=5, stride=2, sigma=2.0,
 RUN = RunSpec(chunk_images=30, accumulators=2, solve_threads=1, validation=0.25, maps="store")
 
 
-def fit(store: Path, listeners: list[Any], **more: Any) -> ResCNetClassifier:
+def fit(store: Path, listeners: list[Any], **options: Any) -> ResCNetClassifier:
     """Train two small layers."""
-    run = RUN.replace(**more)
+    run = RUN.replace(**options)
     return ResCNetClassifier(SPEC, store=store, run=run, listeners=listeners).fit(X, Y)
 
 
-class Log(Callback):
-    """Notes which methods were called."""
+class CallLog(Callback):
+    """Records which methods were called."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -55,9 +55,9 @@ class Log(Callback):
         return super().__getattribute__(name)
 
 
-def test_callbacks_are_called_for_what_they_are_named_after(client: Client, tmp_path: Path) -> None:
-    """In order; chunks come from another thread."""
-    log = Log()
+def test_callback_methods_are_called_in_order(client: Client, tmp_path: Path) -> None:
+    """The events of chunks come from another thread."""
+    log = CallLog()
     fit(tmp_path / "run", [log])
     in_order = [name for name in log.called if "chunk" not in name]
     layers = [
@@ -69,32 +69,34 @@ def test_callbacks_are_called_for_what_they_are_named_after(client: Client, tmp_
     assert [log.called.count(f"on_chunk_done {n}") for n in (0, 1, 2)] == [4, 4, 8]
 
 
-def test_a_listener_that_fails_is_logged_and_breaks_nothing(
+def test_failing_listener_is_logged_and_disabled(
     client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is named with its traceback, and left out once it has failed often."""
-    told: list[Event] = []
+    """The log has its traceback; after several failures it gets no more events."""
+    received: list[Event] = []
 
     def fail(event: Event) -> None:
-        told.append(event)
+        received.append(event)
         raise ZeroDivisionError("of a user")
 
-    heard: list[Event] = []
+    events: list[Event] = []
     with caplog.at_level(logging.ERROR, "rescnet_dist"):
-        clf = fit(tmp_path / "run", [fail, heard.append])
+        clf = fit(tmp_path / "run", [fail, events.append])
     assert clf.depth_ in (1, 2)
-    assert isinstance(heard[-1], RunDone)
-    assert len(told) == len(caplog.records) == FAILURES < len(heard)
-    assert "failed on RunStarted, and the run goes on" in caplog.text
+    assert isinstance(events[-1], RunDone)
+    assert len(received) == len(caplog.records) == MAX_LISTENER_FAILURES < len(events)
+    assert "failed on RunStarted. The run continues." in caplog.text
     assert "ZeroDivisionError: of a user" in caplog.text
-    assert f"left out after {FAILURES} failures" in caplog.records[-1].getMessage()
+    assert (
+        f"no more events after {MAX_LISTENER_FAILURES} failures" in caplog.records[-1].getMessage()
+    )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_no_listener_hangs_a_run_from_the_thread_that_tells_of_chunks(
+def test_interrupt_in_chunk_listener_does_not_hang_run(
     client: Client, tmp_path: Path, error: type[BaseException]
 ) -> None:
-    """What is to stop the run stops it; what is to end the program is a failure as any other."""
+    """KeyboardInterrupt stops the run; SystemExit counts as a failure of the listener."""
     stopped: list[Event] = []
 
     class Stop(Callback):
@@ -114,47 +116,47 @@ def test_no_listener_hangs_a_run_from_the_thread_that_tells_of_chunks(
     assert client.submit(int, pure=False).result(timeout=10) == 0  # Dask's loop is alive
 
 
-def test_a_slow_listener_does_not_hold_up_dask(client: Client, tmp_path: Path) -> None:
-    """It hears of all chunks in their order, before their pass is told of as done."""
-    heard: list[Event] = []
+def test_slow_listener_does_not_block_dask(client: Client, tmp_path: Path) -> None:
+    """It gets the events of all chunks in order, before that of their pass."""
+    events: list[Event] = []
 
-    def slow(event: Event) -> None:
-        heard.append(event)
+    def listen_slowly(event: Event) -> None:
+        events.append(event)
         if isinstance(event, ChunkDone) and event.phase == "survey":
-            began = time.perf_counter()
-            assert client.run_on_scheduler(lambda: 1, wait=True) == 1  # which the loop answers
-            assert time.perf_counter() - began < 5
+            started = time.perf_counter()
+            assert client.run_on_scheduler(lambda: 1, wait=True) == 1  # answered by the event loop
+            assert time.perf_counter() - started < 5
             time.sleep(0.2)
 
-    fit(tmp_path / "run", [slow])
-    survey = [e for e in heard if getattr(e, "phase", "") == "survey"]
+    fit(tmp_path / "run", [listen_slowly])
+    survey = [e for e in events if getattr(e, "phase", "") == "survey"]
     assert isinstance(survey[-1], PassDone)
     assert len(survey) == 6
 
 
-def test_a_failed_run_tells_that_it_stopped(client: Client, tmp_path: Path) -> None:
-    """With the reason, to all listeners."""
-    heard: list[Event] = []
+def test_failed_run_publishes_run_stopped(client: Client, tmp_path: Path) -> None:
+    """The event has the error message."""
+    events: list[Event] = []
 
-    def break_it(event: Event) -> None:
-        heard.append(event)
+    def remove_run(event: Event) -> None:
+        events.append(event)
         if isinstance(event, PassDone) and event.layer == 1:
             shutil.rmtree(tmp_path / "run")
 
     with pytest.raises(RescnetError) as raised:
-        fit(tmp_path / "run", [break_it])
-    assert isinstance(heard[-1], RunStopped)
-    assert heard[-1].reason == str(raised.value)
+        fit(tmp_path / "run", [remove_run])
+    assert isinstance(events[-1], RunStopped)
+    assert events[-1].reason == str(raised.value)
 
 
-def test_a_pass_tells_what_it_took(client: Client, tmp_path: Path) -> None:
-    """Phases add up to the pass, bytes are those of the arrays; commits hold the same."""
+def test_metrics_of_passes(client: Client, tmp_path: Path) -> None:
+    """Phases add up to the pass, bytes are those of the arrays; commits have the same."""
     events: list[Event] = []
     fit(tmp_path / "run", [events.append])
     commits = RunStore.open(tmp_path / "run").commits()
     passes = {(e.phase, e.layer): e for e in events if isinstance(e, PassDone)}
     maps, scores, images, labels = N * 14 * 14 * 4 * 4, N * 10 * 4, N * 14 * 14, N * 5
-    blocks = 2  # in which each of two groups reads the labels of all
+    blocks = 2  # each of two groups reads all labels
     expected = {
         ("survey", 0): (images + blocks * labels, 0),
         ("grow", 1): (images + blocks * labels, maps + scores),
@@ -162,17 +164,17 @@ def test_a_pass_tells_what_it_took(client: Client, tmp_path: Path) -> None:
         ("score", 2): (blocks * labels + maps + scores, 0),
     }
     for key, done in passes.items():
-        observed = done.observed
-        assert (observed.read, observed.written) == expected[key], key
-        assert set(observed.seconds) == set(PHASES)
-        assert all(seconds >= 0 for seconds in observed.seconds.values())
-        assert 0.3 * done.seconds < sum(observed.seconds.values()) <= done.seconds
-        assert observed.memory
-        assert min(observed.memory.values()) > 50 * 2**20
-        assert observed.redone == 0
+        metrics = done.observed
+        assert (metrics.read, metrics.written) == expected[key], key
+        assert set(metrics.seconds) == set(PHASES)
+        assert all(seconds >= 0 for seconds in metrics.seconds.values())
+        assert 0.3 * done.seconds < sum(metrics.seconds.values()) <= done.seconds
+        assert metrics.memory
+        assert min(metrics.memory.values()) > 50 * 2**20
+        assert metrics.redone == 0
         if done.phase != "score":
             record = commits[done.layer]
-            assert record["observed"] == json.loads(json.dumps(observed.to_dict()))
+            assert record["observed"] == json.loads(json.dumps(metrics.to_dict()))
             assert record["seconds"] == done.seconds
     assert passes["grow", 1].residual == (1.0, 0.0)  # nothing is predicted yet
     positive, negative = passes["grow", 2].residual or (0, 0)
@@ -182,42 +184,41 @@ def test_a_pass_tells_what_it_took(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tiled_passes_tell_it_too(client: Client, tmp_path: Path) -> None:
-    """The features that are written for the tiles count."""
+def test_metrics_of_tiled_passes(client: Client, tmp_path: Path) -> None:
+    """The features written for the tiles count."""
     events: list[Event] = []
     fit(tmp_path / "run", [events.append], tile_features=20)
     done = next(e for e in events if isinstance(e, PassDone) and e.phase == "grow")
     features = RunStore.open(tmp_path / "run").attributes()["expected"]["features"]
-    found = RunStore.open(tmp_path / "run").attributes()["expected"]["traffic"]
+    traffic = RunStore.open(tmp_path / "run").attributes()["expected"]["traffic"]
     assert done.observed.written > N * (14 * 14 * 4 * 4 + 10 * 4 + 4 * features)  # and tiles
-    assert 0.9 * found["written"] <= done.observed.written <= found["written"]
+    assert 0.9 * traffic["written"] <= done.observed.written <= traffic["written"]
     done = next(e for e in events if isinstance(e, PassDone) and e.layer == 2)
-    assert 0.8 * found["read"] <= done.observed.read <= 1.05 * found["read"]
+    assert 0.8 * traffic["read"] <= done.observed.read <= 1.05 * traffic["read"]
     assert done.observed.seconds["solve"] > 0
 
 
-def test_events_become_plain_values(client: Client, tmp_path: Path) -> None:
-    """All kinds, with version and time, through JSON; secrets in URLs are masked."""
-    events: list[Event] = [PassRetried("grow", 3, "why")]
+def test_event_to_dict(client: Client, tmp_path: Path) -> None:
+    """All kinds can be serialized to JSON, with version and time; secrets are masked."""
+    events: list[Event] = [PassRetried("grow", 3, "reason")]
     fit(tmp_path / "run", [events.append])
     found = [json.loads(json.dumps(event_to_dict(event))) for event in events]
     assert {e["version"] for e in found} == {EVENTS_VERSION}
     assert [e["time"] for e in found] == sorted(e["time"] for e in found)
     chunk = next(e for e in found if e["event"] == "chunk_done")
-    told = next(e for e in events if isinstance(e, ChunkDone))
-    assert (chunk["images"], chunk["worker"]) == (told.images, told.worker)
+    event = next(e for e in events if isinstance(e, ChunkDone))
+    assert (chunk["images"], chunk["worker"]) == (event.images, event.worker)
     kinds = {"run_started", "maps_placed", "pass_started", "pass_done", "pass_retried", "run_done"}
     assert kinds <= {e["event"] for e in found}
     started = event_to_dict(RunStarted("s3://key:secret@host/run", 1, 1, 0, ()))
     assert "secret" not in json.dumps(started)
 
 
-def test_a_result_that_comes_slowly_is_waited_for(
+def test_slow_transfer_of_result_is_no_failure(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To gather it may take longer than the pauses between looks at listeners: that is no failure,
-    for which all would be done again."""
-    monkeypatch.setattr("rescnet_dist.train.executor.LISTEN_EVERY", 1e-4)
+    """It may take longer than the interval of the listener checks; the pass is not retried."""
+    monkeypatch.setattr("rescnet_dist.train.executor.LISTENER_CHECK_SECONDS", 1e-4)
     events: list[Event] = []
     fit(tmp_path / "run", [events.append])
     assert [event.reason for event in events if isinstance(event, PassRetried)] == []
@@ -227,11 +228,11 @@ def test_a_result_that_comes_slowly_is_waited_for(
 
 @pytest.mark.parametrize(
     ("listeners", "words"),
-    [(Log(), r"is no list: give \["), ([3], "3 among the listeners is no function of an event")],
-    ids=["no list", "no function"],
+    [(CallLog(), r"is not a list\. Pass \["), ([3], "3 in listeners is not callable")],
+    ids=["not a list", "not callable"],
 )
-def test_what_cannot_listen_is_refused(listeners: Any, words: str, tmp_path: Path) -> None:
-    """Before anything is made."""
+def test_invalid_listeners_are_rejected(listeners: Any, words: str, tmp_path: Path) -> None:
+    """They are rejected before a store is created."""
     with pytest.raises(SpecError, match=words):
         fit(tmp_path / "run", listeners)
     assert not (tmp_path / "run").exists()

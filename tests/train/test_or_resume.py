@@ -1,4 +1,4 @@
-"""The same command again, as a restarted pod gives it: begin, go on, leave a finished run alone."""
+"""`rescnet train --or-resume`: start, resume, or leave a finished run unchanged."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ SMALL = [
 ]
 
 
-def train(data: str, url: Any, *more: str) -> Result:
-    """`rescnet train --or-resume`, in this process."""
-    command = ["train", data, "--store", str(url), "--or-resume", *SMALL, *more]
+def train(data: str, url: Any, *options: str) -> Result:
+    """Run `rescnet train --or-resume` in this process."""
+    command = ["train", data, "--store", str(url), "--or-resume", *SMALL, *options]
     return CliRunner().invoke(main, command)
 
 
 @pytest.fixture(scope="module")
 def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Zarr store of 300 digits with images and labels."""
+    """Return the URL of a Zarr store of 300 digits."""
     images, labels = rd.load_digits()
     folder = tmp_path_factory.mktemp("data") / "digits.zarr"
     group = zarr.open_group(folder, mode="w")
@@ -50,8 +50,8 @@ def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    """All that is in a folder, claims aside, which every driver takes."""
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Read all files in a folder, except the claims, which every driver writes."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -59,87 +59,83 @@ def files_in(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_it_trains_then_goes_on_then_leaves_it(
-    client: Client, data_url: str, tmp_path: Path
-) -> None:
-    """Three starts, the second after the last layer's commit was lost: the same run."""
+def test_start_then_resume_then_no_change(client: Client, data_url: str, tmp_path: Path) -> None:
+    """The second of three starts comes after the last commit was lost: the run is the same."""
     url = tmp_path / "run"
     assert train(data_url, url).exit_code == 0
-    first = files_in(url)
+    first = read_files(url)
     (url / "result.json").unlink()
     (url / "commits/0002.json").unlink()
-    again = train(data_url, url)
-    assert again.exit_code == 0, again.output
-    second = files_in(url)
+    resumed = train(data_url, url)
+    assert resumed.exit_code == 0, resumed.output
+    second = read_files(url)
     assert second.keys() == first.keys()
-    layer = [name for name in first if name.startswith("layers/")]
-    assert layer
-    assert all(second[name] == first[name] for name in layer)
+    layers = [name for name in first if name.startswith("layers/")]
+    assert layers
+    assert all(second[name] == first[name] for name in layers)
     third = train(data_url, url, "--json")
     assert third.exit_code == 0, third.output
     assert json.loads(third.stdout)["state"] == "done"
-    assert files_in(url) == second
+    assert read_files(url) == second
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("options", "expected"),
     [
-        (["--filters", "5"], "filters 4 where 5 is asked for"),
-        (["--seed", "3"], "seed 0 where 3 is asked for"),
-        (["--max-layers", "3"], "max_layers 2 where 3 is asked for"),
-        (["--copies", "1", "--flip"], "copies 0 where 1 is asked for; flip False where True"),
+        (["--filters", "5"], "filters 4 instead of 5"),
+        (["--seed", "3"], "seed 0 instead of 3"),
+        (["--max-layers", "3"], "max_layers 2 instead of 3"),
+        (["--copies", "1", "--flip"], "copies 0 instead of 1; flip False instead of True"),
     ],
 )
-def test_another_run_is_refused(
-    client: Client, data_url: str, tmp_path_factory: pytest.TempPathFactory,
-    more: list[str], expected: str,
-) -> None:  # fmt: skip
-    """By the settings that differ, in one line, and nothing is touched."""
+def test_other_run_is_rejected(
+    client: Client,
+    data_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    options: list[str],
+    expected: str,
+) -> None:
+    """The error names the settings that differ, in one line; nothing is changed."""
     url = tmp_path_factory.getbasetemp() / "a-run"
     if not url.exists():
         assert train(data_url, url).exit_code == 0
-    before = files_in(url)
-    failed = train(data_url, url, *more)
+    before = read_files(url)
+    failed = train(data_url, url, *options)
     assert failed.exit_code == 2
     assert expected in failed.output
     assert "or another store" in failed.output
     assert failed.output.count("\n") == 1
-    assert files_in(url) == before
+    assert read_files(url) == before
 
 
-def test_a_run_of_an_older_release_is_gone_on_with(
-    client: Client, data_url: str, tmp_path: Path
-) -> None:
-    """Which did not have an option yet, and did as its default does now."""
+def test_resume_of_run_of_older_release(client: Client, data_url: str, tmp_path: Path) -> None:
+    """An option that it did not have yet has its default."""
     url = tmp_path / "run"
     assert train(data_url, url).exit_code == 0
     record = json.loads((url / "zarr.json").read_text())
     for table, name in (("network", "lda_draws"), ("run", "codec")):
         del record["attributes"][table][name]
     (url / "zarr.json").write_text(json.dumps(record))
-    again = train(data_url, url)
-    assert again.exit_code == 0, again.output
+    resumed = train(data_url, url)
+    assert resumed.exit_code == 0, resumed.output
 
 
-def test_a_run_keeps_the_plan_that_it_began_with(
-    client: Client, data_url: str, tmp_path: Path
-) -> None:
-    """As a job does that is rendered again for more workers; it says so."""
+def test_run_keeps_its_plan(client: Client, data_url: str, tmp_path: Path) -> None:
+    """A job that is rendered again for more workers keeps its plan, and prints it."""
     url = tmp_path / "run"
     assert train(data_url, url, "--chunk-images", "150").exit_code == 0
     (url / "result.json").unlink()
-    again = train(data_url, url, "--chunk-images", "50", "--accumulators", "4")
-    assert again.exit_code == 0, again.output
-    assert "goes on with the plan that it began with: chunk_images=150, accumulators=2," in (
-        again.output
-    )
-    assert "goes on with the plan" not in train(data_url, url, "--chunk-images", "150").output
+    resumed = train(data_url, url, "--chunk-images", "50", "--accumulators", "4")
+    assert resumed.exit_code == 0, resumed.output
+    note = "continues with the plan that it was started with: chunk_images=150, accumulators=2,"
+    assert note in resumed.output
+    assert "continues with the plan" not in train(data_url, url, "--chunk-images", "150").output
 
 
-def test_other_data_and_what_is_no_run_are_refused(
+def test_other_data_and_stores_without_run_are_rejected(
     client: Client, data_url: str, tmp_path: Path
 ) -> None:
-    """A store that holds something else is never cleared."""
+    """A store that holds anything else is never cleared."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/one.png").write_bytes(b"1")
     failed = train(data_url, tmp_path / "photos")
@@ -153,11 +149,11 @@ def test_other_data_and_what_is_no_run_are_refused(
     finally:
         os.rename(f"{data_url}-moved", data_url)
     assert failed.exit_code == 2
-    assert f"data {data_url!r} where" in failed.output
+    assert f"data {data_url!r} instead of" in failed.output
 
 
-def test_a_run_that_died_early_begins_anew(client: Client, data_url: str, tmp_path: Path) -> None:
-    """With a claim alone, or attributes and half the data; but not while its driver lives."""
+def test_incomplete_run_is_started_again(client: Client, data_url: str, tmp_path: Path) -> None:
+    """It has a claim only, or attributes and half the data, and its driver is dead."""
     url = tmp_path / "run"
     claim = Claim.take(Location.of(url), new=True)
     failed = train(data_url, url)
@@ -173,18 +169,18 @@ def test_a_run_that_died_early_begins_anew(client: Client, data_url: str, tmp_pa
     assert run.attributes()["network"]["filters"] == 4
 
 
-def test_a_run_that_ended_since_the_look_is_kept(
+def test_run_completed_by_other_driver_is_kept(
     client: Client, data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another driver's whole run between the look at a beginning and the claim on it."""
+    """Another driver completes a run between the check of an incomplete one and its claim."""
     url = tmp_path / "run"
     Claim.take(Location.of(url), new=True).release()
     take = Claim.take
 
-    def take_late(location: Location, **how: Any) -> Claim:
+    def take_late(location: Location, **options: Any) -> Claim:
         monkeypatch.undo()
         assert train(data_url, url).exit_code == 0
-        return take(location, **how)
+        return take(location, **options)
 
     monkeypatch.setattr(Claim, "take", take_late)
     failed = train(data_url, url)
@@ -194,53 +190,56 @@ def test_a_run_that_ended_since_the_look_is_kept(
     assert train(data_url, url).exit_code == 0
 
 
-def test_workers_too_small_for_the_plan_are_refused(
+def test_workers_too_small_for_plan_are_rejected(
     client: Client, data_url: str, tmp_path: Path
 ) -> None:
-    """Where there is something left to do, and before anything is written."""
+    """They are rejected before anything is written, and only if there is work left."""
     url = tmp_path / "run"
     assert train(data_url, url).exit_code == 0
-    never = {f"distributed.worker.memory.{what}": False for what in ("pause", "spill")}
+    no_limits = {f"distributed.worker.memory.{name}": False for name in ("pause", "spill")}
     with (
-        dask.config.set(never),  # as it shares this process, which takes more than that
+        dask.config.set(no_limits),  # the worker shares this process, which needs more
         LocalCluster(
-            n_workers=1, threads_per_worker=2, processes=False, memory_limit="400MiB",
+            n_workers=1,
+            threads_per_worker=2,
+            processes=False,
+            memory_limit="400MiB",
             dashboard_address="127.0.0.1:0",
         ) as small,
         Client(small),
-    ):  # fmt: skip
+    ):
         assert train(data_url, url).exit_code == 0  # it is done
         (url / "result.json").unlink()
         (url / "commits/0002.json").unlink()
-        before = files_in(url)
-        again = train(data_url, url)
+        before = read_files(url)
+        trained = train(data_url, url)
         resumed = CliRunner().invoke(main, ["resume", str(url)])
-        for failed in (again, resumed):
+        for failed in (trained, resumed):
             assert failed.exit_code == 2, failed.output
             assert "the run goes on with the plan that it began with" in failed.output
             assert "of each worker's 400 MiB may be used before Dask spills" in failed.output
             advised = re.search(r"workers of at least ([\d,]+) MiB, or of fewer", failed.output)
             assert advised, failed.output
             assert 500 < int(advised[1].replace(",", "")) < 4000
-            assert files_in(url).items() <= before.items()
+            assert read_files(url).items() <= before.items()
     done = CliRunner().invoke(main, ["resume", str(url)])
     assert done.exit_code == 0, done.output
 
 
-def test_a_store_must_be_named(data_url: str) -> None:
-    """As a store named after the time is another one each time."""
+def test_or_resume_needs_store(data_url: str) -> None:
+    """The default store is named after the time, so that it differs each time."""
     failed = CliRunner().invoke(main, ["train", data_url, "--or-resume", *SMALL])
     assert failed.exit_code == 2
     assert "name it with --store" in failed.output
 
 
 @pytest.mark.slow
-def test_a_terminated_driver_goes_on(started: Any, data_url: str, tmp_path: Path) -> None:
-    """SIGTERM, exit code 75, and the same command again: as a pod that is started anew."""
+def test_resume_after_terminated_driver(started: Any, data_url: str, tmp_path: Path) -> None:
+    """After SIGTERM (exit code 75) the same command resumes, as in a restarted pod."""
     _, file = started.scheduler()
     started.worker(file)
-    more = ("--scheduler-file", str(file), "--max-layers", "4", "--json-lines")
-    run = ("train", data_url, "--or-resume", "--store", str(tmp_path / "run"), *SMALL, *more)
+    options = ("--scheduler-file", str(file), "--max-layers", "4", "--json-lines")
+    run = ("train", data_url, "--or-resume", "--store", str(tmp_path / "run"), *SMALL, *options)
     command = [sys.executable, "-m", "rescnet_dist", *run]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout
@@ -257,32 +256,33 @@ def test_a_terminated_driver_goes_on(started: Any, data_url: str, tmp_path: Path
     assert events[-1]["state"] == "done"
 
 
-def test_a_signal_that_gets_lost_comes_again() -> None:
-    """As one that comes while Python frees an object; but not while it is being answered."""
-    answered = 0
+def test_lost_signal_is_sent_again() -> None:
+    """A signal is lost if it comes while Python frees an object; it is not repeated while it is
+    being handled."""
+    handled = 0
     with terminated_by_signal():
         with suppress(Terminated):
             signal.raise_signal(signal.SIGTERM)
         try:
             time.sleep(20)
         except Terminated:
-            answered += 1
+            handled += 1
             time.sleep(2.5 * AGAIN)  # cleaning up
-    assert answered == 1
+    assert handled == 1
 
 
-def test_no_signal_comes_once_the_body_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where the body ends as its loss is being noticed: the handler is still there."""
+def test_no_signal_after_end_of_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler is still installed if the body ends while the loss is being noticed."""
     sent = []
     noticed, kill = threading.Event(), os.kill
 
-    def slowly(process: int, number: int) -> None:
+    def kill_slowly(process: int, number: int) -> None:
         noticed.set()
         time.sleep(0.2)
         sent.append(signal.getsignal(number))
         kill(process, number)
 
-    monkeypatch.setattr(os, "kill", slowly)
+    monkeypatch.setattr(os, "kill", kill_slowly)
     before = signal.getsignal(signal.SIGTERM)
     with terminated_by_signal():
         with suppress(Terminated):
@@ -296,54 +296,55 @@ def test_no_signal_comes_once_the_body_has_ended(monkeypatch: pytest.MonkeyPatch
 # the cluster ------------------------------------------------------------------------------------
 
 
-def flags(**given: Any) -> dict[str, Any]:
-    """The options of a cluster, most of them not given."""
-    return dict.fromkeys([*CLUSTER_HELP, "wait"]) | given
+def make_flags(**options: Any) -> dict[str, Any]:
+    """Return the options of a cluster, None if not given."""
+    return dict.fromkeys([*CLUSTER_HELP, "wait"]) | options
 
 
-def test_the_environment_names_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Dask's operator does; an option wins over it."""
-    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://there:8786")
-    assert take_cluster(flags()) == {"scheduler": "tls://there:8786"}
-    assert take_cluster(flags(gateway="https://g")) == {"gateway": "https://g"}
-    assert take_cluster(flags(wait="10m")) == {"scheduler": "tls://there:8786", "wait": 600}
+def test_scheduler_address_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask's operator sets the variable; an option takes precedence."""
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://scheduler:8786")
+    assert take_cluster(make_flags()) == {"scheduler": "tls://scheduler:8786"}
+    assert take_cluster(make_flags(gateway="https://g")) == {"gateway": "https://g"}
+    assert take_cluster(make_flags(wait="10m")) == {
+        "scheduler": "tls://scheduler:8786",
+        "wait": 600,
+    }
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "")
-    assert take_cluster(flags()) == {}
+    assert take_cluster(make_flags()) == {}
 
 
 @pytest.mark.parametrize("wait", ["soon", "-1", "0", "inf", ""])
-def test_what_is_no_time_is_refused(wait: str) -> None:
-    """By the option and the value."""
+def test_invalid_wait_is_rejected(wait: str) -> None:
+    """The error names the option and the value."""
     with pytest.raises(ClusterError, match=f"--wait {wait} is not a time: give it in seconds"):
-        take_cluster(flags(scheduler="tcp://there:8786", wait=wait))
+        take_cluster(make_flags(scheduler="tcp://scheduler:8786", wait=wait))
 
 
-def test_waiting_needs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An embedded one is there at once."""
+def test_wait_needs_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local cluster starts at once."""
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
     with pytest.raises(ClusterError, match="none is named"):
-        take_cluster(flags(wait="9"))
+        take_cluster(make_flags(wait="9"))
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_comes_late_is_waited_for(
-    started: Any, data_url: str, tmp_path: Path
-) -> None:
-    """And so is its first worker, which comes later still; without --wait there is an error."""
+def test_late_scheduler_is_waited_for(started: Any, data_url: str, tmp_path: Path) -> None:
+    """Its first worker, which comes later still, is waited for too; without --wait it fails."""
     file = tmp_path / "scheduler.json"
-    named = ("--scheduler-file", str(file))
-    assert "there is no scheduler file" in train(data_url, tmp_path / "run", *named).output
+    option = ("--scheduler-file", str(file))
+    assert "there is no scheduler file" in train(data_url, tmp_path / "run", *option).output
 
     def start() -> None:
         time.sleep(1)
         started.dask("scheduler", "--port", "0", "--scheduler-file", file)
         started.wait_until(file.exists)
-        time.sleep(3)  # longer than from one try to reach the scheduler to the next
+        time.sleep(3)  # longer than between two attempts to reach the scheduler
         started.worker(file)
 
-    starting = threading.Thread(target=start)
-    starting.start()
-    done = train(data_url, tmp_path / "run", *named, "--wait", "60s", "--max-layers", "1")
-    starting.join()
+    starter = threading.Thread(target=start)
+    starter.start()
+    done = train(data_url, tmp_path / "run", *option, "--wait", "60s", "--max-layers", "1")
+    starter.join()
     assert done.exit_code == 0, done.output
     assert "waiting up to 60 s for the cluster" in done.output

@@ -1,4 +1,4 @@
-"""Reading ahead and writing behind: at the same time as the work, in order, one at a time."""
+"""Read-ahead and write-behind: concurrent with the work, in order, one item at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from rescnet_dist.train.overlap import read_ahead, write_behind
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """A worker, as only tasks read ahead; without Dask's profiler, which holds on to the frames
-    that it looks at, and so to what is in them."""
+    """Return a client with one worker, as only tasks read ahead.
+
+    Dask's profiler is off, as it keeps references to frames, and so to their locals.
+    """
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
@@ -27,35 +29,35 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def test_the_next_item_is_read_while_one_is_worked_on(client: Client) -> None:
-    """Which would wait for ever if it were not; and no more than the next one."""
+def test_next_item_is_read_while_one_is_processed(client: Client) -> None:
+    """The test would time out otherwise; no more than the next item is read."""
 
     def work() -> list[int]:
-        begun = [threading.Event() for _ in range(4)]
+        started = [threading.Event() for _ in range(4)]
 
         def read(item: int) -> int:
-            begun[item].set()
+            started[item].set()
             return 10 * item
 
         results = []
-        for item, given in read_ahead(range(4), read):
-            results.append(given())
+        for item, get_value in read_ahead(range(4), read):
+            results.append(get_value())
             if item < 3:
-                assert begun[item + 1].wait(10)
-            assert not any(event.is_set() for event in begun[item + 2 :])
+                assert started[item + 1].wait(10)
+            assert not any(event.is_set() for event in started[item + 2 :])
         return results
 
     assert client.submit(work, pure=False).result() == [0, 10, 20, 30]
 
 
-def test_a_failed_read_is_raised_where_its_item_is_worked_on(client: Client) -> None:
-    """Not earlier, when it was read."""
+def test_failed_read_is_raised_when_its_item_is_processed(client: Client) -> None:
+    """It is not raised earlier, when it was read."""
 
     def work() -> list[str]:
         log = []
-        for item, given in read_ahead([2, 1, 0], lambda item: 2 / item):
+        for item, get_value in read_ahead([2, 1, 0], lambda item: 2 / item):
             try:
-                log.append(f"{item} {given():g}")
+                log.append(f"{item} {get_value():g}")
             except ZeroDivisionError:
                 log.append(f"{item} failed")
         return log
@@ -63,8 +65,8 @@ def test_a_failed_read_is_raised_where_its_item_is_worked_on(client: Client) -> 
     assert client.submit(work, pure=False).result() == ["2 1", "1 2", "0 failed"]
 
 
-def test_what_is_given_is_not_held_on_to(client: Client) -> None:
-    """As memory for one more chunk is not planned for."""
+def test_returned_values_are_not_referenced(client: Client) -> None:
+    """The plan has no memory for one more chunk."""
 
     class Chunk:
         alive = 0
@@ -76,84 +78,86 @@ def test_what_is_given_is_not_held_on_to(client: Client) -> None:
             Chunk.alive -= 1
 
     def work() -> int:
-        most = 0
-        for _, given in read_ahead(range(5), lambda _: Chunk()):
-            chunk = given()
+        largest = 0
+        for _, get_value in read_ahead(range(5), lambda _: Chunk()):
+            chunk = get_value()
             del chunk
-            most = max(most, Chunk.alive)
-        return most
+            largest = max(largest, Chunk.alive)
+        return largest
 
     assert client.submit(work, pure=False).result() <= 1
 
 
-def test_one_thing_is_written_while_the_next_is_made(client: Client) -> None:
-    """And the next put waits for it, and returns what it gave."""
+def test_write_runs_while_next_item_is_prepared(client: Client) -> None:
+    """The next put waits for it, and returns its result."""
 
     def work() -> list[str | None]:
-        going_on = threading.Event()
+        released = threading.Event()
 
-        def slowly() -> str:
-            assert going_on.wait(10)
+        def write_slowly() -> str:
+            assert released.wait(10)
             return f"first, for {get_name()}"
 
         def get_name() -> str:
             return threading.current_thread().name.split("_")[0]
 
-        with write_behind() as behind:
-            results = [behind.put(slowly)]
-            going_on.set()
-            results += [behind.put(lambda: "second"), behind.wait(), behind.wait()]
+        with write_behind() as writer:
+            results = [writer.put(write_slowly)]
+            released.set()
+            results += [writer.put(lambda: "second"), writer.wait(), writer.wait()]
         return results
 
     expected = [None, "first, for rescnet-store", "second", None]
     assert client.submit(work, pure=False).result() == expected
 
 
-def test_a_failed_write_is_raised_by_the_next(client: Client) -> None:
-    """It is never lost."""
+def test_failed_write_is_raised_by_next_put(client: Client) -> None:
+    """The error is never lost."""
 
     def work() -> None:
-        with write_behind() as behind:
-            behind.put(lambda: 1 / 0)
-            behind.put(lambda: 2)
+        with write_behind() as writer:
+            writer.put(lambda: 1 / 0)
+            writer.put(lambda: 2)
 
     with pytest.raises(ZeroDivisionError):
         client.submit(work, pure=False).result()
 
 
-def test_a_write_that_says_what_is_wrong_wins_over_what_failed_after_it(client: Client) -> None:
-    """As a full store must end a pass at once, whatever comes of the next chunk meanwhile."""
+def test_rescnet_error_of_write_wins_over_later_error(client: Client) -> None:
+    """A full store must end a pass at once, whatever happens to the next chunk."""
 
-    def refuse() -> None:
+    def fail() -> None:
         raise StoreError("no room")
 
     def work(write: Callable[[], object]) -> None:
-        with write_behind() as behind:
-            behind.put(write)
+        with write_behind() as writer:
+            writer.put(write)
             raise KeyError("later")
 
     with pytest.raises(StoreError, match="no room"):
-        client.submit(work, refuse, pure=False).result()
+        client.submit(work, fail, pure=False).result()
     with pytest.raises(KeyError, match="later"):
         client.submit(work, lambda: 1 / 0, pure=False).result()
 
 
-def test_what_is_not_taken_is_not_lost_in_silence(client: Client) -> None:
-    """A loop that skips an item would get the next one for it."""
+def test_skipped_item_is_an_error(client: Client) -> None:
+    """A loop that skips an item would get its value for the next one."""
 
     def work() -> None:
         for _ in read_ahead(range(5), lambda item: item):
             continue
 
-    with pytest.raises(RuntimeError, match="has not been taken"):
+    with pytest.raises(RuntimeError, match="has not been consumed"):
         client.submit(work, pure=False).result()
 
 
-def test_the_threads_report_for_the_worker_of_their_task(client: Client) -> None:
-    """Which Dask would not find from there."""
+def test_threads_belong_to_worker_of_their_task(client: Client) -> None:
+    """Dask does not find the worker from another thread."""
     from rescnet_dist.train.task_events import this_worker
 
     def work() -> bool:
-        return all(given() is get_worker() for _, given in read_ahead([0], lambda _: this_worker()))
+        return all(
+            get_value() is get_worker() for _, get_value in read_ahead([0], lambda _: this_worker())
+        )
 
     assert client.submit(work, pure=False).result()

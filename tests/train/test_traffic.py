@@ -1,4 +1,4 @@
-"""What passes over the wires, counted there: bytes to and from the driver, and of the store."""
+"""Network traffic, counted by proxies: bytes of the driver and of the store."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rescnet_dist.store import RunStore
 from rescnet_dist.train import PassDone, PassStarted
 
 
-class Wire:
-    """A port of loopback that passes everything on to another and counts the bytes."""
+class CountingProxy:
+    """A TCP proxy on loopback that counts the bytes that it forwards."""
 
     def __init__(self, host: str, port: int) -> None:
         self.target, self.sent, self.received = (host, port), 0, 0
@@ -31,13 +31,13 @@ class Wire:
 
     @property
     def bytes(self) -> int:
-        """In both directions."""
+        """Bytes in both directions."""
         return self.sent + self.received
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         server = self.loop.run_until_complete(
-            asyncio.start_server(self._connected, "127.0.0.1", 0, limit=2**22)
+            asyncio.start_server(self._handle, "127.0.0.1", 0, limit=2**22)
         )
         self.port = server.sockets[0].getsockname()[1]
         self.ready.set()
@@ -48,15 +48,15 @@ class Wire:
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
 
-    async def _connected(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        far, forth = await asyncio.open_connection(*self.target, limit=2**22)
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target_reader, target_writer = await asyncio.open_connection(*self.target, limit=2**22)
         await asyncio.gather(
-            self._pass_on(near, forth, "sent"),
-            self._pass_on(far, back, "received"),
+            self._forward(reader, target_writer, "sent"),
+            self._forward(target_reader, writer, "received"),
             return_exceptions=True,
         )
 
-    async def _pass_on(
+    async def _forward(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, counter: str
     ) -> None:
         try:
@@ -69,33 +69,34 @@ class Wire:
 
 
 @contextmanager
-def wire_to(address: str) -> Iterator[Wire]:
-    """A counting wire to an address such as tcp://127.0.0.1:8786."""
+def open_proxy(address: str) -> Iterator[CountingProxy]:
+    """Open a counting proxy to an address such as tcp://127.0.0.1:8786."""
     parts = urlsplit(address)
     assert parts.hostname
     assert parts.port
-    wire = Wire(parts.hostname, parts.port)
-    wire.thread.start()
-    assert wire.ready.wait(10)
+    proxy = CountingProxy(parts.hostname, parts.port)
+    proxy.thread.start()
+    assert proxy.ready.wait(10)
     try:
-        yield wire
+        yield proxy
     finally:
-        wire.loop.call_soon_threadsafe(wire.loop.stop)
-        wire.thread.join(10)
+        proxy.loop.call_soon_threadsafe(proxy.loop.stop)
+        proxy.thread.join(10)
 
 
-class PerPass:
-    """A listener that notes how many bytes a wire has passed on in each pass."""
+class PassTraffic:
+    """A listener that records the bytes that proxies have forwarded in each pass."""
 
-    def __init__(self, *wires: Wire) -> None:
-        self.wires, self.before, self.counts = wires, (0, 0), {}
+    def __init__(self, *proxies: CountingProxy) -> None:
+        self.proxies, self.before, self.counts = proxies, (0, 0), {}
 
     def total(self) -> tuple[int, int]:
-        """Bytes sent and received over all wires."""
-        return sum(wire.sent for wire in self.wires), sum(wire.received for wire in self.wires)
+        """Return the bytes sent and received by all proxies."""
+        sent = sum(proxy.sent for proxy in self.proxies)
+        return sent, sum(proxy.received for proxy in self.proxies)
 
     def __call__(self, event: object) -> None:
-        """Note the bytes between the start and the end of a pass."""
+        """Record the bytes between the start and the end of a pass."""
         if isinstance(event, PassStarted):
             self.before = self.total()
         elif isinstance(event, PassDone):
@@ -104,8 +105,8 @@ class PerPass:
             self.counts[key] = sent - self.before[0], received - self.before[1]
 
 
-def noise_at(url: str, n: int, shape: tuple[int, int, int]) -> str:
-    """Noise images of 10 classes, which no codec makes smaller, at a Zarr URL."""
+def write_noise(url: str, n: int, shape: tuple[int, int, int]) -> str:
+    """Write noise images of 10 classes, which no codec can compress; return their URL."""
     group = zarr.open_group(url, mode="w")
     images = np.random.default_rng(0).integers(0, 255, (n, *shape)).astype("uint8")
     group.create_array("images", data=images, chunks=(100, *shape))
@@ -113,59 +114,59 @@ def noise_at(url: str, n: int, shape: tuple[int, int, int]) -> str:
     return url
 
 
-def driver_traffic(folder: Path, spec: NetworkSpec, n: int, run: RunSpec) -> dict:
-    """Bytes (sent, received) by the driver per pass, counted between it and the scheduler."""
-    url = noise_at(str(folder / f"{n}.zarr"), n, (32, 32, 3))
+def measure_driver_traffic(folder: Path, spec: NetworkSpec, n: int, run: RunSpec) -> dict:
+    """Return the bytes (sent, received) per pass between the driver and the scheduler."""
+    url = write_noise(str(folder / f"{n}.zarr"), n, (32, 32, 3))
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
         ) as cluster,
-        wire_to(cluster.scheduler_address) as wire,
-        Client(f"tcp://127.0.0.1:{wire.port}") as client,
+        open_proxy(cluster.scheduler_address) as proxy,
+        Client(f"tcp://127.0.0.1:{proxy.port}") as client,
     ):
-        assert client.scheduler.address.endswith(str(wire.port))
-        counted = PerPass(wire)
-        clf = ResCNetClassifier(spec, store=folder / f"run-{n}", run=run, listeners=[counted])
+        assert client.scheduler.address.endswith(str(proxy.port))
+        traffic = PassTraffic(proxy)
+        clf = ResCNetClassifier(spec, store=folder / f"run-{n}", run=run, listeners=[traffic])
         clf.fit(url)
-    print({key: f"{(sent + got) / 1e6:.3f} MB" for key, (sent, got) in counted.counts.items()})
-    return counted.counts
+    print({key: f"{sum(pair) / 1e6:.3f} MB" for key, pair in traffic.counts.items()})
+    return traffic.counts
 
 
 @pytest.mark.slow
-def test_what_the_driver_moves_does_not_grow_with_the_images(tmp_path: Path) -> None:
-    """Under a megabyte per pass, a few hundred bytes of it for each chunk, though the scatter
-    matrix alone has 11."""
+def test_driver_traffic_does_not_grow_with_number_of_images(tmp_path: Path) -> None:
+    """It is under 1 MB per pass, a few hundred bytes per chunk, while the scatter matrix alone has
+    11 MB."""
     spec = NetworkSpec(filters=16, max_layers=1, filter_size=1)  # 1,680 features
     for n in (100, 800):
         run = RunSpec(chunk_images=n // 4, accumulators=2)
-        for sent, received in driver_traffic(tmp_path, spec, n, run).values():
+        for sent, received in measure_driver_traffic(tmp_path, spec, n, run).values():
             assert sent + received < 1e6
 
 
 @pytest.mark.slow
-def test_what_the_driver_moves_at_the_papers_size(tmp_path: Path) -> None:
-    """At most 16 MB per layer at 17,850 features and 10 classes."""
+def test_driver_traffic_at_size_of_paper(tmp_path: Path) -> None:
+    """It is at most 16 MB per layer with 17,850 features and 10 classes."""
     spec = NetworkSpec(max_layers=2, zscore="block", lda_fraction=0.2)
     run = RunSpec(chunk_images=50, accumulators=1)
-    counts = driver_traffic(tmp_path, spec, 200, run)
+    counts = measure_driver_traffic(tmp_path, spec, 200, run)
     layer = RunStore.open(tmp_path / "run-200").location.open_array("layers/0001/weights")
     assert layer.shape[-1] == 17_850
     assert max(sent + received for sent, received in counts.values()) <= 16e6
 
 
 @pytest.mark.slow
-def test_a_layer_reads_and_writes_little_more_than_it_must(
+def test_store_traffic_of_layer_is_near_minimum(
     endpoint: str, s3: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted at a real S3 server: at most 1.15 × (one read of the maps before and the images and
-    one write of the new maps) in the pass of a layer."""
+    """At a real S3 server, the pass of a layer moves at most 1.15 × (one read of the previous maps
+    and the images, and one write of the new maps)."""
     n, shape = 600, (32, 32, 3)
     spec = NetworkSpec(filters=8, max_layers=3, stop_at_zero_error=False, stride=8)
-    with wire_to(endpoint) as wire:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{wire.port}")
+    with open_proxy(endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         fsspec.get_filesystem_class("s3").clear_instance_cache()
-        url = noise_at("s3://runs/traffic-data.zarr", n, shape)
-        counted = PerPass(wire)
+        url = write_noise("s3://runs/traffic-data.zarr", n, shape)
+        traffic = PassTraffic(proxy)
         with (
             LocalCluster(
                 n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
@@ -173,11 +174,11 @@ def test_a_layer_reads_and_writes_little_more_than_it_must(
             Client(cluster),
         ):
             run = RunSpec(chunk_images=100, accumulators=2, solve_threads=1, maps="store")
-            clf = ResCNetClassifier(spec, store="s3://runs/traffic", run=run, listeners=[counted])
+            clf = ResCNetClassifier(spec, store="s3://runs/traffic", run=run, listeners=[traffic])
             clf.fit(url)
     images, maps = n * 32 * 32 * 3, n * 32 * 32 * 8 * 4
     for layer in (2, 3):
-        written, read = counted.counts["grow", layer]
+        written, read = traffic.counts["grow", layer]
         print(f"layer {layer}: read {read / (images + maps):.3f}, written {written / maps:.3f}")
         assert images + maps < read
         assert maps < written

@@ -1,4 +1,4 @@
-"""What a worker need not read again: for whom it counts, how long, and that it saves reading."""
+"""The cache of small objects in a worker: per driver, of limited size, and it saves reads."""
 
 from __future__ import annotations
 
@@ -25,89 +25,92 @@ from rescnet_dist.train.state import Task
 SPEC = NetworkSpec.preset("digits").replace(filters=4, max_layers=4)
 
 
-def asked_by(driver: str) -> Task:
-    """A task of a driver of this name."""
-    return Task(RunStore(Location("memory://known")), 1, driver=driver)
+def make_task(driver: str) -> Task:
+    """Return a task of a driver of this name."""
+    return Task(RunStore(Location("memory://cached")), 1, driver=driver)
 
 
-def test_what_is_known_is_not_found_again() -> None:
-    """Nor what was learned in another way."""
-    one = asked_by("one")
+def test_cached_object_is_not_loaded_again() -> None:
+    """It does not matter whether it was loaded or put."""
+    one = make_task("one")
     assert worker_cache.get(one, "a", lambda: 1) == 1
     assert worker_cache.get(one, "a", lambda: 2) == 1
     worker_cache.put(one, "a", 3)
     assert worker_cache.get(one, "a", lambda: 2) == 3
 
 
-def test_each_driver_has_its_own() -> None:
-    """As another run may be at the same place by then; they leave each other's alone."""
+def test_each_driver_has_its_own_objects() -> None:
+    """Another run may be at the same URL later; drivers do not share objects."""
     for driver in ("this", "that"):
-        worker_cache.put(asked_by(driver), "a", driver)
+        worker_cache.put(make_task(driver), "a", driver)
     for driver in ("this", "that"):
-        assert worker_cache.get(asked_by(driver), "a", lambda: "found") == driver
+        assert worker_cache.get(make_task(driver), "a", lambda: "loaded") == driver
 
 
-def test_without_a_driver_nothing_is_known() -> None:
-    """And nothing is learned."""
+def test_tasks_without_driver_bypass_cache() -> None:
+    """Nothing is read from the cache or put into it."""
     for value in range(3):
-        assert worker_cache.get(asked_by(""), "a", lambda value=value: value) == value
+        assert worker_cache.get(make_task(""), "a", lambda value=value: value) == value
 
 
-def test_one_layer_is_known_at_a_time() -> None:
-    """The latest."""
-    one = asked_by("layers")
+def test_only_latest_layer_is_cached() -> None:
+    """An object of another layer is replaced."""
+    one = make_task("layers")
     worker_cache.put(one, "bank", "first", 1)
     worker_cache.put(one, "bank", "second", 2)
     assert worker_cache.get(one, "bank", lambda: "read", 2) == "second"
     assert worker_cache.get(one, "bank", lambda: "read", 1) == "read"
 
 
-def test_the_oldest_go() -> None:
-    """Not those that are in use."""
-    one = asked_by("oldest")
+def test_least_recently_used_objects_are_evicted() -> None:
+    """Objects in use stay."""
+    one = make_task("oldest")
     worker_cache.put(one, "in use", 0)
-    for number in range(2 * worker_cache.KEPT):
-        worker_cache.put(one, f"thing {number}", number)
+    for number in range(2 * worker_cache.MAX_CACHED_OBJECTS):
+        worker_cache.put(one, f"object {number}", number)
         assert worker_cache.get(one, "in use", lambda: -1) == 0
-    assert worker_cache.get(one, "thing 0", lambda: -1) == -1
+    assert worker_cache.get(one, "object 0", lambda: -1) == -1
     assert (
-        worker_cache.get(one, f"thing {2 * worker_cache.KEPT - 1}", lambda: -1)
-        == 2 * worker_cache.KEPT - 1
+        worker_cache.get(one, f"object {2 * worker_cache.MAX_CACHED_OBJECTS - 1}", lambda: -1)
+        == 2 * worker_cache.MAX_CACHED_OBJECTS - 1
     )
 
 
-def test_what_is_learned_has_the_bits_of_what_is_stored(client: Client, tmp_path: Path) -> None:
-    """Else a run that is resumed would go another way."""
+def test_cached_objects_equal_stored_objects(client: Client, tmp_path: Path) -> None:
+    """Otherwise a resumed run would give other results."""
     images, labels = load_digits()
     data = training_set(images[:200], labels[:200])
     run = begin_run(tmp_path / "run", SPEC, RunSpec(), data, client)
-    learned = {name: at for (_, name), at in worker_cache._known.items()}  # the latest of each name
-    assert_same(learned["image scale"][1], read_image_scale(run.location))
-    assert_same(learned["bank"][1], read_bank(run.location, learned["bank"][0]))
-    assert_same(learned["classifier"][1], read_classifier(run.location, learned["classifier"][0]))
-    assert (learned["bank"][0], learned["classifier"][0]) == (5, 4)
+    # the latest of each name
+    cached = {name: entry for (_, name), entry in worker_cache._objects.items()}
+    assert_same(cached["image scale"][1], read_image_scale(run.location))
+    assert_same(cached["bank"][1], read_bank(run.location, cached["bank"][0]))
+    assert_same(cached["classifier"][1], read_classifier(run.location, cached["classifier"][0]))
+    assert (cached["bank"][0], cached["classifier"][0]) == (5, 4)
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """All fields are equal, in kind and bits."""
+    """Assert that all fields have equal dtypes, shapes and bits."""
     for field in fields(one):
         a, b = (np.asarray(getattr(value, field.name)) for value in (one, other))
         assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), field.name
 
 
-def test_a_worker_reads_no_layer_that_it_has_stored(
+def test_worker_reads_no_layer_that_it_has_stored(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one process, that is all of them."""
+    """With one process, no layer is read at all."""
     read: list[tuple[str, int]] = []
     for kind in ("bank", "classifier"):
         original = getattr(passes, f"read_{kind}")
 
-        def counted(location: Any, layer: int, kind: str = kind, original: Any = original) -> Any:
+        def record_read(
+            location: Any, layer: int, kind: str = kind, original: Any = original
+        ) -> Any:
             read.append((kind, layer))
             return original(location, layer)
 
-        monkeypatch.setattr(passes, f"read_{kind}", counted)
+        monkeypatch.setattr(passes, f"read_{kind}", record_read)
     images, labels = load_digits()
     data = training_set(images[:200], labels[:200])
     begin_run(tmp_path / "run", SPEC, RunSpec(), data, client)

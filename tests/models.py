@@ -1,0 +1,36 @@
+"""Models of runs as dicts of arrays, to compare two runs bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.store import RunStore, read_image_scale, read_layer
+
+Array = np.ndarray[Any, Any]
+
+
+def read_model(url: Any) -> dict[str, Array]:
+    """Read every array of the committed layers of a run, and its accuracies."""
+    run = RunStore.open(url)
+    commits, result = run.commits(), run.result()
+    scale = read_image_scale(run.location)
+    arrays = {"image low": scale.low, "image scale": scale.scale}
+    for number in range(1, len(commits)):
+        layer = read_layer(run.location, number)
+        for part in (layer.bank, layer.classifier):
+            for name in type(part).__dataclass_fields__:
+                arrays[f"layer {number} {name}"] = np.asarray(getattr(part, name))
+    accuracies = result["accuracies"] if result else []
+    for name in ("train", "validation"):
+        arrays[f"{name} accuracy"] = np.array([a[name] for a in accuracies], float)
+    return arrays
+
+
+def assert_same_bits(one: dict[str, Array], other: dict[str, Array]) -> None:
+    """Assert that every array of two models is equal in every bit."""
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.dtype == other[name].dtype, name
+        assert np.array_equal(array, other[name], equal_nan=name.endswith("accuracy")), name

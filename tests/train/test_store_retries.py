@@ -1,0 +1,159 @@
+"""Retries of store operations: transient errors are retried, permanent ones raised at once."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import ServerDisconnectedError
+from botocore.exceptions import EndpointConnectionError
+from distributed import Client
+from fault_cases import (
+    Model,
+    fit,
+    get_retry_reasons,
+)
+from models import assert_same_bits, read_model
+
+from rescnet_dist import (
+    DataError,
+    StoreError,
+)
+from rescnet_dist.errors import StoreUnreachableError
+from rescnet_dist.store import retry, with_retries
+from rescnet_dist.train import (
+    Event,
+    chunks,
+    verify_run,
+)
+
+pytestmark = pytest.mark.slow  # starts and kills processes for minutes
+
+
+class Clock:
+    """A fake clock, whose sleep returns at once."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        """Return the fake time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance the fake time."""
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Replace the clock of the retries."""
+    clock = Clock()
+    monkeypatch.setattr(retry, "time", clock)
+    return clock
+
+
+class Failing:
+    """An action that fails with the given errors in turn before it succeeds."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.attempts = errors, 0
+
+    def __call__(self) -> str:
+        """Fail with the next error, or succeed."""
+        self.attempts += 1
+        if self.attempts <= len(self.errors):
+            raise self.errors[self.attempts - 1]
+        return "done"
+
+
+TRANSIENT_ERRORS = {
+    "reset": ConnectionResetError(errno.ECONNRESET, "reset by peer"),
+    "timeout": TimeoutError("timed out"),
+    "input/output": OSError(errno.EIO, "input/output error"),
+    "unnamed": OSError("SlowDown: please reduce your request rate"),
+    "botocore": EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
+    "aiohttp": ServerDisconnectedError(),
+    "unreachable": StoreUnreachableError("s3://runs/x cannot be reached"),
+}
+
+
+@pytest.mark.parametrize("error", TRANSIENT_ERRORS.values(), ids=TRANSIENT_ERRORS.keys())
+def test_transient_errors_are_retried_with_backoff(clock: Clock, error: Exception) -> None:
+    """Each wait is up to twice as long as the one before, up to a limit."""
+    action = Failing(*[error] * 10)
+    assert with_retries(action, "writing") == "done"
+    assert action.attempts == 11
+    for number, wait in enumerate(clock.waits):
+        limit = min(retry.FIRST_RETRY_WAIT_SECONDS * 2**number, retry.MAX_RETRY_WAIT_SECONDS)
+        assert limit / 2 <= wait <= limit
+    assert len(set(clock.waits)) == 10, "many workers must not retry at the same moment"
+
+
+def test_retries_end(clock: Clock) -> None:
+    """They end after about the given time; the error says how long, and what to do."""
+    action = Failing(*[ConnectionResetError("gone")] * 1000)
+    with pytest.raises(StoreError, match=r"^maps/0001 of s3://runs/x has failed for (\d+) s: gone"):
+        with_retries(action, "maps/0001 of s3://runs/x", timeout=50)
+    assert 35 <= clock.now <= 50
+    assert action.attempts == len(clock.waits) + 1 > 5
+    action = Failing(*[ConnectionResetError("gone")] * 1000)
+    with pytest.raises(StoreError, match="Check the store, then resume the run"):
+        with_retries(action, "maps/0001")
+    assert action.attempts < 40
+
+
+PERMANENT_ERRORS: dict[str, tuple[Exception, type[Exception], str]] = {
+    "missing": (FileNotFoundError("no such"), StoreError, "maps failed: no such. Check the URL"),
+    "forbidden": (PermissionError("403"), StoreError, "maps failed: 403. .* your permissions"),
+    "a folder": (IsADirectoryError("a folder"), StoreError, "maps failed: a folder"),
+    "full": (
+        OSError(errno.ENOSPC, "No space left on device"),
+        StoreError,
+        "maps cannot be written: .*No space left on device. Free some space, then resume the run",
+    ),
+    "quota": (OSError(errno.EDQUOT, "Quota exceeded"), StoreError, "Free some space, then resume"),
+    "read-only": (OSError(errno.EROFS, "Read-only"), StoreError, "Read-only. .*your permissions"),
+    "RescnetError": (StoreError("as it is"), StoreError, "^as it is$"),
+    "RescnetError, data": (DataError("as it is"), DataError, "^as it is$"),
+    "bug": (KeyError("x"), KeyError, "^'x'$"),
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"), PERMANENT_ERRORS.values(), ids=PERMANENT_ERRORS.keys()
+)
+def test_permanent_errors_are_raised_at_once(
+    clock: Clock, error: Exception, kind: type[Exception], words: str
+) -> None:
+    """They are not retried; those of a store become a StoreError that says what to do."""
+    action = Failing(error)
+    with pytest.raises(kind, match=words):
+        with_retries(action, "maps")
+    assert (action.attempts, clock.waits) == (1, [])
+
+
+def test_transient_store_failures_change_no_bit(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault_free_model: Model
+) -> None:
+    """Every third write of a chunk fails once, after wrong values were written."""
+    write, calls = chunks.write_region, iter(range(10_000))
+
+    def fail(array: Any, start: int, values: Any) -> None:
+        if next(calls) % 3 == 1:
+            write(array, start, np.zeros_like(values))
+            raise ConnectionResetError("gone")
+        write(array, start, values)
+
+    monkeypatch.setattr(chunks, "write_region", fail)
+    monkeypatch.setattr(retry, "FIRST_RETRY_WAIT_SECONDS", 0.01)
+    events: list[Event] = []
+    fit(tmp_path / "run", listeners=[events.append])
+    assert next(calls) > 50
+    assert get_retry_reasons(events) == []
+    assert_same_bits(read_model(tmp_path / "run"), fault_free_model)
+    assert verify_run(tmp_path / "run") == []
