@@ -36,7 +36,22 @@ def expand_page(_app: Any, _page: str, source: list[str]) -> None:
     source[0] = expand(source[0])
 
 
+def escape_bars(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
+    """Escape the bars of absolute values in docstrings, which docutils takes for substitutions."""
+    lines[:] = [
+        line if "``" in line or line.lstrip().startswith((">>>", "|")) else line.replace("|", r"\|")
+        for line in lines
+    ]
+
+
+def skip_routing(_app: Any, _what: str, name: str, _thing: Any, skip: bool, _options: Any) -> bool:
+    """Leave out the methods that scikit-learn adds for metadata routing, with its own references."""
+    return skip or re.fullmatch(r"(set_\w+_request|get_metadata_routing)", name) is not None
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Register the extension."""
     app.connect("source-read", expand_page)
+    app.connect("autodoc-process-docstring", escape_bars)
+    app.connect("autodoc-skip-member", skip_routing)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
