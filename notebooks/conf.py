@@ -27,7 +27,7 @@ extensions = [
 extensions += sorted(path.stem for path in (HERE / "_ext").glob("[!_]*.py"))
 
 language = "en"
-exclude_patterns = ["_ext", "results/compared", "**/.ipynb_checkpoints", "build"]
+exclude_patterns = ["_ext", "results", "**/.ipynb_checkpoints", "build"]
 suppress_warnings = ["mystnb.unknown_mime_type"]  # widgets, which the stored outputs also have as text
 
 # Markdown and notebooks -------------------------------------------------------------------------
