@@ -16,6 +16,7 @@ import io
 import re
 import typing
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -35,20 +36,26 @@ def code(value: Any) -> str:
     return f"`{text}`" if text else ""
 
 
+def line(text: str) -> str:
+    """Return text as one line of Markdown: markup is escaped, options are inline code."""
+    text = re.sub(r"(?<![\w`-])(--[a-z][a-z-]*)(?![\w`])", r"`\1`", " ".join(text.split()))
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(p if p[:1] == "`" else re.sub(r"([*_<>\[\]])", r"\\\1", p) for p in parts)
+
+
 def cell(text: str) -> str:
-    """Return text as one table cell: a single line, with pipes, asterisks and brackets escaped."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    escaped = [
-        part.replace("|", "\\|") if part.startswith("`") else re.sub(r"([|*_<>\[\]])", r"\\\1", part)
-        for part in parts
-    ]
-    return "".join(escaped)
+    """Return text as one table cell."""
+    return line(text).replace("|", "\\|")
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Return a Markdown table; empty columns are left out."""
     kept = [n for n in range(len(header)) if any(row[n] for row in rows)]
-    lines = [[header[n] for n in kept], ["---"] * len(kept), *([row[n] for n in kept] for row in rows)]
+    lines = [
+        [header[n] for n in kept],
+        ["---"] * len(kept),
+        *([row[n] for n in kept] for row in rows),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -89,7 +96,11 @@ def prose(text: str) -> str:
         if paragraph.startswith((" ", ">>>")):
             paragraphs.append(f"```text\n{paragraph}\n```")
         else:
-            paragraphs.append(re.sub(r"(?<!`)([*_<])(?!`)", r"\\\1", paragraph) if "`" not in paragraph else paragraph)
+            paragraphs.append(
+                re.sub(r"(?<!`)([*_<])(?!`)", r"\\\1", paragraph)
+                if "`" not in paragraph
+                else paragraph
+            )
     return "\n\n".join(paragraphs)
 
 
@@ -118,7 +129,9 @@ def _below(
 
 def option_names(option: click.Option) -> list[str]:
     """Return all spellings of an option, the long ones first."""
-    return sorted([*option.opts, *option.secondary_opts], key=lambda name: not name.startswith("--"))
+    return sorted(
+        [*option.opts, *option.secondary_opts], key=lambda name: not name.startswith("--")
+    )
 
 
 def cli_markdown() -> str:
@@ -140,11 +153,16 @@ def _command(
     yield _help(command.help or "")
     if isinstance(command, click.Group):
         rows = [
-            (f"[`{name} {member}`](#{anchor('cli', name, member)[1:-2]})", cell(_first(command, member, context)))
+            (
+                f"[`{name} {member}`](#{anchor('cli', name, member)[1:-2]})",
+                cell(_first(command, member, context)),
+            )
             for member in command.list_commands(context)
         ]
         yield table(("command", "description"), rows)
     options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    if "filters" not in {option.name for option in options}:
+        spec_fields = set()  # a few commands have a few options of the same names only
     own = [option for option in options if option.name not in spec_fields]
     of_specs = [option for option in options if option.name in spec_fields]
     if own:
@@ -172,13 +190,8 @@ def _help(text: str) -> str:
                 block = "\n".join([title, *lines])
                 paragraphs.append(f"```text\n{block}\n```")
         else:
-            paragraphs.append(_markdown_line(paragraph))
+            paragraphs.append(line(paragraph))
     return "\n\n".join(paragraphs)
-
-
-def _markdown_line(text: str) -> str:
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    return "".join(p if p.startswith("`") else re.sub(r"([*_<>\[\]])", r"\\\1", p) for p in parts)
 
 
 def _options(options: list[click.Option], context: click.Context) -> str:
@@ -186,31 +199,33 @@ def _options(options: list[click.Option], context: click.Context) -> str:
     for option in options:
         names = ", ".join(code(name) for name in option_names(option))
         text, default = option.help or "", _default(option, context)
-        if found := re.search(r"\s*\[default: (.*?)\]\s*", text):  # some helps name it themselves
-            text, default = text.replace(found[0], " ").strip(), default or cell(found[1])
-        if option.required:
-            default = "required"
-        rows.append((names, _value(option, context), default, cell(text)))
-    return table(("option", "value", "default", "description"), rows)
+        if found := re.search(r"\s*\[default: (.*?)\]\s*", text):  # some help texts name it
+            text, default = text.replace(found[0], " ").strip(), default or line(found[1])
+        notes = ["Required."] if option.required else [f"Default: {default}."] if default else []
+        text = ". ".join([cell(text), *notes]) if text and notes else cell(text) or "".join(notes)
+        rows.append((f"{names} {_value(option, context)}".strip(), text))
+    return table(("option", "description"), rows)
 
 
 def _value(option: click.Option, context: click.Context) -> str:
+    """Return what an option takes: nothing, one of some words, or a value of a kind."""
     if option.is_flag or option.count:
         return ""
     if isinstance(option.type, click.Choice):
-        return ", ".join(code(choice) for choice in option.type.choices)
+        return "<br>" + " \\| ".join(code(choice) for choice in option.type.choices)
     shown = option.make_metavar(context)
     bounds = ""
     if isinstance(option.type, click.IntRange | click.FloatRange):
-        bounds = option.type._describe_range()
-    return code(shown.removesuffix(" RANGE")) + (f", {code(bounds)}" if bounds else "")
+        low, high = option.type.min, option.type.max
+        limits = [f"≥ {low}"] * (low is not None) + [f"≤ {high}"] * (high is not None)
+        bounds = f" {', '.join(limits)}"
+    return f"*{shown.removesuffix(' RANGE')}*{bounds}"
 
 
 def _default(option: click.Option, context: click.Context) -> str:
     value = option.get_default(context, call=False)
-    if option.is_flag or not option.show_default or value is None or callable(value):
-        return ""
-    return code(value) if isinstance(value, str | int | float) else ""
+    known = isinstance(value, str | int | float) and not option.is_flag
+    return code(value) if known else ""
 
 
 # specs ------------------------------------------------------------------------------------------
@@ -249,7 +264,9 @@ def _spec(spec: Any) -> str:
         )
     title = f"{anchor('spec', spec.table)}\n## {spec.__name__}"
     text = f"Table `[{spec.table}]` of a TOML file."
-    return "\n\n".join([title, text, table(("field and option", "type", "default", "description"), rows)])
+    return "\n\n".join(
+        [title, text, table(("field and option", "type", "default", "description"), rows)]
+    )
 
 
 def _type(hint: Any) -> str:
@@ -375,10 +392,9 @@ def _hint(hint: Any) -> str:
 def error_classes() -> list[type]:
     """Return the exceptions of `rescnet_dist.errors`, each after its base."""
     module = import_module("rescnet_dist.errors")
-    found = [
-        value for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == module.__name__
-    ]  # fmt: skip
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [kind for kind in classes if kind.__module__ == module.__name__]
+    found = [kind for kind in own if issubclass(kind, Exception)]
     return sorted(found, key=lambda kind: [c.__name__ for c in reversed(_line(kind, found))])
 
 
@@ -406,19 +422,19 @@ def errors_markdown() -> str:
     rows = []
     for kind in known:
         depth = len(_line(kind, known)) - 1
-        bases = [b.__name__ for b in kind.__bases__ if b not in known]
-        text = split_docstring(kind)[0].split("\n\n")[0]
-        rows.append(
-            (
-                "&emsp;" * depth + f"[`{kind.__name__}`](#{anchor('error', kind.__name__)[1:-2]})",
-                ", ".join(code(name) for name in bases),
-                "yes" if kind.__name__ in public else "",
-                code(exit_code(kind)),
-                cell(text),
-            )
-        )
-    header = ("exception", "also a", "in `rescnet_dist`", "exit code", "meaning")
-    return table(header, rows)
+        bases = [f"{b.__module__.removeprefix('builtins')}.{b.__name__}".lstrip(".")
+                 for b in kind.__bases__ if b not in known]  # fmt: skip
+        text = cell(split_docstring(kind)[0].split("\n\n")[0])
+        text += f" Also a {' and '.join(code(name) for name in bases)}." if bases else ""
+        link = f"[`{kind.__name__}`](#{anchor('error', kind.__name__)[1:-2]})"
+        rows.append(("&emsp;" * depth + link, code(exit_code(kind)), text))
+    exported = ", ".join(code(kind.__name__) for kind in known if kind.__name__ in public)
+    return "\n\n".join(
+        [
+            f"Exported by `rescnet_dist` itself: {exported}.",
+            table(("exception", "exit code", "meaning"), rows),
+        ]
+    )
 
 
 # the API ----------------------------------------------------------------------------------------
@@ -451,11 +467,26 @@ def api_markdown(module: str) -> str:
         lines = [f".. currentmodule:: {module}", "", ".. autosummary::", "   :nosignatures:", ""]
         lines += [f"   {name}" for name in members]
         for name in members:
-            lines += ["", f".. {directive[title]}:: {name}"]
+            lines += ["", f".. {directive[title]}:: {name}{_signature(names[name])}"]
             if title == "Classes":
                 lines += ["   :members:", "   :exclude-members: __init__, __new__"]
         parts.append("```{eval-rst}\n" + "\n".join(lines) + "\n```")
     return "\n\n".join(parts)
+
+
+def _signature(value: Any) -> str:
+    """Return the signature of a dataclass by its fields, as a base class may hide it; else none."""
+    if not dataclasses.is_dataclass(value):
+        return ""
+    shown = []
+    for field in dataclasses.fields(value):
+        if field.init:
+            plain = isinstance(field.default, str | int | float | tuple | type(None))
+            missing = field.default is dataclasses.MISSING
+            factory = field.default_factory is not dataclasses.MISSING
+            default = "" if missing and not factory else f"={field.default!r}" if plain else "=..."
+            shown.append(field.name + default)
+    return f"({', '.join(shown)})"
 
 
 def _value_text(value: Any) -> str:
@@ -478,6 +509,7 @@ def part_of(path: Path) -> str:
     return path.relative_to(package_folder()).parts[0].removesuffix(".py")
 
 
+@cache
 def part_imports() -> dict[str, set[str]]:
     """Return the parts of the package that each part imports, by its source, wherever in a file."""
     root, found = package_folder(), dict[str, set[str]]()
@@ -492,7 +524,11 @@ def part_imports() -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return {
-        part: {pieces[1] for name in names if (pieces := name.split("."))[0] == "rescnet_dist" and len(pieces) > 1}
+        part: {
+            pieces[1]
+            for name in names
+            if (pieces := name.split("."))[0] == "rescnet_dist" and len(pieces) > 1
+        }
         & parts - {part}
         for part, names in found.items()
     }
@@ -522,7 +558,8 @@ def import_diagram() -> str:
     """Return an SVG of the parts of the package, importers above what they import."""
     imports = part_imports()
     levels = part_levels(imports)
-    width, box, gap, row = 760, (92, 30), 14, 66
+    box, gap, row = (104, 32), 66, 68
+    width = max(map(len, levels)) * (box[0] + gap) + gap
     height = row * len(levels)
     at: dict[str, tuple[float, float]] = {}
     for number, parts in enumerate(levels):
@@ -543,8 +580,8 @@ def import_diagram() -> str:
         boxes.append(
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{box[0]}" height="{box[1]}" rx="5" '
             'fill="var(--pst-color-surface, #f3f4f5)" stroke="currentColor"/>'
-            f'<text x="{x + box[0] / 2:.0f}" y="{y + 20:.0f}" text-anchor="middle" '
-            f'font-size="13" fill="currentColor">{html.escape(part)}</text>'
+            f'<text x="{x + box[0] / 2:.0f}" y="{y + 21:.0f}" text-anchor="middle" '
+            f'font-size="15" fill="currentColor">{html.escape(part)}</text>'
         )
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" style="max-width:100%;height:auto" '

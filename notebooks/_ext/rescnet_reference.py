@@ -7,8 +7,8 @@ A fence such as
 
 is replaced by the Markdown of `_reference_text.cli_markdown` before the page is parsed, so that
 headings, links and the table of contents work as in hand-written text. What follows the name is
-passed on, as in ```{rescnet-api} rescnet_dist.kernels. sphinx-click would do for the commands alone;
-it has no tables, does not know of specs, events and errors, and needs Sphinx to be tested.
+passed on, as in ```{rescnet-api} rescnet_dist.kernels. sphinx-click would do for the commands
+alone; it makes no tables, does not know of specs, events and errors, and needs Sphinx in tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 
 import _reference_text
 
-FENCE = re.compile(r"^```\{(?P<name>rescnet-[\w-]+)\}[ \t]*(?P<argument>\S*)[ \t]*\n```[ \t]*$", re.MULTILINE)
+FENCE = re.compile(
+    r"^```\{(?P<name>rescnet-[\w-]+)\}[ \t]*(?P<argument>\S*)[ \t]*\n```[ \t]*$", re.MULTILINE
+)
 
 
 def expand(text: str) -> str:
@@ -36,7 +38,9 @@ def expand_page(_app: Any, _page: str, source: list[str]) -> None:
     source[0] = expand(source[0])
 
 
-def escape_bars(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
+def escape_bars(
+    _app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]
+) -> None:
     """Escape the bars of absolute values in docstrings, which docutils takes for substitutions."""
     lines[:] = [
         line if "``" in line or line.lstrip().startswith((">>>", "|")) else line.replace("|", r"\|")
@@ -45,7 +49,7 @@ def escape_bars(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, l
 
 
 def skip_routing(_app: Any, _what: str, name: str, _thing: Any, skip: bool, _options: Any) -> bool:
-    """Leave out the methods that scikit-learn adds for metadata routing, with its own references."""
+    """Leave out the methods that scikit-learn adds for metadata routing, with its own links."""
     return skip or re.fullmatch(r"(set_\w+_request|get_metadata_routing)", name) is not None
 
 
