@@ -32,7 +32,8 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), link
         assert target.is_relative_to(ROOT), link
-        if anchor and target.suffix in (".md", ".ipynb"):
+        generated = target.parent.name == "reference"  # Sphinx checks anchors in what it generates
+        if anchor and not generated and target.suffix in (".md", ".ipynb"):
             assert anchor in anchors(target), link
 
 
