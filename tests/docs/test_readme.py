@@ -125,7 +125,7 @@ def test_shell_blocks_parse(page: Path) -> None:
         done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         for line in block.replace("\\\n", " ").splitlines():
-            if found := re.search(r"\brescnet (.+)", line.split("  #")[0]):
+            if found := re.search(r"\brescnet (.+)", re.split(r"(?:^|\s)#", line)[0]):
                 check_command(found[1])
 
 
