@@ -11,7 +11,14 @@ import pytest
 
 from tests.docs.pages import BOOK, ROOT
 
-NEEDED = ("sphinx", "myst_nb", "numpydoc", "pydata_sphinx_theme", "sphinx_copybutton", "sphinx_design")
+NEEDED = (
+    "sphinx",
+    "myst_nb",
+    "numpydoc",
+    "pydata_sphinx_theme",
+    "sphinx_copybutton",
+    "sphinx_design",
+)
 PAGES = [
     "index.html",
     "start/own-images.html",

@@ -1,6 +1,6 @@
 """The code blocks of the README and of the book's pages run as they stand.
 
-Blocks marked `python` and `bash` run. Blocks marked `sh` need a GPU, a cluster or data of the reader:
+Blocks marked `python` and `bash` run. Blocks marked `sh` need a GPU, a cluster or the reader's data:
 they are parsed, and the options in them are looked up.
 """
 
@@ -23,7 +23,10 @@ from tests.docs.pages import BOOK, README, book_pages, code_blocks
 INTERRUPT = "timeout --preserve-status --signal INT 10"
 # in this order: the later pages load the runs of the earlier ones
 PYTHON_PAGES = [
-    *(BOOK / "start" / f"{name}.md" for name in ("own-images", "choosing-settings", "not-learning")),
+    *(
+        BOOK / "start" / f"{name}.md"
+        for name in ("own-images", "choosing-settings", "not-learning")
+    ),
     *(
         BOOK / "guide" / f"{name}.md"
         for name in ("data", "augmentation", "training", "planning", "watching", "predicting")
