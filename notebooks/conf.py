@@ -83,6 +83,10 @@ linkcheck_workers = 4
 linkcheck_retries = 2
 linkcheck_anchors = True
 linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]
-linkcheck_ignore = [r"http://127\.0\.0\.1.*", r"http://localhost.*", r"https?://hub\.example\.org.*"]
+linkcheck_ignore = [
+    r"http://127\.0\.0\.1.*",
+    r"http://localhost.*",
+    r"https?://hub\.example\.org.*",
+]
 if os.environ.get("BOOK_OFFLINE"):
     linkcheck_ignore.append(r"https?://.*")

@@ -1,6 +1,6 @@
 """The code blocks of the README and of the book's pages run as they stand.
 
-Blocks marked `python` and `bash` run. Blocks marked `sh` need a GPU, a cluster or the reader's data:
+Blocks marked `python` and `bash` run. Blocks marked `sh` need a GPU, a cluster or other data:
 they are parsed, and the options in them are looked up.
 """
 
