@@ -43,7 +43,7 @@ PYTHON_PAGES = [
 SAME_AS_TRAINING = BOOK / "how-it-works/formats.md"  # the same lines, on a run of the command line
 BASH_PAGES = [
     BOOK / "guide" / f"{name}.md"
-    for name in ("data", "augmentation", "training", "watching", "predicting", "clusters")
+    for name in ("data", "augmentation", "training", "watching", "clusters")
 ]
 PAGES = [README, *book_pages()]
 
