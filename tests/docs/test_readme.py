@@ -1,40 +1,119 @@
-"""The README's code blocks run as they stand, one after another."""
+"""The code blocks of the README and of the book's pages run as they stand.
+
+Blocks marked `python` and `bash` run. Blocks marked `sh` need a GPU, a cluster or other data:
+they are parsed, and the options in them are looked up.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
+import numpy as np
 import pytest
+from PIL import Image
 
-README = Path(__file__).parents[2] / "README.md"
+from rescnet_dist.cli import main
+from tests.docs.pages import BOOK, README, book_pages, code_blocks
+
 INTERRUPT = "timeout --preserve-status --signal INT 10"
-
-
-def blocks(language: str) -> list[str]:
-    """The README's fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
-
-
-def test_python_blocks_run(tmp_path: Path) -> None:
-    """All Python blocks, in order, as one script."""
-    script = tmp_path / "readme.py"
-    body = "\n".join(blocks("python"))
-    script.write_text(
-        "def main():\n" + re.sub("^", "    ", body, flags=re.MULTILINE) + "\n\n"
-        'if __name__ == "__main__":\n    main()\n'
+# in this order: the later pages load the runs of the earlier ones
+PYTHON_PAGES = [
+    BOOK / f"{name}.md"
+    for name in (
+        "start/own-images",
+        "start/choosing-settings",
+        "start/not-learning",
+        "guide/data",
+        "guide/augmentation",
+        "guide/training",
+        "guide/planning",
+        "guide/watching",
+        "guide/predicting",
+        "reference/spec",
+        "reference/api",
+        "reference/errors",
+        "reference/events",
     )
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+]
+SAME_AS_TRAINING = BOOK / "how-it-works/formats.md"  # the same lines, on a run of the command line
+BASH_PAGES = [
+    BOOK / "guide" / f"{name}.md"
+    for name in ("data", "augmentation", "training", "watching", "clusters")
+]
+PAGES = [README, *book_pages()]
+
+
+def page_name(page: Path) -> str:
+    """Return the name of a page for the list of tests."""
+    return page.stem if page == README else str(page.relative_to(BOOK).with_suffix(""))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with PNG files of two classes, of different sizes, in photos/split/class/."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 30), ("test", 10)):
+        for shape, size in (("wide", (40, 60)), ("tall", (60, 40))):
+            folder = tmp_path / "photos" / split / shape
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 100, (*size, 3))
+                bar = np.s_[:, 10:20] if shape == "tall" else np.s_[10:20]
+                pixels[bar] += 120
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:03}.png")
+    return tmp_path
+
+
+def run_script(pages: list[Path], folder: Path) -> str:
+    """Run the Python blocks of pages, each page as one function, in one process in a folder."""
+    script = folder / "pages.py"
+    parts = []
+    for number, page in enumerate(pages):
+        body = "\n".join(code_blocks(page, "python"))
+        assert body, page
+        parts.append(f"def page_{number}():\n" + re.sub("^", "    ", body, flags=re.MULTILINE))
+    calls = "\n".join(f"    page_{number}()" for number in range(len(pages)))
+    script.write_text("\n\n".join([*parts, f'if __name__ == "__main__":\n{calls}\n']))
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "networks/digits/zarr.json").exists()
+    return done.stdout
+
+
+def test_python_of_the_readme_runs(photos: Path) -> None:
+    """On a folder of images, from the import to a prediction."""
+    printed = run_script([README], photos)
+    found = re.search(r"test accuracy ([\d.]+)", printed)
+    assert found
+    assert float(found[1]) >= 0.9
+    assert re.search(r"\['\w+'", printed)
+
+
+def test_python_of_the_book_runs(photos: Path) -> None:
+    """All pages in one folder."""
+    run_script(PYTHON_PAGES, photos)
+    assert (photos / "networks/digits/zarr.json").exists()
+
+
+def test_every_page_with_python_is_run() -> None:
+    """A new page is added to the list above."""
+    found = {page for page in book_pages() if code_blocks(page, "python")}
+    assert found - {SAME_AS_TRAINING} == {*PYTHON_PAGES}
 
 
 def test_command_blocks_run(tmp_path: Path) -> None:
-    """All `rescnet` commands, in order, in one shell; the two that install are CI's own."""
-    commands = [block for block in blocks("bash") if block.startswith("rescnet")]
-    assert commands
+    """All `rescnet` commands of the book, in order, in one shell."""
+    commands = [
+        block
+        for page in BASH_PAGES
+        for block in code_blocks(page, "bash")
+        if block.startswith("rescnet")
+    ]
+    assert len(commands) >= len(BASH_PAGES)
     # which serves until it is interrupted
     commands = [c.replace("rescnet dashboard", f"{INTERRUPT} rescnet dashboard") for c in commands]
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -50,8 +129,33 @@ def test_command_blocks_run(tmp_path: Path) -> None:
     assert "after layer 2" in done.stdout
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_shell_blocks_parse(page: Path) -> None:
+    """Every block of a shell is valid Bash, and every `rescnet` command in it has its options."""
+    for block in (*code_blocks(page, "sh"), *code_blocks(page, "bash")):
+        done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := re.search(r"\brescnet (.+)", re.split(r"(?:^|\s)#", line)[0]):
+                check_command(found[1])
+
+
+def check_command(line: str) -> None:
+    """Fail if a command line of `rescnet` names a command or an option that there is not."""
+    words = shlex.split(re.split(r"[;|>&]", line)[0])
+    command: click.Command = main
+    context = click.Context(main)
+    while isinstance(command, click.Group) and words:
+        found = command.get_command(context, words.pop(0))
+        assert found, line
+        command = found
+    known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+    known |= {"-h", "--help"}
+    assert {word for word in words if re.match(r"--?[a-z]", word)} <= known, line
+
+
 @pytest.mark.parametrize("word", ["rescnet train", "pytest"])
 def test_the_two_commands_are_there(word: str) -> None:
     """Each of the two commands makes its own environment and installs into it."""
-    lines = [block for block in blocks("bash") if block.startswith("python3 -m venv .venv")]
+    lines = [b for b in code_blocks(README, "bash") if b.startswith("python3 -m venv .venv")]
     assert any(word in line and "pip install" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Results: one command makes each, what it writes is so, and the README's table tells the same."""
+"""Results: one command makes each, what it writes is so, and the page of results shows the same."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests.presets import IMAGES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "notebooks/results/make.py"
+PAGE = ROOT / "notebooks/results.md"
 COMPARED = sorted((SCRIPT.parent / "compared").glob("*.json"))
 STORED = sorted(SCRIPT.parent.glob("*.json"))
 SMALL = ("--filters", "4", "--block", "14", "--stride", "14")
@@ -130,7 +131,7 @@ def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_digits_are_made_again(tmp_path: Path) -> None:
-    """By the command of the README, in a process of its own with its own workers: the same
+    """By the command of that page, in a process of its own with its own workers: the same
     accuracies, of the same data, as are stored."""
     done = subprocess.run(
         [sys.executable, SCRIPT, "digits", "--into", tmp_path], cwd=tmp_path, capture_output=True
@@ -299,9 +300,9 @@ def test_results_name_no_place_of_a_machine(path: Path) -> None:
     assert not re.search(r"/tmp|/work|/root|/home|/Users", path.read_text())
 
 
-def test_the_readme_shows_the_results(script: Any) -> None:
+def test_the_page_shows_the_results(script: Any) -> None:
     """Its table is what `make.py --table` prints now, and it names those that can be made."""
-    text = (ROOT / "README.md").read_text()
+    text = PAGE.read_text()
     shown = TABLE.search(text)
     assert shown
     assert all(f"`{name}`" in text for name in script.RESULTS)
@@ -310,8 +311,8 @@ def test_the_readme_shows_the_results(script: Any) -> None:
 
 
 def test_all_other_runs_are_told_of() -> None:
-    """Each run at full size, those of the README's table and others, as it is stored."""
-    lines = (SCRIPT.parent / "README.md").read_text().splitlines()
+    """Each run at full size, those of the table of results and others, as it is stored."""
+    lines = PAGE.read_text().splitlines()
     stored = [path for path in (*STORED, *COMPARED) if path.stem != "digits"]
     rows = {compared_row(json.loads(path.read_text()), path) for path in stored}
     assert rows == {line for line in lines if line.startswith("| [`")}
@@ -331,7 +332,7 @@ def compared_row(result: dict[str, Any], path: Path) -> str:
     )
     mark = "**" if path.parent == SCRIPT.parent else ""
     cells = " | ".join(f"{mark}{value}{mark}" for value in values)
-    return f"| [`{result['name']}`]({path.relative_to(SCRIPT.parent)}) | {cells} |"
+    return f"| [`{result['name']}`]({path.relative_to(PAGE.parent)}) | {cells} |"
 
 
 def test_what_is_told_of_held_out_images_is_so() -> None:
