@@ -785,7 +785,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     """And with all there are."""
     message = said(lambda: fetch_dataset("cifar-10"))
     assert "'cifar-10'" in message
-    assert "did you mean 'cifar10'?" in message
+    assert "Did you mean 'cifar10'?" in message
     assert "Known: cifar10, cifar100, fashion-mnist, mnist, tiny-imagenet" in message
 
 

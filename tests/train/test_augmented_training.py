@@ -185,7 +185,7 @@ def test_a_saved_network_knows_how_it_was_augmented(client: Client, tmp_path: Pa
     loaded = ResCNetClassifier.load(tmp_path / "network")
     np.testing.assert_array_equal(loaded.predict(X, augment=2), clf.predict(X, augment=2))
     plain = fit(tmp_path / "plain", augment=None)
-    with pytest.raises(SpecError, match=r"augment=2 asks for copies .* trained without: give an"):
+    with pytest.raises(SpecError, match=r"augment=2 asks for copies .* trained without copies\. Pass an"):
         plain.predict(X, augment=2)
 
 

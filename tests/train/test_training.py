@@ -434,7 +434,7 @@ def test_a_network_of_an_unfinished_run_is_that_of_its_finished_layers(
     assert ResCNetClassifier.load(store).depth_ == 2
     with pytest.raises(Interrupted):
         fit(tmp_path / "none", listeners=[raise_at("grow", 1, Interrupted())])
-    with pytest.raises(ValueError, match="no finished layer yet: resume it first"):
+    with pytest.raises(ValueError, match=r"no finished layer yet\. Resume it first"):
         ResCNetClassifier.load(tmp_path / "none")
 
 

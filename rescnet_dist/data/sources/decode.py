@@ -43,7 +43,7 @@ class Wanted:
             raise SpecError(f"resize={self.resize}: sides must be from 1 to 10000 pixels")
         if self.channels not in (None, *CHANNELS):
             raise SpecError(
-                f"channels={self.channels!r} is unknown: {suggest_name(str(self.channels), CHANNELS)}"
+                f"channels={self.channels!r} is unknown. {suggest_name(str(self.channels), CHANNELS)}"
             )
 
 
