@@ -159,7 +159,7 @@ def test_events_and_plan_count_copies(client: Client, tmp_path: Path) -> None:
     told = plan(X, Y, SPEC, run=run, augment=COPIES, measure=False)
     plain = plan(X, Y, SPEC, run=run, measure=False)
     assert told.plan.images == 480
-    assert "3 copies of each to train on among them" in str(told)
+    assert "including 3 copies of each training image" in str(told)
     image_bytes = X.nbytes
     assert told.traffic.written == 4 * plain.traffic.written
     assert told.traffic.read - 4 * (plain.traffic.read - image_bytes) == image_bytes
@@ -185,7 +185,7 @@ def test_a_saved_network_knows_how_it_was_augmented(client: Client, tmp_path: Pa
     loaded = ResCNetClassifier.load(tmp_path / "network")
     np.testing.assert_array_equal(loaded.predict(X, augment=2), clf.predict(X, augment=2))
     plain = fit(tmp_path / "plain", augment=None)
-    with pytest.raises(SpecError, match=r"augment=2 asks for copies .* trained without copies\. Pass an"):
+    with pytest.raises(SpecError, match=r"augment=2 asks for copies .* without copies\. Pass an"):
         plain.predict(X, augment=2)
 
 

@@ -462,7 +462,7 @@ def test_where_maps_wait_is_told_when_it_changes(
         main, ["resume", str(tmp_path / "run"), "--max-layers", "7", "--maps", "store"]
     )
     lines = [line for line in shown.output.splitlines() if line.startswith("maps ")]
-    assert [line.split(None, 1)[1] for line in lines] == ['in the store, as maps="store" says']
+    assert [line.split(None, 1)[1] for line in lines] == ['in the store because maps="store"']
 
 
 def test_a_layer_that_begins_without_workers_is_told_to_go_to_the_store(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ def test_a_layer_that_begins_without_workers_is_told_to_go_to_the_store(tmp_path
             listeners=[lambda e: isinstance(e, MapsPlaced) and told.append(e)],
         )  # fmt: skip
     assert [(e.layer, e.in_memory) for e in told] == [(2, False), (3, True)]
-    assert told[0].reason == "in the store, as no worker is there yet"
+    assert told[0].reason == "in the store because no worker has joined yet"
 
 
 def test_a_change_that_contradicts_the_run_is_refused(client: Client, tmp_path: Path) -> None:

@@ -519,7 +519,7 @@ def test_a_scheduler_that_dies_is_named_and_the_run_resumes_elsewhere(
         listener = when(moment, 2, lambda: started.kill(scheduler))
         with pytest.raises(ClusterLostError) as caught:
             fit(store, listeners=[listener])
-    for words in ("the connection to the Dask scheduler was lost", "kept", "resume the run"):
+    for words in ("connection to the Dask scheduler was lost", "kept", "resume the run"):
         assert words in str(caught.value)
     assert verify_run(store) == []
     assert len(RunStore.open(store).commits()) in (2, 3)
@@ -546,7 +546,7 @@ def test_a_scheduler_that_dies_while_data_are_copied_leaves_nothing_behind(
     killer = threading.Thread(target=kill_while_copying)
     with dask.config.set(QUICKLY), Client(scheduler_file=str(file)):
         killer.start()
-        with pytest.raises(ClusterLostError, match="the connection to the Dask scheduler was lost"):
+        with pytest.raises(ClusterLostError, match="connection to the Dask scheduler was lost"):
             fit(store, slow)
     killer.join()
     assert not store.exists()

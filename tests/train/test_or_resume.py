@@ -217,7 +217,7 @@ def test_workers_too_small_for_the_plan_are_refused(
         resumed = CliRunner().invoke(main, ["resume", str(url)])
         for failed in (again, resumed):
             assert failed.exit_code == 2, failed.output
-            assert "the run goes on with the plan that it began with" in failed.output
+            assert "The run keeps the plan it started with" in failed.output
             assert "of each worker's 400 MiB may be used before Dask spills" in failed.output
             advised = re.search(r"workers of at least ([\d,]+) MiB, or of fewer", failed.output)
             assert advised, failed.output
@@ -332,7 +332,7 @@ def test_a_scheduler_that_comes_late_is_waited_for(
     """And so is its first worker, which comes later still; without --wait there is an error."""
     file = tmp_path / "scheduler.json"
     named = ("--scheduler-file", str(file))
-    assert "there is no scheduler file" in train(data_url, tmp_path / "run", *named).output
+    assert "There is no scheduler file" in train(data_url, tmp_path / "run", *named).output
 
     def start() -> None:
         time.sleep(1)
