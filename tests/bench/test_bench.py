@@ -71,7 +71,7 @@ def test_a_chart_needs_a_folder_that_is_there(tmp_path: Path) -> None:
     """Which is told at once, too."""
     failed = CliRunner().invoke(main, ["bench", "layer", "--chart", str(tmp_path / "no/x.png")])
     assert failed.exit_code == 2
-    assert "make it first" in failed.output
+    assert "Create it first" in failed.output
 
 
 @pytest.mark.slow
@@ -133,4 +133,4 @@ def test_unknown_cases_are_named() -> None:
     """With those that there are."""
     result = CliRunner().invoke(main, ["bench", "feature"])
     assert result.exit_code == 2
-    assert "there is no case 'feature': did you mean 'features'?" in result.output
+    assert "There is no case 'feature'. Did you mean 'features'?" in result.output

@@ -514,7 +514,7 @@ def test_the_command_tells_what_it_did_and_what_next(
     result = run("data", "import", spoiled, tmp_path / "out", "--on-error", "skip")
     assert result.exit_code == 0, result.output
     for words in (
-        *("17 to train, 9 to test", "8×6×3", "2 classes", "left out  4", BAD[0]),
+        *("17 to train, 9 to test", "8×6×3", "2 classes", "skipped   4", BAD[0]),
         f"next      rescnet data info {tmp_path / 'out'}",
     ):
         assert words in result.output
@@ -525,11 +525,11 @@ def test_files_that_are_passed_over_are_told(client: Client, photos: Path, tmp_p
     (photos / "train/cat/x.bmp").write_bytes(b"BM")
     result = run("data", "import", photos, tmp_path / "a")
     assert result.exit_code == 0, result.output
-    said = "passed over  1 file that is no PNG, JPEG or WebP image, such as train/cat/x.bmp\n"
+    said = "ignored   1 file that is no PNG, JPEG or WebP image, such as train/cat/x.bmp\n"
     assert said in result.output
     (photos / "test/dog/y.gif").write_bytes(b"GIF")
     result = run("data", "import", photos, tmp_path / "b")
-    said = "passed over  2 files that are no PNG, JPEG or WebP images, such as test/dog/y.gif\n"
+    said = "ignored   2 files that are no PNG, JPEG or WebP images, such as test/dog/y.gif\n"
     assert said in result.output
     outcome = json.loads(run("data", "import", photos, tmp_path / "c", "--json").stdout)
     assert outcome["passed_over"] == ["test/dog/y.gif", "train/cat/x.bmp"]
@@ -677,13 +677,13 @@ def test_info_tells_what_was_left_out(
     monkeypatch.setattr(importing, "MOST_NAMED", 3)
     import_dataset(spoiled, tmp_path / "out", client, on_error="skip")
     words = run("data", "info", tmp_path / "out").output
-    assert "left out  4 images, such as\n" in words
+    assert "skipped   4 images, such as\n" in words
     assert f"          {spoiled}/{BAD[0]}: it is no PNG, JPEG or WebP image\n" in words
     found = json.loads(run("data", "info", tmp_path / "out", "--json").stdout)
     assert found["skipped"] == 4
     assert [name for name, _ in found["skipped_images"]] == [f"{spoiled}/{bad}" for bad in BAD[:3]]
     import_dataset(tmp_path / "clean", tmp_path / "clean.zarr", client)
-    assert "left out" not in run("data", "info", tmp_path / "clean.zarr").output
+    assert "skipped" not in run("data", "info", tmp_path / "clean.zarr").output
 
 
 def test_info_has_nothing_to_say_against_good_images(client: Client, photos: Path) -> None:
@@ -740,7 +740,7 @@ def test_sheets_show_samples_and_copies(client: Client, photos: Path, tmp_path: 
     shown = pixels[top : top + 64 : scale, left : left + 6 * scale : scale]
     np.testing.assert_array_equal(shown, first)
     assert run("data", "preview", photos, "-o", sheet).exit_code == 2  # no copies to show
-    missing = f"a.png cannot be written: {tmp_path / 'none'} does not exist; create that folder"
+    missing = f"a.png cannot be written: {tmp_path / 'none'} does not exist. Create that folder"
     for command in (("preview", photos, *options[:-1]), ("info", photos, "--sheet")):
         result = run("data", *command, tmp_path / "none" / "a.png")
         assert result.exit_code == 2

@@ -220,4 +220,4 @@ def test_workers_that_are_too_small(
     driver = there.start_driver()
     wait_until(driver.ended.is_set, there)
     assert driver.exits == [0], driver.log
-    assert "going on after layer 1" in driver.log
+    assert "resuming after layer 1" in driver.log

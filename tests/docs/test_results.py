@@ -242,7 +242,7 @@ def test_what_cannot_be_made_is_refused(
     (tmp_path / "empty").mkdir()
     assert "there is no result in" in make(script, "--table", "--into", tmp_path / "empty").output
     missing = make(script, "digits", "--into", tmp_path / "no-folder" / "deep")
-    assert "create that folder" in missing.output
+    assert "Create that folder" in missing.output
     assert (tmp_path / "digits.json").read_text() == "{}"
 
 

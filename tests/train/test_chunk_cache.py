@@ -429,7 +429,7 @@ def test_a_run_that_has_all_its_layers_says_so(client: Client, tmp_path: Path) -
     fit(tmp_path / "run")
     result = CliRunner().invoke(main, ["resume", str(tmp_path / "run")])
     assert result.exit_code == 0
-    assert "all 7 layers are there: --max-layers 8 or more adds some" in result.stderr
+    assert "All 7 layers are finished. Add --max-layers 8 or more" in result.stderr
 
 
 def test_where_maps_wait_is_told_when_it_changes(

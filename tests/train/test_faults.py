@@ -606,7 +606,7 @@ def test_a_terminated_command_leaves_a_clean_run_and_says_how_to_go_on(
         finally:
             driver.kill()
     assert driver.returncode == 75, said
-    assert said.splitlines()[-1].startswith("terminated; go on with: ")
+    assert said.splitlines()[-1].startswith("terminated; resume with: ")
     assert said.splitlines()[-1].endswith(f"resume {store}")
     assert family
     _, alive = psutil.wait_procs(family, timeout=10)

@@ -22,8 +22,8 @@ from distributed import Client, LocalCluster
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
-from rescnet_dist.cli.options import CLUSTER_HELP, take_cluster
-from rescnet_dist.cli.signals import AGAIN, Terminated, terminated_by_signal
+from rescnet_dist.cli.options import CLUSTER_HELP, pop_cluster_options
+from rescnet_dist.cli.signals import LOST_EXCEPTION_SECONDS, Terminated, raise_on_signal
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.store import Claim, Location, RunStore
 
@@ -260,14 +260,14 @@ def test_a_terminated_driver_goes_on(started: Any, data_url: str, tmp_path: Path
 def test_a_signal_that_gets_lost_comes_again() -> None:
     """As one that comes while Python frees an object; but not while it is being answered."""
     answered = 0
-    with terminated_by_signal():
+    with raise_on_signal():
         with suppress(Terminated):
             signal.raise_signal(signal.SIGTERM)
         try:
             time.sleep(20)
         except Terminated:
             answered += 1
-            time.sleep(2.5 * AGAIN)  # cleaning up
+            time.sleep(2.5 * LOST_EXCEPTION_SECONDS)  # cleaning up
     assert answered == 1
 
 
@@ -284,7 +284,7 @@ def test_no_signal_comes_once_the_body_has_ended(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "kill", slowly)
     before = signal.getsignal(signal.SIGTERM)
-    with terminated_by_signal():
+    with raise_on_signal():
         with suppress(Terminated):
             signal.raise_signal(signal.SIGTERM)
         assert noticed.wait(20)
@@ -304,25 +304,25 @@ def flags(**given: Any) -> dict[str, Any]:
 def test_the_environment_names_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Dask's operator does; an option wins over it."""
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://there:8786")
-    assert take_cluster(flags()) == {"scheduler": "tls://there:8786"}
-    assert take_cluster(flags(gateway="https://g")) == {"gateway": "https://g"}
-    assert take_cluster(flags(wait="10m")) == {"scheduler": "tls://there:8786", "wait": 600}
+    assert pop_cluster_options(flags()) == {"scheduler": "tls://there:8786"}
+    assert pop_cluster_options(flags(gateway="https://g")) == {"gateway": "https://g"}
+    assert pop_cluster_options(flags(wait="10m")) == {"scheduler": "tls://there:8786", "wait": 600}
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "")
-    assert take_cluster(flags()) == {}
+    assert pop_cluster_options(flags()) == {}
 
 
 @pytest.mark.parametrize("wait", ["soon", "-1", "0", "inf", ""])
 def test_what_is_no_time_is_refused(wait: str) -> None:
     """By the option and the value."""
-    with pytest.raises(ClusterError, match=f"--wait {wait} is not a time: give it in seconds"):
-        take_cluster(flags(scheduler="tcp://there:8786", wait=wait))
+    with pytest.raises(ClusterError, match=f"--wait {wait} is not a time. Give it in seconds"):
+        pop_cluster_options(flags(scheduler="tcp://there:8786", wait=wait))
 
 
 def test_waiting_needs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedded one is there at once."""
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
     with pytest.raises(ClusterError, match="none is named"):
-        take_cluster(flags(wait="9"))
+        pop_cluster_options(flags(wait="9"))
 
 
 @pytest.mark.slow
