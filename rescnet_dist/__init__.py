@@ -37,7 +37,8 @@ __all__ = [
     "sheet",
 ]
 
-_MODULES = {  # where each name is, which is looked up when it is first asked for: imports take time
+# Module of each public name. A name is imported on first use, because imports take time.
+_MODULES = {
     **dict.fromkeys(("MLflowWriter", "TensorBoardWriter", "open_run"), "dashboard"),
     **dict.fromkeys(("import_dataset", "load_digits", "open_dataset"), "data"),
     "sheet": "data.sheet",
@@ -52,6 +53,7 @@ _MODULES = {  # where each name is, which is looked up when it is first asked fo
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
@@ -60,4 +62,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """Return the names of the module, those not yet imported included."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The errors that users meet: each message names the value, the limit and the remedy."""
+"""Exceptions and parts of their messages: each names the value, the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-SECRETS = (
+SECRET_PATTERNS = (
     re.compile(r"(?<=://)[^/\s]+(?=@)"),  # user:password@
     re.compile(
         r"(?i)(?<=[?&;])([\w-]*(?:sig|signature|token|sas|key|secret|password|credential)=)"
@@ -18,87 +18,139 @@ SECRETS = (
 
 
 def mask_secrets(text: str) -> str:
-    """The text without the secrets that URLs in it may carry.
+    """Replace the secrets of URLs in a text by asterisks.
 
-    >>> masked("https://me:word@host/a.zarr?sig=abc&x=1")
+    >>> mask_secrets("https://me:word@host/a.zarr?sig=abc&x=1")
     'https://***@host/a.zarr?sig=***&x=1'
     """
-    text = SECRETS[0].sub("***", text)
-    return SECRETS[1].sub(r"\g<1>***", text)
+    text = SECRET_PATTERNS[0].sub("***", text)
+    return SECRET_PATTERNS[1].sub(r"\g<1>***", text)
 
 
 class RescnetError(ValueError):
-    """Something the user gave cannot be used; the message says what, why and what to do."""
+    """Base class of all errors of this package.
+
+    Raised itself for input that has no class of its own, such as an unknown command argument. The
+    message says what was found, what was expected and what to do. Secrets of URLs are masked.
+
+    Parameters
+    ----------
+    message : str, default ""
+        What went wrong and what to do.
+    """
 
     def __init__(self, message: str = "") -> None:
         super().__init__(mask_secrets(message))
 
 
 class SpecError(RescnetError):
-    """A field of a spec is out of range, unknown, or does not fit the images."""
+    """An option is unknown, out of range, or does not fit the others or the images.
+
+    Raised when a spec is created, and before a run starts. Change the option that the message
+    names.
+    """
 
 
 class BackendError(RescnetError):
-    """A library or a device that arrays are to be worked on with is not there."""
+    """A library or a device of the array backend is missing.
+
+    Raised for `array_backend="cupy"` on a machine or worker without CuPy or a GPU. Install the
+    library that the message names, or use `array_backend="numpy"`.
+    """
 
 
 class DataError(RescnetError):
-    """Images or labels cannot be trained on or predicted from."""
+    """Images or labels cannot be used for training or prediction.
+
+    Raised for arrays of a wrong shape or type, values that are not finite, and files that cannot be
+    decoded. Change the data as the message says.
+    """
 
 
 class StoreError(RescnetError):
-    """A run store or a stored network is missing, foreign, newer or damaged."""
+    """A run store or a stored network cannot be used.
+
+    Raised if there is none at the URL, if it is of another format or a newer version, or if the URL
+    is already taken. Check the URL, or choose another.
+    """
 
 
 class ClaimLostError(StoreError):
-    """Another driver has taken the run over."""
+    """Another driver has taken over the run.
+
+    Raised in the driver that lost it, which stops without writing more. Let the other driver
+    finish, or resume the run once it has stopped.
+    """
 
 
 class CorruptDataError(StoreError):
-    """Something stored is missing in part, altered or stale."""
+    """A stored array or record is incomplete, altered or stale.
+
+    Raised if stored data do not match their checksum or their commit record. List all damaged
+    chunks with `rescnet check`.
+    """
 
 
 class StoreUnreachableError(StoreError):
-    """A store does not answer, which may pass."""
+    """A store does not answer after several retries.
+
+    The cause may be temporary. Resume the run once the store can be reached.
+    """
 
 
 class StoreClosedError(StoreError):
-    """A store, or a part of one, is there, and not for this user to read."""
+    """A store, or a part of it, exists but this user may not read it.
+
+    Check the credentials and the permissions of the store.
+    """
 
 
 class ClusterError(RescnetError):
-    """The Dask cluster cannot be used."""
+    """The Dask cluster cannot be used.
+
+    Raised if no scheduler or no worker answers, if versions differ, or if workers are too small for
+    the run. Fix the cluster as the message says, then run again.
+    """
 
 
 class ClusterLostError(ClusterError):
-    """The Dask cluster went away in the middle of a run, which can be resumed."""
+    """The connection to the Dask cluster was lost during a run.
+
+    Finished layers are kept. Resume the run on a running cluster.
+    """
 
 
 class PassError(RescnetError):
-    """A pass over the data failed again and again on the same chunk."""
+    """A pass over the data failed repeatedly on the same chunk.
+
+    The message has the cause of the last failure. Fix that, then resume the run.
+    """
 
 
 class SingularError(RescnetError, np.linalg.LinAlgError):
-    """A covariance has no inverse at the ridge that was asked for."""
+    """A covariance matrix cannot be inverted with the given ridge.
+
+    Increase the ridge that the message names.
+    """
 
 
-def pluralize(number: int, what: str) -> str:
-    """A number of things in words; for those whose plural is made by s or es.
+def pluralize(number: int, noun: str) -> str:
+    """Return a count and its noun, for nouns whose plural ends in s or es.
 
-    >>> counted(1, "layer"), counted(1200, "class")
+    >>> pluralize(1, "layer"), pluralize(1200, "class")
     ('1 layer', '1,200 classes')
     """
-    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
-    return f"{number:,} {what}{ending}"
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """A clause for error messages: the nearest known name and the list of all of them.
+    """Return sentences for error messages: the closest known name, if any, and all known names.
 
     >>> suggest_name("cifar", ["mnist", "cifar10"])
-    "did you mean 'cifar10'? Known: cifar10, mnist"
+    "Did you mean 'cifar10'? Known: cifar10, mnist."
     """
     names = sorted(known)
-    listing = "Known: " + ", ".join(names)
+    listing = f"Known: {', '.join(names)}."
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}? {listing}" if close else listing
+    return f"Did you mean {close[0]!r}? {listing}" if close else listing

@@ -1,4 +1,4 @@
-"""The scikit-learn face: a classifier that trains on Dask and predicts lazily where asked to."""
+"""The scikit-learn estimator: a classifier that trains on Dask and predicts dask arrays lazily."""
 
 from __future__ import annotations
 
@@ -47,28 +47,42 @@ Averaging = AugmentSpec | int | None
 
 
 class ResCNetClassifier(ClassifierMixin, BaseEstimator):
-    """ResCNet: a deep convolutional network grown layer by layer, without backpropagation.
+    """Classifier that grows a deep convolutional network (ResCNet) without backpropagation.
+
+    Layers are fitted one after the other in closed form. Training uses the current
+    `dask.distributed.Client` if there is one, else an embedded cluster.
 
     Parameters
     ----------
-    spec : NetworkSpec, name of a preset, or None for the `digits` preset
-    store : fsspec URL of the run store, or None for a temporary one that is gone after `fit`
-    random_state : seed of the draws, of the validation split and of the copies
-    run : RunSpec, or None for the defaults; its seed is set by `random_state`
-    augment : AugmentSpec, how many copies of the training images are made and how, or None
-    listeners : functions called with each event of the run
+    spec : NetworkSpec, str or None, default None
+        The network, or the name of a preset; None is the `digits` preset.
+    store : str, os.PathLike or None, default None
+        fsspec URL of the run store. None uses a temporary store that is removed after `fit`.
+    random_state : int, numpy.random.RandomState or None, default 0
+        Seed of the patch draws, the validation split and the augmented copies.
+    run : RunSpec or None, default None
+        How to train; None is the default RunSpec. Its seed is replaced by `random_state`.
+    augment : AugmentSpec or None, default None
+        Augmented copies of the training images; None makes no copies.
+    listeners : sequence of callable, default ()
+        Functions that are called with each event of the run, such as a `Callback`.
 
     Attributes
     ----------
-    network_ : the fitted `Network`, at its chosen depth
-    classes_ : (C,) the labels as they were given
-    accuracies_ : accuracy on the training images, copies included, and on the validation images
-        after each layer
-    depth_ : the chosen depth
-    run_url_ : where the run is stored, or None
+    network_ : Network
+        The fitted network at its chosen depth.
+    classes_ : ndarray of shape (C,)
+        The labels, as they were given to `fit`.
+    accuracies_ : list of dict
+        Accuracy on the training images (copies included) and on the validation images after each
+        layer.
+    depth_ : int
+        The chosen number of layers.
+    run_url_ : str or None
+        URL of the run store; None if it was temporary.
 
-    Uses the current `dask.distributed.Client` if there is one, else an embedded cluster.
-
+    Examples
+    --------
     >>> import rescnet_dist as rd
     >>> X, y = rd.load_digits()
     >>> spec = rd.NetworkSpec.preset("digits").replace(filters=4, max_layers=2)
@@ -108,16 +122,40 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         *,
         groups: Any = None,
     ) -> Self:
-        """Grow a network on images X and labels y.
+        """Train a network on images and labels.
 
-        X: (N, H, W, d) or (N, H, W), as NumPy, dask or xarray, or a data set as `open_dataset`
-        takes or gives one, of which the train split is used; y: (N,) labels of any hashable kind,
-        or None where the data set has them. validation: a pair like (X, y), or the share of the
-        images to hold out, else the val split if there is one; it chooses the depth. groups:
-        (N,) labels; images of one group are held out together or not at all.
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
+            Images as a NumPy, dask or xarray array; or a data set, as `open_dataset` accepts or
+            returns, of which the train split is used.
+        y : array-like of shape (n,) or None, default None
+            Labels of any hashable type; None if the data set has them.
+        validation : tuple (X, y), float or None, default None
+            Validation images and labels, or the fraction of the images to hold out; None uses the
+            val split of the data set, if any. The validation accuracy chooses the depth.
+        groups : array-like of shape (n,) or None, default None
+            Group of each image. Images of one group are held out together or not at all.
+
+        Returns
+        -------
+        ResCNetClassifier
+            The fitted classifier itself.
+
+        Raises
+        ------
+        SpecError
+            If an option is not valid, does not fit the images, or needs more memory than the
+            workers have.
+        DataError
+            If the images or labels cannot be trained on.
+        StoreError
+            If the store already has a run or cannot be written.
+        ClusterError
+            If the Dask cluster cannot be used.
         """
         check_listeners(self.listeners)
-        spec, run_spec, held_out = self._settings(validation)
+        spec, run_spec, held_out = self._resolve_specs(validation)
         data = self._training_set(X, y, validation, held_out, groups)
         with contextlib.ExitStack() as stack:
             url, temporary = self.store, self.store is None
@@ -127,9 +165,14 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
             check_run(url, spec, run_spec, data)
             client = stack.enter_context(current_client(gpus=Backend.of(run_spec).on_gpu))
             run = begin_run(
-                url, spec, run_spec, data, client, [SchedulerPage(client), *self.listeners],
+                url,
+                spec,
+                run_spec,
+                data,
+                client,
+                [SchedulerPage(client), *self.listeners],
                 temporary=temporary,
-            )  # fmt: skip
+            )
             self._load(run.url, run_spec.array_backend)
             if temporary:
                 self.run_url_ = None
@@ -146,9 +189,34 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         groups: Any = None,
         measure: bool = True,
     ) -> Forecast:
-        """What `fit` with the same arguments would take: chunks, tasks, memory, bytes and, unless
-        measure is False, about how long. Refuses what `fit` would refuse."""
-        spec, run_spec, held_out = self._settings(validation)
+        """Estimate what `fit` with the same arguments needs: chunks, tasks, memory, bytes, time.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
+            Images as a NumPy, dask or xarray array; or a data set, as `open_dataset` accepts or
+            returns, of which the train split is used.
+        y : array-like of shape (n,) or None, default None
+            Labels of any hashable type; None if the data set has them.
+        validation : tuple (X, y), float or None, default None
+            Validation images and labels, or the fraction of the images to hold out; None uses the
+            val split of the data set, if any. The validation accuracy chooses the depth.
+        groups : array-like of shape (n,) or None, default None
+            Group of each image. Images of one group are held out together or not at all.
+        measure : bool, default True
+            Measure the speed of the cluster and of the store to estimate the time.
+
+        Returns
+        -------
+        Forecast
+            Plan and estimates; print it, or read its attributes.
+
+        Raises
+        ------
+        RescnetError
+            If `fit` would fail with an error for these arguments.
+        """
+        spec, run_spec, held_out = self._resolve_specs(validation)
         data = self._training_set(X, y, validation, held_out, groups)
         store = None if self.store is None else os.fspath(self.store)
         if store is not None:
@@ -168,70 +236,195 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         take_over: bool = False,
         listeners: Sequence[Listener] = (),
     ) -> Self:
-        """Go on with a run after its last finished layer, up to `max_layers` if given; `maps`,
-        `checkpoint_every` and `keep_maps` are those of `RunSpec`, and change nothing of what is
-        learned.
+        """Resume a run after its last finished layer.
 
-        A run that another driver writes to is refused unless take_over says that it is dead.
+        `maps`, `checkpoint_every` and `keep_maps` are options of `RunSpec` and do not change what
+        is learned; None keeps the values of the run.
+
+        Parameters
+        ----------
+        url : str or os.PathLike
+            fsspec URL of the run store.
+        max_layers : int or None, default None
+            New maximum number of layers; None keeps that of the run.
+        maps : {"auto", "store", "memory"} or None, default None
+            Where maps are kept until the next layer.
+        checkpoint_every : int or None, default None
+            Layers after which maps in memory are stored.
+        keep_maps : {"last", "all", "none"} or None, default None
+            Layers whose maps stay in the store.
+        take_over : bool, default False
+            Resume the run although another driver claims it. Only use this if that driver is dead.
+        listeners : sequence of callable, default ()
+            Functions that are called with each event of the run.
+
+        Returns
+        -------
+        ResCNetClassifier
+            The fitted classifier.
+
+        Raises
+        ------
+        StoreError
+            If there is no run at the URL, or another driver claims it.
+        SpecError
+            If a change is not possible for this run.
+        ClusterError
+            If the Dask cluster cannot be used.
         """
         check_listeners(listeners)
         changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
-        _, kept = check_resume(RunStore.open(url), changes, take_over=take_over)
-        with current_client(gpus=Backend.of(kept).on_gpu) as client:
+        _, run_spec = check_resume(RunStore.open(url), changes, take_over=take_over)
+        with current_client(gpus=Backend.of(run_spec).on_gpu) as client:
             run = resume_run(
-                url, client, [SchedulerPage(client), *listeners], changes=changes,
+                url,
+                client,
+                [SchedulerPage(client), *listeners],
+                changes=changes,
                 take_over=take_over,
-            )  # fmt: skip
+            )
         attributes = run.attributes()
         spec = NetworkSpec.from_stored(attributes["network"])
         run_spec = RunSpec.from_stored(attributes["run"])
         augment = AugmentSpec.from_stored(attributes["augment"])
         clf = cls(
-            spec, store=url, random_state=run_spec.seed, run=run_spec,
-            augment=augment if augment.copies else None, listeners=listeners,
-        )  # fmt: skip
+            spec,
+            store=url,
+            random_state=run_spec.seed,
+            run=run_spec,
+            augment=augment if augment.copies else None,
+            listeners=listeners,
+        )
         clf._load(run.url, run_spec.array_backend)
         return clf
 
     @classmethod
     def load(cls, url: str | os.PathLike[str], *, array_backend: str = "numpy") -> Self:
-        """The classifier stored at a URL by `save`, or by a run; with array_backend="cupy" it
-        predicts on a GPU."""
+        """Load the classifier that `save` or a run has stored.
+
+        Parameters
+        ----------
+        url : str or os.PathLike
+            fsspec URL of a saved network or of a run store.
+        array_backend : {"numpy", "cupy"}, default "numpy"
+            Array library for predictions; "cupy" predicts on a GPU.
+
+        Returns
+        -------
+        ResCNetClassifier
+            The fitted classifier. Of a run it has the chosen depth, or all finished layers if the
+            run is unfinished.
+
+        Raises
+        ------
+        StoreError
+            If there is no network at the URL, or no finished layer.
+        BackendError
+            If CuPy or a GPU is missing for `array_backend="cupy"`.
+        """
         clf = cls()
         clf._load(os.fspath(url), array_backend)
         return clf.set_params(spec=clf.network_.spec)
 
     def save(self, url: str | os.PathLike[str]) -> None:
-        """Write the fitted network to a URL that holds nothing yet; no pickle in it."""
+        """Write the fitted network to a Zarr store, without pickles.
+
+        Parameters
+        ----------
+        url : str or os.PathLike
+            fsspec URL at which nothing is stored yet.
+
+        Raises
+        ------
+        StoreError
+            If something is already stored at the URL.
+        """
         check_is_fitted(self)
         self.network_.save(url)
 
     def decision_function(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Running scores (N, C) after the last layer; a dask array for a dask array.
+        """Compute the running scores of images after the last layer.
 
-        Of two classes, as scikit-learn has it, how far the second is ahead of the first, (N,).
-        augment averages over each image and its copies: an AugmentSpec, or how many copies made
-        as those that the network was trained on.
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W)
+            Images as a NumPy, dask or xarray array.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over each image and its augmented copies. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, C), or (n,) for two classes
+            Scores, lazy for a dask array. For two classes, as in scikit-learn, the score of the
+            second class minus that of the first.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those the network was trained on.
         """
         scores = self._scores(evaluation_images(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Probabilities (N, C): the nearest rows that sum to 1 to the scores."""
+        """Compute the class probabilities of images.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W)
+            Images as a NumPy, dask or xarray array.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over each image and its augmented copies. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, C)
+            The projection of the scores onto the probability simplex, so that rows sum to 1; lazy
+            for a dask array.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those the network was trained on.
+        """
         scores = self._scores(evaluation_images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(project_to_simplex, dtype=np.float64, meta=np.empty((0, 0)))
         return project_to_simplex(scores)
 
     def predict(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Labels (N,), as they were given to `fit`; a dask array for a dask array."""
+        """Predict the labels of images.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W)
+            Images as a NumPy, dask or xarray array.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over each image and its augmented copies. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n,)
+            Labels, as they were given to `fit`; lazy for a dask array.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those the network was trained on.
+        """
         scores = self._scores(evaluation_images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(
-                _labels_of, self.classes_, drop_axis=1, dtype=self.classes_.dtype,
+                _select_labels,
+                self.classes_,
+                drop_axis=1,
+                dtype=self.classes_.dtype,
                 meta=np.empty(0, self.classes_.dtype),
-            )  # fmt: skip
-        return _labels_of(scores, self.classes_)
+            )
+        return _select_labels(scores, self.classes_)
 
     def score(
         self,
@@ -241,47 +434,114 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         *,
         augment: Averaging = None,
     ) -> float:
-        """Share of images X classified rightly; y (N,), or None where X is a data set with labels,
-        of which the test split is used."""
+        """Compute the accuracy on images: the fraction that is classified correctly.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
+            Images; or a data set, of which the test split is used.
+        y : array-like of shape (n,) or None, default None
+            Labels; None if X is a data set, which has them.
+        sample_weight : array-like of shape (n,) or None, default None
+            Weights of the images.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over each image and its augmented copies. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        float
+            Accuracy from 0 to 1.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those the network was trained on.
+        """
         check_is_fitted(self)
         part = select_split(X, y, "test")
         codes = encode(part.labels, self.classes_, unknown=-1)
         self.network_.look_at(part.images)
-        right = self._scores(part.images, augment).argmax(axis=1) == codes
+        is_correct = self._scores(part.images, augment).argmax(axis=1) == codes
         if sample_weight is None:
-            return float(right.mean())
-        return float(np.average(np.asarray(right), weights=sample_weight))
+            return float(is_correct.mean())
+        return float(np.average(np.asarray(is_correct), weights=sample_weight))
 
     def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
-        """Accuracy (L,) on images X after each layer."""
+        """Compute the accuracy on images after each layer.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
+            Images; or a data set, of which the test split is used.
+        y : array-like of shape (n,) or None, default None
+            Labels; None if X is a data set, which has them.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over each image and its augmented copies. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        ndarray of shape (L,)
+            Accuracy from 0 to 1 after each of the L layers.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those the network was trained on.
+        """
         check_is_fitted(self)
         part = select_split(X, y, "test")
         codes = encode(part.labels, self.classes_, unknown=-1)
-        right = self.network_.staged_correct(part.images, codes, self._averaging(augment))
-        return right / part.images.shape[0]
+        correct = self.network_.staged_correct(part.images, codes, self._resolve_augment(augment))
+        return correct / part.images.shape[0]
 
     def staged_predict(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Labels (L, N) after each layer: which layer mends, or spoils, which image; a dask array
-        for a dask array."""
+        """Predict the labels of images after each layer.
+
+        The result shows which layer corrects, or breaks, the prediction of which image.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W)
+            Images as a NumPy, dask or xarray array.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over each image and its augmented copies. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (L, n)
+            Labels after each of the L layers; lazy for a dask array.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those the network was trained on.
+        """
         check_is_fitted(self)
-        scores = self.network_.staged_scores(evaluation_images(X), self._averaging(augment))
+        scores = self.network_.staged_scores(evaluation_images(X), self._resolve_augment(augment))
         codes = scores.argmax(axis=2).T
         if isinstance(codes, da.Array):
             return codes.map_blocks(
-                _labels_at, self.classes_, dtype=self.classes_.dtype,
+                _decode_labels,
+                self.classes_,
+                dtype=self.classes_.dtype,
                 meta=np.empty((0, 0), self.classes_.dtype),
-            )  # fmt: skip
-        return _labels_at(codes, self.classes_)
+            )
+        return _decode_labels(codes, self.classes_)
 
     @property
     def plot(self) -> Plots:
-        """Figures of the fitted network, by matplotlib: `clf.plot.accuracy()`, `.filters(layer)`,
-        `.maps(image)` and `.confusion(X, y)`."""
+        """Matplotlib figures of the fitted network.
+
+        The methods are `accuracy()`, `filters(layer)`, `maps(image)` and `confusion(X, y)`.
+        """
         check_is_fitted(self)
         return Plots(self.network_, self.accuracies_, self.run_url_)
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        return mask_secrets(super().__repr__(N_CHAR_MAX))  # the store's URL may have a secret
+        return mask_secrets(super().__repr__(N_CHAR_MAX))  # the URL of the store may have secrets
 
     def _html_repr(self) -> str:
         return mask_secrets(estimator_html_repr(self))
@@ -295,60 +555,63 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     def _training_set(
         self, X: Any, y: Any, validation: Any, held_out: tuple[Any, Any] | None, groups: Any
     ) -> TrainingSet:
+        """Return the training data of `fit` and `plan`, with the validation images if given."""
         if not isinstance(self.augment, AugmentSpec | None):
-            raise SpecError(f"augment={self.augment!r} is not an AugmentSpec")
+            raise SpecError(f"augment={self.augment!r} is not an AugmentSpec or None.")
         return training_set(
             X, y, held_out, own_validation=validation is None, augment=self.augment, groups=groups
         )
 
-    def _settings(
+    def _resolve_specs(
         self, validation: tuple[Any, Any] | float | None
     ) -> tuple[NetworkSpec, RunSpec, tuple[Any, Any] | None]:
+        """Return the specs of a run and the pair (X, y) of validation images, if given."""
         spec = self.spec if self.spec is not None else "digits"
         if isinstance(spec, str):
             spec = NetworkSpec.preset(spec)
         if not isinstance(spec, NetworkSpec):
-            raise SpecError(f"spec={spec!r} is not a NetworkSpec or the name of a preset")
+            raise SpecError(f"spec={spec!r} is not a NetworkSpec or the name of a preset.")
         run = self.run if self.run is not None else RunSpec()
         if not isinstance(run, RunSpec):
-            raise SpecError(f"run={run!r} is not a RunSpec")
+            raise SpecError(f"run={run!r} is not a RunSpec.")
         seed = self.random_state
         if seed is None or isinstance(seed, np.random.RandomState):
             seed = check_random_state(seed).randint(2**31)
         if not isinstance(seed, int | np.integer):
-            raise SpecError(f"random_state={seed!r} is not a whole number, RandomState or None")
+            raise SpecError(f"random_state={seed!r} is not a whole number, RandomState or None.")
         run_spec = run.replace(seed=seed)
         if validation is None:
             return spec, run_spec, None
         if isinstance(validation, int | float | np.number):
             return spec, run_spec.replace(validation=validation), None
         if not isinstance(validation, tuple | list) or len(validation) != 2:
-            shown = repr(validation) if isinstance(validation, str) else type(validation).__name__
+            text = repr(validation) if isinstance(validation, str) else type(validation).__name__
             raise SpecError(
-                f"validation={shown} is neither a pair (X, y) nor a share of the images such as 0.1"
+                f"validation={text} is neither a pair (X, y) nor a fraction of the images. Pass "
+                "a pair, or a fraction such as 0.1."
             )
         return spec, run_spec, (validation[0], validation[1])
 
     def _scores(self, images: Images, augment: Averaging) -> Any:
-        """Running scores (N, C), lazy for lazy images."""
+        """Return the running scores of shape (n, C), lazy for lazy images."""
         check_is_fitted(self)
-        return self.network_.scores(images, self._averaging(augment))
+        return self.network_.scores(images, self._resolve_augment(augment))
 
-    def _averaging(self, augment: Averaging) -> AugmentSpec | None:
-        """How copies to average over are made; a number stands for so many of those trained on."""
+    def _resolve_augment(self, augment: Averaging) -> AugmentSpec | None:
+        """Return the spec of the copies to average over; an int is a number of training copies."""
         if augment is None or isinstance(augment, AugmentSpec):
             return augment
         trained = self.network_.augment
         if not trained.copies:
             raise SpecError(
-                f"augment={augment} asks for copies made as in training, and the network was "
-                "trained without: give an AugmentSpec that says how to make them, or average over "
-                "mirror images (--flips)"
+                f"augment={augment} asks for copies made as in training, but the network was "
+                "trained without copies. Pass an AugmentSpec that describes them, or average over "
+                "mirror images (--flips)."
             )
         return trained.replace(copies=augment) if augment else None
 
     def _load(self, url: str, array_backend: str = "numpy") -> None:
-        """Take over the network and the accuracies stored at a URL."""
+        """Set the fitted attributes from the network and the accuracies stored at a URL."""
         self.network_ = Network.load(url).on(array_backend)
         self.classes_ = self.network_.classes
         self.depth_ = self.network_.depth
@@ -367,19 +630,56 @@ def plan(
     validation: tuple[Any, Any] | float | None = None,
     measure: bool = True,
 ) -> Forecast:
-    """What training on images X and labels y would take, on the cluster it would run on; arguments
-    are those of `ResCNetClassifier` and its `plan`. Print it, or read its fields."""
+    """Estimate what training on the current cluster needs: chunks, tasks, memory, bytes and time.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
+        Images as a NumPy, dask or xarray array; or a data set, as `open_dataset` accepts or
+        returns, of which the train split is used.
+    y : array-like of shape (n,) or None, default None
+        Labels; None if the data set has them.
+    spec : NetworkSpec, str or None, default None
+        The network, or the name of a preset; None is the `digits` preset.
+    store : str, os.PathLike or None, default None
+        fsspec URL of the run store to be.
+    run : RunSpec or None, default None
+        How to train; None is the default RunSpec.
+    augment : AugmentSpec or None, default None
+        Augmented copies of the training images.
+    validation : tuple (X, y), float or None, default None
+        Validation images and labels, or the fraction of the images to hold out.
+    measure : bool, default True
+        Measure the speed of the cluster and of the store to estimate the time.
+
+    Returns
+    -------
+    Forecast
+        Plan and estimates; print it, or read its attributes.
+
+    Raises
+    ------
+    RescnetError
+        If training would fail with an error for these arguments.
+
+    Examples
+    --------
+    >>> import rescnet_dist as rd
+    >>> X, y = rd.load_digits()
+    >>> rd.plan(X, y, "digits", measure=False).features
+    2520
+    """
     clf = ResCNetClassifier(spec, store=store, run=run, augment=augment)
     return clf.plan(X, y, validation, measure=measure)
 
 
-def _labels_of(scores: Array, classes: Array) -> Array:
-    """The label (n,) of the largest score in each row (n, C)."""
+def _select_labels(scores: Array, classes: Array) -> Array:
+    """Return the label of the largest score in each row: (n, C) to (n,)."""
     return np.asarray(classes[scores.argmax(axis=1)])
 
 
-def _labels_at(codes: Array, classes: Array) -> Array:
-    """The label of each code."""
+def _decode_labels(codes: Array, classes: Array) -> Array:
+    """Return the label of each class code, in an array of the same shape."""
     return np.asarray(classes[codes])
 
 

@@ -1,4 +1,4 @@
-"""Fields as options of `rescnet`, and specs as those that give them again."""
+"""Command-line flags of the options of a spec, and the flags that reproduce a given spec."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from rescnet_dist.spec import PRESETS, NetworkSpec, Spec
 
 
 def nearest_preset(network: NetworkSpec, preferred: str | None = None) -> tuple[str, NetworkSpec]:
-    """The preset from which the fewest options lead to a network; the preferred one on ties."""
+    """Return the preset that needs the fewest flags to give a network; ties go to `preferred`."""
     order = sorted(PRESETS, key=lambda name: name != preferred)
     name = min(order, key=lambda name: len(flags(network, PRESETS[name])))
     return name, PRESETS[name]
 
 
 def flags(spec: Spec, base: Spec) -> list[str]:
-    """Options for all fields that differ from those of another spec."""
-    before = {name: value for name, value, _ in base.rows()}
+    """Return the flags for all options that differ from those of `base`."""
+    base_values = {name: value for name, value, _ in base.rows()}
     return [
         word
         for name, value, _ in spec.rows()
-        if value is not None and value != before[name]
+        if value is not None and value != base_values[name]
         for word in flag(name, value)
     ]
 
 
 def option_name(field: str) -> str:
-    """The option of a field.
+    """Return the command-line option of a field.
 
     >>> option_name("max_layers")
     '--max-layers'
@@ -35,7 +35,7 @@ def option_name(field: str) -> str:
 
 
 def flag(name: str, value: Any) -> list[str]:
-    """The words of one option.
+    """Return the command-line words that set one option.
 
     >>> flag("levels", (2, 1)), flag("stop_at_zero_error", False)
     (['--levels', '2,1'], ['--no-stop-at-zero-error'])

@@ -1,4 +1,4 @@
-"""Small tables for notebooks, and numbers in words: what all parts of the package show alike."""
+"""HTML tables for notebooks, and text forms of option values, byte counts and times."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from typing import Any
 
 from rescnet_dist.errors import mask_secrets
 
-CELL = "text-align:left;padding:1px 10px 1px 0"
+CELL_STYLE = "text-align:left;padding:1px 10px 1px 0"
 
 
 def html_table(title: str, rows: Iterable[tuple[str, Any, bool]]) -> str:
-    """A table for notebooks: names and values, those in bold that stand out. All text is escaped,
-    and secrets of URLs are masked.
+    """Return an HTML table of rows `(name, value, is_bold)`; text is escaped, secrets are masked.
 
     >>> html_table("a < b", [("filters", 8, True)]).count("&lt;")
     1
     """
-    lines = [f"<table><caption style='text-align:left'>{_text(title)}</caption>"]
-    for name, value, stands_out in rows:
-        weight = "bold" if stands_out else "normal"
-        style = f"{CELL};font-weight:{weight}"
+    lines = [f"<table><caption style='text-align:left'>{_escape(title)}</caption>"]
+    for name, value, is_bold in rows:
+        weight = "bold" if is_bold else "normal"
+        style = f"{CELL_STYLE};font-weight:{weight}"
         lines.append(
-            f"<tr><th scope='row' style='{style}'>{_text(name)}</th>"
-            f"<td style='{style}'>{_text(value)}</td></tr>"
+            f"<tr><th scope='row' style='{style}'>{_escape(name)}</th>"
+            f"<td style='{style}'>{_escape(value)}</td></tr>"
         )
     return "\n".join([*lines, "</table>"])
 
 
-def _text(value: Any) -> str:
-    """A value as escaped text without secrets."""
+def _escape(value: Any) -> str:
+    """Return a value as HTML-escaped text without secrets."""
     return html.escape(mask_secrets(plain_text(value)))
 
 
 def plain_text(value: Any) -> str:
-    """The value of an option as users write it.
+    """Return the value of an option as users write it.
 
     >>> plain_text(None), plain_text(True), plain_text((4, 2, 1)), plain_text(0.5)
     ('none', 'yes', '4, 2, 1', '0.5')
@@ -51,7 +50,7 @@ def plain_text(value: Any) -> str:
 
 
 def url_name(url: str) -> str:
-    """The last part of a run's URL.
+    """Return the last part of a URL, which names a run.
 
     >>> url_name("s3://bucket/runs/first/")
     'first'
@@ -60,7 +59,7 @@ def url_name(url: str) -> str:
 
 
 def format_mib(size: float) -> str:
-    """Bytes in MiB, rounded up, for sizes that somebody is to give.
+    """Return bytes as a number of MiB, rounded up, for sizes that users are to set.
 
     >>> format_mib(3 * 2**30 + 1)
     '3,073'
@@ -69,7 +68,7 @@ def format_mib(size: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Bytes in words.
+    """Return bytes with the largest fitting unit.
 
     >>> format_bytes(1536 * 2**20)
     '1.5 GiB'
@@ -81,7 +80,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Seconds in words.
+    """Return seconds with the largest fitting unit.
 
     >>> format_time(4000)
     '1.1 h'

@@ -1,4 +1,4 @@
-"""A fitted network: scores for images of any number, and its stored form."""
+"""A fitted network: scores of in-memory and dask images, and its stored form."""
 
 from __future__ import annotations
 
@@ -44,49 +44,69 @@ from rescnet_dist.store import (
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-PREDICT_SEED = 0  # of the copies that are averaged
-SHOWN_CLASSES = 12  # of a network in a notebook
-OTHER_SCALE = 50  # times as large or small a range of values as in training
-LOOKED_AT = 64  # lazy images, whose values tell of the scale of all
-BATCH_BYTES = 128 * 2**20  # of maps and images in float32; a layer is read once per batch
-GPU_BATCH_BYTES = 4096 * 2**20  # the same on a GPU, but for small ones: not more than
-GPU_PARTS = 16  # such parts of its memory, as a few times as much is held, beside others
-GPU_TURN = threading.Lock()  # threads take turns on a GPU, whose memory is not for all of them
+PREDICT_SEED = 0  # of the augmented copies that predictions are averaged over
+MAX_REPR_CLASSES = 12  # class names in the notebook representation
+MAX_RANGE_RATIO = 50  # between the value range of images and that in training, before a warning
+RANGE_SAMPLE_IMAGES = 64  # lazy images that are computed to estimate the value range of all
+# Maps and images in float32 that are run forward at a time. Layers are read once per batch.
+PREDICT_BATCH_BYTES = 128 * 2**20
+GPU_PREDICT_BATCH_BYTES = 4096 * 2**20
+# A batch uses at most this fraction of a GPU's memory: a few times its size is allocated, and other
+# processes need memory too.
+GPU_PREDICT_BATCH_FRACTION = 1 / 16
+GPU_LOCK = threading.Lock()  # one thread at a time: a GPU has no memory for the batches of all
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A fitted network: classes (C,), image_shape (H, W, d), its layers, and how the images that it
-    was trained on were augmented."""
+    """A fitted network.
+
+    Attributes
+    ----------
+    spec : NetworkSpec
+        Options of the network.
+    classes : ndarray of shape (C,)
+        Labels of the classes.
+    image_shape : tuple of int
+        Height, width and channels (H, W, d) of the images.
+    image_scale : ImageScale
+        Min-max normalization of the images.
+    layers : sequence of Layer
+        The fitted layers; layers of a stored network are read when they are used.
+    augment : AugmentSpec, default AugmentSpec()
+        Augmented copies that the network was trained on.
+    backend : Backend, default Backend()
+        Array backend that runs images forward.
+    token : str
+        Identity of the network for Dask.
+    """
 
     spec: NetworkSpec
     classes: Array
     image_shape: tuple[int, int, int]
     image_scale: ImageScale
     layers: Sequence[Layer]
-    augment: AugmentSpec = field(default_factory=AugmentSpec)  # of the copies it was trained on
-
-    backend: Backend = field(default_factory=Backend)  # that images are run forward with
-
+    augment: AugmentSpec = field(default_factory=AugmentSpec)
+    backend: Backend = field(default_factory=Backend)
     token: str = field(init=False, default_factory=lambda: uuid.uuid4().hex, repr=False)
 
     def __dask_tokenize__(self) -> str:
-        # a URL may hold another network later, and hashing weights costs; of no use to `replace`,
-        # so that a network with other layers is another to Dask too
+        # Not the URL, which may have another network later, nor a hash of the weights, which is
+        # slow. `replace` makes a new token, so a network with other layers is another one to Dask.
         return self.token
 
     def _repr_html_(self) -> str:
         height, width, channels = self.image_shape
-        names = [plain_text(label) for label in self.classes.tolist()[:SHOWN_CLASSES]]
-        more = ", …" if len(self.classes) > SHOWN_CLASSES else ""
-        facts = [
+        names = [plain_text(label) for label in self.classes.tolist()[:MAX_REPR_CLASSES]]
+        more = ", …" if len(self.classes) > MAX_REPR_CLASSES else ""
+        fields = [
             ("layers", self.depth),
             ("images", f"{height}×{width}×{channels}"),
             ("classes", f"{len(self.classes):,}: {', '.join(names)}{more}"),
             ("copies", self.augment.copies),
         ]
-        rows = [(name, value, False) for name, value in facts] + self.spec.rows()
-        return html_table("Network, bold where its spec is not the default", rows)
+        rows = [(name, value, False) for name, value in fields] + self.spec.rows()
+        return html_table("Network, options that are not the default in bold", rows)
 
     @property
     def depth(self) -> int:
@@ -94,88 +114,195 @@ class Network:
         return len(self.layers)
 
     def in_memory(self) -> Network:
-        """The same network with all its layers read."""
+        """Return the same network with all layers read into memory.
+
+        Returns
+        -------
+        Network
+            A network that no longer needs its store.
+        """
         return replace(self, layers=tuple(self.layers))
 
     def on(self, array_backend: str, matmul_precision: str | None = None) -> Network:
-        """The same network, which runs images forward with "numpy" or, on a GPU, with "cupy";
-        matrices are multiplied there as in training unless `matmul_precision` says otherwise."""
-        how = matmul_precision or self.backend.matmul_precision
-        backend = Backend.of(RunSpec().replace(array_backend=array_backend, matmul_precision=how))
+        """Return the same network with another array backend.
+
+        Parameters
+        ----------
+        array_backend : {"numpy", "cupy"}
+            Array library that runs images forward; "cupy" uses a GPU.
+        matmul_precision : {"float32", "split", "half"} or None, default None
+            Precision of matrix products on a GPU; None is that of the training.
+
+        Returns
+        -------
+        Network
+            A network that shares the layers of this one.
+
+        Raises
+        ------
+        SpecError
+            If the network is too large for the kernels of a GPU.
+        """
+        precision = matmul_precision or self.backend.matmul_precision
+        run_spec = RunSpec().replace(array_backend=array_backend, matmul_precision=precision)
+        backend = Backend.of(run_spec)
         if backend.on_gpu:
-            check_gpu_holds(self.spec, self.image_shape, how)
+            check_gpu_holds(self.spec, self.image_shape, precision)
         return replace(self, backend=backend)
 
     def check_images(self, images: Images) -> None:
-        """Refuse images of another shape than the network was trained on, and warn of those in
-        memory whose values are on quite another scale; of lazy ones nothing is computed."""
+        """Raise DataError for images of another shape than those of the training.
+
+        Images in memory whose values have quite another range give a warning. Lazy images are not
+        computed.
+
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d).
+
+        Raises
+        ------
+        DataError
+            If height, width or channels differ.
+        """
         if images.shape[1:] != tuple(self.image_shape):
             raise DataError(
-                f"X has images of shape {images.shape[1:]} and the network was trained on "
-                f"{tuple(self.image_shape)} (height, width, channels): give images of that shape"
+                f"X has images of shape {images.shape[1:]}, but the network was trained on "
+                f"{tuple(self.image_shape)} (height, width, channels). Pass images of that shape."
             )
         if not images.is_lazy:
-            self._warn_of_scale(np.asarray(images.array))
+            self._warn_about_range(np.asarray(images.array))
 
     def look_at(self, images: Images) -> None:
-        """Warn of lazy images on another scale too, by the first few: for those who compute all."""
-        if images.is_lazy:
-            self._warn_of_scale(np.asarray(images.array[:LOOKED_AT]))
+        """Warn if the values of lazy images have quite another range than in training.
 
-    def _warn_of_scale(self, images: Array) -> None:
+        The first images are computed. Use it before all of them are computed anyway.
+
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d); images in memory are ignored.
+        """
+        if images.is_lazy:
+            self._warn_about_range(np.asarray(images.array[:RANGE_SAMPLE_IMAGES]))
+
+    def _warn_about_range(self, images: Array) -> None:
+        """Warn if the value range of images (n, H, W, d) is far from that of the training."""
         if not len(images):
             return
         low, high = float(images.min()), float(images.max())
-        least, most = self.trained_range
-        width = most - least
-        if low < high and not width / OTHER_SCALE <= high - low <= width * OTHER_SCALE:
+        trained_low, trained_high = self.trained_range
+        width = trained_high - trained_low
+        if low < high and not width / MAX_RANGE_RATIO <= high - low <= width * MAX_RANGE_RATIO:
             warnings.warn(
-                f"these images have values from {low:g} to {high:g}, and the network was trained "
-                f"on values from {least:g} to {most:g}: give them on the same scale",
+                f"The images have values from {low:g} to {high:g}, but the network was trained on "
+                f"values from {trained_low:g} to {trained_high:g}. Pass images on the same scale.",
                 stacklevel=4,
             )
 
     @property
     def trained_range(self) -> tuple[float, float]:
-        """The least and the largest value of the images that the network was trained on."""
+        """Smallest and largest value of the images that the network was trained on."""
         low = float(np.min(self.image_scale.low))
         return low, low + 1 / float(np.max(self.image_scale.scale) or 1)
 
     def scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
-        """Running scores (N, C) after the last layer; lazy for lazy images.
+        """Compute the running scores of images after the last layer.
 
-        augment averages the scores of each image and of its copies.
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d).
+        augment : AugmentSpec or None, default None
+            Average the scores over each image and its augmented copies.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, C)
+            Scores in float32; lazy for lazy images.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those of the training.
         """
         self.check_images(images)
-        array, classes = self._chunked(images), len(self.classes)
+        array, classes = self._rechunk_images(images), len(self.classes)
         scores = array.map_blocks(
-            _final_scores, self._shared(), self._averaging(augment),
-            drop_axis=(2, 3), chunks=(array.chunks[0], (classes,)), dtype=np.float32,
+            _compute_final_scores,
+            self._to_delayed(),
+            self._check_augment(augment),
+            drop_axis=(2, 3),
+            chunks=(array.chunks[0], (classes,)),
+            dtype=np.float32,
             meta=np.empty((0, 0), np.float32),
-        )  # fmt: skip
+        )
         return scores if images.is_lazy else scores.compute()
 
     def staged_scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
-        """Running scores (N, L, C) after each layer; lazy for lazy images; augment as for
-        `scores`."""
+        """Compute the running scores of images after each layer.
+
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d).
+        augment : AugmentSpec or None, default None
+            Average the scores over each image and its augmented copies.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, L, C)
+            Scores in float32 after each of the L layers; lazy for lazy images.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those of the training.
+        """
         self.check_images(images)
-        array, classes = self._chunked(images), len(self.classes)
+        array, classes = self._rechunk_images(images), len(self.classes)
         scores = array.map_blocks(
-            _all_scores, self._shared(), self._averaging(augment),
-            drop_axis=3, chunks=(array.chunks[0], (self.depth,), (classes,)), dtype=np.float32,
+            _compute_staged_scores,
+            self._to_delayed(),
+            self._check_augment(augment),
+            drop_axis=3,
+            chunks=(array.chunks[0], (self.depth,), (classes,)),
+            dtype=np.float32,
             meta=np.empty((0, 0, 0), np.float32),
-        )  # fmt: skip
+        )
         return scores if images.is_lazy else scores.compute()
 
-    def _averaging(self, augment: AugmentSpec | None) -> AugmentSpec:
+    def _check_augment(self, augment: AugmentSpec | None) -> AugmentSpec:
+        """Return the spec of the copies to average over; raise if it does not fit the images."""
         augment = augment or AugmentSpec()
         augment.check_images(*self.image_shape)
         return augment
 
     def maps(self, images: Array, layer: int) -> Array:
-        """Maps (n, H, W, f) of a few images (n, H, W, d) in memory after layer `layer`, from 1."""
+        """Compute the maps of a few images after a layer.
+
+        Parameters
+        ----------
+        images : ndarray of shape (n, H, W, d)
+            Images in memory.
+        layer : int
+            Number of the layer, from 1.
+
+        Returns
+        -------
+        ndarray of shape (n, H, W, f)
+            Maps of the f filters of the layer.
+
+        Raises
+        ------
+        DataError
+            If there is no such layer, or the images have another shape than those of the training.
+        """
         if not 1 <= layer <= self.depth:
-            raise DataError(f"layer={layer}: the network has the layers 1 to {self.depth}")
+            raise DataError(
+                f"layer={layer} does not exist. The network has layers 1 to {self.depth}."
+            )
         self.check_images(Images(images))
         stages = forward(
             images, self.layers[:layer], self.image_scale, self.spec, len(self.classes)
@@ -186,48 +313,82 @@ class Network:
     def staged_correct(
         self, images: Images, codes: Any, augment: AugmentSpec | None = None
     ) -> Array:
-        """How many images are classified rightly after each layer, (L,); codes (N,) as NumPy or
-        dask, −1 for a label that is no class; augment as for `scores`."""
+        """Count the images that are classified correctly after each layer.
+
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d).
+        codes : ndarray or dask.array.Array of shape (n,)
+            Index of the class of each image; −1 for a label that is no class of the network.
+        augment : AugmentSpec or None, default None
+            Average the scores over each image and its augmented copies.
+
+        Returns
+        -------
+        ndarray of shape (L,)
+            Number of correctly classified images after each of the L layers.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape than those of the training.
+        """
         self.check_images(images)
         self.look_at(images)
-        array = self._chunked(images)
+        array = self._rechunk_images(images)
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
         counts = da.map_blocks(
-            _right_by_stage, array, codes, self._shared(), self._averaging(augment),
-            drop_axis=(2, 3), chunks=((1,) * array.numblocks[0], (self.depth,)), dtype=np.int64,
+            _count_staged_correct,
+            array,
+            codes,
+            self._to_delayed(),
+            self._check_augment(augment),
+            drop_axis=(2, 3),
+            chunks=((1,) * array.numblocks[0], (self.depth,)),
+            dtype=np.int64,
             meta=np.empty((0, 0), np.int64),
-        )  # fmt: skip
+        )
         return np.asarray(counts.sum(axis=0))
 
     @property
     def batch_images(self) -> int:
-        """Images that are run forward at a time."""
+        """Number of images that are run forward at a time."""
         height, width, channels = self.image_shape
-        size = BATCH_BYTES
+        size = PREDICT_BATCH_BYTES
         if self.backend.on_gpu:
-            size = GPU_BATCH_BYTES
+            size = GPU_PREDICT_BATCH_BYTES
             if self.backend.available() and (memory := self.backend.memory()):
-                size = min(size, memory[2] // GPU_PARTS)
+                size = min(size, int(memory[2] * GPU_PREDICT_BATCH_FRACTION))
         return max(1, size // (4 * height * width * self.spec.input_channels(2, channels)))
 
-    def _chunked(self, images: Images) -> da.Array:
-        """The images as a dask array in chunks of whole images."""
+    def _rechunk_images(self, images: Images) -> da.Array:
+        """Return the images (n, H, W, d) as a dask array with chunks of whole images."""
         array = images.array
         if not isinstance(array, da.Array):
             array = da.from_array(array, (self.batch_images, *array.shape[1:]), name=False)
         return array.rechunk((array.chunks[0], *array.shape[1:]))
 
-    def _shared(self) -> Any:
-        """The network as one key of a graph."""
+    def _to_delayed(self) -> Any:
+        """Return the network as one key of a graph, which all its tasks share."""
         return delayed(self, pure=True, traverse=False)
 
-    # the stored form ----------------------------------------------------------------------------
-
     def save(self, url: str | os.PathLike[str]) -> None:
-        """Write the network to a URL that holds nothing yet; no pickle in it."""
+        """Write the network to a Zarr store, without pickles.
+
+        Parameters
+        ----------
+        url : str or os.PathLike
+            fsspec URL at which nothing is stored yet.
+
+        Raises
+        ------
+        StoreError
+            If something is already stored at the URL.
+        """
         location = Location.of(url)
         if location.exists():
-            raise StoreError(f"{location.url} already holds something: choose another URL")
+            raise StoreError(f"{location.url} already holds something. Choose another URL.")
         attributes = {
             "format": NETWORK_FORMAT,
             "format_version": FORMAT_VERSION,
@@ -248,7 +409,24 @@ class Network:
 
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Network:
-        """The network at a URL: one that was saved, or that of a run, at its chosen depth."""
+        """Load a saved network, or the network of a run at its chosen depth.
+
+        Parameters
+        ----------
+        url : str or os.PathLike
+            fsspec URL of a saved network or of a run store.
+
+        Returns
+        -------
+        Network
+            The network; its layers are read when they are used. Of an unfinished run it has all
+            finished layers.
+
+        Raises
+        ------
+        StoreError
+            If there is no network at the URL, or no finished layer.
+        """
         location = Location.of(url)
         attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
         depth = attributes.get("depth")
@@ -257,7 +435,7 @@ class Network:
             depth = result["depth"] if result else len(RunStore(location).commits()) - 1
         if depth < 1:
             raise StoreError(
-                f"the run at {location.url} has no finished layer yet: resume it first"
+                f"The run at {location.url} has no finished layer yet. Resume it first."
             )
         with translate_attribute_errors(location):
             height, width, channels = attributes["image_shape"]
@@ -275,8 +453,7 @@ class Network:
 
 
 def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Accuracy after each layer, up to the last one judged, of the run at a URL; empty for a
-    saved network."""
+    """Return the accuracy of the run at a URL after each evaluated layer; empty for a network."""
     location = Location.of(url)
     if location.attributes()["format"] != RUN_FORMAT:
         return []
@@ -284,30 +461,53 @@ def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return list(result["accuracies"]) if result else []
 
 
-def _stages(
+def _forward_batches(
     images: Array, first: int, network: Network, augment: AugmentSpec
 ) -> Iterator[tuple[slice, int, Array]]:
-    """Rows, number of the layer and scores (n, C) after it, for some of the images (N, H, W, d) at
-    a time, of which the first has index `first`; averaged over copies if there are any."""
+    """Run images (n, H, W, d) forward in batches, averaged over augmented copies if any.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, d)
+        Images in memory.
+    first : int
+        Index of the first image in the whole array, which copies depend on.
+    network : Network
+        The network.
+    augment : AugmentSpec
+        Copies to average over.
+
+    Yields
+    ------
+    rows : slice
+        Images of the batch.
+    stage : int
+        Index of the layer, from 0.
+    scores : ndarray of shape (m, C)
+        Running scores of the batch after that layer.
+    """
     copies, count = augment.copies, len(images)
-    batch = max(1, network.batch_images // (1 + copies))
+    batch_images = max(1, network.batch_images // (1 + copies))
     copy = np.arange(1 + copies)[:, None]
-    for start in range(0, count, batch):
-        rows = slice(start, min(start + batch, count))
-        n, some = rows.stop - start, images[rows]
+    for start in range(0, count, batch_images):
+        rows = slice(start, min(start + batch_images, count))
+        n, batch = rows.stop - start, images[rows]
         if copies:
             index, number = np.broadcast_arrays(first + np.arange(start, rows.stop), copy)
-            some = np.concatenate([some] * (1 + copies))
-            some = augment_images(
-                some, index.reshape(-1), number.reshape(-1), augment, PREDICT_SEED
+            batch = np.concatenate([batch] * (1 + copies))
+            batch = augment_images(
+                batch, index.reshape(-1), number.reshape(-1), augment, PREDICT_SEED
             )
         backend = network.backend
         stages = forward(
-            backend.put(some), network.layers, network.image_scale, network.spec,
+            backend.put(batch),
+            network.layers,
+            network.image_scale,
+            network.spec,
             len(network.classes),
-        )  # fmt: skip
-        turn = GPU_TURN if backend.on_gpu else nullcontext()
-        with turn, backend.working(), np.errstate(all="ignore"):
+        )
+        lock = GPU_LOCK if backend.on_gpu else nullcontext()
+        with lock, backend.working(), np.errstate(all="ignore"):
             for stage, (_, scores) in enumerate(stages):
                 mean = backend.get(scores.reshape(1 + copies, n, -1).mean(axis=0))
                 _check_scores(mean, images[rows], first + start, network)
@@ -315,51 +515,57 @@ def _stages(
 
 
 def _check_scores(scores: Array, images: Array, first: int, network: Network) -> None:
-    """Refuse images (n, H, W, d), the first of this index, that scores (n, C) cannot be told of."""
-    wrong = np.flatnonzero(~np.isfinite(scores).all(axis=1))
-    if len(wrong):
-        low, high = float(images[wrong[0]].min()), float(images[wrong[0]].max())
-        least, most = network.trained_range
+    """Raise DataError if scores (n, C) of images (n, H, W, d) are not finite.
+
+    `first` is the index of the first image, for the message.
+    """
+    invalid = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+    if len(invalid):
+        low, high = float(images[invalid[0]].min()), float(images[invalid[0]].max())
+        trained_low, trained_high = network.trained_range
         raise DataError(
-            f"image {first + wrong[0]} of X has values from {low:g} to {high:g}, and the network "
-            f"was trained on values from {least:g} to {most:g}: single precision cannot hold what "
-            "it makes of them; give images on the same scale"
+            f"image {first + invalid[0]} of X has values from {low:g} to {high:g}, but the network "
+            f"was trained on values from {trained_low:g} to {trained_high:g}. Its scores overflow "
+            "in single precision. Pass images on the same scale."
         )
 
 
-def _first_index(block_info: Any) -> int:
-    """The index of the first image of a block, from what `map_blocks` tells."""
+def _get_first_index(block_info: Any) -> int:
+    """Return the index of the first image of a block, from the `block_info` of `map_blocks`."""
     return int(block_info[0]["array-location"][0][0]) if block_info else 0
 
 
-def _final_scores(
+def _compute_final_scores(
     images: Array, network: Network, augment: AugmentSpec, block_info: Any = None
 ) -> Array:
-    """Scores (n, C) of images (n, H, W, d) after the last layer."""
+    """Return the scores (n, C) of images (n, H, W, d) after the last layer."""
     out = np.zeros((len(images), len(network.classes)), np.float32)
+    first = _get_first_index(block_info)
     with blas_threads(1):
-        for rows, _, scores in _stages(images, _first_index(block_info), network, augment):
+        for rows, _, scores in _forward_batches(images, first, network, augment):
             out[rows] = scores
     return out
 
 
-def _all_scores(
+def _compute_staged_scores(
     images: Array, network: Network, augment: AugmentSpec, block_info: Any = None
 ) -> Array:
-    """Scores (n, L, C) of images (n, H, W, d) after each layer."""
+    """Return the scores (n, L, C) of images (n, H, W, d) after each layer."""
     out = np.zeros((len(images), network.depth, len(network.classes)), np.float32)
+    first = _get_first_index(block_info)
     with blas_threads(1):
-        for rows, stage, scores in _stages(images, _first_index(block_info), network, augment):
+        for rows, stage, scores in _forward_batches(images, first, network, augment):
             out[rows, stage] = scores
     return out
 
 
-def _right_by_stage(
+def _count_staged_correct(
     images: Array, codes: Array, network: Network, augment: AugmentSpec, block_info: Any = None
 ) -> Array:
-    """How many images (n, H, W, d) with codes (n, 1, 1, 1) are right after each layer, (1, L)."""
-    right = np.zeros((1, network.depth), np.int64)
+    """Count the correct images (n, H, W, d) with codes (n, 1, 1, 1) after each layer: (1, L)."""
+    correct = np.zeros((1, network.depth), np.int64)
+    first = _get_first_index(block_info)
     with blas_threads(1):
-        for rows, stage, scores in _stages(images, _first_index(block_info), network, augment):
-            right[0, stage] += (scores.argmax(axis=1) == codes[rows, 0, 0, 0]).sum()
-    return right
+        for rows, stage, scores in _forward_batches(images, first, network, augment):
+            correct[0, stage] += (scores.argmax(axis=1) == codes[rows, 0, 0, 0]).sum()
+    return correct

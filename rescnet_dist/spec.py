@@ -1,4 +1,4 @@
-"""What to train and how to run it: frozen, validated specs with a TOML form."""
+"""Options of a network, a run and its augmentation: frozen, validated specs with a TOML form."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ CHOICES = {
     "matmul_precision": ("float32", "split", "half"),
     "padding": ("zero", "edge", "reflect"),
 }
-RENAMED_OPTIONS = {"products": "matmul_precision"}  # names of earlier releases, in stored runs too
+# Names and values of earlier releases. Users get an error that names the new spelling; specs in
+# stored runs are translated.
+RENAMED_OPTIONS = {"products": "matmul_precision"}
 RENAMED_VALUES = {("cells", "centre"): "center"}
 
 
-def _toml_value(value: Any) -> str:
+def _to_toml_value(value: Any) -> str:
+    """Return a value as TOML text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -43,19 +46,20 @@ def _toml_value(value: Any) -> str:
     return repr(value)
 
 
-def _plain(value: Any) -> Any:
-    """A NumPy number, as from a grid of settings, as Python's own."""
+def _to_python_scalar(value: Any) -> Any:
+    """Convert a NumPy scalar, such as one of a parameter grid, to a Python number."""
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _is_instance(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type of an option's annotation; an int is a float too."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return isinstance(value, str)
     if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
+        return isinstance(value, tuple) and all(_is_instance(v, arguments[0]) for v in value)
     if arguments:
-        return any(_fits(value, a) for a in arguments)
+        return any(_is_instance(value, a) for a in arguments)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
@@ -63,41 +67,43 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _describe(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
+    """Return the type of an annotation in words, for error messages."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(arguments)
     if origin is tuple:
         return "a list of whole numbers"
     if arguments:
-        return " or ".join(_describe(a) for a in arguments)
-    return {int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}[
-        hint
-    ]
+        return " or ".join(_describe_type(a) for a in arguments)
+    names = {int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
+    return names[hint]
 
 
 def read_toml(source: str | Path) -> dict[str, Any]:
-    """Parse TOML text, or the file at a `Path`; only the tables of the specs are allowed."""
-    where = f"{source}: " if isinstance(source, Path) else ""
+    """Parse TOML text, or the file at a `Path`; raise SpecError for tables that no spec has."""
+    prefix = f"{source}: " if isinstance(source, Path) else ""
     try:
         text = source.read_text() if isinstance(source, Path) else source
         tables = tomllib.loads(text)
     except OSError as error:
-        raise SpecError(f"{where}cannot be read ({error.strerror})") from error
+        raise SpecError(f"{source} cannot be read ({error.strerror}). Check the path.") from error
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{where}not valid TOML: {error}") from error
+        raise SpecError(
+            f"{prefix}The text is not valid TOML: {error}. Correct that line."
+        ) from error
     kinds = {"preset": str} | {spec.table: dict for spec in (NetworkSpec, RunSpec, AugmentSpec)}
     for name, value in tables.items():
         if not isinstance(value, kinds.get(name, ())):
             raise SpecError(
-                f"{where}unexpected entry {name!r}: {suggest_name(name, kinds)} "
-                "(preset is a string, network, run and augment are tables)"
+                f"{prefix}Unexpected entry {name!r}. {suggest_name(name, kinds)} The preset is a "
+                "string; network, run and augment are tables."
             )
     return tables
 
 
 class Spec:
-    """What all specs share: checked replacement, plain dictionaries and TOML."""
+    """Base class of the specs: validated replacement, and conversion to and from dicts and TOML."""
 
     table: ClassVar[str]
 
@@ -107,11 +113,38 @@ class Spec:
         return super().__new__(cls)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, validated anew."""
+        """Return a copy with some options changed, validated again.
+
+        Parameters
+        ----------
+        **changes
+            New values by option name.
+
+        Returns
+        -------
+        Spec
+            A spec of the same class.
+
+        Raises
+        ------
+        SpecError
+            If an option is unknown or a value is not valid.
+
+        Examples
+        --------
+        >>> NetworkSpec().replace(filters=8).filters
+        8
+        """
         return type(self).from_dict(self.to_dict() | changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values; what has no value (None) is left out."""
+        """Return the options as JSON-serializable values.
+
+        Returns
+        -------
+        dict
+            Values by option name. Options that are None are left out.
+        """
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {
             k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None
@@ -119,12 +152,39 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the spec with these options, the inverse of `to_dict`."""
+        """Return the spec with these options; the inverse of `to_dict`.
+
+        Parameters
+        ----------
+        values : dict
+            Values by option name; options that are missing have their default.
+
+        Returns
+        -------
+        Spec
+            A spec of this class.
+
+        Raises
+        ------
+        SpecError
+            If an option is unknown or a value is not valid.
+        """
         return cls(**values)
 
     @classmethod
     def from_stored(cls, values: Mapping[str, Any]) -> Self:
-        """Return the spec that a run or network store holds, perhaps of an earlier release."""
+        """Return the spec in a run or network store, which an earlier release may have written.
+
+        Parameters
+        ----------
+        values : dict
+            Values by option name; names and values of earlier releases are translated.
+
+        Returns
+        -------
+        Spec
+            A spec of this class.
+        """
         current = {RENAMED_OPTIONS.get(name, name): value for name, value in values.items()}
         for (name, old), new in RENAMED_VALUES.items():
             if current.get(name) == old:
@@ -133,63 +193,110 @@ class Spec:
 
     @classmethod
     def _check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise SpecError for names that are no options; a renamed one names its new spelling."""
         options = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for name in values:
             if name not in options:
                 new = RENAMED_OPTIONS.get(name)
-                remedy = f"use {new!r}" if new in options else suggest_name(name, options)
-                renamed = " any more" if new in options else ""
-                raise SpecError(f"{cls.__name__} has no option {name!r}{renamed}: {remedy}")
+                if new in options:
+                    problem, remedy = "has been renamed", f"Use {new}={values[name]!r}."
+                    raise SpecError(f"The option {name!r} of {cls.__name__} {problem}. {remedy}")
+                raise SpecError(
+                    f"{cls.__name__} has no option {name!r}. {suggest_name(name, options)}"
+                )
 
     def rows(self) -> list[tuple[str, Any, bool]]:
-        """Name and value of each field, and whether it differs from the default."""
+        """Return the name and value of each option, and whether it differs from the default.
+
+        Returns
+        -------
+        list of tuple
+            One `(name, value, is_changed)` for each option.
+        """
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         values = [(field, getattr(self, field.name)) for field in fields]
         return [(field.name, value, value != field.default) for field, value in values]
 
     def _repr_html_(self) -> str:
-        return html_table(f"{type(self).__name__}, bold where not the default", self.rows())
+        return html_table(
+            f"{type(self).__name__}, options that are not the default in bold", self.rows()
+        )
 
     def to_toml(self) -> str:
-        """One TOML table with every field that has a value."""
-        lines = [f"{name} = {_toml_value(value)}" for name, value in self.to_dict().items()]
+        """Return the spec as one TOML table.
+
+        Returns
+        -------
+        str
+            A table named `network`, `run` or `augment`, without the options that are None.
+        """
+        lines = [f"{name} = {_to_toml_value(value)}" for name, value in self.to_dict().items()]
         return "\n".join([f"[{self.table}]", *lines]) + "\n"
 
     @classmethod
     def from_toml(cls, source: str | Path) -> Self:
-        """Read the spec's table from TOML text, or from the file at a `Path`."""
+        """Read the spec from its table in TOML text or in a file.
+
+        Parameters
+        ----------
+        source : str or pathlib.Path
+            TOML text, or the path of a TOML file.
+
+        Returns
+        -------
+        Spec
+            The spec; options that the table does not have are the default.
+
+        Raises
+        ------
+        SpecError
+            If the file cannot be read, is not TOML, or has an option that is not valid.
+        """
         return cls.from_dict(read_toml(source).get(cls.table, {}))
 
     def _check_types(self) -> None:
+        """Raise SpecError for a value of the wrong type or one that is no choice of its option."""
         for name, hint in typing.get_type_hints(type(self)).items():
             if typing.get_origin(hint) is ClassVar:
                 continue
-            value = _plain(getattr(self, name))
+            value = _to_python_scalar(getattr(self, name))
             object.__setattr__(self, name, value)
-            if not _fits(value, hint):
-                raise SpecError(f"{name}={value!r} is not {_describe(hint)}")
+            if not _is_instance(value, hint):
+                raise SpecError(f"{name}={value!r} is not {_describe_type(hint)}.")
             if name in CHOICES and value not in CHOICES[name]:
                 if new := RENAMED_VALUES.get((name, value)):
-                    raise SpecError(f"{name}={value!r} is now called {new!r}: use {name}={new!r}")
-                raise SpecError(f"{name}={value!r}: {suggest_name(value, CHOICES[name])}")
+                    raise SpecError(f"{name}={value!r} has been renamed. Use {name}={new!r}.")
+                raise SpecError(
+                    f"{name}={value!r} is not a choice. {suggest_name(value, CHOICES[name])}"
+                )
 
     def _check_range(
-        self, name: str, low: float, high: float = math.inf, *, above: bool = False
+        self, name: str, low: float, high: float = math.inf, *, exclude_low: bool = False
     ) -> None:
+        """Raise SpecError if a number is outside [low, high], or (low, high]; None is valid."""
         value = getattr(self, name)
         if value is None:
             return
-        inside = low < value <= high if above else low <= value <= high
-        if not (inside and math.isfinite(value)):
-            limit = f"greater than {low}" if above else f"at least {low}"
+        is_inside = low < value <= high if exclude_low else low <= value <= high
+        if not (is_inside and math.isfinite(value)):
+            limit = f"greater than {low}" if exclude_low else f"at least {low}"
             limit += f" and at most {high}" if high < math.inf else ""
-            raise SpecError(f"{name}={value!r} is out of range: it must be {limit}")
+            raise SpecError(f"{name}={value!r} is out of range. It must be {limit}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A part of the bank of a layer: its filters see these input channels alone. The first `pca` of
-    them are of PCA, the others stacked-LDA filters."""
+    """A part of the filter bank of a layer, which sees only some of the input channels.
+
+    Attributes
+    ----------
+    channels : tuple of int
+        Input channels that the filters see.
+    filters : range
+        Indices of the filters in the bank.
+    pca : int
+        Number of PCA filters, which come first. The others are stacked-LDA filters.
+    """
 
     channels: tuple[int, ...]
     filters: range
@@ -203,35 +310,97 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSpec(Spec):
-    """Every choice that defines a network; the defaults are the paper's.
+    """Options that define a network; the defaults are those of the paper.
 
-    Layers
-        filters, filter_size, first_filter_size: filters per layer, and their side in pixels in
-        the later layers and in the first. minmax: one range for the whole input of a layer, or
-        one per channel. rectify: maps go on to the next layer as ReLU(maps), so that it is no
-        longer linear in the images; the paper's go on as they are. local_contrast: the network has
-        two towers, half of the filters each, which meet in the features alone: one sees the images,
-        as the paper's does, the other their local contrast.
-    Stacked-LDA filters
-        lda_fraction: their share of the bank, the rest is PCA. lda_positives, lda_negatives,
-        lda_tolerance, lda_ridge: patches per draw, training error up to which a draw is kept, and
-        the ridge of its covariance. lda_draws: draws made per filter wanted; where too few of
-        them are kept, the bank is filled up with those of least error.
-    Features
-        block, stride: second-order pooling. zscore, power: normalization. pairs: of maps whose
-        covariance is a feature, all, or those of one tower (local_contrast), which leaves room for
-        more filters. levels, cells, pool: the spatial pyramid.
-    Classifiers
-        residual: classify the sign of the largest error (the paper), or regress all of them.
-        ridge: γ, relative to the mean feature variance. probability, sigma, beta: sigmoid(s/σ) or
-        softmax(β·s). target: λ.
-    Growth
-        learning_rate: α, lowered by the share `decay` every `decay_every` layers down to
-        `rate_floor`. max_layers; patience: layers without a better validation accuracy before
-        stopping (None: never). stop_at_zero_error: stop once the training error is 0.
-    Storage
-        store_dtype: precision that the maps of a layer are rounded to, before anything is learned
-        from them, and stored in.
+    Attributes
+    ----------
+    filters : int, default 50
+        Filters per layer.
+    filter_size : int, default 3
+        Width and height of the filters in layers 2 and later, in pixels.
+    first_filter_size : int, default 3
+        Width and height of the filters in layer 1, in pixels.
+    minmax : {"global", "channel"}, default "global"
+        Min-max normalization of the input of a layer: one range for all channels, or one per
+        channel.
+    rectify : bool, default False
+        Pass ReLU(maps) to the next layer, which makes it nonlinear in the images. The paper passes
+        the maps unchanged.
+    local_contrast : bool, default False
+        Use two towers with half of the filters each, which share only the features. One sees the
+        images, as in the paper, the other their local contrast.
+    lda_fraction : float, default 0.5
+        Fraction of stacked-LDA filters in the bank, from 0 to 1; the rest are PCA filters.
+    lda_positives : int, default 2
+        Patches of the class in each stacked-LDA draw.
+    lda_negatives : int, default 32
+        Patches of other classes in each stacked-LDA draw.
+    lda_tolerance : float, default 0.0
+        Largest training error of a draw that is accepted.
+    lda_ridge : float, default 0.01
+        Ridge added to the covariance of a draw.
+    lda_draws : int, default 8
+        Draws per stacked-LDA filter. If too few are accepted, the bank is filled with the draws of
+        lowest error.
+    block : int, default 16
+        Width and height of the blocks of second-order pooling, in pixels.
+    stride : int, default 4
+        Distance between neighboring blocks, in pixels.
+    zscore : {"channel", "block"}, default "channel"
+        Normalization within a block: divide by the standard deviation of each channel, which gives
+        correlations, or by that of the whole block.
+    power : bool, default False
+        Replace each feature v by sign(v)·|v|^½.
+    pairs : {"all", "tower"}, default "all"
+        Pairs of maps whose covariance is a feature: all, or only those within a tower (for
+        `local_contrast`), which allows more filters at the same number of features.
+    levels : tuple of int, default (4, 2, 1)
+        Cells per side at each level of the spatial pyramid.
+    cells : {"center", "even"}, default "center"
+        Assignment of blocks to pyramid cells: by the center of the block, or in equal shares.
+    pool : {"max", "mean"}, default "max"
+        Pooling over the blocks of a cell.
+    residual : {"classify", "regress"}, default "classify"
+        Target of later layers: classify the sign of the largest error (the paper), or regress all
+        errors.
+    ridge : float, default 1.0
+        Ridge γ of the classifiers, relative to the mean variance of the features.
+    probability : {"sigmoid", "softmax"}, default "sigmoid"
+        Probability of a class from its score s: sigmoid(s/σ) or softmax(β·s).
+    sigma : float, default 16.0
+        Scale σ of the sigmoid.
+    beta : float, default 0.001
+        Scale β of the softmax.
+    target : float, default 0.8
+        Target score λ of the true class, from 0 to 1.
+    learning_rate : float, default 1.0
+        Learning rate α of the first layers.
+    decay : float, default 0.0
+        Fraction by which α decreases every `decay_every` layers.
+    decay_every : int, default 10
+        Layers between two decreases of α.
+    rate_floor : float, default 0.0
+        Lowest α.
+    max_layers : int, default 100
+        Maximum number of layers.
+    patience : int or None, default None
+        Stop after this many layers without a higher validation accuracy; None never stops.
+    stop_at_zero_error : bool, default True
+        Stop once the training error is 0.
+    store_dtype : {"float32", "float16"}, default "float32"
+        Precision to which the maps of a layer are rounded before anything is learned from them,
+        and in which they are stored.
+
+    Raises
+    ------
+    SpecError
+        If an option is unknown, or a value is out of range or does not fit the others.
+
+    Examples
+    --------
+    >>> spec = NetworkSpec.preset("digits").replace(filters=8)
+    >>> spec.filters, spec.block
+    (8, 7)
     """
 
     table: ClassVar[str] = "network"
@@ -273,7 +442,9 @@ class NetworkSpec(Spec):
 
     def __post_init__(self) -> None:
         if isinstance(self.levels, list | tuple):
-            object.__setattr__(self, "levels", tuple(_plain(level) for level in self.levels))
+            object.__setattr__(
+                self, "levels", tuple(_to_python_scalar(level) for level in self.levels)
+            )
         self._check_types()
         for name in (
             *("filters", "filter_size", "first_filter_size", "lda_positives", "lda_negatives"),
@@ -286,53 +457,115 @@ class NetworkSpec(Spec):
         for name in ("lda_fraction", "target", "decay"):
             self._check_range(name, 0, 1)
         for name in ("lda_ridge", "sigma", "beta"):
-            self._check_range(name, 0, above=True)
+            self._check_range(name, 0, exclude_low=True)
         if self.rate_floor > self.learning_rate:
             raise SpecError(
-                f"rate_floor={self.rate_floor} is above learning_rate={self.learning_rate}: "
-                "the rate falls down to the floor, so use a lower one"
+                f"rate_floor={self.rate_floor} is above learning_rate={self.learning_rate}. "
+                "The rate decays down to the floor; use a lower floor."
             )
         if not self.levels or min(self.levels) < 1:
-            raise SpecError(f"levels={self.levels!r}: give at least one level, each at least 1")
+            raise SpecError(
+                f"levels={self.levels!r} is not valid. Give at least one level, each at least 1."
+            )
         if self.filters < self.views:
             raise SpecError(
-                f"filters={self.filters} with local_contrast leaves a tower without any: use at "
-                f"least {self.views} filters, or leave local_contrast out"
+                f"filters={self.filters} with local_contrast leaves a tower without filters. Use "
+                f"at least {self.views} filters, or leave local_contrast out."
             )
         if self.pairs == "tower" and not self.local_contrast:
             raise SpecError(
-                'pairs="tower" is for networks of two towers, and this one has one: give '
-                'local_contrast, or use pairs="all"'
+                'pairs="tower" is for networks with two towers, but this network has one. Set '
+                'local_contrast=True, or use pairs="all".'
             )
         if self.zscore == "channel" and min(map(len, self.pooling_groups)) < 2:
             raise SpecError(
                 f"filters={self.filters} leaves no feature "
                 + ("of a tower " if self.pairs == "tower" else "")
-                + 'with zscore="channel", which drops the diagonal: use at least '
-                f'{2 * len(self.pooling_groups)} filters, or zscore="block"'
+                + 'with zscore="channel", which drops the diagonal. Use at least '
+                f'{2 * len(self.pooling_groups)} filters, or zscore="block".'
             )
 
     @classmethod
     def preset(cls, name: str) -> NetworkSpec:
-        """One of the named networks of `PRESETS`: `digits`, or one of the paper's four."""
+        """Return a preset.
+
+        Parameters
+        ----------
+        name : {"digits", "mnist", "cifar10", "cifar100", "tiny-imagenet"}
+            The network for the bundled digits, or one of the four networks of the paper.
+
+        Returns
+        -------
+        NetworkSpec
+            The preset.
+
+        Raises
+        ------
+        SpecError
+            If there is no preset of this name.
+
+        Examples
+        --------
+        >>> NetworkSpec.preset("cifar10").stride
+        1
+        """
         if name not in PRESETS:
-            raise SpecError(f"unknown preset {name!r}: {suggest_name(name, PRESETS)}")
+            raise SpecError(f"Unknown preset {name!r}. {suggest_name(name, PRESETS)}")
         return PRESETS[name]
 
     @classmethod
     def from_toml(cls, source: str | Path) -> NetworkSpec:
-        """Read TOML text, or the file at a `Path`: the [network] table, on top of its `preset`."""
+        """Read the [network] table of TOML text or of a file, applied to its `preset` if any.
+
+        Parameters
+        ----------
+        source : str or pathlib.Path
+            TOML text, or the path of a TOML file.
+
+        Returns
+        -------
+        NetworkSpec
+            The spec; options that the table does not have are those of the preset, or the default.
+
+        Raises
+        ------
+        SpecError
+            If the file cannot be read, is not TOML, or has an option that is not valid.
+        """
         tables = read_toml(source)
         base = cls.preset(tables["preset"]) if "preset" in tables else cls()
         return base.replace(**tables.get(cls.table, {}))
 
     def filter_size_at(self, layer: int) -> int:
-        """Side k of the filters of layer `layer`, counted from 1."""
+        """Return the width and height k of the filters of a layer.
+
+        Parameters
+        ----------
+        layer : int
+            Number of the layer, from 1.
+
+        Returns
+        -------
+        int
+            Pixels.
+        """
         return self.first_filter_size if layer == 1 else self.filter_size
 
     def learning_rate_at(self, layer: int) -> float:
-        """Learning rate α of layer `layer`, counted from 1.
+        """Return the learning rate α of a layer.
 
+        Parameters
+        ----------
+        layer : int
+            Number of the layer, from 1.
+
+        Returns
+        -------
+        float
+            The learning rate after decay, at least `rate_floor`.
+
+        Examples
+        --------
         >>> NetworkSpec.preset("cifar100").learning_rate_at(11)
         0.9
         """
@@ -341,57 +574,97 @@ class NetworkSpec(Spec):
 
     @property
     def views(self) -> int:
-        """How many forms of an image layers see: itself, and its local contrast if wanted."""
+        """Number of forms of an image that layers see: the image, and its local contrast if set."""
         return 1 + self.local_contrast
 
     @property
     def tower_filters(self) -> list[range]:
-        """The filters of each tower: one for each view."""
+        """Indices of the filters of each tower; there is one tower for each view."""
         ends = [self.filters * view // self.views for view in range(self.views + 1)]
         return [range(*pair) for pair in itertools.pairwise(ends)]
 
     @property
     def pooling_groups(self) -> list[range]:
-        """The filters whose maps are pooled together: features are of pairs among these."""
+        """Groups of filters whose maps are pooled together: features are of pairs in a group."""
         return self.tower_filters if self.pairs == "tower" else [range(self.filters)]
 
     def input_channels(self, layer: int, channels: int) -> int:
-        """Input channels of a layer, of images with `channels`: the maps of the layer before, if
-        there is one, and all views of the images."""
+        """Return the number of input channels of a layer.
+
+        They are the maps of the previous layer, if any, and all views of the images.
+
+        Parameters
+        ----------
+        layer : int
+            Number of the layer, from 1.
+        channels : int
+            Channels of the images.
+
+        Returns
+        -------
+        int
+            Number of channels.
+        """
         return (self.filters if layer > 1 else 0) + self.views * channels
 
     def layer_towers(self, layer: int, channels: int) -> list[Tower]:
-        """The parts of the bank of a layer, of images with `channels`; together they have all of
-        its filters and input channels.
+        """Return the parts of the filter bank of a layer.
 
-        A patch has k² directions per channel; where PCA wants more, stacked-LDA fills up.
+        Together they have all its filters and input channels. A patch has k² directions per
+        channel; if there are more PCA filters than that, the others become stacked-LDA filters.
+
+        Parameters
+        ----------
+        layer : int
+            Number of the layer, from 1.
+        channels : int
+            Channels of the images.
+
+        Returns
+        -------
+        list of Tower
+            One tower for each view.
         """
         towers, maps = [], self.filters if layer > 1 else 0
         for view, filters in enumerate(self.tower_filters):
-            seen = range(maps + view * channels, maps + (view + 1) * channels)
-            inputs = (*(filters if layer > 1 else ()), *seen)
+            pixels = range(maps + view * channels, maps + (view + 1) * channels)
+            inputs = (*(filters if layer > 1 else ()), *pixels)
             directions = self.filter_size_at(layer) ** 2 * len(inputs)
             lda = math.floor(len(filters) * self.lda_fraction + 0.5)
             towers.append(Tower(inputs, filters, min(len(filters) - lda, directions)))
         return towers
 
     def check_images(self, height: int, width: int, channels: int) -> None:
-        """Refuse images this network cannot be trained on."""
+        """Raise SpecError if the network cannot be trained on images of this shape.
+
+        Parameters
+        ----------
+        height, width : int
+            Size of the images in pixels.
+        channels : int
+            Channels of the images.
+
+        Raises
+        ------
+        SpecError
+            If a block or a filter is larger than the images, or there are more PCA filters than
+            directions of a patch.
+        """
         side = min(height, width)
         for name in ("block", "first_filter_size", "filter_size"):
             size = getattr(self, name)
             if size > side:
                 raise SpecError(
-                    f"{name}={size} is larger than the image ({height}×{width} pixels): "
-                    f"use {name} of at most {side}"
+                    f"{name}={size} is larger than the image ({height}×{width} pixels). "
+                    f"Use {name} of at most {side}."
                 )
-        # of layer 1: later layers have more than `filters`
+        # Layer 1 has the fewest: later layers have more directions than `filters`.
         directions = self.views * self.first_filter_size**2 * channels
         if self.lda_fraction == 0 and self.filters > directions:
             raise SpecError(
                 f"filters={self.filters} PCA filters are more than the {directions} directions "
-                f"of a patch in layer 1: use filters of at most {directions}, a larger "
-                "first_filter_size, or lda_fraction above 0 so that stacked-LDA filters fill up"
+                f"of a patch in layer 1. Use filters of at most {directions}, a larger "
+                "first_filter_size, or lda_fraction above 0, which adds stacked-LDA filters."
             )
 
 
@@ -428,22 +701,54 @@ PRESETS: dict[str, NetworkSpec] = {
 
 @dataclass(frozen=True, slots=True)
 class RunSpec(Spec):
-    """How a network is trained; none of it changes the mathematics, `seed` and split aside.
+    """Options of how a network is trained.
 
-    seed: of the draws and the split. validation: share of the training images held out when no
-    validation set is given. chunk_images: images per chunk (None: from the plan).
-    accumulators: partial sums before the tree reduction (None: from the plan). split_every: fan-in
-    of the reduction. solve_threads: BLAS threads of the solve. tile_features: side of the tiles
-    that the features' scatter matrix is cut into (None: from the plan, which does so only where a
-    worker cannot hold it whole). keep_maps: maps and scores kept in the store, of the last layer or
-    of all, or of none once the run is done: whoever goes on with it computes them again. codec:
-    that maps are compressed with.
-    maps: where those of a layer wait for the next, in the store, in the workers' memory, or (auto)
-    in memory where the plan finds room. checkpoint_every: layers after which those in memory are
-    stored as well, as they are at the end unless none are kept; what lies between is computed again
-    on resume.
-    array_backend: "numpy", or "cupy" for workers with a GPU. matmul_precision: of products on a GPU, in
-    single precision, as three products of halves, or in half precision.
+    Except `seed` and `validation`, none of them changes the mathematics.
+
+    Attributes
+    ----------
+    seed : int, default 0
+        Seed of the patch draws, the validation split and the augmented copies.
+    validation : float, default 0.0
+        Fraction of the training images held out if there is no validation set, up to 0.9.
+    chunk_images : int or None, default None
+        Images per chunk; None lets the plan choose.
+    accumulators : int or None, default None
+        Partial sums that the tree reduction starts from; None lets the plan choose.
+    split_every : int, default 2
+        Fan-in of the tree reduction.
+    solve_threads : int or None, default None
+        BLAS threads of the solve; None uses all threads of a machine.
+    tile_features : int or None, default None
+        Width and height of the tiles of the scatter matrix of the features; None lets the plan
+        choose, which uses tiles only if a worker cannot hold the whole matrix.
+    keep_maps : {"last", "all", "none"}, default "last"
+        Layers whose maps and scores stay in the store: the last, all, or none once the run is
+        done. A run without them computes them again when it is resumed.
+    codec : {"none", "zstd"}, default "none"
+        Compression of the stored maps.
+    maps : {"auto", "store", "memory"}, default "auto"
+        Where maps are kept until the next layer: in the store, in the memory of the workers, or
+        (auto) in memory if the plan finds room.
+    checkpoint_every : int, default 10
+        Layers after which maps in memory are written to the store. They are also written at the
+        end, unless `keep_maps` is "none". Layers since the last checkpoint are computed again on
+        resume.
+    array_backend : {"numpy", "cupy"}, default "numpy"
+        Array library of the workers; "cupy" is for workers with a GPU.
+    matmul_precision : {"float32", "split", "half"}, default "split"
+        Precision of matrix products on a GPU: single precision, three products of halves, or half
+        precision.
+
+    Raises
+    ------
+    SpecError
+        If an option is unknown, or a value is out of range or does not fit the others.
+
+    Examples
+    --------
+    >>> RunSpec(validation=0.1, chunk_images=500).chunk_images
+    500
     """
 
     table: ClassVar[str] = "run"
@@ -474,45 +779,83 @@ class RunSpec(Spec):
         self._check_range("split_every", 2)
         if self.maps == "memory" and self.keep_maps == "all":
             raise SpecError(
-                'keep_maps="all" stores the maps of every layer, and maps="memory" does not: leave '
-                "one of them out"
+                'keep_maps="all" stores the maps of every layer, but maps="memory" does not. Leave '
+                "one of them out."
             )
         if self.tile_features and (self.maps == "memory" or self.array_backend == "cupy"):
             other = 'maps="memory"' if self.maps == "memory" else 'array_backend="cupy"'
             raise SpecError(
                 f"tile_features={self.tile_features} is for scatter matrices that no worker can "
-                f"hold, and {other} needs workers that can: leave one of them out"
+                f"hold, but {other} needs workers that can. Leave one of them out."
             )
 
     @property
     def maps_stay(self) -> bool:
-        """Whether the store has the maps of the last layer once the run is done."""
+        """Whether the maps of the last layer stay in the store once the run is done."""
         return self.keep_maps != "none"
 
     def check_effect(self) -> None:
-        """Refuse, of a run that is to begin, what would do nothing."""
+        """Raise SpecError if an option would have no effect on a new run.
+
+        Raises
+        ------
+        SpecError
+            If `matmul_precision` is set for a run without a GPU.
+        """
         if self.matmul_precision != "split" and self.array_backend != "cupy":
             raise SpecError(
-                f'matmul_precision="{self.matmul_precision}" is how a GPU multiplies: give array_backend="cupy", '
-                "or leave matmul_precision out"
+                f'matmul_precision="{self.matmul_precision}" is how a GPU multiplies matrices, but '
+                f'array_backend="{self.array_backend}" does not use one. Set array_backend="cupy", '
+                "or leave matmul_precision out."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class AugmentSpec(Spec):
-    """Copies of the training images, made whenever they are read and never stored.
+    """Augmented copies of the training images, made whenever images are read and never stored.
 
-    copies: of each image, beside the image itself.
-    Geometry
-        flip, flip_vertical: mirror left to right, top to bottom; the copies take turns, so that of
-        one copy it is always mirrored. shift: by up to so many whole pixels. crop: to a square part
-        of at least this share of the sides, enlarged to full size. rotate: by up to so many
-        degrees. scale: larger or smaller by up to this share. padding: what comes in at the
-        borders, zeros, the border's pixels, or the image mirrored.
-    Pixels
-        brightness, contrast, saturation: times a factor of up to this share from 1. cutout: a
-        square of so many pixels is set to 0. noise: Gaussian, its standard deviation as a share of
-        the pixels' range (255 for uint8, 1 for floating point).
+    Attributes
+    ----------
+    copies : int, default 0
+        Copies of each training image, in addition to the image, up to 10,000.
+    flip : bool, default False
+        Mirror every second copy left to right, starting with the first: a single copy is always
+        mirrored. With `flip_vertical`, copies cycle through left to right, top to bottom, both and
+        neither.
+    flip_vertical : bool, default False
+        Mirror every second copy top to bottom, as for `flip`.
+    shift : int, default 0
+        Largest shift in whole pixels.
+    crop : float, default 1.0
+        Smallest side of a random square crop, as a fraction of the image's sides; the crop is
+        enlarged to the full size.
+    rotate : float, default 0.0
+        Largest rotation in degrees, up to 180.
+    scale : float, default 0.0
+        Largest change of size, up or down, as a fraction.
+    padding : {"zero", "edge", "reflect"}, default "zero"
+        Pixels beyond the border: zeros, the pixels of the border, or the mirrored image.
+    brightness : float, default 0.0
+        Largest change of brightness: pixels are multiplied by a factor this far from 1.
+    contrast : float, default 0.0
+        Largest change of contrast, as for `brightness`.
+    saturation : float, default 0.0
+        Largest change of saturation, as for `brightness`; only for color images.
+    cutout : int, default 0
+        Width and height in pixels of a square that is set to 0.
+    noise : float, default 0.0
+        Standard deviation of Gaussian noise, as a fraction of the pixel range (255 for uint8, 1 for
+        floating point).
+
+    Raises
+    ------
+    SpecError
+        If an option is unknown, or a value is out of range or does not fit the others.
+
+    Examples
+    --------
+    >>> AugmentSpec(copies=4, flip=True, shift=2).changes
+    ['flip', 'shift']
     """
 
     table: ClassVar[str] = "augment"
@@ -536,25 +879,26 @@ class AugmentSpec(Spec):
         self._check_range("copies", 0, 10_000)
         for name in ("shift", "cutout", "noise"):
             self._check_range(name, 0)
-        self._check_range("crop", 0, 1, above=True)
+        self._check_range("crop", 0, 1, exclude_low=True)
         self._check_range("rotate", 0, 180)
         for name in ("scale", "brightness", "contrast", "saturation"):
             self._check_range(name, 0, 1)
-        ways = [f.name for f in dataclasses.fields(self) if f.name not in ("copies", "padding")]
+        options = [f.name for f in dataclasses.fields(self) if f.name not in ("copies", "padding")]
         if self.copies and not self.changes:
             raise SpecError(
-                f"copies={self.copies} would all be the same as their image: give at least one of "
-                + ", ".join(ways)
+                f"copies={self.copies} would all be the same as their image. Set at least one of "
+                + ", ".join(options)
+                + "."
             )
         if self.changes and not self.copies:
             raise SpecError(
                 f"{self.changes[0]}={getattr(self, self.changes[0])} changes copies of the images, "
-                "and there are none: give copies of at least 1"
+                "but copies=0. Use copies of at least 1."
             )
 
     @property
     def changes(self) -> list[str]:
-        """What differs between copies."""
+        """Names of the options by which copies differ from their image."""
         return [
             f.name
             for f in dataclasses.fields(self)
@@ -563,20 +907,34 @@ class AugmentSpec(Spec):
 
     @property
     def moves(self) -> bool:
-        """Whether the geometry of copies differs."""
+        """Whether copies differ from their image in geometry."""
         geometry = {"flip", "flip_vertical", "shift", "crop", "rotate", "scale"}
         return not geometry.isdisjoint(self.changes)
 
     def check_images(self, height: int, width: int, channels: int) -> None:
-        """Refuse images that cannot be augmented so."""
+        """Raise SpecError if images of this shape cannot be augmented.
+
+        Parameters
+        ----------
+        height, width : int
+            Size of the images in pixels.
+        channels : int
+            Channels of the images.
+
+        Raises
+        ------
+        SpecError
+            If a shift or a cutout is as large as the images, or saturation is to change in images
+            that are not in color.
+        """
         for name in ("shift", "cutout"):
             if getattr(self, name) >= min(height, width):
                 raise SpecError(
                     f"{name}={getattr(self, name)} leaves nothing of images of {height}×{width} "
-                    f"pixels: use {name} of at most {min(height, width) - 1}"
+                    f"pixels. Use {name} of at most {min(height, width) - 1}."
                 )
         if self.saturation and channels != 3:
             raise SpecError(
-                f"saturation={self.saturation} is of images in color, and these have {channels} "
-                "channels: leave saturation out"
+                f"saturation={self.saturation} is for color images with 3 channels, but these "
+                f"have {channels}. Leave saturation out."
             )

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster
 
-from rescnet_dist.cluster.connect import PROFILED
+from rescnet_dist.cluster.connect import PROFILER_CONFIG
 
 S3_SECRET = "a-secret-of-this-test"
 
@@ -36,7 +36,7 @@ def rng() -> np.random.Generator:
 @pytest.fixture(scope="session")
 def threads_cluster() -> Iterator[Any]:
     """One worker in this process, two threads."""
-    with dask.config.set(PROFILED):
+    with dask.config.set(PROFILER_CONFIG):
         cluster = LocalCluster(
             n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
         )

@@ -1,4 +1,4 @@
-"""Specs: what they refuse and how they say so, their TOML form, presets and schedules."""
+"""Specs: validation and its messages, TOML form, presets and schedules."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rescnet_dist.spec import CHOICES, PRESETS, read_toml
 from tests.presets import IMAGES
 
 WHOLE = st.integers(1, 10**6)
-SHARE = st.floats(0, 1)
+FRACTION = st.floats(0, 1)
 NOT_NEGATIVE = st.floats(0, 1e6) | st.integers(0, 100)
 POSITIVE = st.floats(0, 1e6, exclude_min=True)
 
 
 def network_spec(pairs: str, **fields: Any) -> NetworkSpec:
-    """A spec whose pairs are so where there are such."""
+    """Return a spec with `pairs` if it has two towers that are large enough."""
     spec = NetworkSpec(**fields)
     return spec.replace(pairs=pairs) if spec.local_contrast and spec.filters > 3 else spec
 
@@ -35,7 +35,7 @@ NETWORK_SPECS = st.builds(
     local_contrast=st.booleans(),
     filter_size=WHOLE,
     first_filter_size=WHOLE,
-    lda_fraction=SHARE,
+    lda_fraction=FRACTION,
     lda_positives=WHOLE,
     lda_negatives=WHOLE,
     lda_tolerance=NOT_NEGATIVE,
@@ -48,9 +48,9 @@ NETWORK_SPECS = st.builds(
     ridge=NOT_NEGATIVE,
     sigma=POSITIVE,
     beta=POSITIVE,
-    target=SHARE,
+    target=FRACTION,
     learning_rate=st.floats(0.5, 1e6),
-    decay=SHARE,
+    decay=FRACTION,
     decay_every=WHOLE,
     rate_floor=st.floats(0, 0.5),
     max_layers=WHOLE,
@@ -75,14 +75,14 @@ RUN_SPECS = st.builds(
 
 @pytest.mark.parametrize(("spec", "name"), [(NetworkSpec(), "filters"), (RunSpec(), "seed")])
 def test_specs_are_frozen(spec, name):
-    """A spec that a run was started with cannot change under it."""
+    """A spec that a run has started with cannot change."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(spec, name, 3)
     assert spec == type(spec)()
 
 
-def test_replace_changes_the_named_fields_alone():
-    """The rest stays, the original too, and None stands for no value."""
+def test_replace_changes_only_the_named_fields():
+    """Other fields and the original stay the same, and None is no value."""
     spec = NetworkSpec(patience=5)
     other = spec.replace(filters=7, levels=[2, 1], patience=None)
     assert (other.filters, other.levels, other.patience) == (7, (2, 1), None)
@@ -91,11 +91,11 @@ def test_replace_changes_the_named_fields_alone():
     assert hash(other.replace(filters=50, levels=(4, 2, 1), patience=5)) == hash(spec)
 
 
-def test_replace_validates():
-    """A wrong value is refused there as it is at the start."""
-    with pytest.raises(SpecError, match=r"ridge=-1 is out of range: it must be at least 0"):
+def test_replace_rejects_invalid_values():
+    """An invalid value raises the same error as in the constructor."""
+    with pytest.raises(SpecError, match=r"ridge=-1 is out of range. It must be at least 0"):
         NetworkSpec().replace(ridge=-1)
-    with pytest.raises(SpecError, match=r"split_every=1 is out of range: it must be at least 2"):
+    with pytest.raises(SpecError, match=r"split_every=1 is out of range. It must be at least 2"):
         RunSpec().replace(split_every=1)
 
 
@@ -107,9 +107,9 @@ def test_replace_validates():
         (RunSpec().replace, "chunk_image", "chunk_images"),
     ],
 )
-def test_unknown_option_names_the_nearest(make, wrong, nearest):
-    """A misspelt option is an error that says which was meant."""
-    with pytest.raises(SpecError, match=rf"no option '{wrong}': did you mean '{nearest}'\?"):
+def test_unknown_option_suggests_the_closest(make, wrong, nearest):
+    """The error for a misspelled option names the one that was probably meant."""
+    with pytest.raises(SpecError, match=rf"no option '{wrong}'\. Did you mean '{nearest}'\?"):
         make(**{wrong: 3})
 
 
@@ -118,7 +118,7 @@ def test_unknown_option_names_the_nearest(make, wrong, nearest):
 
 @given(spec=NETWORK_SPECS)
 @settings(max_examples=100, deadline=None)
-def test_network_spec_survives_toml(spec):
+def test_network_spec_round_trips_through_toml(spec):
     """from_toml(to_toml(spec)) = spec, for every valid value."""
     assert NetworkSpec.from_toml(spec.to_toml()) == spec
     assert NetworkSpec.from_dict(spec.to_dict()) == spec
@@ -126,14 +126,14 @@ def test_network_spec_survives_toml(spec):
 
 @given(spec=RUN_SPECS)
 @settings(max_examples=100, deadline=None)
-def test_run_spec_survives_toml(spec):
+def test_run_spec_round_trips_through_toml(spec):
     """from_toml(to_toml(spec)) = spec, for every valid value."""
     assert RunSpec.from_toml(spec.to_toml()) == spec
     assert RunSpec.from_dict(spec.to_dict()) == spec
 
 
-def test_numpy_numbers_survive_toml():
-    """A ridge from np.logspace, as of a search over ridges, is a number like any other."""
+def test_numpy_numbers_round_trip_through_toml():
+    """A ridge from np.logspace, as in a parameter search, is a number like any other."""
     spec = NetworkSpec(ridge=np.logspace(-2, 0, 5)[1], target=np.float64(0.75))
     assert NetworkSpec.from_toml(spec.to_toml()) == spec
 
@@ -147,27 +147,27 @@ def test_numpy_numbers_survive_toml():
         ("levels", tuple(np.array([4, 2])), (4, 2)),
     ],
 )
-def test_numpy_values_are_taken_as_plain_ones(name, value, plain):
-    """So that a spec prints, compares and is stored the same, wherever its numbers come from."""
+def test_numpy_values_become_python_values(name, value, plain):
+    """A spec prints, compares and is stored the same wherever its numbers come from."""
     spec = NetworkSpec(**{name: value})
     assert spec == NetworkSpec(**{name: plain})
     assert repr(getattr(spec, name)) == repr(plain)
 
 
-def test_array_in_place_of_a_number_is_named():
-    """Not an error of NumPy's."""
+def test_array_instead_of_a_number_raises_spec_error():
+    """The error is not one of NumPy."""
     with pytest.raises(SpecError, match=r"ridge=.* is not a number"):
         NetworkSpec(ridge=np.array([0.1, 1.0]))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_survive_toml(name):
-    """Every named network has a TOML form."""
+def test_presets_round_trip_through_toml(name):
+    """Every preset has a TOML form."""
     assert NetworkSpec.from_toml(NetworkSpec.preset(name).to_toml()) == NetworkSpec.preset(name)
 
 
-def test_one_file_holds_both_specs(tmp_path):
-    """Each spec reads its own table, and what is not there keeps its default."""
+def test_one_file_has_both_specs(tmp_path):
+    """Each spec reads its own table, and missing options keep their default."""
     network, run = NetworkSpec(filters=8), RunSpec(seed=4)
     path = tmp_path / "spec.toml"
     path.write_text('preset = "mnist"\n' + network.to_toml() + run.to_toml())
@@ -180,16 +180,16 @@ def test_one_file_holds_both_specs(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[network]\nfilter = 3", r"no option 'filter': did you mean 'filters'\?"),
-        ("[netwrok]\nfilters = 3", r"unexpected entry 'netwrok': did you mean 'network'\?"),
-        ("network = 3", r"unexpected entry 'network'"),
+        ("[network]\nfilter = 3", r"no option 'filter'\. Did you mean 'filters'\?"),
+        ("[netwrok]\nfilters = 3", r"Unexpected entry 'netwrok'\. Did you mean 'network'\?"),
+        ("network = 3", r"Unexpected entry 'network'"),
         ("[network]\nfilters = ", r"not valid TOML"),
         ('[network]\nfilters = "8"', r"filters='8' is not a whole number"),
         ("[network]\nlevels = [4, 2.5]", r"levels=.*is not a list of whole numbers"),
     ],
 )
-def test_wrong_toml_is_an_error_that_says_where(text, message, tmp_path):
-    """As text, and as a file, which is named where the text itself is at fault."""
+def test_invalid_toml_raises_spec_error(text, message, tmp_path):
+    """The same error for text and for a file."""
     with pytest.raises(SpecError, match=message):
         NetworkSpec.from_toml(text)
     path = tmp_path / "wrong.toml"
@@ -198,9 +198,9 @@ def test_wrong_toml_is_an_error_that_says_where(text, message, tmp_path):
         NetworkSpec.from_toml(path)
 
 
-def test_missing_file_is_an_error_that_names_it(tmp_path):
-    """The path is in the message."""
-    with pytest.raises(SpecError, match=r"absent\.toml: cannot be read"):
+def test_missing_file_raises_spec_error(tmp_path):
+    """The message has the path."""
+    with pytest.raises(SpecError, match=r"absent\.toml cannot be read"):
         NetworkSpec.from_toml(tmp_path / "absent.toml")
 
 
@@ -236,11 +236,11 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "limit"), LIMITS)
-def test_value_out_of_range_is_named_with_its_limit(kind, name, value, limit):
-    """The message has the field, the value and what it must be."""
+def test_value_out_of_range_raises_spec_error(kind, name, value, limit):
+    """The message has the field, the value and the limit."""
     with pytest.raises(SpecError) as caught:
         kind(**{name: value})
-    assert str(caught.value) == f"{name}={value!r} is out of range: it must be {limit}"
+    assert str(caught.value) == f"{name}={value!r} is out of range. It must be {limit}."
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_value_out_of_range_is_named_with_its_limit(kind, name, value, limit):
         (RunSpec, "chunk_images", 1),
     ],
 )
-def test_the_limit_itself_is_allowed(kind, name, value):
-    """What a message calls the limit is a valid value."""
+def test_limit_itself_is_valid(kind, name, value):
+    """The limit in the message is a valid value."""
     assert getattr(kind(**{name: value}), name) == value
 
 
@@ -270,7 +270,7 @@ def test_numbers_must_be_finite(name, value):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "value", "what"),
+    ("kind", "name", "value", "expected"),
     [
         (NetworkSpec, "filters", 2.5, "a whole number"),
         (NetworkSpec, "filters", True, "a whole number"),
@@ -285,16 +285,16 @@ def test_numbers_must_be_finite(name, value):
         (RunSpec, "keep_maps", None, "one of last, all, none"),
     ],
 )
-def test_value_of_another_kind_is_named_with_the_kind_expected(kind, name, value, what):
-    """The message has the field, the value and the kind it should be of."""
+def test_value_of_wrong_type_raises_spec_error(kind, name, value, expected):
+    """The message has the field, the value and the expected type."""
     with pytest.raises(SpecError) as caught:
         kind(**{name: value})
-    assert str(caught.value) == f"{name}={value!r} is not {what}"
+    assert str(caught.value) == f"{name}={value!r} is not {expected}."
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_unknown_choice_names_the_nearest_and_lists_all(name):
-    """As "maxx" for pool: did you mean 'max'?"""
+def test_unknown_choice_suggests_the_closest_and_lists_all(name):
+    """For example "maxx" for pool: Did you mean 'max'?"""
     kind = next(
         kind for kind in (NetworkSpec, RunSpec, AugmentSpec) if name in kind.__dataclass_fields__
     )
@@ -305,14 +305,14 @@ def test_unknown_choice_names_the_nearest_and_lists_all(name):
             kind(**{name: f"{choice}x"})
         listing = ", ".join(sorted(CHOICES[name]))
         assert str(caught.value) == (
-            f"{name}='{choice}x': did you mean '{choice}'? Known: {listing}"
+            f"{name}='{choice}x' is not a choice. Did you mean '{choice}'? Known: {listing}."
         )
 
 
 @pytest.mark.parametrize("levels", [(), (2, 0), (-1,)])
-def test_levels_must_be_some_and_positive(levels):
-    """A pyramid without a level has no features."""
-    with pytest.raises(SpecError, match=r"give at least one level, each at least 1") as caught:
+def test_levels_must_be_positive_and_not_empty(levels):
+    """A pyramid without levels has no features."""
+    with pytest.raises(SpecError, match=r"Give at least one level, each at least 1") as caught:
         NetworkSpec(levels=levels)
     assert f"levels={levels!r}" in str(caught.value)
 
@@ -342,7 +342,7 @@ COMMON = {
     "power": False,
 }
 SIGMOID = {"first_filter_size": 3, "lda_fraction": 0.5, "probability": "sigmoid", "sigma": 16}
-TABLE = {  # the table of algorithm.md
+PAPER_PRESETS = {  # the table of algorithm.md
     "mnist": {
         **{"filters": 60, "first_filter_size": 13, "lda_fraction": 0, "block": 7, "stride": 4},
         **{"probability": "softmax", "beta": 0.001, "learning_rate": 1, "decay": 0},
@@ -366,11 +366,11 @@ TABLE = {  # the table of algorithm.md
 }
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_preset_is_the_papers(name):
+@pytest.mark.parametrize("name", PAPER_PRESETS)
+def test_preset_has_the_values_of_the_paper(name):
     """Filters, bank, pooling, probabilities, rate and depth as printed."""
     spec = NetworkSpec.preset(name)
-    expected = COMMON | TABLE[name]
+    expected = COMMON | PAPER_PRESETS[name]
     assert {field: getattr(spec, field) for field in expected} == expected
 
 
@@ -380,10 +380,10 @@ def test_preset_fits_its_images(name):
     NetworkSpec.preset(name).check_images(*IMAGES[name])
 
 
-def test_unknown_preset_names_the_nearest():
-    """And lists all of them."""
+def test_unknown_preset_suggests_the_closest():
+    """The message lists all presets."""
     with pytest.raises(
-        SpecError, match=r"unknown preset 'cifar-10': did you mean 'cifar10'\?"
+        SpecError, match=r"Unknown preset 'cifar-10'\. Did you mean 'cifar10'\?"
     ) as e:
         NetworkSpec.preset("cifar-10")
     assert all(name in str(e.value) for name in PRESETS)
@@ -392,8 +392,8 @@ def test_unknown_preset_names_the_nearest():
 # schedules --------------------------------------------------------------------------------------
 
 
-def test_rate_falls_by_a_tenth_every_ten_layers_to_its_floor():
-    """1, 0.9, 0.81, … down to 0.387, as for CIFAR-100."""
+def test_rate_decays_by_a_tenth_every_ten_layers_to_its_floor():
+    """1, 0.9, 0.81, … down to 0.387 for CIFAR-100."""
     rate = NetworkSpec.preset("cifar100").learning_rate_at
     assert [rate(layer) for layer in (1, 10)] == [1, 1]
     assert [rate(layer) for layer in (11, 20)] == pytest.approx([0.9, 0.9])
@@ -403,14 +403,14 @@ def test_rate_falls_by_a_tenth_every_ten_layers_to_its_floor():
 
 
 def test_rate_is_constant_without_decay():
-    """As for CIFAR-10."""
+    """The preset for CIFAR-10 has no decay."""
     rate = NetworkSpec.preset("cifar10").learning_rate_at
     assert {rate(layer) for layer in range(1, 938)} == {0.4}
 
 
 @given(spec=NETWORK_SPECS, layer=st.integers(1, 1000))
 @settings(max_examples=60, deadline=None)
-def test_rate_equals_oracle_and_never_rises(spec, layer):
+def test_rate_equals_oracle_and_never_increases(spec, layer):
     """For all schedules."""
     spec = spec.replace(decay_every=spec.decay_every % 30 + 1)
     assert spec.learning_rate_at(layer) == pytest.approx(oracle.learning_rate(layer, spec))
@@ -425,8 +425,8 @@ def test_rate_equals_oracle_and_never_rises(spec, layer):
     layer=st.integers(1, 3),
 )
 @settings(max_examples=100, deadline=None)
-def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, channels, layer):
-    """PCA filters are never more than the directions of a patch, and all filters are there."""
+def test_bank_sizes_equal_oracle(filters, fraction, size, channels, layer):
+    """There are at most as many PCA filters as directions; stacked-LDA filters are the rest."""
     other = size % 7 + 1
     first, later = (size, other) if layer == 1 else (other, size)
     spec = NetworkSpec(
@@ -453,13 +453,13 @@ def test_bank_equals_oracle_and_stacked_lda_fills_up(filters, fraction, size, ch
         (8, 1.0, 3, (0, 8)),
     ],
 )
-def test_bank_is_split_by_the_fraction(filters, fraction, channels, bank):
-    """lda_fraction of the filters are stacked-LDA, more where a patch is too small for PCA."""
+def test_bank_is_split_by_lda_fraction(filters, fraction, channels, bank):
+    """More filters are stacked-LDA if a patch has too few directions for PCA."""
     (tower,) = NetworkSpec(filters=filters, lda_fraction=fraction).layer_towers(1, channels)
     assert (tower.pca, tower.lda) == bank
 
 
-def test_two_towers_share_filters_and_channels():
+def test_two_towers_divide_filters_and_channels():
     """With local contrast, each tower sees its own maps and its own view of the images."""
     spec = NetworkSpec(filters=5, local_contrast=True)
     assert spec.input_channels(1, 3) == 6
@@ -471,13 +471,13 @@ def test_two_towers_share_filters_and_channels():
 
 
 def test_two_towers_need_two_filters():
-    """A tower without filters is refused, with the remedy."""
+    """A tower without filters raises SpecError with the remedy."""
     with pytest.raises(SpecError, match=r"filters=1 with local_contrast .* at least 2 filters"):
         NetworkSpec(filters=1, zscore="block", local_contrast=True)
 
 
-def test_pairs_of_towers_need_two_towers_of_two_filters():
-    """Else there are no such pairs."""
+def test_tower_pairs_need_two_towers_of_two_filters():
+    """Otherwise there are no pairs within a tower."""
     with pytest.raises(SpecError, match=r'pairs="tower" is for .* two towers.* local_contrast'):
         NetworkSpec(pairs="tower")
     with pytest.raises(SpecError, match=r"filters=3 leaves no feature of a tower .* at least 4"):
@@ -492,12 +492,15 @@ def test_pairs_of_towers_need_two_towers_of_two_filters():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"block": 13}, r"block=13 is larger than the image \(20×12 pixels\): .* at most 12"),
-        ({"filter_size": 14}, r"filter_size=14 is larger .*20×12.*: use filter_size of at most 12"),
+        ({"block": 13}, r"block=13 is larger than the image \(20×12 pixels\)\. .* at most 12"),
+        (
+            {"filter_size": 14},
+            r"filter_size=14 is larger .*20×12.*\. Use filter_size of at most 12",
+        ),
         ({"first_filter_size": 13}, r"first_filter_size=13 is larger .*20×12.* at most 12"),
         (
             {"filters": 19, "lda_fraction": 0.0},
-            r"filters=19 PCA filters .* 18 directions .* layer 1: .* at most 18, .*"
+            r"filters=19 PCA filters .* 18 directions .* layer 1\. .* at most 18, .*"
             r"first_filter_size, or lda_fraction above 0",
         ),
         (
@@ -506,8 +509,8 @@ def test_pairs_of_towers_need_two_towers_of_two_filters():
         ),
     ],
 )
-def test_images_that_do_not_fit_are_refused_with_the_limit(changes, message):
-    """Images of 20×12 pixels and 2 channels: the value, the limit and the remedy are named."""
+def test_images_that_are_too_small_raise_spec_error(changes, message):
+    """Images of 20×12 pixels and 2 channels: the message has value, limit and remedy."""
     spec = NetworkSpec(block=12, filters=8).replace(**changes)
     with pytest.raises(SpecError, match=message):
         spec.check_images(20, 12, 2)
@@ -523,12 +526,12 @@ def test_images_that_do_not_fit_are_refused_with_the_limit(changes, message):
     ],
 )
 def test_images_that_just_fit_are_accepted(changes):
-    """The limits themselves are allowed."""
+    """The limits themselves are valid."""
     NetworkSpec(block=12, filters=8).replace(**changes).check_images(20, 12, 2)
 
 
-def test_a_file_starts_from_its_preset():
-    """The table changes the preset; the same file means the same to the command line."""
+def test_toml_table_updates_its_preset():
+    """The same file means the same on the command line."""
     text = 'preset = "cifar10"\n[network]\nfilters = 9\n'
     assert NetworkSpec.from_toml(text) == NetworkSpec.preset("cifar10").replace(filters=9)
 
@@ -536,15 +539,15 @@ def test_a_file_starts_from_its_preset():
 @pytest.mark.parametrize(
     ("fields", "fragment"),
     [
-        ({"maps": "memory", "keep_maps": "all"}, "leave one of them out"),
-        ({"maps": "memory", "tile_features": 64}, "leave one of them out"),
-        ({"array_backend": "cupy", "tile_features": 64}, "leave one of them out"),
+        ({"maps": "memory", "keep_maps": "all"}, "Leave one of them out"),
+        ({"maps": "memory", "tile_features": 64}, "Leave one of them out"),
+        ({"array_backend": "cupy", "tile_features": 64}, "Leave one of them out"),
         ({"checkpoint_every": 0}, "at least 1"),
-        ({"array_backend": "cuda"}, "did you mean 'cupy'"),
+        ({"array_backend": "cuda"}, "Did you mean 'cupy'"),
         ({"matmul_precision": "tf32"}, "'float32'"),
     ],
 )
-def test_contradictions_of_a_run_are_refused(fields: dict[str, Any], fragment: str) -> None:
-    """Before anything is done."""
+def test_contradicting_run_options_raise_spec_error(fields: dict[str, Any], fragment: str) -> None:
+    """The error is raised by the constructor."""
     with pytest.raises(SpecError, match=fragment):
         RunSpec(**fields)

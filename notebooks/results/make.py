@@ -30,17 +30,17 @@ from distributed import Client
 from rich.console import Console
 
 from rescnet_dist.cli.clusters import cluster
-from rescnet_dist.cli.files import check_folder, finished_file
+from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.cli.options import (
-    SHOW,
+    HELP_SETTINGS,
     cluster_options,
+    pop_cluster_options,
     resolve_specs,
     spec_options,
-    take_cluster,
 )
 from rescnet_dist.cli.progress import TerminalProgress
-from rescnet_dist.cli.signals import terminated_by_signal
+from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.data import (
     Images,
@@ -110,7 +110,7 @@ RESULTS = {
 }
 
 
-@click.command(**SHOW)
+@click.command(**HELP_SETTINGS)
 @click.argument("name", required=False)
 @click.option("--data", help="the data, if not at their public home: what `rescnet train` takes")
 @click.option("--test", "test_data", help="the test data, if --data has no test split")
@@ -142,7 +142,7 @@ def main(
       python make.py cifar10 --data cifar10.npz --max-layers 50
       python make.py --table
     """
-    with exit_codes(), terminated_by_signal():
+    with exit_codes(), raise_on_signal():
         if as_table:
             if name:
                 raise RescnetError(f"--table is of all results: leave {name!r} out")
@@ -151,14 +151,14 @@ def main(
         if name not in RESULTS:
             problem = f"there is no result {name!r}" if name else "which result? Give its name"
             raise RescnetError(f"{problem}: {suggest_name(name or '', RESULTS)}")
-        where, path = take_cluster(flags), os.path.join(into, f"{name}.json")
+        where, path = pop_cluster_options(flags), os.path.join(into, f"{name}.json")
         with suppress(OSError):
             os.makedirs(into, exist_ok=True)
         check_folder(path)  # tells what is wrong with it
         given = {key: value for key, value in flags.items() if value is not None}
         location = store or f"runs/{name}"
         record = make(name, data, test_data, location, where, given)
-        with finished_file(path) as file:
+        with open_atomic(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         click.echo(table([record]))
         click.echo(f"wrote {path}; the run is at {mask_secrets(location)}", err=True)

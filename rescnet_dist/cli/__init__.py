@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line interface, `rescnet`."""
 
 from rescnet_dist.cli.group import main
 

@@ -1,4 +1,4 @@
-"""The cluster that a command runs on, and a sign of life while it does."""
+"""The Dask cluster that a command runs on, and a status line while it works."""
 
 from __future__ import annotations
 
@@ -11,47 +11,56 @@ import click
 from distributed import Client
 from rich.console import Console
 
-from rescnet_dist.cluster import WORKER_TIMEOUT, current_client, open_client, wait_for_worker
+from rescnet_dist.cluster import (
+    WORKER_TIMEOUT_SECONDS,
+    current_client,
+    open_client,
+    wait_for_worker,
+)
 
-LEAST = 2.0  # seconds that are waited for a worker once there is a scheduler
+MIN_WORKER_WAIT_SECONDS = 2.0  # for a worker once the scheduler answers
 
 
 @contextmanager
 def cluster(
-    where: dict[str, Any], *, embedded: bool = True, quiet: bool = False, gpus: bool = False
+    options: dict[str, Any], *, embedded: bool = True, quiet: bool = False, gpus: bool = False
 ) -> Iterator[Client]:
-    """A client of the cluster that the options name, or of an embedded one of processes, with or
-    without GPUs; or none, where threads of this process will do. A quiet one is not told of while
-    it starts."""
-    if where:
-        patience, began = where.get("wait"), time.monotonic()
-        if patience and not quiet:
-            click.echo(f"waiting up to {patience:.0f} s for the cluster", err=True)
-        with open_client(**where) as client:
+    """Yield a client of the cluster that the options name, else of an embedded one of processes.
+
+    Without options and with `embedded=False`, yield None: threads of this process are enough. With
+    `quiet`, nothing is printed while the cluster starts.
+    """
+    if options:
+        wait, started = options.get("wait"), time.monotonic()
+        if wait and not quiet:
+            click.echo(f"waiting up to {wait:.0f} s for the cluster", err=True)
+        with open_client(**options) as client:
             if not client.nthreads():
-                # what is left of it, as the scheduler may have taken its time
-                waited = time.monotonic() - began
-                left = max(patience - waited, LEAST) if patience else WORKER_TIMEOUT
-                if not (patience or quiet):
-                    click.echo(f"waiting up to {left:.0f} s for a worker", err=True)
-                wait_for_worker(client, left)
+                # The scheduler may have used up a part of the time.
+                waited = time.monotonic() - started
+                rest = WORKER_TIMEOUT_SECONDS
+                if wait:
+                    rest = max(wait - waited, MIN_WORKER_WAIT_SECONDS)
+                elif not quiet:
+                    click.echo(f"waiting up to {rest:.0f} s for a worker", err=True)
+                wait_for_worker(client, rest)
             yield client
         return
     if not embedded:
         yield None
         return
     with ExitStack() as stack:
-        with working("starting an embedded Dask cluster", quiet=quiet):
+        with show_status("starting an embedded Dask cluster", quiet=quiet):
             client = stack.enter_context(current_client(processes=True, gpus=gpus))
         yield client
 
 
 @contextmanager
-def working(what: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show on a terminal that something goes on, unless all is to be quiet."""
+def show_status(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show a spinner and a text on a terminal during the body, unless `quiet`."""
     console = Console(stderr=True)
     if console.is_terminal and not quiet:
-        with console.status(what):
+        with console.status(text):
             yield
     else:
         yield

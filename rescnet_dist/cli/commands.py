@@ -1,4 +1,4 @@
-"""The commands of `rescnet` that are about networks: train, plan, resume and so on."""
+"""The commands of `rescnet` for runs and networks: train, plan, resume, evaluate and so on."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rich.console import Console
 from rich.table import Table
 
 import rescnet_dist
-from rescnet_dist.cli.clusters import cluster, working
-from rescnet_dist.cli.files import finished_file
+from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.cli.options import (
     BACKEND_OPTION,
-    SHOW,
+    HELP_SETTINGS,
     SPLIT_OPTION,
-    averaged_over,
     averaging_options,
     cluster_options,
+    pop_cluster_options,
+    resolve_averaging,
     resolve_specs,
     spec_options,
-    take_cluster,
 )
-from rescnet_dist.cli.progress import with_copies
+from rescnet_dist.cli.progress import copies_suffix
 from rescnet_dist.cli.reporting import (
+    open_listeners,
+    open_reporter,
     pop_report_options,
     report_outcome,
     reporting_options,
-    telling,
-    watched,
 )
 from rescnet_dist.data import (
     TrainingSet,
@@ -73,12 +73,12 @@ from rescnet_dist.train import (
 )
 
 
-@click.command("train", **SHOW)
+@click.command("train", **HELP_SETTINGS)
 @click.argument("data", default="digits")
-@click.option("--preset", help="network to start from; see `rescnet presets`")
-@click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
+@click.option("--preset", help="preset network to start from; see `rescnet presets`")
+@click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
 @click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
-@click.option("--or-resume", is_flag=True, help="or go on with this run, if it is in the store")
+@click.option("--or-resume", is_flag=True, help="resume this run if it is in the store")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
 @reporting_options
@@ -94,30 +94,34 @@ def train_command(
     test_data: str | None,
     **flags: Any,
 ) -> None:
-    """Train a network on DATA: "digits", or whatever `rescnet data import` takes or has made.
+    """Train a network on DATA: "digits", or any source or result of `rescnet data import`.
 
-    With --or-resume the same command can be run any number of times: it begins the run, goes on
-    with it where it was stopped, and leaves it as it is once it is done.
+    With --or-resume the same command can be repeated: it starts the run, resumes it after an
+    interruption, and changes nothing once the run is done.
 
     \b
     Example:
       rescnet train --max-layers 3
       rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
     """
-    where, how = take_cluster(flags), pop_report_options(flags)
+    cluster_flags, report_options = pop_cluster_options(flags), pop_report_options(flags)
     if or_resume and not store:
-        raise SpecError("--or-resume goes on with the run in a store: name it with --store")
-    training, spec, run_spec = what_to_train(data, preset, config, flags, quiet=how.silent)
+        raise SpecError("--or-resume needs the store of the run. Add --store URL.")
+    quiet = report_options.is_silent
+    training, spec, run_spec = prepare_training(data, preset, config, flags, quiet=quiet)
     url = store or default_store(data)
-    there = or_resume and find_matching_run(url, spec, run_spec, training, data)
+    stored = or_resume and find_matching_run(url, spec, run_spec, training, data)
     check_run(url, spec, run_spec, training, free=not or_resume)
     if test_data:
         check_test_set(test_data, training)
     gpus = Backend.of(run_spec).on_gpu
-    with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:
-        with watched(url, teller, client) as listeners:
-            if there:
-                if note := other_plan(there, run_spec):
+    with (
+        open_reporter(report_options) as reporter,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+    ):
+        with open_listeners(url, reporter, client) as listeners:
+            if stored:
+                if note := other_plan(stored, run_spec):
                     click.echo(note, err=True)
                 run = resume_run(url, client, listeners, changes=Changes.to(run_spec))
             else:
@@ -131,15 +135,17 @@ def train_command(
                     source=data,
                     replace_incomplete=or_resume,
                 )
-        report_outcome(run, data, test_data, teller)
+        report_outcome(run, data, test_data, reporter)
 
 
-@click.command("plan", **SHOW)
+@click.command("plan", **HELP_SETTINGS)
 @click.argument("data", default="digits")
-@click.option("--preset", help="network to start from; see `rescnet presets`")
-@click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
+@click.option("--preset", help="preset network to start from; see `rescnet presets`")
+@click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
 @click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
-@click.option("--measure/--no-measure", default=True, help="time the cluster and the store")
+@click.option(
+    "--measure/--no-measure", default=True, help="measure the speed of the cluster and the store"
+)
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @spec_options(NetworkSpec)
@@ -154,30 +160,31 @@ def plan_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """What `rescnet train` with the same options would take: memory, tasks, bytes and time.
+    """Estimate what `rescnet train` needs with the same options: memory, tasks, bytes and time.
 
-    Refuses what `train` would refuse.
+    Fails with an error if `rescnet train` would.
 
     \b
     Example:
       rescnet plan --max-layers 3
       rescnet plan s3://bucket/cifar10.zarr --preset cifar10 --scheduler tcp://...:8786
     """
-    where = take_cluster(flags)
-    training, spec, run_spec = what_to_train(data, preset, config, flags)
+    cluster_flags = pop_cluster_options(flags)
+    training, spec, run_spec = prepare_training(data, preset, config, flags)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
     gpus = Backend.of(run_spec).on_gpu
-    with cluster(where, gpus=gpus) as client, working("measuring" if measure else "planning"):
-        found = forecast(training, spec, run_spec, client, store=url, measure=measure)
-    click.echo(json.dumps(found.to_dict()) if as_json else found)
+    status = "measuring" if measure else "planning"
+    with cluster(cluster_flags, gpus=gpus) as client, show_status(status):
+        estimated = forecast(training, spec, run_spec, client, store=url, measure=measure)
+    click.echo(json.dumps(estimated.to_dict()) if as_json else estimated)
 
 
-class KeepsSettings(click.Command):
-    """A command on a run, whose settings it keeps: it says so of options that would change them."""
+class FixedSettingsCommand(click.Command):
+    """A command on a run with fixed settings: options that would change them raise SpecError."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The words of the command; settings of `rescnet train` are refused as such."""
+        """Parse the arguments; raise SpecError for options of `rescnet train`."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -191,17 +198,21 @@ class KeepsSettings(click.Command):
             }
             if (option := error.option_name) not in settings:
                 raise
-            free = ", ".join(option_name(field.name) for field in fields(Changes))
+            allowed = ", ".join(option_name(field.name) for field in fields(Changes))
             raise SpecError(
-                f"{option}: a run keeps the settings that it began with, but for {free}; "
-                f"begin another by `rescnet train {option} …`"
+                f"{option} cannot be changed: a run keeps its settings, except {allowed}. Start "
+                f"another run with `rescnet train {option} …`."
             ) from None
 
 
-@click.command("resume", cls=KeepsSettings, **SHOW)
+@click.command("resume", cls=FixedSettingsCommand, **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
-@click.option("--max-layers", type=int, help="grow up to so many layers instead")
-@click.option("--take-over", is_flag=True, help="even if another driver, which is dead, claims it")
+@click.option("--max-layers", type=int, help="new maximum number of layers")
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="resume although another driver, which is dead, claims the run",
+)
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
 @reporting_options
@@ -216,32 +227,39 @@ def resume_command(
     test_data: str | None,
     **flags: Any,
 ) -> None:
-    """Go on with a run after its last finished layer.
+    """Resume a run after its last finished layer.
 
     \b
     Example:
       rescnet resume runs/digits-20260101-120000 --max-layers 8
     """
-    where, how = take_cluster(flags), pop_report_options(flags)
+    cluster_flags, report_options = pop_cluster_options(flags), pop_report_options(flags)
+    quiet = report_options.is_silent
     changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
     store = RunStore.open(run_url)
-    spec, kept = check_resume(store, changes, take_over=take_over)
-    grown = len(store.commits()) - 1
-    if grown >= spec.max_layers and not how.silent:
-        there = f"all {pluralize(grown, 'layer')} are there"
-        click.echo(f"{there}: --max-layers {grown + 1} or more adds some", err=True)
-    gpus = Backend.of(kept).on_gpu
-    with telling(how) as teller, cluster(where, quiet=how.silent, gpus=gpus) as client:
-        with watched(run_url, teller, client) as listeners:
+    spec, run_spec = check_resume(store, changes, take_over=take_over)
+    layers = len(store.commits()) - 1
+    if layers >= spec.max_layers and not quiet:
+        click.echo(
+            f"All {pluralize(layers, 'layer')} are finished. Add --max-layers {layers + 1} or more "
+            "to grow more layers.",
+            err=True,
+        )
+    gpus = Backend.of(run_spec).on_gpu
+    with (
+        open_reporter(report_options) as reporter,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+    ):
+        with open_listeners(run_url, reporter, client) as listeners:
             run = resume_run(run_url, client, listeners, changes=changes, take_over=take_over)
-        report_outcome(run, run.attributes()["source"], test_data, teller)
+        report_outcome(run, run.attributes()["source"], test_data, reporter)
 
 
-@click.command("evaluate", **SHOW)
+@click.command("evaluate", **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
 @click.argument("data", required=False)
 @SPLIT_OPTION
-@click.option("--staged", is_flag=True, help="accuracy after each layer, up to the depth chosen")
+@click.option("--staged", is_flag=True, help="accuracy after each layer, up to the chosen depth")
 @averaging_options
 @cluster_options
 @BACKEND_OPTION
@@ -257,21 +275,21 @@ def evaluate_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Accuracy of the network at RUN, a run or a saved network, on DATA.
+    """Compute the accuracy of the network at RUN, a run or a saved network, on DATA.
 
-    Of DATA the test split is used, or all of it where it has no splits, or but one; left out, it is
-    what the run was trained on, where that has a test split.
+    The test split of DATA is used, or all of it if it has no splits or only one. Without DATA, the
+    data that the run was trained on are used, if they have a test split.
 
     \b
     Example:
       rescnet evaluate runs/digits-20260101-120000 --staged
     """
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    data = data or test_of_run(run_url)
+    data = data or find_test_data(run_url)
     chosen = open_split(data, split) if split else data
-    augment = averaged_over(flips, copies)
+    augment = resolve_averaging(flips, copies)
     outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
-    with cluster(take_cluster(flags), embedded=False), working("evaluating"):
+    with cluster(pop_cluster_options(flags), embedded=False), show_status("evaluating"):
         if staged:
             outcome["staged"] = clf.staged_score(chosen, augment=augment).tolist()
             outcome["accuracy"] = outcome["staged"][-1]
@@ -285,12 +303,12 @@ def evaluate_command(
     click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
 
 
-@click.command("predict", **SHOW)
+@click.command("predict", **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
 @click.argument("data")
 @click.option("--output", "-o", default="-", help="CSV file to write  [default: standard output]")
 @SPLIT_OPTION
-@click.option("--proba", is_flag=True, help="a column of probability per class, too")
+@click.option("--proba", is_flag=True, help="add a column of probabilities per class")
 @averaging_options
 @BACKEND_OPTION
 def predict_command(
@@ -305,8 +323,8 @@ def predict_command(
 ) -> None:
     """Predict the labels of DATA with the network at RUN, a run or a saved network, as CSV.
 
-    Of DATA the test split is used, or all of it where it has no splits, or but one; images are
-    numbered within it, and those that are files named.
+    The test split of DATA is used, or all of it if it has no splits or only one. Images are
+    numbered within it, and the names of image files are added.
 
     \b
     Example:
@@ -317,8 +335,8 @@ def predict_command(
     images, files = part.images, part.files
     clf.network_.check_images(images)
     clf.network_.look_at(images)
-    augment = averaged_over(flips, copies)
-    with finished_file(output) as file:
+    augment = resolve_averaging(flips, copies)
+    with open_atomic(output) as file:
         writer = csv.writer(file)
         names = [f"p({c})" for c in clf.classes_] if proba else []
         writer.writerow(["image", *(["file"] if files is not None else []), "label", *names])
@@ -335,72 +353,70 @@ def predict_command(
         click.echo(f"wrote {pluralize(number, 'label')} to {output}", err=True)
 
 
-@click.command("info", **SHOW)
+@click.command("info", **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info_command(run_url: str, as_json: bool) -> None:
-    """What a run is and how far it got: spec, layers, accuracies, sizes.
+    """Describe a run and its progress: spec, layers, accuracies and sizes.
 
     \b
     Example:
       rescnet info runs/digits-20260101-120000
     """
-    found = describe_run(run_url)
+    run = describe_run(run_url)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(run, indent=1))
         return
-    height, width, channels = found["image_shape"]
-    click.echo(f"run       {found['url']}")
-    click.echo(f"state     {found['state']}" + (f": {found['reason']}" if found["reason"] else ""))
+    height, width, channels = run["image_shape"]
+    click.echo(f"run       {run['url']}")
+    click.echo(f"state     {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
     click.echo(
-        f"data      {found['source'] or 'arrays'}: {found['images']:,} images of "
-        f"{height}×{width}×{channels}, {pluralize(found['classes'], 'class')}"
+        f"data      {run['source'] or 'arrays'}: {run['images']:,} images of "
+        f"{height}×{width}×{channels}, {pluralize(run['classes'], 'class')}"
     )
-    if found["copies"]:
-        click.echo(
-            f"copies    {found['copies']} of each image to train on, {found['rows']:,} rows in all"
-        )
-    click.echo(f"features  {found['features']:,} per layer")
-    sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in found["bytes"].items())
+    if run["copies"]:
+        click.echo(f"copies    {run['copies']} of each training image, {run['rows']:,} rows in all")
+    click.echo(f"features  {run['features']:,} per layer")
+    sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in run["bytes"].items())
     click.echo(f"store     {sizes}")
-    click.echo(f"network   {_changed(found['network'], NetworkSpec())}")
-    if settings := _changed(found["run"], RunSpec()):
+    click.echo(f"network   {_format_changes(run['network'], NetworkSpec())}")
+    if settings := _format_changes(run["run"], RunSpec()):
         click.echo(f"settings  {settings}")
-    if not found["layers"]:
+    if not run["layers"]:
         return
-    train = f"train %{with_copies(found['copies'])}"
-    table = Table("layer", train, "validation %", "seconds", "")
-    for layer in found["layers"]:
-        shown = [
+    train = f"train (%){copies_suffix(run['copies'])}"
+    table = Table("layer", train, "validation (%)", "seconds", "")
+    for layer in run["layers"]:
+        accuracies = [
             "" if layer[key] is None else f"{100 * layer[key]:.2f}"
             for key in ("train", "validation")
         ]
-        chosen = "chosen" if layer["layer"] == found["depth"] else ""
-        table.add_row(str(layer["layer"]), *shown, f"{layer['seconds']:.1f}", chosen)
+        chosen = "chosen" if layer["layer"] == run["depth"] else ""
+        table.add_row(str(layer["layer"]), *accuracies, f"{layer['seconds']:.1f}", chosen)
     Console().print(table)
 
 
-def _changed(values: dict[str, Any], default: Spec) -> str:
-    """The values of a spec that are not the default, in words."""
-    usual = default.to_dict()
-    return ", ".join(f"{k}={v}" for k, v in values.items() if usual.get(k) != v)
+def _format_changes(values: dict[str, Any], default: Spec) -> str:
+    """Return the values of a spec that are not the default as text."""
+    defaults = default.to_dict()
+    return ", ".join(f"{k}={v}" for k, v in values.items() if defaults.get(k) != v)
 
 
-@click.command("check", **SHOW)
+@click.command("check", **HELP_SETTINGS)
 @click.argument("url", metavar="RUN")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def check_command(url: str, as_json: bool, **flags: Any) -> None:
-    """Verify a run store against its commit records: chunks missing, altered or stale; or the
-    chunks of an imported data set.
+    """Verify a run store: find chunks that are missing, altered or stale.
 
-    Exit code 0 if all is as committed, 1 if not.
+    Chunks are compared with the commit records of the run. RUN may be an imported data set too. The
+    exit code is 0 if all chunks are as committed, else 1.
 
     \b
     Example:
       rescnet check runs/digits-20260101-120000
     """
-    with cluster(take_cluster(flags), embedded=False), working("reading every chunk"):
+    with cluster(pop_cluster_options(flags), embedded=False), show_status("reading every chunk"):
         problems = verify_dataset(url) if is_imported(url) else verify_run(url)
     if as_json:
         click.echo(json.dumps({"url": mask_secrets(url), "problems": problems}))
@@ -411,11 +427,11 @@ def check_command(url: str, as_json: bool, **flags: Any) -> None:
     sys.exit(1 if problems else 0)
 
 
-@click.command("presets", **SHOW)
+@click.command("presets", **HELP_SETTINGS)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def presets_command(name: str | None, as_json: bool) -> None:
-    """List the named networks, or print one as TOML to start a --config file from.
+    """List the presets, or print one as TOML, as a start for a --config file.
 
     \b
     Example:
@@ -436,10 +452,7 @@ def presets_command(name: str | None, as_json: bool) -> None:
     Console().print(table)
 
 
-# ------------------------------------------------------------------------------------------------
-
-
-def what_to_train(
+def prepare_training(
     data: str,
     preset: str | None,
     config: str | None,
@@ -447,27 +460,27 @@ def what_to_train(
     *,
     quiet: bool = False,
 ) -> tuple[TrainingSet, NetworkSpec, RunSpec]:
-    """The data and the specs of a run, from the options of `train` or `plan`."""
-    with working(f"looking at {mask_secrets(data)}", quiet=quiet):
-        own = flags["validation"] is None
-        training = training_set(data, None, own_validation=own)
+    """Return the data and the specs of a run from the options of `train` or `plan`."""
+    with show_status(f"opening {mask_secrets(data)}", quiet=quiet):
+        own_validation = flags["validation"] is None
+        training = training_set(data, None, own_validation=own_validation)
         spec, run_spec, augment = resolve_specs(preset, config, data, flags)
         return replace(training, augment=augment), spec, run_spec
 
 
 def default_store(data: str) -> str:
-    """A new folder under runs/, named after the data and the time."""
-    path = urlsplit(data).path if "://" in data else data  # not the secrets that a URL may carry
+    """Return the URL of a new folder under runs/, named after the data and the time."""
+    path = urlsplit(data).path if "://" in data else data  # without user and query: secrets
     stem = os.path.splitext(os.path.basename(path.rstrip("/")))[0] or "data"
     return f"runs/{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def test_of_run(run_url: str) -> str:
-    """The data with a test split that a run was trained on; an error where there is none."""
+def find_test_data(run_url: str) -> str:
+    """Return the data that a run was trained on; raise RescnetError without a test split."""
     source: str | None = RunStore.open(run_url).attributes()["source"]
     if source is None or not has_test_split(source):
         raise RescnetError(
-            f"the run at {run_url} was trained on {source or 'arrays'}, which has no test split "
-            "known here: name the DATA to evaluate on"
+            f"The run at {run_url} was trained on {source or 'arrays'}, which has no known test "
+            "split. Name the DATA to evaluate on."
         )
     return source

@@ -1,4 +1,4 @@
-"""The command that shows runs in a browser, from their stores alone."""
+"""The command `rescnet dashboard`: show runs in a browser from their stores."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ import sys
 
 import click
 
-from rescnet_dist.cli.clusters import working
-from rescnet_dist.cli.options import SHOW
-from rescnet_dist.cli.signals import terminated_by_signal
+from rescnet_dist.cli.clusters import show_status
+from rescnet_dist.cli.options import HELP_SETTINGS
+from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.errors import RescnetError
 
 
-@click.command("dashboard", **SHOW)
+@click.command("dashboard", **HELP_SETTINGS)
 @click.argument("run_urls", metavar="RUN...", nargs=-1, required=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen at")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=5007, show_default=True,
-    help="port to listen at; 0 for any that is free",
-)  # fmt: skip
-@click.option("--token", help="what browsers must bring  [default: one is made beyond loopback]")
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=5007,
+    show_default=True,
+    help="port to listen on; 0 for any free one",
+)
 @click.option(
-    "--allow-origin", "origins", multiple=True, metavar="HOST[:PORT]",
-    help="a site beyond loopback through which the page may be opened, as that of a proxy",
-)  # fmt: skip
+    "--token", help="token that browsers must send  [default: a new one unless on loopback]"
+)
+@click.option(
+    "--allow-origin",
+    "origins",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="another site that may open the page, such as a proxy",
+)
 def dashboard_command(
     run_urls: tuple[str, ...], host: str, port: int, token: str | None, origins: tuple[str, ...]
 ) -> None:
     """Show one or more runs in a browser: accuracy, time, memory, store traffic.
 
-    Reads the run stores alone, at any URL: live while runs go on, and long after. Ends with Ctrl-C.
+    Only the run stores are read, at any URL, live during runs and after them. Stop it with Ctrl-C.
 
     \b
     Example:
@@ -40,16 +48,17 @@ def dashboard_command(
     try:
         from rescnet_dist.dashboard.server import Dashboard
     except ImportError:
-        needed = "the dashboard needs Bokeh: pip install 'rescnet-dist[dashboard]'"
-        raise RescnetError(needed) from None
-    with working("reading the runs"):
-        served = Dashboard(run_urls, host=host, port=port, token=token, origins=origins)
-    click.echo(f"watch     {served.url}", err=True)
-    if served.proxied:
-        click.echo(f"          in JupyterHub: {served.proxied}", err=True)
-    click.echo("          Ctrl-C ends it", err=True)
+        raise RescnetError(
+            "The dashboard needs Bokeh. Run pip install 'rescnet-dist[dashboard]'."
+        ) from None
+    with show_status("reading the runs"):
+        dashboard = Dashboard(run_urls, host=host, port=port, token=token, origins=origins)
+    click.echo(f"page      {dashboard.url}", err=True)
+    if dashboard.proxied:
+        click.echo(f"          in JupyterHub: {dashboard.proxied}", err=True)
+    click.echo("          stop with Ctrl-C", err=True)
     try:
-        with terminated_by_signal(signal.SIGINT):
-            served.serve()
-    except KeyboardInterrupt:  # or SIGTERM
+        with raise_on_signal(signal.SIGINT):
+            dashboard.serve()
+    except KeyboardInterrupt:  # from Ctrl-C or SIGTERM
         sys.exit(0)

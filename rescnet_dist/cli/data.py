@@ -1,4 +1,4 @@
-"""The commands of `rescnet data`: import, info, preview, names."""
+"""The commands of `rescnet data`: import, info, preview and names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rescnet_dist.cli.clusters import cluster, working
-from rescnet_dist.cli.files import finished_file
-from rescnet_dist.cli.options import SHOW, cluster_options, spec_options, take_cluster
-from rescnet_dist.cli.signals import terminated_by_signal
+from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.files import open_atomic
+from rescnet_dist.cli.options import (
+    HELP_SETTINGS,
+    cluster_options,
+    pop_cluster_options,
+    spec_options,
+)
+from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
 from rescnet_dist.data.named import DATASETS, cache_folder, fetch_dataset
@@ -31,34 +36,40 @@ from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
 from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.spec import AugmentSpec
 
+MAX_LISTED_IMAGES = 5  # of those that an import has skipped
 
-@click.group("data", **SHOW)
+
+@click.group("data", **HELP_SETTINGS)
 def data_command() -> None:
-    """Data sets: import them, look at them, see what augmentation makes of them."""
+    """Data sets: import and inspect them, and preview augmentation."""
 
 
 class Size(click.ParamType):
-    """A side in pixels, or height and width with an × or x between them."""
+    """A size in pixels: one number, or height and width separated by x or ×."""
 
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
         """Read "32" as (32, 32), and "28x32" as (28, 32)."""
-        found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(value))
-        if not found:
-            self.fail(f"{value!r} is not a size such as 32 or 28x32", param, ctx)
-        return int(found[1]), int(found[2] or found[1])
+        match = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(value))
+        if not match:
+            self.fail(f"{value!r} is not a size such as 32 or 28x32.", param, ctx)
+        return int(match[1]), int(match[2] or match[1])
 
 
-@data_command.command("import", **SHOW)
+@data_command.command("import", **HELP_SETTINGS)
 @click.argument("source", metavar="SRC")
 @click.argument("dest", metavar="DEST")
-@click.option("--resize", type=Size(), help="make all images of this size, such as 32 or 28x32")
+@click.option("--resize", type=Size(), help="resize all images, such as 32 or 28x32")
 @click.option(
-    "--channels", type=click.Choice(["gray", "color"]), help="make all images gray, or color"
+    "--channels", type=click.Choice(["gray", "color"]), help="convert all images to gray or color"
 )
-@click.option("--on-error", type=click.Choice(["error", "skip"]), default="error",
-              help="what to do with images that cannot be used  [default: error]")  # fmt: skip
+@click.option(
+    "--on-error",
+    type=click.Choice(["error", "skip"]),
+    default="error",
+    help="fail on images that cannot be used, or skip them  [default: error]",
+)
 @click.option("--chunk-images", type=click.IntRange(min=1), help="images per chunk")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
@@ -72,11 +83,11 @@ def import_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Import SRC to one Zarr store at DEST, from which networks train.
+    """Import SRC into one Zarr store at DEST for training.
 
     SRC is a name (see `rescnet data names`), or the URL of a folder of images (split/class/image or
-    class/image), of IDX, CIFAR, NumPy, Parquet or WebDataset files, or of a Zarr store. An import
-    that is killed goes on when it is started again.
+    class/image), of IDX, CIFAR, NumPy, Parquet or WebDataset files, or of a Zarr store. Repeat the
+    command to resume an interrupted import.
 
     \b
     Example:
@@ -84,144 +95,160 @@ def import_command(
       rescnet data import cifar10 s3://bucket/cifar10.zarr
     """
     if source in DATASETS:
-        with bar("fetching", "bytes") as progress:
+        with show_progress("fetching", "bytes") as progress:
             fetch_dataset(source, progress=progress)
     try:
         with (
-            terminated_by_signal(),
-            cluster(take_cluster(flags)) as client,
-            bar("importing", "images") as progress,
+            raise_on_signal(),
+            cluster(pop_cluster_options(flags)) as client,
+            show_progress("importing", "images") as progress,
         ):
-            found = import_dataset(
-                source, dest, client, resize=resize, channels=channels, on_error=on_error,
-                chunk_images=chunk_images, progress=progress,
-            )  # fmt: skip
+            imported = import_dataset(
+                source,
+                dest,
+                client,
+                resize=resize,
+                channels=channels,
+                on_error=on_error,
+                chunk_images=chunk_images,
+                progress=progress,
+            )
     except KeyboardInterrupt as stop:
-        raise type(stop)("run the same command again, which goes on with it") from None
+        raise type(stop)("run the same command again to resume the import") from None
     if as_json:
-        skipped = [list(entry) for entry in found.skipped]
-        shown = {"url": found.url, "splits": found.splits, "classes": list(found.classes)}
-        more = {"image_shape": found.image_shape, "skipped": skipped}
-        click.echo(json.dumps(shown | more | {"passed_over": list(found.passed_over)}))
+        record = {
+            "url": imported.url,
+            "splits": imported.splits,
+            "classes": list(imported.classes),
+            "image_shape": imported.image_shape,
+            "skipped": [list(entry) for entry in imported.skipped],
+            "passed_over": list(imported.passed_over),
+        }
+        click.echo(json.dumps(record))
         return
-    splits = ", ".join(f"{count:,} to {split}" for split, count in found.splits.items())
-    height, width, depth = found.image_shape
-    click.echo(f"images    {splits}; {height}×{width}×{depth}, {len(found.classes)} classes")
-    if count := len(found.passed_over):
+    splits = ", ".join(f"{count:,} to {split}" for split, count in imported.splits.items())
+    height, width, depth = imported.image_shape
+    click.echo(f"images    {splits}; {height}×{width}×{depth}, {len(imported.classes)} classes")
+    if count := len(imported.passed_over):
         are = "is no PNG, JPEG or WebP image" if count == 1 else "are no PNG, JPEG or WebP images"
-        click.echo(
-            f"passed over  {pluralize(count, 'file')} that {are}, such as {found.passed_over[0]}"
-        )
-    show_left_out(len(found.skipped), found.skipped)
-    click.echo(f"data      {found.url}")
-    click.echo(f"next      rescnet data info {found.url}")
+        example = imported.passed_over[0]
+        click.echo(f"ignored   {pluralize(count, 'file')} that {are}, such as {example}")
+    print_skipped(len(imported.skipped), imported.skipped)
+    click.echo(f"data      {imported.url}")
+    click.echo(f"next      rescnet data info {imported.url}")
 
 
-def show_left_out(count: int, images: Sequence[tuple[str, str]]) -> None:
-    """How many images an import has left out, and name and reason of some of them."""
+def print_skipped(count: int, images: Sequence[tuple[str, str]]) -> None:
+    """Print the number of images that an import has skipped, and name and reason of a few."""
     if count:
         more = ", such as" if images else ""
-        click.echo(f"left out  {pluralize(count, 'image')}{more}")
-    for name, reason in images[:5]:
+        click.echo(f"skipped   {pluralize(count, 'image')}{more}")
+    for name, reason in images[:MAX_LISTED_IMAGES]:
         click.echo(f"          {mask_secrets(name)}: {reason}")
 
 
-@data_command.command("info", **SHOW)
+@data_command.command("info", **HELP_SETTINGS)
 @click.argument("data")
-@click.option("--sheet", help="PNG file to write with samples of each class")
+@click.option("--sheet", help="PNG file with samples of each class to write")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info_command(data: str, sheet: str | None, as_json: bool) -> None:
-    """What is in a data set: shape, splits, classes, chunks, bytes; and what to be wary of.
+    """Describe a data set: shape, splits, classes, chunks, bytes and possible problems.
 
-    All images are read once, to look for duplicates between splits and for constant images.
+    All images are read once to find duplicates between splits and constant images.
 
     \b
     Example:
       rescnet data info cifar10.zarr --sheet cifar10.png
     """
-    with working(f"reading {mask_secrets(data)}"):
-        found = inspect_dataset(data)
+    with show_status(f"reading {mask_secrets(data)}"):
+        info = inspect_dataset(data)
         if sheet:
-            save_picture(class_sheet(data), sheet)
+            write_picture(class_sheet(data), sheet)
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(json.dumps(info.to_dict()))
         return
-    height, width, depth = found.image_shape
+    height, width, depth = info.image_shape
     click.echo(f"data      {mask_secrets(data)}")
-    click.echo(f"images    {found.images:,} of {height}×{width}×{depth}, {found.dtype}")
-    stored = "" if found.stored_bytes is None else f"{found.stored_bytes / 2**20:,.1f} MiB stored, "
-    click.echo(f"bytes     {stored}{found.decoded_bytes / 2**20:,.1f} MiB decoded")
-    click.echo(f"chunks    of {found.chunk_images:,} images")
-    show_left_out(found.skipped, found.skipped_images)
-    table = Table("class", *found.splits)
-    for name, counts in found.classes.items():
-        table.add_row(name, *(f"{counts[split]:,}" for split in found.splits))
+    click.echo(f"images    {info.images:,} of {height}×{width}×{depth}, {info.dtype}")
+    stored = ""
+    if info.stored_bytes is not None:
+        stored = f"{info.stored_bytes / 2**20:,.1f} MiB stored, "
+    click.echo(f"bytes     {stored}{info.decoded_bytes / 2**20:,.1f} MiB decoded")
+    click.echo(f"chunks    of {info.chunk_images:,} images")
+    print_skipped(info.skipped, info.skipped_images)
+    table = Table("class", *info.splits)
+    for name, counts in info.classes.items():
+        table.add_row(name, *(f"{counts[split]:,}" for split in info.splits))
     table.add_section()
-    table.add_row("all", *(f"{count:,}" for count in found.splits.values()))
+    table.add_row("all", *(f"{count:,}" for count in info.splits.values()))
     Console().print(table)
-    for warning in found.warnings:
+    for warning in info.warnings:
         click.echo(f"warning   {warning}")
     if sheet:
         click.echo(f"samples   {sheet}")
 
 
-@data_command.command("preview", **SHOW)
+@data_command.command("preview", **HELP_SETTINGS)
 @click.argument("data", default="digits")
-@click.option("--output", "-o", default="preview.png", help="PNG file  [default: preview.png]")
+@click.option(
+    "--output", "-o", default="preview.png", help="PNG file to write  [default: preview.png]"
+)
 @click.option(
     "--images", type=click.IntRange(1, 100), default=10, help="images to show  [default: 10]"
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="seed of the run to be shown")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="seed of the run")
 @spec_options(AugmentSpec)
 def preview_command(data: str, output: str, images: int, seed: int, **flags: Any) -> None:
-    """A picture of images of DATA, each beside its augmented copies, exactly as a run would see.
+    """Write a picture of images of DATA next to their augmented copies, exactly as in a run.
 
     \b
     Example:
       rescnet data preview cifar10.zarr --copies 8 --flip --shift 4 --rotate 10 -o copies.png
     """
     augment = AugmentSpec(**{name: value for name, value in flags.items() if value is not None})
-    with working(f"reading {mask_secrets(data)}"):
-        save_picture(augmentation_sheet(data, augment, seed, images), output)
+    with show_status(f"reading {mask_secrets(data)}"):
+        write_picture(augmentation_sheet(data, augment, seed, images), output)
     click.echo(f"preview   {output}")
 
 
-@data_command.command("names", **SHOW)
+@data_command.command("names", **HELP_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def names_command(as_json: bool) -> None:
-    """List the data sets that are known by name, and where they come from and are kept."""
+    """List the data sets that have a name, their origin and the folder of downloads."""
     if as_json:
-        click.echo(json.dumps({name: found.home for name, found in DATASETS.items()}))
+        click.echo(json.dumps({name: dataset.home for name, dataset in DATASETS.items()}))
         return
     table = Table("name", "MiB", "home")
     table.add_row("digits", "1", "in the package: a sample of MNIST")
-    for name, found in DATASETS.items():
-        table.add_row(name, f"{(found.size or 0) / 2**20:,.0f}", found.home)
+    for name, dataset in DATASETS.items():
+        table.add_row(name, f"{(dataset.size or 0) / 2**20:,.0f}", dataset.home)
     Console().print(table)
-    click.echo(f"kept in {cache_folder()}")
+    click.echo(f"downloaded to {cache_folder()}")
 
 
 @contextmanager
-def bar(what: str, unit: str) -> Iterator[Any]:
-    """A progress bar with rate and time left on a terminal; nothing elsewhere. Gives a function of
-    what is done, and of how much."""
+def show_progress(title: str, unit: str) -> Iterator[Any]:
+    """Show a progress bar with rate and remaining time on a terminal; nothing elsewhere.
+
+    Yield a function that updates it from the amount done and the total.
+    """
     console = Console(stderr=True)
     columns = (
-        *(SpinnerColumn(), TextColumn(what), BarColumn(), MofNCompleteColumn()),
+        *(SpinnerColumn(), TextColumn(title), BarColumn(), MofNCompleteColumn()),
         *(TextColumn(unit), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None, rate="")
+        task = progress.add_task(title, total=None, rate="")
 
-        def report(done: int, total: int | None) -> None:
+        def update(done: int, total: int | None) -> None:
             speed = progress.tasks[0].speed
             rate = f"{speed:,.0f} {unit}/s" if speed else ""
             progress.update(task, completed=done, total=total, rate=rate)
 
-        yield report
+        yield update
 
 
-def save_picture(picture: Any, path: str) -> None:
+def write_picture(picture: Any, path: str) -> None:
     """Write a picture as a PNG file."""
-    with finished_file(path, binary=True) as file:
+    with open_atomic(path, binary=True) as file:
         picture.save(file, "PNG")

@@ -1,4 +1,4 @@
-"""The commands `rescnet deploy`: manifests for Kubernetes from a spec and its plan."""
+"""The commands of `rescnet deploy`: Kubernetes manifests from specs and their plan."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION, gpu_memory_of, problem_of
-from rescnet_dist.cli.options import SHOW, resolve_specs, size_of, spec_options
+from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION, make_problem, resolve_gpu_memory
+from rescnet_dist.cli.options import HELP_SETTINGS, parse_size, resolve_specs, spec_options
 from rescnet_dist.data import training_set
 from rescnet_dist.deploy import (
     COMMENTS,
@@ -32,14 +32,16 @@ from rescnet_dist.flags import option_name
 from rescnet_dist.planning import Forecast, Problem
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
-USUAL = Deployment("cluster")
-CLASSES = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}
+DEFAULT_DEPLOYMENT = Deployment("cluster")
+# Number of classes of the data that each preset is for.
+PRESET_CLASSES = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}
 
 
-@click.group("deploy", **SHOW)
+@click.group("deploy", **HELP_SETTINGS)
 def deploy_command() -> None:
-    """Manifests for Kubernetes, for the Dask operator, sized by the plan of a run; and values for a
-    JupyterHub.
+    """Write Kubernetes manifests for the Dask operator, or values for a JupyterHub.
+
+    Their sizes come from the plan of a run.
 
     \b
     Example:
@@ -48,70 +50,90 @@ def deploy_command() -> None:
     """
 
 
-def what_options(*without: str) -> Callable[[Any], Any]:
-    """A decorator that adds the options of what is deployed, but some."""
+def deployment_options(*without: str) -> Callable[[Any], Any]:
+    """Return a decorator that adds the options of a deployment, except some."""
     options: dict[str, Callable[[Any], Any]] = {
         "data": click.option("--data", help="s3:// URL of the data, or digits"),
         "store": click.option("--store", help="s3:// URL of the run store"),
-        "preset": click.option("--preset", help="network to start from; see `rescnet presets`"),
+        "preset": click.option(
+            "--preset", help="preset network to start from; see `rescnet presets`"
+        ),
         "config": click.option("--config", help="TOML file with a [network] and a [run] table"),
         "images": click.option(
-            "--images", metavar="NxHxWxD", help="such as 50000x32x32x3  [default: a look at DATA]"
+            "--images", metavar="NxHxWxD", help="such as 50000x32x32x3  [default: read from DATA]"
         ),
         "classes": click.option(
-            "--classes", type=click.IntRange(2), help="[default: the preset's, or a look at DATA]"
+            "--classes", type=click.IntRange(2), help="[default: of the preset, or read from DATA]"
         ),
         "workers": click.option(
-            "--workers", type=click.IntRange(1), required=True, help="pods of workers"
+            "--workers", type=click.IntRange(1), required=True, help="number of worker pods"
         ),
-        "threads": click.option("--threads", type=click.IntRange(1), default=1, show_default=True),
+        "threads": click.option(
+            "--threads",
+            type=click.IntRange(1),
+            default=1,
+            show_default=True,
+            help="threads per worker",
+        ),
         "memory": click.option(
-            "--memory", help="of each worker for Dask  [default: what the plan takes]"
+            "--memory", help="Dask memory limit of each worker  [default: what the plan needs]"
         ),
         "gpu_memory": GPU_MEMORY_OPTION,
         "node_memory": click.option(
-            "--node-memory", help="that a node has to give beside DaemonSets, such as 60GiB"
+            "--node-memory", help="memory of a node without its DaemonSets, such as 60GiB"
         ),
-        "node_cpus": click.option("--node-cpus", help="likewise, such as 7.9 or 7910m"),
-        "node_storage": click.option("--node-storage", help="likewise, ephemeral, such as 90GiB"),
+        "node_cpus": click.option(
+            "--node-cpus", help="CPUs of a node without its DaemonSets, such as 7.9 or 7910m"
+        ),
+        "node_storage": click.option(
+            "--node-storage", help="ephemeral storage of a node without its DaemonSets, as 90GiB"
+        ),
     }
     texts = {
-        "name": "of all objects", "namespace": "they are in", "image": "name:version",
-        "secret": "Secret with S3 keys", "service_account": "with rights to the buckets, instead",
-        "tls_secret": "Secret with ca.crt, tls.crt, tls.key", "endpoint": "of another S3 server",
-        "notice": "seconds from the notice of an eviction to the end of a machine",
+        "name": "name of all objects",
+        "namespace": "namespace of all objects",
+        "image": "container image, name:version",
+        "secret": "Secret with S3 keys",
+        "service_account": "service account with rights to the buckets, instead of a Secret",
+        "tls_secret": "Secret with ca.crt, tls.crt, tls.key",
+        "endpoint": "URL of an S3 server other than AWS",
+        "notice": "seconds between the eviction notice and the end of a machine",
         "operator": "namespace of the Dask operator",
-    }  # fmt: skip
+    }
     for field in fields(Deployment):
         if field.name in texts:
-            usual = getattr(USUAL, field.name)
-            flag = option_name(field.name)
-            kind = int if isinstance(usual, int) else str
+            default = getattr(DEFAULT_DEPLOYMENT, field.name)
             options[field.name] = click.option(
-                flag, field.name, type=kind, help=texts[field.name], default=usual,
-                show_default=usual is not None,
-            )  # fmt: skip
+                option_name(field.name),
+                field.name,
+                type=int if isinstance(default, int) else str,
+                help=texts[field.name],
+                default=default,
+                show_default=default is not None,
+            )
 
-    def decorated(command: Any) -> Any:
-        for spec in (AugmentSpec, RunSpec, NetworkSpec):  # the last is shown first
+    def decorate(command: Any) -> Any:
+        for spec in (AugmentSpec, RunSpec, NetworkSpec):  # the last is listed first
             command = spec_options(spec)(command)
         for name in reversed(options):
             if name not in without:
                 command = options[name](command)
         return command
 
-    return decorated
+    return decorate
 
 
-@deploy_command.command("render", **SHOW)
-@click.option("--kind", default="job", show_default=True, help=" or ".join(KINDS))
-@click.option("--overlay", help=", ".join(OVERLAYS))
-@what_options()
+@deploy_command.command("render", **HELP_SETTINGS)
+@click.option(
+    "--kind", default="job", show_default=True, help="kind of deployment: " + " or ".join(KINDS)
+)
+@click.option("--overlay", help="one of " + ", ".join(OVERLAYS))
+@deployment_options()
 def render_command(kind: str, overlay: str | None, **flags: Any) -> None:
-    """Print manifests: a job that trains and has a cluster of its own, or a long-lived cluster.
+    """Print manifests: a job that trains on its own cluster, or a long-lived cluster.
 
-    Memory and processors come from the plan of the run, which the job is held to. What would not
-    fit is refused. Secrets are referred to by name, and never printed.
+    Memory and CPUs come from the plan of the run, which the job uses too. A run that does not fit
+    is an error. Secrets are referenced by name and never printed.
 
     \b
     Example:
@@ -119,19 +141,26 @@ def render_command(kind: str, overlay: str | None, **flags: Any) -> None:
           --data s3://bucket/cifar10.zarr --store s3://bucket/runs/1 --overlay cloud-spot
     """
     if overlay is not None and overlay not in OVERLAYS:
-        raise SpecError(f"unknown overlay {overlay!r}: {suggest_name(overlay, OVERLAYS)}")
-    found = _asked(kind, flags)
-    documents = with_overlay(found.manifests(found.what), overlay)
-    click.echo(to_yaml(documents, found.comment()), nl=False)
+        raise SpecError(f"Unknown overlay {overlay!r}. {suggest_name(overlay, OVERLAYS)}")
+    request = _make_request(kind, flags)
+    documents = with_overlay(request.manifests(request.deployment), overlay)
+    click.echo(to_yaml(documents, request.comment()), nl=False)
 
 
-@deploy_command.command("kustomize", **SHOW)
+@deploy_command.command("kustomize", **HELP_SETTINGS)
 @click.argument("folder")
-@click.option("--cluster-name", default="rescnet-cluster", show_default=True)
-@what_options()
+@click.option(
+    "--cluster-name",
+    default="rescnet-cluster",
+    show_default=True,
+    help="name of the objects of the long-lived cluster",
+)
+@deployment_options()
 def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
-    """Write a kustomize tree into FOLDER: bases of a job and of a long-lived cluster, and overlays
-    for one machine, for spot nodes and for GPU nodes.
+    """Write a kustomize tree into FOLDER.
+
+    It has bases of a job and of a long-lived cluster, and overlays for one machine, for spot nodes
+    and for GPU nodes.
 
     \b
     Example:
@@ -140,126 +169,156 @@ def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
       kubectl apply -k deploy/kubernetes/overlays/cloud-spot/job
     """
     if cluster_name == flags["name"]:
-        raise SpecError(f"--cluster-name and --name are both {cluster_name}: give two names")
-    job = _asked("job", dict(flags))
-    cluster = Deployment("cluster", **_named(flags) | {"name": cluster_name})
-    files = kustomize_files({"job": job.manifests(job.what), "cluster": job.manifests(cluster)})
+        raise SpecError(f"--cluster-name and --name are both {cluster_name}. Give two names.")
+    job = _make_request("job", dict(flags))
+    cluster = Deployment("cluster", **_select_fields(flags) | {"name": cluster_name})
+    files = kustomize_files(
+        {"job": job.manifests(job.deployment), "cluster": job.manifests(cluster)}
+    )
     for path, text in files.items():
         target = Path(folder, path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
         except OSError as error:
-            raise RescnetError(f"{target} cannot be written: {error.strerror}") from None
+            raise RescnetError(
+                f"{target} cannot be written: {error.strerror}. Check the folder."
+            ) from None
     click.echo(f"wrote {len(files)} files into {folder}", err=True)
 
 
-@deploy_command.command("hub", **SHOW)
-@what_options("store", "name", "namespace", "tls_secret", "notice", "operator")
+@deploy_command.command("hub", **HELP_SETTINGS)
+@deployment_options("store", "name", "namespace", "tls_secret", "notice", "operator")
 def hub_command(**flags: Any) -> None:
-    """Print values for the public Helm chart daskhub: a JupyterHub whose notebooks have this
-    package, and a Dask gateway whose clusters are as large as the plan of a run wants them.
+    """Print values for the public Helm chart daskhub: a JupyterHub and a Dask gateway.
+
+    Notebooks have this package, and clusters of the gateway have the size of the plan of a run.
 
     \b
     Example:
       rescnet deploy hub --preset cifar10 --images 50000x32x32x3 --workers 32 --threads 4 > hub.yaml
       helm upgrade --install hub dask/daskhub -f hub.yaml
     """
-    found = _asked("cluster", flags)
-    values = hub_values(found.what, found.sizes, found.node)
-    comment = f"values of the Helm chart daskhub\n{found.forecast}{found.hint()}"
+    request = _make_request("cluster", flags)
+    values = hub_values(request.deployment, request.sizes, request.node)
+    comment = f"values of the Helm chart daskhub\n{request.forecast}{request.hint()}"
     click.echo(to_yaml([values], comment, COMMENTS), nl=False)
 
 
-# ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the options ask for: a deployment, its plan, sizes, and the options of the training."""
+class _Request:
+    """What the options ask for.
 
-    what: Deployment
+    Attributes
+    ----------
+    deployment : Deployment
+        The deployment.
+    forecast : Forecast
+        Plan and estimates of the run.
+    sizes : Sizes
+        Resources of the pods.
+    flags : list of str
+        Options of `rescnet train` in the job.
+    node : Node
+        Resources of a node.
+    """
+
+    deployment: Deployment
     forecast: Forecast
     sizes: Sizes
     flags: list[str]
     node: Node
 
-    def manifests(self, what: Deployment) -> list[dict[str, Any]]:
-        """The manifests of a deployment of these sizes."""
-        return manifests(what, self.sizes, self.flags)
+    def manifests(self, deployment: Deployment) -> list[dict[str, Any]]:
+        """Return the manifests of a deployment with these sizes."""
+        return manifests(deployment, self.sizes, self.flags)
 
     def comment(self) -> str:
-        """What it is, to stand on top of it."""
-        text = f"{self.what.kind} {self.what.name}, for Kubernetes with the Dask operator\n"
+        """Return the comment at the top of the manifests."""
+        kind, name = self.deployment.kind, self.deployment.name
+        text = f"{kind} {name}, for Kubernetes with the Dask operator\n"
         return text + str(self.forecast) + self.hint()
 
     def hint(self) -> str:
-        """What makes runs on a cluster keep to this plan: it may have but one worker, or none,
-        when they begin. A job is told so already."""
-        if self.what.kind == "job":
+        """Return the options that give runs on a long-lived cluster this plan.
+
+        Such a cluster may have only one worker, or none, when they start. A job has the options.
+        """
+        if self.deployment.kind == "job":
             return ""
         return f"\nfor this plan, however many workers there are at first: {' '.join(self.flags)}"
 
 
-def _asked(kind: str, flags: dict[str, Any]) -> _Asked:
-    what = Deployment(kind, data=flags["data"], store=flags.get("store"), **_named(flags))
+def _make_request(kind: str, flags: dict[str, Any]) -> _Request:
+    """Return the deployment, plan and sizes that the options ask for."""
+    deployment = Deployment(
+        kind, data=flags["data"], store=flags.get("store"), **_select_fields(flags)
+    )
     spec, run_spec, augment = resolve_specs(
         flags["preset"], flags["config"], flags["data"] or "", flags
     )
-    problem = _problem(flags, spec, run_spec, augment)
-    memory = size_of("--memory", flags["memory"])
+    problem = _resolve_problem(flags, spec, run_spec, augment)
     node = Node(
-        size_of("--node-memory", flags["node_memory"]),
-        _processors("--node-cpus", flags["node_cpus"]),
-        size_of("--node-storage", flags["node_storage"]),
+        parse_size("--node-memory", flags["node_memory"]),
+        _parse_cpus("--node-cpus", flags["node_cpus"]),
+        parse_size("--node-storage", flags["node_storage"]),
     )
-    found, sizes = sized(
-        problem, spec, run_spec, flags["workers"], flags["threads"], memory, node,
-        gpu_memory_of(run_spec, flags["gpu_memory"]),
-    )  # fmt: skip
-    told = training_flags(
-        spec, run_spec, augment, found.plan, held_out=flags["validation"] is not None
+    forecast, sizes = sized(
+        problem,
+        spec,
+        run_spec,
+        flags["workers"],
+        flags["threads"],
+        parse_size("--memory", flags["memory"]),
+        node,
+        resolve_gpu_memory(run_spec, flags["gpu_memory"]),
     )
-    return _Asked(what, found, sizes, told, node)
+    held_out = flags["validation"] is not None
+    train_flags = training_flags(spec, run_spec, augment, forecast.plan, held_out=held_out)
+    return _Request(deployment, forecast, sizes, train_flags, node)
 
 
-def _named(flags: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a deployment among all flags, but its kind, data and store."""
+def _select_fields(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that are fields of a deployment, except kind, data and store."""
     names = {field.name for field in fields(Deployment)} - {"kind", "data", "store"}
     return {name: value for name, value in flags.items() if name in names}
 
 
-def _problem(
+def _resolve_problem(
     flags: dict[str, Any], spec: NetworkSpec, run_spec: RunSpec, augment: AugmentSpec
 ) -> Problem:
-    """The images, as the options have them, or as a look at the data shows."""
+    """Return the size of the data from the options, or else from the data."""
     if flags["images"]:
-        classes = flags["classes"] or CLASSES.get(flags["preset"])
+        classes = flags["classes"] or PRESET_CLASSES.get(flags["preset"])
         if classes is None:
-            raise SpecError(f"--images {flags['images']} of how many classes? Give --classes, too")
-        return problem_of(flags["images"], classes, spec, run_spec, augment)
+            raise SpecError(
+                f"--images {flags['images']} is given without a number of classes. Add --classes."
+            )
+        return make_problem(flags["images"], classes, spec, run_spec, augment)
     if not flags["data"]:
-        raise SpecError("how many images? Give --images, such as 50000x32x32x3, and --classes")
+        raise SpecError(
+            "The number of images is not given. Add --images, such as 50000x32x32x3, and --classes."
+        )
     try:
         training = training_set(flags["data"], None, own_validation=flags["validation"] is None)
     except RescnetError as error:
         raise SpecError(
-            f"--data cannot be looked at from here ({error}): say what is there by --images, such "
-            "as 50000x32x32x3, and --classes"
+            f"--data cannot be read from here ({str(error).rstrip('.')}). Describe it with "
+            "--images, such as 50000x32x32x3, and --classes."
         ) from None
     spec.check_images(*training.image_shape)
     augment.check_images(*training.image_shape)
     return Problem.of(replace(training, augment=augment), run_spec)
 
 
-def _processors(option: str, amount: str | None) -> float | None:
-    """A number of processors, as 7.9 or as Kubernetes' thousandths, 7910m."""
+def _parse_cpus(option: str, amount: str | None) -> float | None:
+    """Return a number of CPUs, given as 7.9 or in thousandths as 7910m."""
     if amount is None:
         return None
     try:
-        found = float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
+        cpus = float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
     except ValueError:
-        found = 0
-    if not 0 < found < 10_000:
-        raise SpecError(f"{option} {amount} is no number of processors: give it as 7.9 or 7910m")
-    return found
+        cpus = 0
+    if not 0 < cpus < 10_000:
+        raise SpecError(f"{option} {amount} is not a number of CPUs. Give it as 7.9 or 7910m.")
+    return cpus

@@ -1,4 +1,4 @@
-"""The command `rescnet estimate`."""
+"""The command `rescnet estimate`: cost of a run on a cluster that need not exist."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.clusters import cluster, working
-from rescnet_dist.cli.options import SHOW, resolve_specs, size_of, spec_options
+from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.options import HELP_SETTINGS, parse_size, resolve_specs, spec_options
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import Backend
@@ -17,17 +17,19 @@ from rescnet_dist.planning import Problem, calibrate, estimate
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 GPU_MEMORY_OPTION = click.option(
-    "--gpu-memory", help="of each worker's GPU, for --array-backend cupy"
+    "--gpu-memory", help="memory of each worker's GPU, for --array-backend cupy"
 )
 
 
-@click.command("estimate", **SHOW)
+@click.command("estimate", **HELP_SETTINGS)
 @click.argument("images")
-@click.option("--classes", type=click.IntRange(2), default=10, show_default=True)
-@click.option("--workers", type=click.IntRange(1), required=True, help="workers of the cluster")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="of each")
-@click.option("--machines", type=click.IntRange(1), help="they share  [default: one each]")
-@click.option("--memory", default="8GiB", show_default=True, help="of each")
+@click.option("--classes", type=click.IntRange(2), default=10, show_default=True, help="classes")
+@click.option("--workers", type=click.IntRange(1), required=True, help="number of workers")
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="threads per worker"
+)
+@click.option("--machines", type=click.IntRange(1), help="machines  [default: one per worker]")
+@click.option("--memory", default="8GiB", show_default=True, help="memory of each worker")
 @GPU_MEMORY_OPTION
 @click.option("--preset", help="network to start from; see `rescnet presets`")
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
@@ -48,75 +50,78 @@ def estimate_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """What a run would take on a cluster, of workers as fast as this machine, that need not be
-    there.
+    """Estimate the cost of a run on a cluster with workers as fast as this machine.
 
-    IMAGES is their number and shape, such as 50000x32x32x3. How fast a core is, is measured here,
-    in half a minute; the rest is the arithmetic of `rescnet plan`. Stores are taken to be fast
-    enough. How fast a GPU is, is not told.
+    The cluster need not exist. IMAGES is their number and shape, such as 50000x32x32x3. The speed
+    of a core is measured here, in half a minute; the rest is the arithmetic of `rescnet plan`. The
+    store is taken to be fast enough. No time is estimated for GPUs.
 
     \b
     Example:
       rescnet estimate 50000x32x32x3 --preset cifar10 --workers 4 --threads 16 --memory 64GiB
     """
     spec, run_spec, augment = resolve_specs(preset, config, images, flags)
-    problem = problem_of(images, classes, spec, run_spec, augment)
+    problem = make_problem(images, classes, spec, run_spec, augment)
     if workers % (machines or workers):
         raise SpecError(
-            f"--machines {machines} cannot share {workers} workers evenly: give a number that "
-            f"divides {workers}"
+            f"--machines {machines} cannot share {workers} workers evenly. Give a number that "
+            f"divides {workers}."
         )
-    sharing = workers // (machines or workers)
-    there = Workers(
-        workers, workers * threads, threads, sharing * threads, size_of("--memory", memory),
-        gpu_memory=gpu_memory_of(run_spec, gpu_memory),
-    )  # fmt: skip
-    # before anything is measured: does it fit?
-    found = estimate(problem, spec, run_spec, there, None)
-    if there.gpu_memory is not None:
-        click.echo(json.dumps(found.to_dict()) if as_json else found)
-        return
-    with cluster({}) as client, working("measuring"):
-        speed = calibrate(client, problem, spec, Workers.of(client), None)
-    found = estimate(problem, spec, run_spec, there, speed)
-    click.echo(json.dumps(found.to_dict()) if as_json else found)
+    per_machine = workers // (machines or workers)
+    described = Workers(
+        count=workers,
+        slots=workers * threads,
+        threads=threads,
+        machine_threads=per_machine * threads,
+        memory=parse_size("--memory", memory),
+        gpu_memory=resolve_gpu_memory(run_spec, gpu_memory),
+    )
+    # Raise for a run that does not fit before anything is measured.
+    forecast = estimate(problem, spec, run_spec, described, None)
+    if described.gpu_memory is None:
+        with cluster({}) as client, show_status("measuring"):
+            speed = calibrate(client, problem, spec, Workers.of(client), None)
+        forecast = estimate(problem, spec, run_spec, described, speed)
+    click.echo(json.dumps(forecast.to_dict()) if as_json else forecast)
 
 
-def gpu_memory_of(run_spec: RunSpec, given: str | None) -> int | None:
-    """Bytes of a GPU, for a run that uses one."""
+def resolve_gpu_memory(run_spec: RunSpec, given: str | None) -> int | None:
+    """Return the bytes of a GPU, or None for a run without; raise SpecError if they do not fit."""
     if not Backend.of(run_spec).on_gpu:
         if given is not None:
             raise SpecError(
-                f"--gpu-memory {given} is of GPUs, and this run uses none: add --array-backend "
-                "cupy, or leave it out"
+                f"--gpu-memory {given} is for GPUs, but this run uses none. Add --array-backend "
+                "cupy, or leave --gpu-memory out."
             )
         return None
     if given is None:
         raise SpecError(
-            'array_backend="cupy" uses GPUs, of a size that is not told: give it, such as '
-            "--gpu-memory 80GiB"
+            'array_backend="cupy" uses GPUs, but their memory is not given. Add it, such as '
+            "--gpu-memory 80GiB."
         )
-    return size_of("--gpu-memory", given)
+    return parse_size("--gpu-memory", given)
 
 
-def problem_of(
+def make_problem(
     images: str, classes: int, spec: NetworkSpec, run_spec: RunSpec, augment: AugmentSpec
 ) -> Problem:
-    """What is trained on, from its number and shape in words, such as 50000x32x32x3; refused if
-    the specs do not fit it."""
-    number, *shape = _shape(images)
+    """Return the size of the data from text such as 50000x32x32x3.
+
+    Raise SpecError if the specs do not fit it.
+    """
+    number, *shape = _parse_shape(images)
     spec.check_images(shape[0], shape[1], shape[2])
     augment.check_images(shape[0], shape[1], shape[2])
     rows = round(number * (1 + augment.copies * (1 - run_spec.validation)))
     return Problem(rows, (shape[0], shape[1], shape[2]), classes, copies=augment.copies)
 
 
-def _shape(images: str) -> list[int]:
-    """The numbers of 50000x32x32x3."""
-    found = re.fullmatch(r"(\d+)[x×](\d+)[x×](\d+)[x×](\d+)", images.replace(",", ""))
-    if not found or 0 in map(int, found.groups()):
+def _parse_shape(images: str) -> list[int]:
+    """Return the numbers of text such as 50000x32x32x3; raise SpecError for other text."""
+    match = re.fullmatch(r"(\d+)[x×](\d+)[x×](\d+)[x×](\d+)", images.replace(",", ""))
+    if not match or 0 in map(int, match.groups()):
         raise SpecError(
-            f"{images!r} is not a number of images and their shape: give them as "
-            "IMAGESxHEIGHTxWIDTHxCHANNELS, such as 50000x32x32x3"
+            f"{images!r} is not a number of images and their shape. Give them as "
+            "IMAGESxHEIGHTxWIDTHxCHANNELS, such as 50000x32x32x3."
         )
-    return [int(number) for number in found.groups()]
+    return [int(number) for number in match.groups()]

@@ -1,4 +1,4 @@
-"""Files that a command writes: whole under their name, or not at all."""
+"""Atomic writes of output files: a file appears whole under its name, or not at all."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rescnet_dist.errors import RescnetError
 
 
 def check_folder(path: str) -> None:
-    """Refuse a file to be written for which there is no folder."""
+    """Raise RescnetError if the folder of an output file does not exist."""
     folder = os.path.dirname(path)
     if folder and not os.path.isdir(folder):
-        problem = "is no folder" if os.path.exists(folder) else "does not exist"
-        raise RescnetError(f"{path} cannot be written: {folder} {problem}; create that folder")
+        problem = "is not a folder" if os.path.exists(folder) else "does not exist"
+        raise RescnetError(f"{path} cannot be written: {folder} {problem}. Create that folder.")
 
 
 @contextmanager
-def finished_file(path: str, *, binary: bool = False) -> Iterator[IO[Any]]:
-    """A file that appears under its name only once it is whole; "-" is standard output."""
+def open_atomic(path: str, *, binary: bool = False) -> Iterator[IO[Any]]:
+    """Open a file that appears under its name only once it is complete; "-" is standard output."""
     if path == "-":
         yield sys.stdout.buffer if binary else sys.stdout
         return
@@ -35,5 +35,6 @@ def finished_file(path: str, *, binary: bool = False) -> Iterator[IO[Any]]:
         if os.path.exists(partial):
             os.remove(partial)
         if isinstance(error, OSError):
-            raise RescnetError(f"{path} cannot be written: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise RescnetError(f"{path} cannot be written: {reason}. Check the path.") from error
         raise

@@ -1,4 +1,4 @@
-"""The command group: commands are loaded when they are called, errors told without a traceback."""
+"""The command group: lazy import of commands, and errors as messages with exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.options import SHOW
+from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.cli.signals import Terminated
 from rescnet_dist.errors import (
     ClaimLostError,
@@ -20,101 +20,101 @@ from rescnet_dist.errors import (
     StoreUnreachableError,
 )
 
-RESUMABLE = 75  # exit code of what was stopped from outside and can be resumed (EX_TEMPFAIL)
+RESUMABLE_EXIT_CODE = 75  # EX_TEMPFAIL: stopped from outside, and can be resumed
 
-# What the list of commands says of each: to load all of them takes seconds.
+# Short help of each command, so that `rescnet --help` need not import them, which takes seconds.
 COMMANDS = {
-    "bench": "How fast this machine runs the passes, beside peers and beside...",
-    "check": "Verify a run store against its commit records: chunks missing,...",
+    "bench": "Benchmark the passes on this machine, relative to other...",
+    "check": "Verify a run store: find chunks that are missing, altered or...",
     "dashboard": "Show one or more runs in a browser: accuracy, time, memory,...",
-    "data": "Data sets: import them, look at them, see what augmentation...",
-    "deploy": "Manifests for Kubernetes, for the Dask operator, sized by the...",
-    "estimate": "What a run would take on a cluster, of workers as fast as this...",
-    "evaluate": "Accuracy of the network at RUN, a run or a saved network, on DATA.",
-    "info": "What a run is and how far it got: spec, layers, accuracies, sizes.",
-    "plan": "What `rescnet train` with the same options would take: memory,...",
+    "data": "Data sets: import and inspect them, and preview augmentation.",
+    "deploy": "Write Kubernetes manifests for the Dask operator, or values for...",
+    "estimate": "Estimate the cost of a run on a cluster with workers as fast as...",
+    "evaluate": "Compute the accuracy of the network at RUN, a run or a saved...",
+    "info": "Describe a run and its progress: spec, layers, accuracies and...",
+    "plan": "Estimate what `rescnet train` needs with the same options:...",
     "predict": "Predict the labels of DATA with the network at RUN, a run or a...",
-    "presets": "List the named networks, or print one as TOML to start a...",
-    "report": "Write all that is known of a run, finished or not, into one...",
-    "resume": "Go on with a run after its last finished layer.",
-    "runs": "The runs in a folder or bucket: state, layers, accuracy, age...",
-    "train": 'Train a network on DATA: "digits", or whatever `rescnet data...',
+    "presets": "List the presets, or print one as TOML, as a start for a...",
+    "report": "Write a report of a run, finished or not, as one self-contained...",
+    "resume": "Resume a run after its last finished layer.",
+    "runs": "List the runs in a folder or bucket: state, layers, accuracy,...",
+    "train": 'Train a network on DATA: "digits", or any source or result of...',
 }
-# than in the module commands: each in its own
-ELSEWHERE = {"bench", "dashboard", "data", "deploy", "estimate", "report", "runs"}
+# Commands in a module of their own name; the others are in the module `commands`.
+OWN_MODULES = {"bench", "dashboard", "data", "deploy", "estimate", "report", "runs"}
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Turn what ends the body into a message and an exit code, and warnings into one line each."""
+    """Turn errors of the body into a message and an exit code, and warnings into one line each."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _told_in_one_line
+            warnings.showwarning = _print_warning
             yield
     except (ClaimLostError, ClusterLostError, StoreUnreachableError) as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(RESUMABLE)
+        sys.exit(RESUMABLE_EXIT_CODE)
     except RescnetError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except Terminated as stop:
         click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
-        sys.exit(RESUMABLE)
+        sys.exit(RESUMABLE_EXIT_CODE)
     except KeyboardInterrupt as interrupt:
-        click.echo("; ".join(["interrupted", *map(str, _told(interrupt))]), err=True)
+        click.echo("; ".join(["interrupted", *map(str, _find_message(interrupt))]), err=True)
         sys.exit(130)
 
 
-def _told_in_one_line(message: Warning | str, *_where: Any, **_more: Any) -> None:
+def _print_warning(message: Warning | str, *_location: Any, **_options: Any) -> None:
+    """Print a warning as one line."""
     click.echo(f"warning: {message}", err=True)
 
 
-def _told(interrupt: BaseException) -> tuple[Any, ...]:
-    """What an interruption says, or the one before it that it came upon, as the second Ctrl-C of
-    somebody who is impatient."""
-    found: BaseException | None = interrupt
-    while found is not None:
-        if isinstance(found, KeyboardInterrupt) and found.args:
-            return found.args
-        found = found.__context__
+def _find_message(interrupt: BaseException) -> tuple[Any, ...]:
+    """Return the message of an interruption, or of one that it interrupted by a second Ctrl-C."""
+    error: BaseException | None = interrupt
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) and error.args:
+            return error.args
+        error = error.__context__
     return ()
 
 
 class Commands(click.Group):
-    """Bad input ends with its message and exit code 2."""
+    """A group that imports commands when they are called; bad input ends with exit code 2."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
+        """Return the names of all commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by its name."""
+        """Import a command by its name."""
         if cmd_name not in COMMANDS:
             return None
-        where = cmd_name if cmd_name in ELSEWHERE else "commands"
-        module = import_module(f"rescnet_dist.cli.{where}")
-        found = getattr(module, f"{cmd_name}_command")
-        assert isinstance(found, click.Command)
-        return found
+        name = cmd_name if cmd_name in OWN_MODULES else "commands"
+        module = import_module(f"rescnet_dist.cli.{name}")
+        command = getattr(module, f"{cmd_name}_command")
+        assert isinstance(command, click.Command)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without loading them."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command; end with its exit code."""
         with exit_codes():
             return super().invoke(ctx)
 
 
-@click.group(cls=Commands, **SHOW)
+@click.group(cls=Commands, **HELP_SETTINGS)
 @click.version_option(package_name="rescnet-dist")
 def main() -> None:
     """Deep convolutional networks without backpropagation, on data larger than memory.
 
     \b
     Example:
-      rescnet train                     train on the embedded digits
-      rescnet info runs/digits-...      what came of it
+      rescnet train                     train on the bundled digits
+      rescnet info runs/digits-...      print the result
     """

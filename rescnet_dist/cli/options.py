@@ -1,4 +1,4 @@
-"""Options that come from the fields of the specs, and how files, presets and flags combine."""
+"""Command-line options made from the specs, and how files, presets and flags combine."""
 
 from __future__ import annotations
 
@@ -25,171 +25,180 @@ from rescnet_dist.spec import (
     read_toml,
 )
 
-SMALLEST = 64 * 2**20  # bytes that anybody can mean by a size of memory
+MIN_MEMORY_BYTES = 64 * 2**20  # smaller sizes are taken for a missing unit
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
-SHOW: dict[str, Any] = {
+# Arguments of every click command.
+HELP_SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
 
+# Help texts of the options of all specs, by field. The documentation shows them too.
 HELP = {
     "filters": "filters per layer",
-    "filter_size": "side of the filters, layers 2 and later",
-    "first_filter_size": "side of the filters of layer 1",
-    "minmax": "range of the normalization",
-    "rectify": "hand maps on as ReLU(maps), not as they are",
-    "local_contrast": "have half of the filters see the images' local contrast",
-    "lda_fraction": "share of stacked-LDA filters, the rest is PCA",
-    "lda_positives": "patches of the class in a stacked-LDA draw",
-    "lda_negatives": "patches of other classes in a draw",
-    "lda_tolerance": "training error up to which a draw is kept",
-    "lda_ridge": "ridge of a draw's covariance",
-    "lda_draws": "draws made per filter wanted",
-    "block": "side of the pooling blocks",
-    "stride": "stride of the pooling blocks",
-    "zscore": "normalization within a block",
-    "power": "take sign(v)·|v|^½ of the features",
-    "pairs": "maps whose covariance is a feature: all pairs, or those of a tower",
-    "levels": "levels of the spatial pyramid, such as 4,2,1",
-    "cells": "how blocks are shared out over pyramid cells",
+    "filter_size": "filter width and height in layers 2 and later, in pixels",
+    "first_filter_size": "filter width and height in layer 1, in pixels",
+    "minmax": "min-max normalization: one range for all channels, or one per channel",
+    "rectify": "pass ReLU(maps) to the next layer instead of the maps",
+    "local_contrast": "use half of the filters on the local contrast of the images",
+    "lda_fraction": "fraction of stacked-LDA filters; the rest are PCA filters",
+    "lda_positives": "patches of the class in each stacked-LDA draw",
+    "lda_negatives": "patches of other classes in each stacked-LDA draw",
+    "lda_tolerance": "largest training error of a draw that is accepted",
+    "lda_ridge": "ridge added to the covariance of a draw",
+    "lda_draws": "draws per stacked-LDA filter",
+    "block": "width and height of the pooling blocks, in pixels",
+    "stride": "distance between pooling blocks, in pixels",
+    "zscore": "normalization within a block: per channel, or of the whole block",
+    "power": "replace each feature v by sign(v)·|v|^½",
+    "pairs": "pairs of maps whose covariance is a feature: all, or those within a tower",
+    "levels": "cells per side at each level of the spatial pyramid, such as 4,2,1",
+    "cells": "assignment of blocks to pyramid cells: by block center, or in equal shares",
     "pool": "pooling over the blocks of a cell",
-    "residual": "what later layers are fitted to",
-    "ridge": "ridge γ of the classifiers",
-    "probability": "how scores become probabilities",
+    "residual": "target of later layers: classify the sign of the largest error, or regress errors",
+    "ridge": "ridge γ of the classifiers, relative to the mean feature variance",
+    "probability": "probability of a class from its score",
     "sigma": "scale σ of the sigmoid",
     "beta": "scale β of the softmax",
-    "target": "λ, the score aimed at for the true class",
+    "target": "target score λ of the true class",
     "learning_rate": "learning rate α",
-    "decay": "share by which α falls every decay_every layers",
-    "decay_every": "layers between two falls of α",
+    "decay": "fraction by which α decreases every decay_every layers",
+    "decay_every": "layers between two decreases of α",
     "rate_floor": "lowest α",
-    "max_layers": "layers to grow at most",
-    "patience": "stop after so many layers without a better validation accuracy",
+    "max_layers": "maximum number of layers",
+    "patience": "stop after this many layers without a higher validation accuracy",
     "stop_at_zero_error": "stop once the training error is 0",
-    "store_dtype": "precision that maps are kept in",
-    "seed": "seed of draws and split",
-    "validation": "share of the training images held out  [default: 0.1]",
+    "store_dtype": "precision of the maps",
+    "seed": "seed of the draws, the validation split and the copies",
+    "validation": "fraction of the training images to hold out  [default: 0.1]",
     "chunk_images": "images per chunk",
-    "accumulators": "partial sums before the tree reduction",
+    "accumulators": "partial sums that the tree reduction starts from",
     "split_every": "fan-in of the tree reduction",
     "solve_threads": "BLAS threads of the solve",
-    "tile_features": "side of the tiles of the scatter matrix",
+    "tile_features": "width and height of the tiles of the scatter matrix, in features",
     "keep_maps": "layers whose maps stay in the store",
-    "codec": "codec that maps are compressed with",
-    "maps": "where maps wait for the next layer; auto: in memory where they fit",
+    "codec": "compression of the stored maps",
+    "maps": "where maps are kept until the next layer; auto: in memory if they fit",
     "checkpoint_every": "layers after which maps in memory are stored",
-    "array_backend": "cupy: on workers' GPUs",
-    "matmul_precision": "of matrices on a GPU: split is of nearly all digits, half is fastest",
-    "copies": "augmented copies of each training image, beside it",
-    "flip": "mirror copies left to right, in turns",
-    "flip_vertical": "mirror copies top to bottom, in turns",
-    "shift": "shift copies by up to so many pixels",
-    "crop": "crop copies to at least this share of the sides, and enlarge",
-    "rotate": "rotate copies by up to so many degrees",
-    "scale": "scale copies up or down by up to this share",
-    "padding": "what comes in at the borders of copies",
-    "brightness": "change of brightness, up to this share",
-    "contrast": "change of contrast, up to this share",
-    "saturation": "change of saturation, up to this share",
-    "cutout": "side of a square that is cut out of copies",
-    "noise": "standard deviation of noise, as a share of the range",
+    "array_backend": "array library of the workers; cupy: on their GPUs",
+    "matmul_precision": "precision of matrix products on a GPU; split is nearly float32, half is "
+    "fastest",
+    "copies": "augmented copies of each training image, in addition to the image",
+    "flip": "mirror every second copy left to right",
+    "flip_vertical": "mirror every second copy top to bottom",
+    "shift": "largest shift of copies, in pixels",
+    "crop": "smallest crop of copies, as a fraction of the sides; crops are enlarged to full size",
+    "rotate": "largest rotation of copies, in degrees",
+    "scale": "largest change of size of copies, as a fraction",
+    "padding": "pixels beyond the borders of copies",
+    "brightness": "largest change of brightness, as a fraction",
+    "contrast": "largest change of contrast, as a fraction",
+    "saturation": "largest change of saturation, as a fraction",
+    "cutout": "width and height of a square that is set to 0 in copies, in pixels",
+    "noise": "standard deviation of Gaussian noise, as a fraction of the pixel range",
 }
 
 
-SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"  # that Dask itself reads, and its operator sets
+SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"  # Dask reads it too, and its operator sets it
 CLUSTER_HELP = {
     "scheduler": f"address of a Dask scheduler  [default: {SCHEDULER_VARIABLE}, or this machine]",
-    "scheduler_file": "file that a Dask scheduler has written its address to",
+    "scheduler_file": "file with the address of a Dask scheduler, written by the scheduler",
     "gateway": "address of a Dask gateway",
     "gateway_cluster": "name of the cluster at the gateway  [default: the only one]",
 }
 
 
 def cluster_options(command: Any) -> Any:
-    """A decorator that adds the options that name a cluster; `take_cluster` reads them."""
+    """Add the options that name a cluster to a command; `pop_cluster_options` reads them."""
     for name in reversed(CLUSTER_HELP):
         flag = option_name(name)
         command = click.option(flag, name, help=CLUSTER_HELP[name])(command)
-    patience = "for the cluster named, or a first worker of it, to come, such as 10m"
-    return click.option("--wait", "wait", metavar="TIME", help=patience)(command)
+    text = "how long to wait for the named cluster and its first worker, such as 10m"
+    return click.option("--wait", "wait", metavar="TIME", help=text)(command)
 
 
-def take_cluster(flags: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of a cluster that are given out of all flags; more than one is refused.
-    Where none is, the environment may name a scheduler."""
+def pop_cluster_options(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of a cluster from all flags and return those that are set.
+
+    Without any, the environment may name a scheduler. Raise ClusterError for more than one.
+    """
     wait = flags.pop("wait")
-    where = _named_cluster({name: flags.pop(name) for name in CLUSTER_HELP})
+    options = _check_cluster_options({name: flags.pop(name) for name in CLUSTER_HELP})
     address = os.environ.get(SCHEDULER_VARIABLE)
-    if not where and address:
-        where = {"scheduler": address}
+    if not options and address:
+        options = {"scheduler": address}
     if wait is None:
-        return where
-    if not where:
+        return options
+    if not options:
         raise ClusterError(
-            f"--wait {wait} is for a cluster to come, and none is named: give --scheduler, "
-            "--scheduler-file or --gateway too"
+            f"--wait {wait} is for a cluster to start, but none is named. Add --scheduler, "
+            "--scheduler-file or --gateway."
         )
-    return where | {"wait": _seconds(wait)}
+    return options | {"wait": _parse_seconds(wait)}
 
 
-def _seconds(wait: str) -> float:
-    """A time such as 90, 90s or 10m."""
-    from dask.utils import parse_timedelta  # which takes longer to load than `rescnet --help`
+def _parse_seconds(wait: str) -> float:
+    """Return the seconds of a time such as 90, 90s or 10m."""
+    from dask.utils import parse_timedelta  # takes longer to import than `rescnet --help` to run
 
     try:
         seconds = float(parse_timedelta(wait, default="seconds"))
     except (IndexError, KeyError, TypeError, ValueError):
         seconds = -1.0
     if not 0 < seconds < math.inf:
-        raise ClusterError(f"--wait {wait} is not a time: give it in seconds, or as 90s or 10m")
+        raise ClusterError(
+            f"--wait {wait} is not a time. Give it in seconds, or with a unit as in 90s or 10m."
+        )
     return seconds
 
 
-def _named_cluster(given: dict[str, Any]) -> dict[str, Any]:
-    """The options that name a cluster and have a value."""
-    given = {name: value for name, value in given.items() if value is not None}
-    for name, value in given.items():
+def _check_cluster_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the cluster options that are set; raise ClusterError if they name no one cluster."""
+    options = {name: value for name, value in options.items() if value is not None}
+    for name, value in options.items():
         if not value:
-            flag = option_name(name)
-            raise ClusterError(f"{flag} is empty: give {CLUSTER_HELP[name].split('  [')[0]}")
-    if "gateway_cluster" in given and "gateway" not in given:
-        raise ClusterError("--gateway-cluster needs --gateway, the address of the gateway")
-    if len(given.keys() - {"gateway_cluster"}) > 1:
-        shown = " and ".join(option_name(name) for name in given)
-        raise ClusterError(f"{shown} name different clusters: give one of them")
-    return given
+            text = CLUSTER_HELP[name].split("  [")[0]
+            raise ClusterError(f"{option_name(name)} is empty. Give the {text}.")
+    if "gateway_cluster" in options and "gateway" not in options:
+        raise ClusterError(
+            "--gateway-cluster is set without a gateway. Add --gateway, the address of the gateway."
+        )
+    if len(options.keys() - {"gateway_cluster"}) > 1:
+        names = " and ".join(option_name(name) for name in options)
+        raise ClusterError(f"{names} name different clusters. Give one of them.")
+    return options
 
 
 SPLIT_OPTION = click.option(
-    "--split", type=click.Choice(["train", "val", "test"]), help="the part of DATA to use"
+    "--split", type=click.Choice(["train", "val", "test"]), help="split of DATA to use"
 )
 BACKEND_OPTION = click.option(
     "--array-backend",
     type=click.Choice(CHOICES["array_backend"]),
     default="numpy",
     show_default=True,
-    help="cupy: on a GPU",
+    help="array library; cupy: on a GPU",
 )
 
 
 def averaging_options(command: Any) -> Any:
-    """A decorator that adds the options that `averaged_over` reads."""
-    copies = "average over each image and so many copies, made as those trained on"
+    """Add the options that `resolve_averaging` reads to a command."""
+    copies = "average over each image and this many copies, made as in training"
     command = click.option("--copies", type=click.IntRange(min=1), help=copies)(command)
     flips = "average over each image and its mirror image"
     return click.option("--flips", is_flag=True, help=flips)(command)
 
 
-def averaged_over(flips: bool, copies: int | None) -> AugmentSpec | int | None:
-    """What predictions are averaged over."""
+def resolve_averaging(flips: bool, copies: int | None) -> AugmentSpec | int | None:
+    """Return the copies that predictions are averaged over, as `ResCNetClassifier` takes them."""
     if flips and copies:
-        raise SpecError(f"--flips and --copies {copies} are two ways to average: give one of them")
+        raise SpecError(f"--flips and --copies {copies} exclude each other. Give one of them.")
     return AugmentSpec(copies=1, flip=True) if flips else copies
 
 
 class Levels(click.ParamType):
-    """Whole numbers with commas between them."""
+    """Whole numbers separated by commas."""
 
     name = "levels"
 
@@ -198,12 +207,14 @@ class Levels(click.ParamType):
         try:
             return tuple(int(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as 4,2,1", param, ctx)
+            self.fail(f"{value!r} is not a list of whole numbers such as 4,2,1.", param, ctx)
 
 
 def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Callable[[Any], Any]:
-    """A decorator that adds one option per field of a spec, or for some of them only; all are unset
-    by default."""
+    """Return a decorator that adds one option per field of a spec, or only for those in `only`.
+
+    All are None by default.
+    """
     hints = typing.get_type_hints(spec)
 
     def decorate(command: Any) -> Any:
@@ -234,7 +245,7 @@ def _renamed_option(old: str, new: str) -> Callable[[Any], Any]:
 
     def fail(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
         if value is not None:
-            raise click.UsageError(f"{old} is now called {new}: use {new} {value}", ctx)
+            raise click.UsageError(f"{old} has been renamed. Use {new} {value}.", ctx)
 
     return click.option(old, hidden=True, expose_value=False, callback=fail)
 
@@ -242,40 +253,40 @@ def _renamed_option(old: str, new: str) -> Callable[[Any], Any]:
 def resolve_specs(
     preset: str | None, config: str | None, data: str, flags: dict[str, Any]
 ) -> tuple[NetworkSpec, RunSpec, AugmentSpec]:
-    """The specs of a command: the preset, changed by the file, changed by the flags."""
+    """Return the specs of a command: the preset, updated by the file, then by the flags."""
     tables = read_toml(Path(config)) if config else {}
     name = preset or tables.get("preset")
     if name is None and data == "digits":
         name = "digits"
     if name is None and NetworkSpec.table not in tables:
         raise SpecError(
-            "which network? Give --preset (`rescnet presets` lists them), or --config with a "
-            "[network] table"
+            f"No network is given for {data}. Add --preset (`rescnet presets` lists them), or "
+            "--config with a [network] table."
         )
     base = NetworkSpec.preset(name) if name else NetworkSpec()
     given = {key: value for key, value in flags.items() if value is not None}
 
-    def changed(spec: AnySpec) -> AnySpec:
-        known = {field.name for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
-        by_flags = {key: value for key, value in given.items() if key in known}
+    def update(spec: AnySpec) -> AnySpec:
+        names = {field.name for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
+        by_flags = {key: value for key, value in given.items() if key in names}
         return spec.replace(**tables.get(spec.table, {}) | by_flags)
 
-    return changed(base), changed(RunSpec(validation=0.1)), changed(AugmentSpec())
+    return update(base), update(RunSpec(validation=0.1)), update(AugmentSpec())
 
 
-def size_of(option: str, size: str | None) -> int | None:
-    """Bytes of a size of memory or of a disk such as 8GiB, that an option gives."""
+def parse_size(option: str, size: str | None) -> int | None:
+    """Return the bytes of the memory or disk size that an option has, such as 8GiB."""
     from dask.utils import parse_bytes
 
     if size is None:
         return None
     try:
-        found = int(parse_bytes(size))
+        parsed = int(parse_bytes(size))
     except ValueError:
-        found = 0
-    if found < SMALLEST:
+        parsed = 0
+    if parsed < MIN_MEMORY_BYTES:
         raise SpecError(
-            f"{option} {size} is not a size of memory of {format_bytes(SMALLEST)} or more: give it "
-            "with its unit, as in 80GiB"
+            f"{option} {size} is not a size of memory of {format_bytes(MIN_MEMORY_BYTES)} or more. "
+            "Give it with its unit, as in 80GiB."
         )
-    return found
+    return parsed

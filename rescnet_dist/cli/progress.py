@@ -1,4 +1,4 @@
-"""The live progress of a run in a terminal, and one line per pass where there is none."""
+"""Progress of a run: a live bar on a terminal, and one line per finished pass."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from rescnet_dist.train import (
     RunStarted,
 )
 
-STILL_STARTING = 8.0  # seconds after which it is told what takes so long
+STARTUP_NOTICE_SECONDS = 8.0  # after which the reason for a slow start is printed
 
 
 class TerminalProgress:
-    """A listener that shows layer, accuracies, images per second and all workers' memory, and where
-    the page of the run is; a quiet one shows what went wrong alone."""
+    """A listener that prints the progress of a run.
+
+    It shows the layer, accuracies, images per second, the memory of all workers and the address of
+    the dashboard page. With `quiet`, it prints only problems.
+    """
 
     def __init__(
         self, console: Console, page: SchedulerPage | None = None, *, quiet: bool = False
@@ -51,111 +54,123 @@ class TerminalProgress:
         self.task = self.bar.add_task("starting", total=None, accuracy="", rate="", memory="")
         self.images = self.max_layers = self.done = self.copies = 0
         self.chunks: dict[int, int] = {}
-        self.rebuilt: int | None = None  # the layer that it was told of last
-        self.in_memory = False  # where maps are
-        self.began = time.perf_counter()
-        self.waiting = threading.Timer(STILL_STARTING, self._still_starting)
-        self.waiting.daemon = True
+        self.rebuilt: int | None = None  # layer of the last note on rebuilt chunks
+        self.in_memory = False  # whether maps are kept in memory
+        self.started = time.perf_counter()
+        self.notice = threading.Timer(STARTUP_NOTICE_SECONDS, self._print_startup_notice)
+        self.notice.daemon = True
 
     def __enter__(self) -> Self:
         self.bar.start()
         if not self.quiet:
-            self.waiting.start()
+            self.notice.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.waiting.cancel()
+        self.notice.cancel()
         self.bar.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show an event."""
+        """Print an event or update the bar."""
         match event:
             case RunStarted():
-                self.waiting.cancel()
+                self.notice.cancel()
                 self.images, self.max_layers = event.images, event.max_layers
                 self.copies = event.copies
                 if self.page and self.page.link and not self.quiet:
-                    self.console.print(f"watch it at {self.page.link}", soft_wrap=True)
+                    self.console.print(f"dashboard: {self.page.link}", soft_wrap=True)
                 if 0 < event.layers < event.max_layers and not self.quiet:
-                    self.console.print(f"going on after layer {event.layers}")
+                    self.console.print(f"resuming after layer {event.layers}")
             case MapsPlaced():
                 if self.in_memory and not event.in_memory:
-                    self._note(f"layer {event.layer}: maps go {event.reason}, from now on")
+                    self._note(f"layer {event.layer}: maps are now kept {event.reason}")
                 elif not self.quiet:
                     self.console.print(
                         f"{'maps':<14} {event.reason}", highlight=False, soft_wrap=True
                     )
                 self.in_memory = event.in_memory
             case PassStarted():
-                self.began, self.done, self.chunks = time.perf_counter(), 0, {}
+                self.started, self.done, self.chunks = time.perf_counter(), 0, {}
                 fields = self.bar.tasks[0].fields | {"rate": ""}
                 self.bar.reset(  # the elapsed time, too
-                    self.task, description=self._title(event.phase, event.layer),
-                    total=self.images, **fields,
-                )  # fmt: skip
+                    self.task,
+                    description=self._title(event.phase, event.layer),
+                    total=self.images,
+                    **fields,
+                )
             case ChunkDone():
-                self.chunks[event.start] = event.images  # a chunk that is redone counts once
+                self.chunks[event.start] = event.images  # a retried chunk counts once
                 self.done = sum(self.chunks.values())
                 self.memory[event.worker] = event.memory
                 self.bar.update(
-                    self.task, completed=self.done, rate=self._rate(time.perf_counter()),
+                    self.task,
+                    completed=self.done,
+                    rate=self._format_rate(time.perf_counter()),
                     memory=f"{sum(self.memory.values()) / 2**30:.1f} GiB",
-                )  # fmt: skip
+                )
             case ChunkRebuilt():
-                if event.layer != self.rebuilt:  # once, as there may be many
-                    lost = f"maps and scores of images {event.start} to {event.stop}"
-                    self._note(f"layer {event.layer}: {lost}, and maybe others, are rebuilt: "
-                               f"{event.reason}")  # fmt: skip
+                if event.layer != self.rebuilt:  # one note per layer, as there may be many
+                    rows = f"maps and scores of images {event.start} to {event.stop}"
+                    self._note(
+                        f"layer {event.layer}: {rows}, and maybe others, are rebuilt: "
+                        f"{event.reason}"
+                    )
                 self.rebuilt = event.layer
             case PassRetried():
-                self._note(f"{self._title(event.phase, event.layer)} goes on: {event.reason}")
+                self._note(f"{self._title(event.phase, event.layer)} is retried: {event.reason}")
             case PassDone():
                 if event.accuracy:
                     self.bar.update(
                         self.task, accuracy=describe_accuracy(event.accuracy, short=True)
                     )
                 if not self.quiet:
-                    self._line(event)
+                    self._print_pass(event)
             case RunDone():
                 self.bar.update(self.task, visible=False)
 
-    def _still_starting(self) -> None:
-        text = "still starting: the first run on a machine compiles its kernels, for about a minute"
+    def _print_startup_notice(self) -> None:
+        """Say why the start takes long."""
+        text = "still starting: the first run on a machine compiles kernels for about a minute"
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:
+        """Print a note on a problem."""
         self.console.print(text, highlight=False, soft_wrap=True, style="yellow")
 
-    def _line(self, event: PassDone) -> None:
-        """One line per finished pass, above the bar or on its own."""
+    def _print_pass(self, event: PassDone) -> None:
+        """Print one line for a finished pass, above the bar if there is one."""
         text = f"{self._title(event.phase, event.layer):<14} {event.seconds:6.1f} s"
         text += f" {self.images / max(event.seconds, 1e-9):8,.0f} images/s"
         if event.accuracy:
-            found = describe_accuracy(event.accuracy, copies=self.copies)
-            text += f"   after layer {event.accuracy.layer}: {found}"
+            accuracy = describe_accuracy(event.accuracy, copies=self.copies)
+            text += f"   after layer {event.accuracy.layer}: {accuracy}"
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _title(self, phase: str, layer: int) -> str:
+        """Return the name of a pass."""
         titles = {"survey": "survey", "score": "final scores", "save": "storing maps"}
         return titles.get(phase, f"layer {layer}/{self.max_layers}")
 
-    def _rate(self, now: float) -> str:
-        return f"{self.done / max(now - self.began, 1e-9):,.0f} images/s"
+    def _format_rate(self, now: float) -> str:
+        """Return the images per second of the current pass."""
+        return f"{self.done / max(now - self.started, 1e-9):,.0f} images/s"
 
 
 def describe_accuracy(accuracy: Accuracy, *, short: bool = False, copies: int = 0) -> str:
-    """As "train 99.12 %, validation 98.23 %", or in short as "train 99.1 val 98.2 %"; the first
-    counts copies, and says so."""
+    """Return "train 99.12 %, validation 98.23 %", or in short "train 99.1 val 98.2 %".
+
+    The training accuracy counts copies, and the long form says so.
+    """
     if short:
-        held_out = accuracy.validation
-        validation = "" if held_out is None else f" val {100 * held_out:.1f}"
+        value = accuracy.validation
+        validation = "" if value is None else f" val {100 * value:.1f}"
         return f"train {100 * accuracy.train:.1f}{validation} %"
-    text = f"train {100 * accuracy.train:.2f} %{with_copies(copies)}"
+    text = f"train {100 * accuracy.train:.2f} %{copies_suffix(copies)}"
     if accuracy.validation is not None:
         text += f", validation {100 * accuracy.validation:.2f} %"
     return text
 
 
-def with_copies(copies: int) -> str:
-    """What to say behind an accuracy that counts copies."""
+def copies_suffix(copies: int) -> str:
+    """Return the suffix of an accuracy that counts copies; empty without copies."""
     return " (with copies)" if copies else ""

@@ -1,4 +1,4 @@
-"""The command `rescnet report`."""
+"""The command `rescnet report`: write the report of a run."""
 
 from __future__ import annotations
 
@@ -7,69 +7,76 @@ from urllib.parse import urlsplit
 
 import click
 
-from rescnet_dist.cli.clusters import working
-from rescnet_dist.cli.files import check_folder, finished_file
-from rescnet_dist.cli.options import SHOW
+from rescnet_dist.cli.clusters import show_status
+from rescnet_dist.cli.files import check_folder, open_atomic
+from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.dashboard.evaluation import MOST_IMAGES
 from rescnet_dist.dashboard.render import FORMATS, rendered
 from rescnet_dist.dashboard.report import report_of
 from rescnet_dist.errors import RescnetError
 
-ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
+FORMAT_BY_EXTENSION = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
 
 
-@click.command("report", **SHOW)
+@click.command("report", **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
 @click.option(
-    "--output", "-o",
-    help="file to write, - for standard output  [default: NAME-report.html, after RUN; standard "
-    "output for other formats]",
-)  # fmt: skip
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), help="[default: by the ending of --output]"
+    "--output",
+    "-o",
+    help="file to write, - for standard output  [default: NAME-report.html with the name of RUN; "
+    "standard output for other formats]",
 )
 @click.option(
-    "--images", type=click.IntRange(min=1), default=MOST_IMAGES, show_default=True,
-    help="images that the network is judged on at most",
-)  # fmt: skip
-@click.option("--test", "test_data", help="data to judge it on  [default: images held out]")
+    "--format", "form", type=click.Choice(FORMATS), help="[default: by the extension of --output]"
+)
+@click.option(
+    "--images",
+    type=click.IntRange(min=1),
+    default=MOST_IMAGES,
+    show_default=True,
+    help="maximum number of images to evaluate the network on",
+)
+@click.option(
+    "--test", "test_data", help="data to evaluate on  [default: images held out by the run]"
+)
 def report_command(
     run_url: str, output: str | None, form: str | None, images: int, test_data: str | None
 ) -> None:
-    """Write all that is known of a run, finished or not, into one page without references.
+    """Write a report of a run, finished or not, as one self-contained page.
 
-    The network is judged on images that the run held out, or was trained on where it held none
-    out; on test images only where --test names them. Markdown has no pictures; JSON has all
-    numbers.
+    The network is evaluated on images that the run held out, or on training images if it held none
+    out; on test images only with --test. Markdown has no pictures; JSON has all numbers.
 
     \b
     Example:
       rescnet report runs/digits-20260101-120000 -o report.html
       rescnet report runs/digits-20260101-120000 --format json
     """
-    form = form or _form_of(output)
+    form = form or _select_format(output)
     if output is None:
-        path = urlsplit(run_url).path if "://" in run_url else run_url  # not a URL's secrets
+        path = (
+            urlsplit(run_url).path if "://" in run_url else run_url
+        )  # without the query, which may have secrets
         name = os.path.basename(path.rstrip("/")) or "run"
         output = f"{name}-report.html" if form == "html" else "-"
-    check_folder(output)  # before the work, not behind it
-    with working("judging the network"):
+    check_folder(output)  # before the work, not after it
+    with show_status("evaluating the network"):
         report = report_of(run_url, images=images, test=test_data, pictures=form == "html")
         text = rendered(report, form)
-    with finished_file(output, binary=True) as file:
+    with open_atomic(output, binary=True) as file:
         file.write(text.encode())
     if output != "-":
         click.echo(f"wrote {output}", err=True)
 
 
-def _form_of(output: str | None) -> str:
-    """The format that a file's ending stands for."""
+def _select_format(output: str | None) -> str:
+    """Return the format for the extension of a file; HTML for standard output."""
     if output in (None, "-"):
         return "html"
-    ending = os.path.splitext(str(output))[1].lower()
-    if ending not in ENDINGS:
+    extension = os.path.splitext(str(output))[1].lower()
+    if extension not in FORMAT_BY_EXTENSION:
         raise RescnetError(
-            f"--output {output} has the ending {ending!r}, which no format is known by: use "
-            f"{', '.join(ENDINGS)}, or give --format"
+            f"--output {output} has the unknown extension {extension!r}. Use "
+            f"{', '.join(FORMAT_BY_EXTENSION)}, or add --format."
         )
-    return ENDINGS[ending]
+    return FORMAT_BY_EXTENSION[extension]

@@ -1,4 +1,4 @@
-"""How `rescnet train` and `resume` tell of a run while it goes on, and of what came of it."""
+"""Output of `rescnet train` and `resume`: listeners during the run, and its outcome."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from distributed import Client
 from rich.console import Console
 
 import rescnet_dist
-from rescnet_dist.cli.clusters import working
+from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy
-from rescnet_dist.cli.signals import Terminated, terminated_by_signal
+from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.dashboard import MLflowWriter, SchedulerPage, TensorBoardWriter
 from rescnet_dist.data import has_test_split
 from rescnet_dist.errors import (
@@ -35,12 +35,27 @@ from rescnet_dist.spec import RunSpec
 from rescnet_dist.store import RunStore, last_saved
 from rescnet_dist.train import EVENTS_VERSION, Accuracy, Listener, check_resume, describe_run
 
-OUTCOME = ("url", "state", "reason", "depth", "copies", "layers")  # of what `describe_run` tells
+OUTCOME_FIELDS = ("url", "state", "reason", "depth", "copies", "layers")  # of `describe_run`
+MORE_LAYERS = 4  # that the printed `rescnet resume` command adds
 
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """The options of how to tell of a run."""
+    """Options of the output of a run.
+
+    Attributes
+    ----------
+    quiet : bool, default False
+        Print no progress.
+    as_json : bool, default False
+        Print the outcome as JSON.
+    json_lines : bool, default False
+        Print each event and the outcome as a line of JSON.
+    tensorboard : str or None, default None
+        Folder for TensorBoard.
+    mlflow : str or None, default None
+        Tracking URI of MLflow.
+    """
 
     quiet: bool = False
     as_json: bool = False
@@ -49,51 +64,53 @@ class ReportOptions:
     mlflow: str | None = None
 
     @property
-    def silent(self) -> bool:
-        """Whether no progress is shown."""
+    def is_silent(self) -> bool:
+        """Whether no progress is printed."""
         return self.quiet or self.json_lines
 
 
 def reporting_options(command: Any) -> Any:
-    """A decorator that adds the options that `pop_report_options` reads."""
-    tracker = "write the layers for MLflow at this URI too, such as sqlite:///mlflow.db"
-    command = click.option("--mlflow", metavar="URI", help=tracker)(command)
-    board = "write the layers for TensorBoard too, to FOLDER/NAME-OF-THE-RUN"
-    command = click.option("--tensorboard", metavar="FOLDER", help=board)(command)
+    """Add the options that `pop_report_options` reads to a command."""
+    mlflow = "also log the layers to MLflow at this URI, such as sqlite:///mlflow.db"
+    command = click.option("--mlflow", metavar="URI", help=mlflow)(command)
+    tensorboard = "also write the layers for TensorBoard, to FOLDER/NAME-OF-THE-RUN"
+    command = click.option("--tensorboard", metavar="FOLDER", help=tensorboard)(command)
     lines = "print each event, then the outcome, as a line of JSON, and no progress"
     command = click.option("--json-lines", is_flag=True, help=lines)(command)
     command = click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")(
         command
     )
-    quiet = "show no progress, but warnings, errors and the outcome"
+    quiet = "print no progress, only warnings, errors and the outcome"
     return click.option("--quiet", "-q", is_flag=True, help=quiet)(command)
 
 
 def pop_report_options(flags: dict[str, Any]) -> ReportOptions:
-    """Take the options of how to tell of a run out of all flags."""
-    how = ReportOptions(**{field.name: flags.pop(field.name) for field in fields(ReportOptions)})
-    if how.as_json and how.json_lines:
+    """Remove the output options from all flags and return them; raise SpecError for bad ones."""
+    options = ReportOptions(
+        **{field.name: flags.pop(field.name) for field in fields(ReportOptions)}
+    )
+    if options.as_json and options.json_lines:
         raise SpecError(
-            "--json prints one record, --json-lines a line for each event and the outcome: give "
-            "one of them"
+            "--json prints one record, but --json-lines prints a line for each event and the "
+            "outcome. Give one of them."
         )
-    if how.tensorboard == "":
-        raise SpecError("--tensorboard is empty: give the folder to write to")
-    if how.mlflow == "":
-        raise SpecError("--mlflow is empty: give the URI to write to, such as sqlite:///mlflow.db")
-    return how
+    if options.tensorboard == "":
+        raise SpecError("--tensorboard is empty. Give the folder to write to.")
+    if options.mlflow == "":
+        raise SpecError("--mlflow is empty. Give the URI to log to, such as sqlite:///mlflow.db.")
+    return options
 
 
 @dataclass(slots=True)
 class Reporter:
-    """Those who are told of a run, and where its outcome goes."""
+    """The listeners of a run that the options ask for, and the output of its outcome."""
 
-    how: ReportOptions
+    options: ReportOptions
     lines: JsonLines | None = None
     listeners: list[Listener] = field(default_factory=list)
 
-    def outcome(self, record: dict[str, Any]) -> None:
-        """Print the outcome for machines: with --json-lines as a last event."""
+    def write_outcome(self, record: dict[str, Any]) -> None:
+        """Print the outcome as JSON; with --json-lines as the last event."""
         if self.lines:
             head = {"event": "outcome", "version": EVENTS_VERSION, "time": time.time()}
             self.lines.write(head | record)
@@ -102,33 +119,35 @@ class Reporter:
 
 
 @contextmanager
-def telling(how: ReportOptions) -> Iterator[Reporter]:
-    """Those who are told of a run from its start to its outcome, as the options say."""
+def open_reporter(options: ReportOptions) -> Iterator[Reporter]:
+    """Yield the reporter of a run, from before its start until its outcome is printed."""
     with ExitStack() as stack:
-        teller = Reporter(how)
-        if how.json_lines:
-            teller.lines = stack.enter_context(JsonLines(sys.stdout))
-            teller.listeners.append(teller.lines)
-        if how.tensorboard is not None:
-            board = stack.enter_context(TensorBoardWriter(how.tensorboard))
-            teller.listeners.append(board)
-        if how.mlflow is not None:
-            logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # not of tables it makes
-            with working("opening MLflow", quiet=how.silent):
-                tracker = stack.enter_context(MLflowWriter(tracking_uri=how.mlflow))
-            teller.listeners.append(tracker)
-        yield teller
+        reporter = Reporter(options)
+        if options.json_lines:
+            reporter.lines = stack.enter_context(JsonLines(sys.stdout))
+            reporter.listeners.append(reporter.lines)
+        if options.tensorboard is not None:
+            writer = stack.enter_context(TensorBoardWriter(options.tensorboard))
+            reporter.listeners.append(writer)
+        if options.mlflow is not None:
+            # MLflow logs each table that it creates.
+            logging.getLogger("mlflow.store").setLevel(logging.WARNING)
+            with show_status("opening MLflow", quiet=options.is_silent):
+                tracker = stack.enter_context(MLflowWriter(tracking_uri=options.mlflow))
+            reporter.listeners.append(tracker)
+        yield reporter
 
 
 @contextmanager
-def watched(url: str, teller: Reporter, client: Client) -> Iterator[list[Listener]]:
-    """Listeners of a run, those who show its progress too; an interruption says how to go on."""
+def open_listeners(url: str, reporter: Reporter, client: Client) -> Iterator[list[Listener]]:
+    """Yield all listeners of a run, progress included; add a hint to resume to interruptions."""
     try:
-        with terminated_by_signal(), ExitStack() as stack:
+        with raise_on_signal(), ExitStack() as stack:
             page = SchedulerPage(client)
-            listeners: list[Listener] = [page, *teller.listeners]
-            if not teller.lines:
-                progress = TerminalProgress(Console(stderr=True), page, quiet=teller.how.quiet)
+            listeners: list[Listener] = [page, *reporter.listeners]
+            if not reporter.lines:
+                quiet = reporter.options.quiet
+                progress = TerminalProgress(Console(stderr=True), page, quiet=quiet)
                 listeners.append(stack.enter_context(progress))
             yield listeners
     except Terminated:
@@ -137,14 +156,14 @@ def watched(url: str, teller: Reporter, client: Client) -> Iterator[list[Listene
         raise KeyboardInterrupt(resume_hint(url)) from None
 
 
-def program() -> str:
-    """How to call this program again: by name where that is found, else as it was called."""
+def program_name() -> str:
+    """Return how to call this program: by name if it is on the path, else as it was called."""
     return "rescnet" if shutil.which("rescnet") else sys.argv[0]
 
 
 def resume_hint(url: str) -> str:
-    """What to type after an interruption, and what that will take."""
-    again = ""
+    """Return the command that resumes an interrupted run, and the layers it computes again."""
+    comment = ""
     try:
         run = RunStore.open(url)
         check_resume(run, take_over=True)
@@ -153,36 +172,38 @@ def resume_hint(url: str) -> str:
         first = 1 + (stored if run.has_maps(stored) else 0)
         if first <= last:
             layers = f"layer {last} is" if first == last else f"layers {first} to {last} are"
-            again = f"    # {layers} run forward once more, as maps were in memory"
+            comment = f"    # {layers} run forward again, because maps were in memory"
     except StoreUnreachableError:
         pass
     except RescnetError:
         return "nothing was kept: run the same command again"
-    return f"go on with: {program()} resume {mask_secrets(url)}{again}"
+    return f"resume with: {program_name()} resume {mask_secrets(url)}{comment}"
 
 
-def report_outcome(run: RunStore, source: str | None, test: str | None, teller: Reporter) -> None:
-    """Print how a run ended, its test accuracy where there is a test set, and what to type next."""
-    found = describe_run(run.url)
+def report_outcome(run: RunStore, source: str | None, test: str | None, reporter: Reporter) -> None:
+    """Print how a run ended, its test accuracy if there is a test set, and the next commands."""
+    description = describe_run(run.url)
     data = test or (source if has_test_split(source) else None)
     accuracy = None
     if data:
-        with working("test accuracy", quiet=teller.how.silent):
-            backend = Backend.of(RunSpec.from_stored(found["run"]))
-            # it may be the workers that have GPUs
+        with show_status("test accuracy", quiet=reporter.options.is_silent):
+            backend = Backend.of(RunSpec.from_stored(description["run"]))
+            # The GPUs may be those of the workers only.
             name = backend.name if backend.available() else "numpy"
             accuracy = rescnet_dist.ResCNetClassifier.load(run.url, array_backend=name).score(data)
-    if teller.how.as_json or teller.how.json_lines:
-        teller.outcome({key: found[key] for key in OUTCOME} | {"test": accuracy})
+    if reporter.options.as_json or reporter.options.json_lines:
+        record = {key: description[key] for key in OUTCOME_FIELDS}
+        reporter.write_outcome(record | {"test": accuracy})
         return
-    chosen = found["layers"][found["depth"] - 1]
-    layers = pluralize(len(found["layers"]), "layer")
-    click.echo(f"depth     {found['depth']} of {layers} ({found['reason']})")
-    judged = Accuracy(found["depth"], chosen["train"], chosen["validation"])
-    line = describe_accuracy(judged, copies=found["copies"])
+    depth, url = description["depth"], description["url"]
+    chosen = description["layers"][depth - 1]
+    layers = pluralize(len(description["layers"]), "layer")
+    click.echo(f"depth     {depth} of {layers} ({description['reason']})")
+    line = describe_accuracy(
+        Accuracy(depth, chosen["train"], chosen["validation"]), copies=description["copies"]
+    )
     click.echo(f"accuracy  {line}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %"))
-    click.echo(f"run       {found['url']}")
-    click.echo(f"next      {program()} info {found['url']}")
-    if found["depth"] == len(found["layers"]):  # more layers may still help
-        more = found["depth"] + 4
-        click.echo(f"          {program()} resume {found['url']} --max-layers {more}")
+    click.echo(f"run       {url}")
+    click.echo(f"next      {program_name()} info {url}")
+    if depth == len(description["layers"]):  # more layers may still help
+        click.echo(f"          {program_name()} resume {url} --max-layers {depth + MORE_LAYERS}")

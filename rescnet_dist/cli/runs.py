@@ -1,4 +1,4 @@
-"""The command `rescnet runs`: which runs there are, and how far they got."""
+"""The command `rescnet runs`: list runs and their progress."""
 
 from __future__ import annotations
 
@@ -12,98 +12,108 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rescnet_dist.cli.clusters import working
-from rescnet_dist.cli.options import SHOW
+from rescnet_dist.cli.clusters import show_status
+from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.formatting import format_bytes
 from rescnet_dist.train import look_for_runs
 
-WIDE = 1000  # columns where there is no terminal, so that nothing is cut off
+FILE_COLUMNS = 1000  # width of the table without a terminal, so that nothing is cut off
 
 
-def _accuracy(run: dict[str, Any]) -> float | None:
+def _select_accuracy(run: dict[str, Any]) -> float | None:
+    """Return the validation accuracy of a run, or else its training accuracy."""
     return run["train"] if run["validation"] is None else run["validation"]
 
 
-# by what runs can be sorted: the largest value is first, and what has none last
-ORDERS: dict[str, Callable[[dict[str, Any]], float | None]] = {
-    "accuracy": _accuracy,
+# Keys to sort runs by: the largest value is first, and runs without a value are last.
+SORT_KEYS: dict[str, Callable[[dict[str, Any]], float | None]] = {
+    "accuracy": _select_accuracy,
     "age": lambda run: run["updated"],
     "layers": lambda run: run["layers"],
     "size": lambda run: run["bytes"],
 }
 
 
-@click.command("runs", **SHOW)
+@click.command("runs", **HELP_SETTINGS)
 @click.argument("url", default="runs")
 @click.option(
-    "--sort", "order", type=click.Choice(["name", "state", *ORDERS]), default="name",
-    show_default=True, help="by what: best, newest, deepest or largest first",
-)  # fmt: skip
+    "--sort",
+    "order",
+    type=click.Choice(["name", "state", *SORT_KEYS]),
+    default="name",
+    show_default=True,
+    help="sort key; best, newest, deepest or largest first",
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def runs_command(url: str, order: str, as_json: bool) -> None:
-    """The runs in a folder or bucket: state, layers, accuracy, age and size.
+    """List the runs in a folder or bucket: state, layers, accuracy, age and size.
 
-    URL is any that a run store can be at  [default: runs]. Runs may be up to three levels deep in
-    it; what is not a run is passed over.
+    URL is any fsspec URL  [default: runs]. Runs may be up to three levels deep in it; anything else
+    is skipped.
 
     \b
     Example:
       rescnet runs s3://bucket/runs --sort accuracy
     """
-    with working(f"looking for runs in {mask_secrets(url)}"):
-        runs, others = look_for_runs(url)
-    if order in ORDERS:
-        runs.sort(key=lambda run: _last_if_unknown(ORDERS[order](run)))
+    with show_status(f"looking for runs in {mask_secrets(url)}"):
+        runs, skipped = look_for_runs(url)
+    if order in SORT_KEYS:
+        runs.sort(key=lambda run: _sort_last_if_none(SORT_KEYS[order](run)))
     elif order == "state":
         runs.sort(key=lambda run: run["state"])
     if as_json:
-        click.echo(json.dumps({"url": mask_secrets(url), "runs": runs, "others": others}, indent=1))
+        click.echo(
+            json.dumps({"url": mask_secrets(url), "runs": runs, "others": skipped}, indent=1)
+        )
         return
     if runs:
         console = Console()
-        Console(width=console.width if console.is_terminal else WIDE).print(_table(runs))
+        Console(width=console.width if console.is_terminal else FILE_COLUMNS).print(
+            _make_table(runs)
+        )
     for run in runs:
         if run["problem"]:
             click.echo(f"{run['name']}: {run['state']}: {run['problem']}")
     if not runs:
-        click.echo(f"there are no runs in {mask_secrets(url)}")
-    if others:
-        click.echo(f"{pluralize(others, 'other thing')} passed over", err=True)
+        click.echo(f"no runs in {mask_secrets(url)}")
+    if skipped:
+        click.echo(f"skipped {pluralize(skipped, 'other object')}", err=True)
 
 
-def _last_if_unknown(value: float | None) -> tuple[bool, float]:
+def _sort_last_if_none(value: float | None) -> tuple[bool, float]:
+    """Return a sort key: descending values, None last."""
     return value is None, -(value or 0)
 
 
-def _table(runs: list[dict[str, Any]]) -> Table:
-    """A row for each run; names are never cut."""
+def _make_table(runs: list[dict[str, Any]]) -> Table:
+    """Return a table with a row for each run; names are never cut."""
     table = Table()
     table.add_column("run", overflow="fold")
     table.add_column("state")
-    for name in ("layers", "depth", "accuracy %", "age", "size"):
+    for name in ("layers", "depth", "accuracy (%)", "age", "size"):
         table.add_column(name, justify="right")
     now = time.time()
     for run in runs:
-        most = "" if run["max_layers"] is None else f" of {run['max_layers']}"
-        held_out = "" if run["validation"] is not None else " (train)"
-        accuracy = _accuracy(run)
+        limit = "" if run["max_layers"] is None else f" of {run['max_layers']}"
+        kind = "" if run["validation"] is not None else " (train)"
+        accuracy = _select_accuracy(run)
         table.add_row(
             Text(run["name"]),
             run["state"],
-            "" if run["layers"] is None else f"{run['layers']}{most}",
+            "" if run["layers"] is None else f"{run['layers']}{limit}",
             "" if run["depth"] is None else str(run["depth"]),
-            "" if accuracy is None else f"{100 * accuracy:.2f}{held_out}",
-            "" if run["updated"] is None else age(now - run["updated"]),
+            "" if accuracy is None else f"{100 * accuracy:.2f}{kind}",
+            "" if run["updated"] is None else format_age(now - run["updated"]),
             "" if run["bytes"] is None else format_bytes(run["bytes"]),
         )
     return table
 
 
-def age(seconds: float) -> str:
-    """A time in its largest unit.
+def format_age(seconds: float) -> str:
+    """Return a time in its largest unit.
 
-    >>> age(3), age(7300), age(200_000)
+    >>> format_age(3), format_age(7300), format_age(200_000)
     ('3 s', '2 h', '2 d')
     """
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):

@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that a command that is ended from outside ends cleanly."""
+"""SIGTERM as an exception, so that a terminated command cleans up before it exits."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-AGAIN = 0.5  # seconds after which to look whether an exception got lost
+LOST_EXCEPTION_SECONDS = 0.5  # between two checks whether the exception was dropped
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as from a cluster that takes its machine back."""
+    """The process received SIGTERM, as from a cluster that reclaims its machine."""
 
 
 @contextmanager
-def terminated_by_signal(*more: signal.Signals) -> Iterator[None]:
-    """Have SIGTERM, and more signals, drop what is being done and leave the store clean, as Ctrl-C
-    does.
+def raise_on_signal(*more: signal.Signals) -> Iterator[None]:
+    """Raise `Terminated` in the body for SIGTERM and other signals, as Ctrl-C does.
 
-    Where the signal comes while an object is being freed, Python drops the exception; so once it
-    is gone, and the body still runs, it is raised again.
+    Python drops an exception that is raised while an object is finalized. If the exception is gone
+    and the body still runs, the signal is sent again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ended, insisting = threading.Event(), threading.Lock()
+    ended, resend_lock = threading.Event(), threading.Lock()
 
-    def insist(number: int, raised: weakref.ref[Terminated]) -> None:
-        while not ended.wait(AGAIN):
-            with insisting:
+    def resend_if_lost(number: int, raised: weakref.ref[Terminated]) -> None:
+        while not ended.wait(LOST_EXCEPTION_SECONDS):
+            with resend_lock:
                 if raised() is None and not ended.is_set():
                     os.kill(os.getpid(), number)
                     return
@@ -41,18 +40,19 @@ def terminated_by_signal(*more: signal.Signals) -> Iterator[None]:
         if ended.is_set():
             return
         stop = Terminated()
-        threading.Thread(target=insist, args=(number, weakref.ref(stop)), daemon=True).start()
+        arguments = (number, weakref.ref(stop))
+        threading.Thread(target=resend_if_lost, args=arguments, daemon=True).start()
         try:
             raise stop
         finally:
-            del stop  # which its own traceback would keep
+            del stop  # its own traceback would keep it alive
 
-    before = {number: signal.signal(number, terminate) for number in (signal.SIGTERM, *more)}
+    handlers = {number: signal.signal(number, terminate) for number in (signal.SIGTERM, *more)}
     try:
         yield
     finally:
         ended.set()
-        with insisting:  # a signal that is on its way arrives while it is still answered here
+        with resend_lock:  # a signal that was just sent arrives while this handler is installed
             pass
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

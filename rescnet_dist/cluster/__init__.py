@@ -1,4 +1,4 @@
-"""Dask clusters: connecting to one, its workers and their versions."""
+"""Dask clusters: connections, workers and version checks."""
 
 from rescnet_dist.cluster.connect import (
     available_cores,
@@ -9,10 +9,10 @@ from rescnet_dist.cluster.connect import (
     translate_errors,
     worker_identities,
 )
-from rescnet_dist.cluster.workers import WORKER_TIMEOUT, Workers, wait_for_worker
+from rescnet_dist.cluster.workers import WORKER_TIMEOUT_SECONDS, Workers, wait_for_worker
 
 __all__ = [
-    "WORKER_TIMEOUT",
+    "WORKER_TIMEOUT_SECONDS",
     "Workers",
     "available_cores",
     "check_versions",

@@ -1,4 +1,4 @@
-"""The cluster a run uses: the current Dask client's, or an embedded one for its duration."""
+"""Connections to Dask clusters: the current client, an embedded cluster, or a named one."""
 
 from __future__ import annotations
 
@@ -24,73 +24,80 @@ from distributed.comm import CommClosedError, parse_address, parse_host_port
 from rescnet_dist.errors import ClusterError, ClusterLostError
 from rescnet_dist.kernels.backend import Backend
 
-COMPARED = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cloudpickle")
-SCHEDULER_NEEDS = ("dask", "distributed", "python", "cloudpickle")
-CANCELLED_ERRORS = (
-    asyncio.CancelledError,
-    concurrent.futures.CancelledError,
-)  # a future is, of either
-CLOSED: list[Any] = []  # dask-gateway's objects, whose `__del__` fails before the process ends
-NAMED = 3  # parts of a cluster that an error names, at most
+# Packages whose versions must be the same in the client and in all workers.
+CHECKED_PACKAGES = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cloudpickle")
+SCHEDULER_PACKAGES = ("dask", "distributed", "python", "cloudpickle")  # the same for the scheduler
+# Futures of Dask raise either.
+CANCELLED_ERRORS = (asyncio.CancelledError, concurrent.futures.CancelledError)
+# References to objects of dask-gateway, whose `__del__` fails before the process ends.
+GATEWAY_REFERENCES: list[Any] = []
+MAX_LISTED_ADDRESSES = 3  # of workers, in the error for different versions
 CONNECT_SECONDS = 10  # for a scheduler to answer
-PROFILER_DEADLOCKS = sys.version_info < (3, 11, 12)  # Dask's, of workers: python/cpython#106883
-# how workers are configured where it does: without; elsewhere as whoever starts them has it
-PROFILED = {"distributed.worker.profile.enabled": False} if PROFILER_DEADLOCKS else {}
-AGAIN = 2.0  # seconds between two tries to reach a cluster that is waited for
+RECONNECT_SECONDS = 2.0  # between two attempts to reach a scheduler
+# Dask's profiler can deadlock a worker on these versions of Python: python/cpython#106883
+PROFILER_DEADLOCKS = sys.version_info < (3, 11, 12)
+# Dask configuration of an embedded cluster: the profiler is off only if it can deadlock.
+PROFILER_CONFIG = {"distributed.worker.profile.enabled": False} if PROFILER_DEADLOCKS else {}
 
 
 @contextmanager
 def current_client(*, processes: bool = False, gpus: bool = False) -> Iterator[Client]:
-    """The current `dask.distributed.Client`, or one of an embedded cluster that ends afterwards.
+    """Yield the current `dask.distributed.Client`, or one of an embedded cluster.
 
-    The embedded cluster listens on loopback only. With `processes` it has one single-threaded
-    worker process per core; else one worker in this process with as many threads. With `gpus` it
-    has one for each GPU, by Dask-CUDA; without that, one. Dask does not profile workers where
-    that can stop them for ever.
+    The embedded cluster listens on loopback only and is closed at exit. By default it has one
+    worker in this process, with a thread per core. With `processes` it has one single-threaded
+    worker process per core. With `gpus` it has one worker process for each GPU, or only one if
+    Dask-CUDA is not installed. The profiler of Dask is off if it can deadlock workers.
     """
-    if _inside_a_task():
-        with worker_client() as client:  # gives this task's thread back while it waits
+    if _is_in_task():
+        with worker_client() as client:  # frees the thread of this task while it waits
             yield client
         return
-    client = _existing_client()
+    client = _get_client()
     if client is not None:
         yield client
         return
     with ExitStack() as stack:
-        with _interrupts_later(), dask.config.set(PROFILED):
+        with _defer_interrupts(), dask.config.set(PROFILER_CONFIG):
             cluster = stack.enter_context(_gpu_cluster() if gpus else _cpu_cluster(processes))
         yield stack.enter_context(Client(cluster, set_as_default=False))
 
 
-# what is local is open to nobody else, and what fails is raised here, not logged too
-LOCAL = {
+# An embedded cluster is not reachable from other machines, and its errors are raised here, not
+# logged a second time.
+LOCAL_CLUSTER_OPTIONS = {
     "dashboard_address": "127.0.0.1:0",
-    "worker_dashboard_address": "127.0.0.1:0",  # else that of a thread is open to all
+    "worker_dashboard_address": "127.0.0.1:0",  # that of a worker thread is public by default
     "silence_logs": logging.CRITICAL,
 }
 
 
 def _cpu_cluster(processes: bool) -> LocalCluster:
+    """Start a local cluster of one process per core, or of one worker in this process."""
     cores = available_cores()
     return LocalCluster(
         n_workers=cores if processes else 1,
         threads_per_worker=1 if processes else cores,
         processes=processes,
         host="127.0.0.1" if processes else None,
-        **LOCAL,
+        **LOCAL_CLUSTER_OPTIONS,
     )
 
 
 def _gpu_cluster() -> LocalCluster:
-    """One worker process for each GPU of this machine; for the first, without Dask-CUDA."""
-    Backend("cupy").prepare()  # whoever has none is told so, whatever Dask-CUDA would say
+    """Start one worker process for each GPU of this machine; only one without Dask-CUDA."""
+    Backend("cupy").prepare()  # raises our error for a missing GPU, not that of Dask-CUDA
     try:
         from dask_cuda import LocalCUDACluster  # an optional dependency
     except ImportError:
         return LocalCluster(
-            n_workers=1, threads_per_worker=1, host="127.0.0.1", memory_limit=0.9, **LOCAL
+            n_workers=1,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            memory_limit=0.9,
+            **LOCAL_CLUSTER_OPTIONS,
         )
-    return LocalCUDACluster(host="127.0.0.1", **LOCAL)
+    return LocalCUDACluster(host="127.0.0.1", **LOCAL_CLUSTER_OPTIONS)
 
 
 @contextmanager
@@ -101,138 +108,153 @@ def open_client(
     gateway_cluster: str | None = None,
     wait: float = 0,
 ) -> Iterator[Client]:
-    """A client of a cluster that runs: by the address of its scheduler, by a scheduler file, or by
-    the address of a Dask gateway and the cluster's name there (the only one, if None). TLS and
-    authentication are as Dask's configuration has them. A scheduler that does not answer is tried
-    again for `wait` seconds."""
+    """Yield a client of a running cluster.
+
+    The cluster is given by the address of its scheduler, by a scheduler file, or by the address of
+    a Dask gateway and the name of the cluster there (None: the only one). TLS and authentication
+    are those of Dask's configuration. Connecting to a scheduler is retried for `wait` seconds.
+    """
     if gateway is not None:
         with _gateway_client(gateway, gateway_cluster) as client:
             yield client
         return
-    with _reached(scheduler, scheduler_file, wait) as client, client.as_current():
+    with _connect_with_retries(scheduler, scheduler_file, wait) as client, client.as_current():
         yield client
 
 
-def _reached(scheduler: str | None, scheduler_file: str | None, wait: float) -> Client:
-    """A client of a scheduler, which may take so many seconds to answer."""
+def _connect_with_retries(scheduler: str | None, scheduler_file: str | None, wait: float) -> Client:
+    """Return a client of a scheduler, which may take `wait` seconds to answer."""
     deadline = time.monotonic() + wait
     while True:
         try:
             return _connect(scheduler, scheduler_file)
         except ClusterError:
-            if time.monotonic() + AGAIN > deadline:
+            if time.monotonic() + RECONNECT_SECONDS > deadline:
                 raise
-            time.sleep(AGAIN)
+            time.sleep(RECONNECT_SECONDS)
 
 
 def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
-    address = scheduler or _address_in(str(scheduler_file))
+    """Return a client of a scheduler; raise ClusterError if it does not answer."""
+    address = scheduler or _read_address(str(scheduler_file))
     try:
         check_reachable(address)
-        # not the default: one that fails to connect would stay that
+        # Not as the default client: one that fails to connect would remain the default.
         return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(
-            f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}; check "
-            "the address, that it runs, and the TLS settings of Dask's configuration"
+            f"No Dask scheduler answers at {address} ({str(error) or type(error).__name__}). Check "
+            "the address, that the scheduler runs, and the TLS settings of Dask's configuration."
         ) from None
 
 
 def check_reachable(address: str) -> None:
-    """Fail where nothing listens; a Client that fails would complain once more when it is freed."""
+    """Raise OSError if nothing listens at an address.
+
+    A `Client` that fails to connect would log a second error when it is garbage collected.
+    """
     scheme, location = parse_address(address)
     if scheme in ("tcp", "tls"):
         socket.create_connection(parse_host_port(location, 8786), CONNECT_SECONDS).close()
 
 
-def _address_in(scheduler_file: str) -> str:
-    """The address that a Dask scheduler has written to a file."""
+def _read_address(scheduler_file: str) -> str:
+    """Read the address that a Dask scheduler has written to a file."""
     try:
         with open(scheduler_file) as file:
             return str(json.load(file)["address"])
     except FileNotFoundError:
-        problem = f"there is no scheduler file {scheduler_file}"
+        problem = f"There is no scheduler file {scheduler_file}"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{scheduler_file} is not a Dask scheduler's file ({type(error).__name__})"
-    raise ClusterError(f"{problem}: check the path, and that the scheduler runs")
+        problem = f"{scheduler_file} is not a scheduler file of Dask ({type(error).__name__})"
+    raise ClusterError(f"{problem}. Check the path, and that the scheduler runs.")
 
 
 @contextmanager
 def _gateway_client(address: str, name: str | None) -> Iterator[Client]:
-    """A client of a cluster at a Dask gateway."""
+    """Yield a client of a cluster at a Dask gateway."""
     try:
         from dask_gateway import Gateway  # an optional dependency
     except ImportError:
         raise ClusterError(
-            "a Dask gateway needs dask-gateway: pip install 'rescnet-dist[gateway]'"
+            "The package dask-gateway is missing. Run pip install 'rescnet-dist[gateway]'."
         ) from None
     with ExitStack() as stack:
         try:
-            CLOSED.append(gateway := stack.enter_context(Gateway(address)))
+            GATEWAY_REFERENCES.append(gateway := stack.enter_context(Gateway(address)))
             running = [report.name for report in gateway.list_clusters()]
-        except Exception as error:  # those of aiohttp, and of the gateway itself
+        except Exception as error:  # of aiohttp, or of the gateway itself
             raise ClusterError(
-                f"no Dask gateway answers at {address}: {error}; check the address and your rights"
+                f"No Dask gateway answers at {address} ({error}). Check the address and your "
+                "permissions."
             ) from None
-        cluster = stack.enter_context(gateway.connect(_one_of(running, name, address)))
-        CLOSED.append(cluster)
+        cluster = stack.enter_context(gateway.connect(_select_cluster(running, name, address)))
+        GATEWAY_REFERENCES.append(cluster)
         yield stack.enter_context(cluster.get_client())
 
 
-def _one_of(running: list[str], name: str | None, address: str) -> str:
-    """The cluster of a gateway that is named, or the only one; an error where there is none."""
-    wanted = name or (running[0] if len(running) == 1 else None)
-    if wanted is None or wanted not in running:
+def _select_cluster(running: list[str], name: str | None, address: str) -> str:
+    """Return the named cluster of a gateway, or the only one; raise ClusterError without any."""
+    selected = name or (running[0] if len(running) == 1 else None)
+    if selected is None or selected not in running:
         listing = ", ".join(running) or "none"
         problem = f"no cluster {name}" if name else f"{len(running)} clusters"
         raise ClusterError(
-            f"the Dask gateway at {address} has {problem} of yours (running: {listing}): name one "
-            "that runs, or start one"
+            f"The Dask gateway at {address} has {problem} of yours (running: {listing}). Name one "
+            "that runs, or start one."
         )
-    return wanted
+    return selected
 
 
 @contextmanager
 def translate_errors(client: Client, remedy: str = "resume the run") -> Iterator[None]:
-    """Say so where the connection to the scheduler is lost, whoever notices it first, and what to
-    do on a cluster that runs."""
+    """Raise ClusterLostError if the connection to the scheduler is lost in the body.
+
+    `remedy` is what the message advises to do on a running cluster.
+    """
     try:
         yield
-    except (OSError, *CANCELLED_ERRORS) as error:  # a store's is a StoreError from where it arose
+    except (OSError, *CANCELLED_ERRORS) as error:
+        # Errors of a store are StoreErrors already, but other OSErrors have other causes.
         if client.status == "running" and not isinstance(
             error, (CommClosedError, *CANCELLED_ERRORS)
         ):
             raise
         reason = str(error) or type(error).__name__
         raise ClusterLostError(
-            f"the connection to the Dask scheduler was lost ({reason}): what is done is kept; "
-            f"{remedy} on a cluster that runs"
+            f"The connection to the Dask scheduler was lost ({reason}). Finished work is kept; "
+            f"{remedy} on a running cluster."
         ) from None
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Answer Ctrl-C after the body only. Threads and processes that are started in it never do, as
-    a terminal sends it to all of them: the driver alone answers it, and ends its workers."""
+def _defer_interrupts() -> Iterator[None]:
+    """Handle Ctrl-C only after the body.
+
+    Threads and processes that the body starts never handle it. A terminal sends it to all of them,
+    but only the driver must handle it, and stop its workers.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
-    resource_tracker.ensure_running()  # which would end what follows, where it begins within
-    came: list[int] = []
+    # The resource tracker unblocks SIGINT when it is started, so it must not start in the body.
+    resource_tracker.ensure_running()
+    received: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda *_: came.append(1)) if in_main else None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for what is started
+    handler = signal.signal(signal.SIGINT, lambda *_: received.append(1)) if in_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the children
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if in_main:
             signal.signal(signal.SIGINT, handler)
-    if came:
+    if received:
         signal.raise_signal(signal.SIGINT)
 
 
-def _inside_a_task() -> bool:
+def _is_in_task() -> bool:
+    """Return whether this code runs in a task of a Dask worker."""
     try:
         get_worker()
     except ValueError:
@@ -240,7 +262,8 @@ def _inside_a_task() -> bool:
     return True
 
 
-def _existing_client() -> Client | None:
+def _get_client() -> Client | None:
+    """Return the current client, or None."""
     try:
         return get_client()
     except ValueError:
@@ -248,55 +271,65 @@ def _existing_client() -> Client | None:
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def list_workers(client: Client) -> dict[str, Any]:
-    """What the scheduler knows of each worker, by address. It is asked itself, as what the client's
-    `scheduler_info` keeps is replaced in the background, by an answer without any worker."""
-    found = client.sync(client.scheduler.identity, n_workers=-1)
-    return dict(found["workers"])
+    """Return what the scheduler knows of each worker, by address.
+
+    The scheduler itself is asked: the client's `scheduler_info` is refreshed in the background, at
+    times by an answer without workers.
+    """
+    identity = client.sync(client.scheduler.identity, n_workers=-1)
+    return dict(identity["workers"])
 
 
-def worker_identities(found: dict[str, Any]) -> set[tuple[str, str]]:
-    """What tells apart the processes of workers that `list_workers` has found: one that is started
-    again may have the address of the one before, but not its folder."""
-    return {(address, str(worker["local_directory"])) for address, worker in found.items()}
+def worker_identities(workers: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return what identifies the processes of the workers that `list_workers` has returned.
+
+    A restarted worker may have the address of the previous one, but not its local directory.
+    """
+    return {(address, str(worker["local_directory"])) for address, worker in workers.items()}
 
 
 def check_versions(client: Client) -> None:
-    """Refuse a cluster whose workers or scheduler do not have the same software as this process."""
-    found = client.get_versions(packages=[*COMPARED])
-    here = _relevant(found["client"])
-    odd: dict[str, list[str]] = {}  # who has it, by what differs
-    for where, there in {"scheduler": found["scheduler"], **found["workers"]}.items():
-        names = SCHEDULER_NEEDS if where == "scheduler" else here
+    """Raise ClusterError if workers or scheduler have other versions than this process."""
+    versions = client.get_versions(packages=[*CHECKED_PACKAGES])
+    expected = _select_versions(versions["client"])
+    addresses: dict[str, list[str]] = {}  # by the package and version that differs
+    for address, info in {"scheduler": versions["scheduler"], **versions["workers"]}.items():
+        names = SCHEDULER_PACKAGES if address == "scheduler" else expected
         for name in names:
-            if (version := _relevant(there).get(name)) != here[name]:
-                odd.setdefault(f"{name} {version or '(not installed)'}", []).append(where)
-    if odd:
-        names_of = {
+            if (version := _select_versions(info).get(name)) != expected[name]:
+                addresses.setdefault(f"{name} {version or '(not installed)'}", []).append(address)
+    if addresses:
+        names_by_address = {
             address: str(worker["name"]) for address, worker in list_workers(client).items()
         }
-        lines = [f"{_parties(who, names_of)} {what}" for what, who in odd.items()]
-        wanted = ", ".join(f"{name} {version}" for name, version in here.items())
+        lines = [
+            f"{_list_addresses(owners, names_by_address)} {package}"
+            for package, owners in addresses.items()
+        ]
+        listing = ", ".join(f"{name} {version}" for name, version in expected.items())
         raise ClusterError(
-            f"the cluster's versions differ from this process's ({wanted}): {'; '.join(lines)}; "
-            "install the same everywhere, best by one image"
+            f"The cluster's versions differ from this process's ({listing}): {'; '.join(lines)}. "
+            "Install the same versions everywhere, best by one image."
         )
 
 
-def _parties(addresses: list[str], names: dict[str, str]) -> str:
-    """Some parts of a cluster, by name and address, and that they have what follows."""
-    known = [f"{names[a]} ({a})" if names.get(a, a) != a else a for a in addresses[:NAMED]]
-    if more := len(addresses) - len(known):
-        known.append(f"{more} more")
-    return f"{', '.join(known)} {'has' if len(addresses) == 1 else 'have'}"
+def _list_addresses(addresses: list[str], names: dict[str, str]) -> str:
+    """Return the names and addresses of parts of a cluster, at most a few, and "has" or "have"."""
+    listed = [
+        f"{names[a]} ({a})" if names.get(a, a) != a else a for a in addresses[:MAX_LISTED_ADDRESSES]
+    ]
+    if more := len(addresses) - len(listed):
+        listed.append(f"{more} more")
+    return f"{', '.join(listed)} {'has' if len(addresses) == 1 else 'have'}"
 
 
-def _relevant(versions: dict[str, Any]) -> dict[str, str]:
-    """The versions that must be the same, by name; of Python, the minor one."""
+def _select_versions(versions: dict[str, Any]) -> dict[str, str]:
+    """Return the versions that must be the same, by package; of Python only major and minor."""
     packages = versions["packages"]
     python = ".".join(str(packages["python"]).split(".")[:2])
-    return {name: packages.get(name) for name in COMPARED} | {"python": python}
+    return {name: packages.get(name) for name in CHECKED_PACKAGES} | {"python": python}

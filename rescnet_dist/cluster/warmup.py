@@ -1,7 +1,7 @@
-"""A preload of `dask worker`: kernels are compiled before the worker takes its first task.
+"""Preload module of `dask worker` that compiles the kernels before the first task.
 
-What Numba keeps on disk is good for one kind of processor only, so that an image cannot bring it
-along: in a fresh container it is made anew, which takes half a minute.
+Numba's cache on disk is valid for one kind of processor only, so an image cannot include it. In a
+new container the kernels are compiled again, which takes half a minute.
 """
 
 from __future__ import annotations
@@ -13,5 +13,8 @@ from rescnet_dist.kernels import prepare
 
 
 async def dask_setup(_worker: Any) -> None:
-    """Called by Dask once the worker serves its health page, before it tells its scheduler."""
+    """Compile the kernels; Dask calls this once the worker serves its health page.
+
+    The worker registers with its scheduler only afterwards.
+    """
     await asyncio.to_thread(prepare)

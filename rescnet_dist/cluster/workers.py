@@ -1,4 +1,4 @@
-"""What a plan must know of the workers: how many, how many threads, how much memory."""
+"""Number, threads and memory of the workers of a cluster, as a plan needs them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,36 @@ from rescnet_dist.cluster.connect import (
 from rescnet_dist.errors import ClusterError, ClusterLostError
 from rescnet_dist.kernels import Backend
 
-WORKER_TIMEOUT = 60  # seconds to wait for a first worker
-PROFILES = 60  # of a second each, that a worker keeps
+WORKER_TIMEOUT_SECONDS = 60  # to wait for a first worker
+PROFILE_HISTORY_SECONDS = 60  # of Dask's profiles that a worker keeps, one per second
 GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory that may be used
-HOST = Backend()
-BASELINE_RSS_BYTES = (
-    300 * 2**20
-)  # bytes of a worker process that has loaded everything, and done nothing
+NUMPY_BACKEND = Backend()
+BASELINE_RSS_BYTES = 300 * 2**20  # of a worker that has imported everything and run no task
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Workers of a cluster: their number, threads of all together (slots), of the one with the
-    most, and of all that share a machine, where these are fewest; memory limit in bytes of the one
-    with the least (None: no limit), the share of it that may be used before Dask spills, and the
-    bytes that are resident in the fullest of them before the run; bytes of a GPU that each of them
-    has, at least (None: they use none)."""
+    """The workers of a cluster.
+
+    Attributes
+    ----------
+    count : int
+        Number of workers.
+    slots : int
+        Threads of all workers together.
+    threads : int
+        Threads of the worker with the most.
+    machine_threads : int
+        Threads of all workers on one machine, for the machine with the fewest.
+    memory : int or None
+        Memory limit in bytes of the worker with the least; None without a limit.
+    share : float, default 0.6
+        Fraction of the memory limit that may be used before Dask spills.
+    resident : int, default BASELINE_RSS_BYTES
+        Resident bytes of the largest worker process before the run.
+    gpu_memory : int or None, default None
+        Smallest number of bytes of a GPU that each worker has; None without GPUs.
+    """
 
     count: int
     slots: int
@@ -50,41 +64,46 @@ class Workers:
 
     @property
     def budget(self) -> int | None:
-        """Bytes that a worker may use."""
+        """Bytes that a worker may use before Dask spills; None without a limit."""
         return None if self.memory is None else int(self.share * self.memory)
 
     @property
     def gpu_budget(self) -> int | None:
-        """Bytes of its GPU that a worker may use."""
+        """Bytes of its GPU that a worker may use; None without GPUs."""
         return None if self.gpu_memory is None else int(GPU_MEMORY_FRACTION * self.gpu_memory)
 
     @classmethod
-    def of(cls, client: Client, backend: Backend = HOST) -> Workers:
-        """The workers that a client's cluster has now; waits for a first one, and refuses those
-        with other software, or without the GPU that the backend needs."""
+    def of(cls, client: Client, backend: Backend = NUMPY_BACKEND) -> Workers:
+        """Return the workers that a client's cluster has now, after waiting for a first one.
+
+        Raise ClusterError for workers with other versions, or without the GPU that the backend
+        needs.
+        """
         wait_for_worker(client)
         check_versions(client)
-        resident, cores, gpu_memory = _prepared(client, backend)
-        found = cls.among(list_workers(client))
-        if backend.on_gpu and found is not None and found.threads > 1:
+        resident, cores, gpu_memory = _prepare_workers(client, backend)
+        workers = cls.among(list_workers(client))
+        if backend.on_gpu and workers is not None and workers.threads > 1:
             raise ClusterError(
-                f'array_backend="cupy" has one task at a time on a GPU, and there are workers of '
-                f"{found.threads} threads: start them with --nthreads 1, as `dask cuda worker` does"
+                f'array_backend="cupy" runs one task at a time on a GPU, but there are workers '
+                f"with {workers.threads} threads. Start them with --nthreads 1, as `dask cuda "
+                "worker` does."
             )
-        if found is None:  # since a moment ago
+        if workers is None:  # they were there a moment ago
             raise ClusterLostError(
-                f"the cluster at {client.scheduler.address} has lost all its workers"
+                f"The cluster at {client.scheduler.address} has lost all its workers. Start "
+                "workers, then run this again."
             )
         return replace(
-            found,
-            machine_threads=min(found.machine_threads, cores),
+            workers,
+            machine_threads=min(workers.machine_threads, cores),
             resident=max(resident, BASELINE_RSS_BYTES),
             gpu_memory=gpu_memory,
         )
 
     @classmethod
     def among(cls, found: dict[str, Any]) -> Workers | None:
-        """Those that `list_workers` has found, as they would be at rest; None without any."""
+        """Return the workers that `list_workers` has found, with baseline RSS; None without any."""
         if not found:
             return None
         threads = [worker["nthreads"] for worker in found.values()]
@@ -102,48 +121,54 @@ class Workers:
         )
 
 
-def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT) -> None:
-    """Wait for a first worker of the client's cluster; refused if none comes in so many seconds."""
+def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT_SECONDS) -> None:
+    """Wait for a first worker of the client's cluster; raise ClusterError after `seconds`."""
     if client.nthreads():
         return
-    try:  # an adaptive cluster at rest starts workers for a task only
+    try:  # an idle adaptive cluster starts workers only for a task
         client.submit(int, pure=False).result(timeout=seconds)
     except TimeoutError:
         raise ClusterError(
-            f"the cluster at {client.scheduler.address} has had no worker for {seconds:.0f} s: "
-            "start workers (the log of one that does not come says why), then run this again, or "
-            "wait longer (--wait)"
+            f"The cluster at {client.scheduler.address} has had no worker for {seconds:.0f} s. "
+            "Start workers (the log of one that does not come says why), then run this again, or "
+            "wait longer (--wait)."
         ) from None
 
 
-def _prepared(client: Client, backend: Backend) -> tuple[int, int, int | None]:
-    """Have all workers load the compiled kernels, so that the first pass need not; returns the
-    bytes that are resident in the fullest of them then, the fewest cores that one may use, and the
-    fewest bytes of a GPU that one has, where several share it."""
+def _prepare_workers(client: Client, backend: Backend) -> tuple[int, int, int | None]:
+    """Have all workers load the compiled kernels before the first pass.
+
+    Return the resident bytes of the largest worker afterwards, the fewest cores that a worker may
+    use, and the fewest bytes of a GPU that a worker has if several share it.
+    """
     addresses = list(client.nthreads())
     tasks = [
-        client.submit(_ready, backend, workers=[address], allow_other_workers=True, pure=False)
+        client.submit(
+            _prepare_worker, backend, workers=[address], allow_other_workers=True, pure=False
+        )
         for address in addresses
     ]
     resident, cores, gpus = zip(*client.gather(tasks), strict=True)
-    return max(resident), min(cores), _least_of_a_gpu(gpus)
+    return max(resident), min(cores), _smallest_gpu_share(gpus)
 
 
-Gpu = tuple[str, str, int, int]  # machine, name, bytes, and those that a process may take
+Gpu = tuple[str, str, int, int]  # host, name, bytes, and bytes that a process may use
 
 
-def _least_of_a_gpu(found: Sequence[Gpu | None]) -> int | None:
-    """The bytes of a GPU that each worker may count on, of those that they have: an equal part of
-    one that several share, or what it may take, if that is less."""
-    gpus = [gpu for gpu in found if gpu]
-    sharing = Counter(gpu[:2] for gpu in gpus)
-    parts = (min(size // sharing[host, name], mine) for host, name, size, mine in gpus)
-    return min(parts, default=None)
+def _smallest_gpu_share(gpus: Sequence[Gpu | None]) -> int | None:
+    """Return the bytes of a GPU that every worker can use; None if no worker has a GPU.
+
+    A GPU that several workers share is divided equally, and no worker gets more than its process
+    may use.
+    """
+    present = [gpu for gpu in gpus if gpu]
+    sharing = Counter(gpu[:2] for gpu in present)
+    shares = (min(size // sharing[host, name], usable) for host, name, size, usable in present)
+    return min(shares, default=None)
 
 
-def _ready(backend: Backend) -> tuple[int, int, Gpu | None]:
-    """Load the kernels; returns the bytes that are resident in this process, a worker's, the cores
-    that it may use, and its GPU."""
+def _prepare_worker(backend: Backend) -> tuple[int, int, Gpu | None]:
+    """Load the kernels in this worker; return its resident bytes, cores and GPU."""
     limit_profiler()
     backend.prepare()
     memory = backend.memory()
@@ -152,27 +177,28 @@ def _ready(backend: Backend) -> tuple[int, int, Gpu | None]:
 
 
 def limit_profiler() -> None:
-    """Have the worker that this task runs on keep a minute of Dask's profiles, not an hour.
+    """Have the worker of this task keep a minute of Dask's profiles instead of an hour.
 
-    A second of them takes about 60 kB, so that a worker would grow by 200 MB in its first hour,
-    whatever it does. Where taking them can stop the worker for ever, it takes none from now on.
-    Elsewhere than on a worker, there are none.
+    A second of profiles takes about 60 kB, so a worker would grow by 200 MB in its first hour,
+    whatever it does. If the profiler can deadlock the worker, it is stopped. Outside of a worker
+    this does nothing.
     """
     try:
         worker = get_worker()
     except ValueError:
         return
+    limit = PROFILE_HISTORY_SECONDS
     for name in ("profile_history", "profile_keys_history"):
         history = getattr(worker, name, None)
-        if isinstance(history, deque) and (history.maxlen or math.inf) > PROFILES:
-            setattr(worker, name, deque(list(history)[-PROFILES:], maxlen=PROFILES))
-    profiling = worker.periodic_callbacks.get("profile")
-    if PROFILER_DEADLOCKS and profiling and profiling.is_running():
-        worker.loop.add_callback(profiling.stop)
+        if isinstance(history, deque) and (history.maxlen or math.inf) > limit:
+            setattr(worker, name, deque(list(history)[-limit:], maxlen=limit))
+    profiler = worker.periodic_callbacks.get("profile")
+    if PROFILER_DEADLOCKS and profiler and profiler.is_running():
+        worker.loop.add_callback(profiler.stop)
 
 
 def spill_fraction() -> float:
-    """The share of its memory limit from which on a worker spills, or else pauses."""
+    """Return the fraction of its memory limit at which a worker spills, or else pauses."""
     for name in ("target", "spill", "pause"):
         share = dask.config.get(f"distributed.worker.memory.{name}", False)
         if share:

@@ -97,7 +97,7 @@ OVERLAYS: dict[str, Callable[[dict[str, str]], Patch]] = {
 def patch_of(overlay: str, kind: str) -> Patch:
     """The operations of an overlay on the manifest of this kind; none where it has no pods."""
     if overlay not in OVERLAYS:
-        raise SpecError(f"unknown overlay {overlay!r}: {suggest_name(overlay, OVERLAYS)}")
+        raise SpecError(f"Unknown overlay {overlay!r}. {suggest_name(overlay, OVERLAYS)}")
     return OVERLAYS[overlay](PODS[kind]) if kind in PODS else []
 
 

@@ -45,7 +45,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise SpecError(f"unknown kind {self.kind!r}: {suggest_name(self.kind, KINDS)}")
+            raise SpecError(f"Unknown kind {self.kind!r}. {suggest_name(self.kind, KINDS)}")
         for what in ("name", "namespace", "secret", "service_account", "tls_secret", "operator"):
             _check_label(what, getattr(self, what), LONGEST_NAME if what == "name" else 63)
         if self.notice < LEAST_NOTICE:

@@ -1,4 +1,4 @@
-"""Planning a run: what it needs, how it is cut up to fit, and what to expect of it."""
+"""Planning and cost estimates: memory needs, a plan that fits, expected traffic and time."""
 
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import check_fits, make_plan

@@ -1,4 +1,4 @@
-"""Making a plan: chunks, accumulators and tiles that fit the workers' memory, or a refusal."""
+"""Choice of a plan: chunks, accumulators and tiles that fit the memory of the workers."""
 
 from __future__ import annotations
 
@@ -16,99 +16,107 @@ from rescnet_dist.planning.requirements import Problem, device_memory, peak_memo
 from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
-CHUNK_BYTES = 32 * 2**20  # of maps and images in float32
-GPU_CHUNK_BYTES = 4096 * 2**20  # of the same on a GPU: enough to keep all of it busy
-SMALLER = 4  # times, that such chunks may be, if maps then fit the GPU's memory
-GOOD_CHUNK = 16  # images: with fewer, the product of features with themselves is slow
-GROUPS_PER_SLOT = 4  # so that a worker that dies costs a quarter of what it would have done
-FEW_CHUNKS = 16  # per slot: below, one more for some of them would be felt
-CHUNKS_PER_GROUP = 4  # at least, where there are several groups per slot
-MARGIN = 1.05  # on what is advised, as workers grow a little by themselves
-STEP = 16 * 2**20  # that advised sizes of workers are rounded up to
-TILES = (*range(4096, 0, -256), 128, 64)  # sides of tiles, as large as memory allows
+CHUNK_TARGET_BYTES = 32 * 2**20  # of maps and images in float32
+GPU_CHUNK_TARGET_BYTES = 4096 * 2**20  # the same on a GPU: enough to use all of it
+MAX_GPU_CHUNK_REDUCTION = 4  # factor by which chunks may shrink if maps then fit the GPU's memory
+MIN_FAST_CHUNK_IMAGES = 16  # with fewer, the scatter matrix of the features is slow
+GROUPS_PER_SLOT = 4  # so that a worker that dies loses only a quarter of its work
+MIN_UNEVEN_CHUNKS_PER_SLOT = 16  # with fewer, one chunk more for some slots costs too much time
+MIN_CHUNKS_PER_GROUP = 4  # if there are several groups per slot
+ADVISED_MEMORY_MARGIN = 1.05  # factor on advised sizes, as idle workers grow a little
+ADVISED_MEMORY_STEP_BYTES = 16 * 2**20  # that advised sizes are rounded up to
+TILE_SIDES = (*range(4096, 0, -256), 128, 64)  # in features, largest first
 
 
 def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> Plan:
-    """The plan for training on the images of `problem` with these workers, in their memory.
+    """Return the plan for training on the images of `problem` within the memory of the workers.
 
-    What the run spec sets is taken from there. Else chunks are as large, accumulators as many and
-    the scatter matrix as whole as fit. What does not fit is refused, with a value that would.
+    Options that the run spec sets are used as they are. Otherwise chunks are as large, accumulators
+    as many and the scatter matrix as whole as fits. Raise SpecError if nothing fits, with a value
+    that would.
     """
     if (backend := Backend.of(run_spec)).on_gpu:
         check_gpu_holds(spec, problem.image_shape, backend.matmul_precision)
-    candidates = _candidates(problem, spec, run_spec, workers)
+    candidates = _iter_candidates(problem, spec, run_spec, workers)
     fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
     best = next(fitting, None)
     if best is None:
-        raise SpecError(_refusal(problem, spec, run_spec, workers))
+        raise SpecError(_explain_no_plan(problem, spec, run_spec, workers))
     if workers.gpu_memory is None:
         return best
-    # chunks of half or a quarter the size cost less than features that are made twice, and those
-    # less than maps that go through the store
-    nearly = takewhile(lambda plan: SMALLER * plan.chunk_images >= best.chunk_images, fitting)
-    plans = [best, *nearly]
+    # Chunks of half or a quarter of the size cost less than computing features twice, and that
+    # costs less than maps that go through the store.
+    smallest = best.chunk_images / MAX_GPU_CHUNK_REDUCTION
+    similar = takewhile(lambda plan: plan.chunk_images >= smallest, fitting)
+    plans = [best, *similar]
     tiers = [choose_tier(problem, spec, run_spec, plan, workers) for plan in plans]
-    rank = [(tier.in_memory, tier.features) for tier in tiers]
-    return plans[rank.index(max(rank))]
+    ranks = [(tier.in_memory, tier.features) for tier in tiers]
+    return plans[ranks.index(max(ranks))]
 
 
 def check_fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> None:
-    """Refuse workers that are too small for the plan that a run has begun with, and keeps."""
+    """Raise ClusterError if workers are too small for the plan of a run, which never changes."""
     if _fits(plan, problem, spec, workers):
         return
-    if shortage := _gpu_shortage(problem, spec, plan, workers):
+    if shortage := _describe_gpu_shortage(problem, spec, plan, workers):
         raise ClusterError(
-            f"the run goes on with the plan that it began with: {shortage}: give fewer workers to "
-            "each GPU, or use larger GPUs, then resume the run"
+            f"The run keeps the plan it started with. {shortage} Assign fewer workers to each GPU, "
+            "or use larger GPUs, then resume the run."
         )
     need = peak_memory(problem, spec, plan, workers)
-    fewer = ", or of fewer threads" if workers.threads > 1 else ""
+    fewer = ", or with fewer threads" if workers.threads > 1 else ""
     raise ClusterError(
-        "the run goes on with the plan that it began with, and these workers are too small for "
-        f"it: {_shortage(need, workers)}: use workers of at least {_advised(need, workers)} MiB"
-        f"{fewer}, then resume the run"
+        "The run keeps the plan it started with, and these workers are too small for it. "
+        f"{_describe_shortage(need, workers)} Use workers of at least "
+        f"{_advise_mib(need, workers)} MiB{fewer}, then resume the run."
     )
 
 
 def _fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> bool:
+    """Return whether a plan fits the memory of the workers and of their GPUs."""
     gpu = workers.gpu_budget
     if gpu is not None and device_memory(problem, spec, plan) > gpu:
         return False
     return workers.budget is None or peak_memory(problem, spec, plan, workers) <= workers.budget
 
 
-def _candidates(
+def _iter_candidates(
     problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
 ) -> Iterator[Plan]:
-    """Plans from the best to the least demanding one: ever smaller chunks, then ever smaller tiles
-    of the scatter matrix; chunks of less than `GOOD_CHUNK` images only as the last resort."""
+    """Yield plans from the best to the one that needs least memory.
+
+    Chunks become smaller first, then tiles of the scatter matrix. Chunks of fewer than
+    `MIN_FAST_CHUNK_IMAGES` are the last resort.
+    """
     if workers.gpu_memory is not None:
-        yield from _gpu_candidates(problem, spec, run_spec, workers)
+        yield from _iter_gpu_candidates(problem, spec, run_spec, workers)
         return
-    most = min(
-        max(1, CHUNK_BYTES // problem.map_bytes(spec)),
+    largest = min(
+        max(1, CHUNK_TARGET_BYTES // problem.map_bytes(spec)),
         math.ceil(problem.images / (2 * workers.slots)),
     )
-    chunks = math.ceil(problem.images / most)
-    if chunks < FEW_CHUNKS * workers.slots:  # as many for each, or some would wait for others
-        most = math.ceil(problem.images / (math.ceil(chunks / workers.slots) * workers.slots))
-    sizes = [run_spec.chunk_images or most]
+    chunks = math.ceil(problem.images / largest)
+    if chunks < MIN_UNEVEN_CHUNKS_PER_SLOT * workers.slots:
+        # The same number of chunks for each slot, so that none waits for others.
+        even_chunks = math.ceil(chunks / workers.slots) * workers.slots
+        largest = math.ceil(problem.images / even_chunks)
+    sizes = [run_spec.chunk_images or largest]
     while not run_spec.chunk_images and sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
-    good = [size for size in sizes if size >= min(GOOD_CHUNK, sizes[0])]
-    sides = [side for side in TILES if side < problem.features(spec)]
-    ways: list[tuple[int, int | None]]
+    fast = [size for size in sizes if size >= min(MIN_FAST_CHUNK_IMAGES, sizes[0])]
+    sides = [side for side in TILE_SIDES if side < problem.features(spec)]
+    options: list[tuple[int, int | None]]  # images per chunk and side of the tiles
     if run_spec.tile_features:
-        ways = [(size, run_spec.tile_features) for size in sizes]
+        options = [(size, run_spec.tile_features) for size in sizes]
     else:
-        ways = [(size, None) for size in good]
-        ways += [(size, side) for side in sides for size in good]
-        ways += [(size, side) for size in sizes[len(good) :] for side in (None, *sides[-1:])]
-    for size, side in ways:
+        options = [(size, None) for size in fast]
+        options += [(size, side) for side in sides for size in fast]
+        options += [(size, side) for size in sizes[len(fast) :] for side in (None, *sides[-1:])]
+    for size, side in options:
         chunks = math.ceil(problem.images / size)
         for per_slot in (GROUPS_PER_SLOT, 1):
             groups = per_slot * workers.slots
-            if per_slot > 1 and (side or chunks < groups * CHUNKS_PER_GROUP):
+            if per_slot > 1 and (side or chunks < groups * MIN_CHUNKS_PER_GROUP):
                 continue
             yield Plan(
                 images=problem.images,
@@ -120,15 +128,18 @@ def _candidates(
             )
 
 
-def _gpu_candidates(
+def _iter_gpu_candidates(
     problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
 ) -> Iterator[Plan]:
-    """Plans for workers with a GPU each: chunks as large as are worked on at a time, or ever
-    smaller ones, and an accumulator for each worker, as there is no other thread to wait for."""
-    each = math.ceil(problem.images / workers.count)
-    parts = math.ceil(each / max(1, GPU_CHUNK_BYTES // problem.map_bytes(spec)))
-    sizes = [run_spec.chunk_images or math.ceil(each / parts)]
-    while not run_spec.chunk_images and sizes[-1] > GOOD_CHUNK:
+    """Yield plans for workers with a GPU each, with ever smaller chunks.
+
+    The first has chunks as large as a GPU works on at a time. Each worker has one accumulator, as
+    it has no other thread to wait for.
+    """
+    per_worker = math.ceil(problem.images / workers.count)
+    target = max(1, GPU_CHUNK_TARGET_BYTES // problem.map_bytes(spec))
+    sizes = [run_spec.chunk_images or math.ceil(per_worker / math.ceil(per_worker / target))]
+    while not run_spec.chunk_images and sizes[-1] > MIN_FAST_CHUNK_IMAGES:
         sizes.append(math.ceil(sizes[-1] / 2))
     for size in sizes:
         chunks = math.ceil(problem.images / size)
@@ -137,85 +148,96 @@ def _gpu_candidates(
             chunk_images=size,
             accumulators=min(run_spec.accumulators or workers.count, chunks),
             split_every=run_spec.split_every,
-            solve_threads=run_spec.solve_threads or 1,  # what is left to it is small
+            solve_threads=run_spec.solve_threads or 1,  # little of the solve is left to the CPU
         )
 
 
-def _refusal(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> str:
-    """What does not fit, why, and a value that would."""
+def _explain_no_plan(
+    problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
+) -> str:
+    """Return a message for a run that does not fit: what is short, and values that would fit."""
     smallest = min(
-        _candidates(problem, spec, run_spec, workers),
+        _iter_candidates(problem, spec, run_spec, workers),
         key=lambda plan: peak_memory(problem, spec, plan, workers),
     )
     need, remedies = peak_memory(problem, spec, smallest, workers), []
-    # what is advised fits for certain
-    memory = None if workers.memory is None else int(workers.memory / MARGIN)
-    cautious = replace(workers, memory=memory)
+    # Advised values must fit for certain, so they are for slightly smaller workers.
+    memory = None if workers.memory is None else int(workers.memory / ADVISED_MEMORY_MARGIN)
+    smaller_workers = replace(workers, memory=memory)
     for name in ("chunk_images", "accumulators", "tile_features"):
         value = getattr(run_spec, name)
         if value is None:
             continue
 
         def run_fits(smaller: int, name: str = name) -> bool:
-            return _any_fits(problem, spec, run_spec.replace(**{name: smaller}), cautious)
+            return _has_plan(problem, spec, run_spec.replace(**{name: smaller}), smaller_workers)
 
-        if fitting := _largest(value, run_fits):
+        if fitting := _find_largest(value, run_fits):
             remedies.append(f"replace {name}={value} by {name} of at most {fitting}")
-        elif _any_fits(problem, spec, run_spec.replace(**{name: None}), cautious):
-            remedies.append(f"leave {name}={value} out, which is then planned")
+        elif _has_plan(problem, spec, run_spec.replace(**{name: None}), smaller_workers):
+            remedies.append(f"leave {name}={value} out, so that the plan chooses it")
     if not remedies:
 
         def network_fits(filters: int) -> bool:
-            return _any_fits(problem, spec.replace(filters=filters), run_spec, cautious)
+            return _has_plan(problem, spec.replace(filters=filters), run_spec, smaller_workers)
 
-        if fitting := _largest(spec.filters, network_fits):
+        if fitting := _find_largest(spec.filters, network_fits):
             remedies.append(f"replace filters={spec.filters} by filters of at most {fitting}")
-    if shortage := _gpu_shortage(problem, spec, smallest, workers):
-        fewer = "fewer workers to each GPU, or " if workers.count > 1 else ""
-        return f"{shortage}: {', or '.join([*remedies, f'give {fewer}larger GPUs'])}"
-    remedies.append(f"use workers of at least {_advised(need, workers)} MiB")
-    return f"{_shortage(need, workers)}: {', or '.join(remedies)}"
+    shortage = _describe_gpu_shortage(problem, spec, smallest, workers)
+    if shortage:
+        fewer = "assign fewer workers to each GPU, or " if workers.count > 1 else ""
+        remedies.append(f"{fewer}use larger GPUs")
+    else:
+        shortage = _describe_shortage(need, workers)
+        remedies.append(f"use workers of at least {_advise_mib(need, workers)} MiB")
+    remedy = ", or ".join(remedies)
+    return f"{shortage} {remedy[0].upper()}{remedy[1:]}."
 
 
-def _gpu_shortage(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> str:
-    """What does not fit on the GPUs; nothing where it does."""
+def _describe_gpu_shortage(
+    problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers
+) -> str:
+    """Return a sentence on what does not fit on the GPUs; empty if all fits."""
     need = device_memory(problem, spec, plan)
     if workers.gpu_budget is None or need <= workers.gpu_budget:
         return ""
     return (
-        f"the run needs {format_bytes(need)} of a GPU, and {format_bytes(workers.gpu_budget)} may be "
-        "used of that of each worker"
+        f"The run needs {format_bytes(need)} of a GPU, but each worker may use only "
+        f"{format_bytes(workers.gpu_budget)}."
     )
 
 
-def _shortage(need: int, workers: Workers) -> str:
+def _describe_shortage(need: int, workers: Workers) -> str:
+    """Return a sentence on the bytes that a worker needs and may use."""
     return (
-        f"the run needs {format_mib(need)} MiB of memory per worker, and "
+        f"The run needs {format_mib(need)} MiB of memory per worker, but only "
         f"{format_mib(workers.budget or 0)} MiB of each worker's "
-        f"{format_mib(workers.memory or 0)} MiB may be used before Dask spills"
+        f"{format_mib(workers.memory or 0)} MiB may be used before Dask spills."
     )
 
 
-def _advised(need: int, workers: Workers) -> str:
-    """MiB of a worker that is large enough."""
-    return format_mib(math.ceil(MARGIN * need / workers.share / STEP) * STEP)
+def _advise_mib(need: int, workers: Workers) -> str:
+    """Return the MiB of a worker that is large enough for `need` bytes."""
+    step = ADVISED_MEMORY_STEP_BYTES
+    return format_mib(math.ceil(ADVISED_MEMORY_MARGIN * need / workers.share / step) * step)
 
 
-def _any_fits(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:
+def _has_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:
+    """Return whether any plan fits the workers."""
     return any(
         _fits(plan, problem, spec, workers)
-        for plan in _candidates(problem, spec, run_spec, workers)
+        for plan in _iter_candidates(problem, spec, run_spec, workers)
     )
 
 
-def _largest(below: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest value below another that fits, or None; those a spec refuses do not."""
+def _find_largest(below: int, fits: Callable[[int], bool]) -> int | None:
+    """Return the largest value below another that fits, or None; a SpecError means it does not."""
     low, high = 0, below
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            good = fits(middle)
+            is_fitting = fits(middle)
         except SpecError:
-            good = False
-        low, high = (middle, high) if good else (low, middle)
+            is_fitting = False
+        low, high = (middle, high) if is_fitting else (low, middle)
     return low or None

@@ -1,4 +1,4 @@
-"""What a run will take, told before it starts: memory, tasks, bytes and time."""
+"""Cost estimate of a run before it starts: memory, tasks, bytes and time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,44 @@ from rescnet_dist.errors import ClusterError, SpecError, pluralize
 from rescnet_dist.formatting import format_bytes, format_time, html_table
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.calibrate import Speed, calibrate
-from rescnet_dist.planning.choose import GOOD_CHUNK, make_plan
+from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, Traffic, device_memory, peak_memory, traffic
-from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, is_stored_at_once
+from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored_layers
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A plan, the cluster it is for, and what it needs: peak bytes resident in a worker, traffic
-    and size of the store, and about how many seconds a layer and all layers take (None where
-    nothing was measured)."""
+    """A plan, the cluster it is for, and what it needs.
+
+    Attributes
+    ----------
+    problem : Problem
+        Size of the training data.
+    spec : NetworkSpec
+        The network.
+    plan : Plan
+        How the run is divided into tasks.
+    workers : Workers
+        Workers of the cluster.
+    features : int
+        Features per layer.
+    peak_memory : int
+        Largest number of resident bytes of a worker.
+    traffic : Traffic
+        Bytes that are moved and stored, and the number of tasks.
+    max_layers : int
+        Maximum number of layers.
+    tier : Tier
+        Where maps are kept until the next layer.
+    checkpoint_every : int
+        Layers after which maps in memory are stored.
+    maps_stay : bool
+        Whether the maps of the last layer stay in the store.
+    layer_seconds : float or None, default None
+        Approximate seconds per layer; None if the speed was not measured.
+    """
 
     problem: Problem
     spec: NetworkSpec
@@ -41,13 +67,20 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """About how long the run takes, if it grows all layers."""
+        """Approximate seconds of the run with all its layers; None if not measured."""
         return None if self.layer_seconds is None else self.layer_seconds * self.max_layers
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return the forecast as JSON-serializable values, without the network.
+
+        Runs store it, so its keys are part of the format: `Tier.cached_bytes` is named "held".
+        """
         values = asdict(self) | {"seconds": self.seconds}
         del values["spec"]
+        values["tier"] = {
+            "held" if name == "cached_bytes" else name: value
+            for name, value in values["tier"].items()
+        }
         return values
 
     def __str__(self) -> str:
@@ -56,15 +89,15 @@ class Forecast:
     def _repr_html_(self) -> str:
         return html_table("Forecast", [(name, text, False) for name, text in self._lines().items()])
 
-    def _maps(self) -> str:
-        """Where they wait for the next layer, and why."""
-        every, told = pluralize(self.checkpoint_every, "layer"), self.tier.reason
+    def _describe_maps(self) -> str:
+        """Return where maps are kept until the next layer, why, and when they are stored."""
+        every, text = pluralize(self.checkpoint_every, "layer"), self.tier.reason
         if self.tier.in_memory:
-            told += f"; stored every {every}" + (" and at the end" if self.maps_stay else "")
-        return told if self.maps_stay else f"{told}; removed at the end"
+            text += f"; stored every {every}" + (" and at the end" if self.maps_stay else "")
+        return text if self.maps_stay else f"{text}; removed at the end"
 
     def _lines(self) -> dict[str, str]:
-        """What is told, by what it is about."""
+        """Return the lines of the text form by their title."""
         plan, moved, workers = self.plan, self.traffic, self.workers
         height, width, channels = self.problem.image_shape
         tiles = "kept whole"
@@ -72,32 +105,34 @@ class Forecast:
             tiles = f"in tiles of {plan.tile_features:,} features, too large for one worker"
         limit, copies = "", ""
         if self.problem.copies:
-            made = "a copy" if self.problem.copies == 1 else f"{self.problem.copies} copies"
-            copies = f", {made} of each to train on among them"
+            number = "a copy" if self.problem.copies == 1 else f"{self.problem.copies} copies"
+            copies = f", including {number} of each training image"
         if workers.budget is not None and workers.memory is not None:
             limit = (
                 f", of {format_bytes(workers.budget)} before Dask spills "
                 f"({format_bytes(workers.memory)} limit)"
             )
+        threads = pluralize(workers.slots, "thread")
+        read, written = format_bytes(moved.read), format_bytes(moved.written)
         lines = {
             "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
             f"{pluralize(self.problem.classes, 'class')}",
-            "cluster": f"{pluralize(workers.count, 'worker')}, {pluralize(workers.slots, 'thread')}",
+            "cluster": f"{pluralize(workers.count, 'worker')}, {threads}",
             "features": f"{self.features:,} per layer; scatter matrix {tiles}",
             "chunks": f"{plan.chunks:,} of {pluralize(plan.chunk_images, 'image')}, folded into "
             f"{pluralize(plan.accumulators, 'accumulator')}",
             "tasks": f"{moved.tasks:,} per layer",
             "memory": f"{format_bytes(self.peak_memory)} per worker at most{limit}",
-            "maps": self._maps(),
+            "maps": self._describe_maps(),
             "driver": f"{format_bytes(moved.driver)} per layer",
-            "traffic": f"{format_bytes(moved.read)} read, {format_bytes(moved.written)} written per "
+            "traffic": f"{read} read, {written} written per "
             + ("layer that is stored" if self.tier.in_memory else "layer"),
             "store": f"{format_bytes(moved.store)} at most",
         }
         if workers.gpu_memory is not None and workers.gpu_budget is not None:
             lines["gpu"] = (
-                f"{format_bytes(device_memory(self.problem, self.spec, plan))} per worker beside the "
-                f"maps, of {format_bytes(workers.gpu_budget)}"
+                f"{format_bytes(device_memory(self.problem, self.spec, plan))} per worker without "
+                f"the maps, of {format_bytes(workers.gpu_budget)}"
             )
         if workers.count > 1:
             lines["traffic"] += f"; {format_bytes(moved.network)} between workers at most"
@@ -106,10 +141,10 @@ class Forecast:
                 f"about {format_time(self.layer_seconds)} per layer, "
                 f"{format_time(self.seconds)} for all {self.max_layers}"
             )
-        if plan.chunk_images < min(GOOD_CHUNK, plan.images):
+        if plan.chunk_images < min(MIN_FAST_CHUNK_IMAGES, plan.images):
             lines["slow"] = (
-                f"chunks of less than {GOOD_CHUNK} images are, and more do not fit: give workers "
-                "more memory, or choose fewer filters"
+                f"chunks of fewer than {MIN_FAST_CHUNK_IMAGES} images are slow, but larger ones do "
+                "not fit. Give workers more memory, or use fewer filters."
             )
         return lines
 
@@ -123,12 +158,14 @@ def forecast(
     store: str | None = None,
     measure: bool = True,
 ) -> Forecast:
-    """The plan of a run on the client's cluster, and what it takes; writes nothing but, while it
-    measures, one object beside `store`."""
+    """Return the plan of a run on the client's cluster and its estimated cost.
+
+    Nothing is written, except one object next to `store` while its speed is measured.
+    """
     problem = Problem.of(data, run_spec)
     workers = Workers.of(client, Backend.of(run_spec))
-    make_plan(problem, spec, run_spec, workers)  # what does not fit is refused, not measured
-    measure = measure and workers.gpu_memory is None  # it is the processor that is timed
+    make_plan(problem, spec, run_spec, workers)  # raises before anything is measured
+    measure = measure and workers.gpu_memory is None  # only CPUs can be timed
     speed = calibrate(client, problem, spec, workers, store) if measure else None
     return estimate(problem, spec, run_spec, workers, speed)
 
@@ -136,7 +173,7 @@ def forecast(
 def estimate(
     problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers, speed: Speed | None
 ) -> Forecast:
-    """The plan for images and workers that need not be there, and what it takes: arithmetic."""
+    """Return the plan and its cost by arithmetic; images and workers need not exist."""
     plan = make_plan(problem, spec, run_spec, workers)
     tier = choose_tier(problem, spec, run_spec, plan, workers)
 
@@ -164,7 +201,7 @@ def estimate(
             spec,
             plan,
             in_memory=tier.in_memory,
-            stored=is_stored_at_once(spec, run_spec, tier),
+            stored=max_stored_layers(spec, run_spec, tier),
         ),
         max_layers=spec.max_layers,
         tier=tier,

@@ -13,7 +13,17 @@ from rescnet_dist.formatting import html_table
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Consecutive chunks of images, start to stop, that one task folds into one accumulator."""
+    """Consecutive chunks that one task folds into one accumulator.
+
+    Attributes
+    ----------
+    index : int
+        Number of the group, from 0.
+    start, stop : int
+        First image of the group, and the one after its last.
+    chunk_images : int
+        Images per chunk.
+    """
 
     index: int
     start: int
@@ -21,17 +31,29 @@ class Group:
     chunk_images: int
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """First image of each chunk and the one behind its last."""
+        """Yield the first image of each chunk and the one after its last."""
         for start in range(self.start, self.stop, self.chunk_images):
             yield start, min(start + self.chunk_images, self.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the images are cut up: a run with the same plan gives the same bits on any cluster.
+    """How a run is divided into tasks; the same plan gives the same bits on any cluster.
 
-    tile_features is the side of the tiles of the features' scatter matrix, None where it is kept
-    whole.
+    Attributes
+    ----------
+    images : int
+        Number of images, copies included.
+    chunk_images : int
+        Images per chunk.
+    accumulators : int
+        Partial sums that the tree reduction starts from.
+    split_every : int
+        Fan-in of the tree reduction.
+    solve_threads : int
+        BLAS threads of the solve.
+    tile_features : int or None, default None
+        Width and height of the tiles of the features' scatter matrix; None keeps it whole.
     """
 
     images: int
@@ -47,7 +69,7 @@ class Plan:
         return math.ceil(self.images / self.chunk_images)
 
     def groups(self) -> list[Group]:
-        """All chunks, in order, shared out evenly over the accumulators."""
+        """Return all chunks in order, distributed evenly over the accumulators."""
         edges = [
             min(self.chunks * g // self.accumulators * self.chunk_images, self.images)
             for g in range(self.accumulators + 1)
@@ -58,7 +80,7 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
+        """Return the fields as JSON-serializable values."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -67,13 +89,12 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
-        """The inverse of `to_dict`."""
+        """Return the plan with these fields; the inverse of `to_dict`."""
         for name, value in values.items():
             if not isinstance(value, int) and not (name == "tile_features" and value is None):
                 raise TypeError(f"{name}={value!r} is not a whole number")
         return cls(**values)
 
 
-PLAN_FIELDS = tuple(
-    field.name for field in fields(Plan) if field.name != "images"
-)  # as in a RunSpec
+# Fields that are options of a RunSpec too.
+PLAN_FIELDS = tuple(field.name for field in fields(Plan) if field.name != "images")

@@ -1,4 +1,4 @@
-"""What a plan needs, by arithmetic alone: memory of a worker, traffic and size of the store."""
+"""Memory of a worker, traffic and size of the store that a plan needs, by arithmetic."""
 
 from __future__ import annotations
 
@@ -17,29 +17,45 @@ from rescnet_dist.kernels.products import ROW_WINDOW_BYTES
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
-# How often each thing is there at the same time at most; `tests/planning/test_plan.py` measures the sum.
-SLABS = 3  # of features and maps, and what they are made of
-FEATURES = 3  # as computed, those to train on, centered
-COPYING = 12 * 2**20  # bytes while copies are made, a slab at a time
-SAMPLES = 4  # of the patches for stacked-LDA: two to merge, merged, rescaled
-PATCH_SCATTERS = 6
-TILES = 7  # in float64
-PER_PASS, PER_CHUNK, PER_TASK = 20_000, 600, 1_000  # bytes that the driver sends and gets
-FIRST_PASS = 48 * 2**20  # bytes that a process takes more for its first pass, whatever it is
-MARGIN = 1.15  # for what malloc and the codecs hold beside
-# on a GPU
-GPU_PROCESS = 1500 * 2**20  # bytes of the machine's memory that CUDA and CuPy take in a worker
-GPU_CONTEXT = 1024 * 2**20  # bytes of the GPU's that they and the libraries' workspaces take
-# how often each is there at most: maps that are read, made and written; features, those that are
-# trained on, these about their mean, and their halves
-GPU_MAPS, GPU_FEATURES, GPU_PIXELS = 4, 4, 3
-GPU_MARGIN = 1.25  # for what CuPy keeps to be used again, in pieces
+# Largest number of copies of each array at the same time. `tests/planning/test_plan.py` compares
+# the sum with measurements.
+SLAB_COPIES = 3  # features and maps of a slab, and their inputs
+FEATURE_COPIES = 3  # as computed, those of training images, centered
+PATCH_SAMPLE_COPIES = 4  # patches for stacked-LDA: two to merge, merged, rescaled
+PATCH_SCATTER_COPIES = 6
+TILE_COPIES = 7  # in float64
+AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
+# Bytes that the driver sends and receives.
+DRIVER_BYTES_PER_PASS = 20_000
+DRIVER_BYTES_PER_CHUNK = 600
+DRIVER_BYTES_PER_TASK = 1_000
+FIRST_PASS_BYTES = 48 * 2**20  # by which a process grows in its first pass, whatever it computes
+WORKING_MEMORY_MARGIN = 1.15  # factor for what malloc and the codecs use in addition
+GPU_HOST_BYTES = 1500 * 2**20  # of main memory that CUDA and CuPy use in a worker
+GPU_CONTEXT_BYTES = 1024 * 2**20  # of GPU memory that CUDA and the workspaces of libraries use
+# Copies on a GPU: maps that are read, computed and written; features as computed, those of training
+# images, centered, and in half precision; pixels.
+GPU_MAP_COPIES, GPU_FEATURE_COPIES, GPU_PIXEL_COPIES = 4, 4, 3
+GPU_MEMORY_MARGIN = 1.25  # factor for CuPy's memory pool, which is fragmented
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is trained on, in numbers: images of (H, W, d), with the copies made of them, pixels of
-    `itemsize` bytes, and classes."""
+    """The size of the training data.
+
+    Attributes
+    ----------
+    images : int
+        Number of images, copies included.
+    image_shape : tuple of int
+        Height, width and channels (H, W, d).
+    classes : int
+        Number of classes.
+    itemsize : int, default 1
+        Bytes per pixel and channel.
+    copies : int, default 0
+        Augmented copies of each training image.
+    """
 
     images: int
     image_shape: tuple[int, int, int]
@@ -49,88 +65,99 @@ class Problem:
 
     @classmethod
     def of(cls, data: TrainingSet, run_spec: RunSpec) -> Problem:
-        """The data of a run, where images are held out about as many as will be."""
+        """Return the size of the data of a run; the number of validation images is approximate."""
         return cls(
-            data.rows(run_spec.validation), data.image_shape, len(data.classes),
-            data.dtype.itemsize, data.augment.copies,
-        )  # fmt: skip
+            data.rows(run_spec.validation),
+            data.image_shape,
+            len(data.classes),
+            data.dtype.itemsize,
+            data.augment.copies,
+        )
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the images themselves, without copies, about."""
+        """Approximate bytes of the images without copies."""
         height, width, channels = self.image_shape
         originals = math.ceil(self.images / (1 + self.copies))
         return originals * height * width * channels * self.itemsize
 
     def features(self, spec: NetworkSpec) -> int:
-        """Features D of a layer."""
+        """Return the number of features D of a layer."""
         return features_per_layer(*self.image_shape[:2], spec)
 
     def map_bytes(self, spec: NetworkSpec) -> int:
-        """Bytes of one image, as layers see it, and its maps, in float32."""
+        """Return the bytes of one image, all views of it, and its maps, in float32."""
         height, width, channels = self.image_shape
         return 4 * height * width * spec.input_channels(2, channels)
 
 
 def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> int:
-    """Bytes that are resident in a worker at most, were it the last one left."""
+    """Return the largest number of resident bytes of a worker, even if it is the last one left."""
     if workers.gpu_memory is not None:
         height, width, channels = problem.image_shape
-        maps = 3 * 4 * height * width * spec.filters  # on their way to the store
+        maps = 3 * 4 * height * width * spec.filters  # being written to the store
         images = (2 * problem.itemsize + 4) * height * width * channels
-        staged = plan.chunk_images * (maps + images) + bank_memory(problem, spec)
-        return int(workers.resident + GPU_PROCESS + MARGIN * staged)
+        staged = plan.chunk_images * (maps + images) + bank_bytes(problem, spec)
+        return int(workers.resident + GPU_HOST_BYTES + WORKING_MEMORY_MARGIN * staged)
     threads = min(workers.threads, plan.accumulators)
-    working = threads * chunk_memory(problem, spec, plan)
+    working = threads * chunk_bytes(problem, spec, plan)
     if plan.tile_features:
         tile = min(plan.tile_features, problem.features(spec))
-        tiles = TILES * 8 * tile**2 + 4 * 4 * tile * plan.chunk_images
-        kept = accumulators_held(plan, threads) * small_accumulator(problem, spec)
-        working = max(working, workers.threads * tiles) + kept
+        tiles = TILE_COPIES * 8 * tile**2 + 4 * 4 * tile * plan.chunk_images
+        sums = max_resident_accumulators(plan, threads) * vector_accumulator_bytes(problem, spec)
+        working = max(working, workers.threads * tiles) + sums
     else:
-        one = 4 * problem.features(spec) ** 2 + small_accumulator(problem, spec)
-        working += accumulators_held(plan, threads) * one
-    return int(workers.resident + FIRST_PASS + MARGIN * (working + bank_memory(problem, spec)))
+        accumulator = 4 * problem.features(spec) ** 2 + vector_accumulator_bytes(problem, spec)
+        working += max_resident_accumulators(plan, threads) * accumulator
+    working += bank_bytes(problem, spec)
+    return int(workers.resident + FIRST_PASS_BYTES + WORKING_MEMORY_MARGIN * working)
 
 
 def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
-    """Bytes that one worker takes of its GPU, beside the maps that wait there."""
+    """Return the bytes of its GPU that a worker uses, without the maps that are kept there."""
     height, width, channels = problem.image_shape
     features = problem.features(spec)
     pixels = 4 * height * width * spec.input_channels(1, channels)
-    each = GPU_MAPS * 4 * height * width * spec.filters + GPU_FEATURES * 4 * features
-    each += GPU_PIXELS * pixels
-    working = plan.chunk_images * each + accumulators_held(plan, 1) * 4 * features**2
+    per_image = GPU_MAP_COPIES * 4 * height * width * spec.filters
+    per_image += GPU_FEATURE_COPIES * 4 * features + GPU_PIXEL_COPIES * pixels
+    working = plan.chunk_images * per_image
+    working += max_resident_accumulators(plan, 1) * 4 * features**2
     working += max(
         patch_products_bytes(
-            spec.filter_size_at(layer), height, width, spec.input_channels(layer, channels),
+            spec.filter_size_at(layer),
+            height,
+            width,
+            spec.input_channels(layer, channels),
             plan.chunk_images,
         )
         for layer in (1, 2)
-    )  # fmt: skip
-    working += 2 * small_accumulator(problem, spec) + bank_memory(problem, spec)
-    return int(GPU_CONTEXT + GPU_MARGIN * working)
+    )
+    working += 2 * vector_accumulator_bytes(problem, spec) + bank_bytes(problem, spec)
+    return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working)
 
 
-def chunk_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
-    """Bytes that one task holds of the chunk it works on."""
+def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
+    """Return the bytes that one task uses for its current chunk."""
     height, width, channels = problem.image_shape
     n, features = plan.chunk_images, problem.features(spec)
-    # as stored, as read and normalized, and those of the next chunk
+    # As stored, as read and normalized, and those of the next chunk.
     images = (3 * problem.itemsize + 4 * spec.views) * height * width * channels
-    # of the layer before, of this chunk and the next; new ones, of this chunk and the one before
+    # Of the previous layer: this chunk and the next. New ones: this chunk and the previous one.
     maps = 4 * 4 * height * width * spec.filters
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
-    copying = COPYING if problem.copies else 0
-    copies = FEATURES + bool(plan.tile_features)  # which are written while the next are made
-    each = images + maps + copies * 4 * features + 64 * problem.classes
-    most = max(laid_out(problem, spec, layer) for layer in (1, 2))
-    return n * each + SLABS * slab + most + copying
+    augmenting = AUGMENT_BYTES if problem.copies else 0
+    # With tiles, features are written while the next ones are computed.
+    copies = FEATURE_COPIES + bool(plan.tile_features)
+    per_image = images + maps + copies * 4 * features + 64 * problem.classes
+    layout = max(layout_bytes(problem, spec, layer) for layer in (1, 2))
+    return n * per_image + SLAB_COPIES * slab + layout + augmenting
 
 
-def laid_out(problem: Problem, spec: NetworkSpec, layer: int) -> int:
-    """Bytes of the patches and strips of pixels that are laid out at a time: of one image at
-    least, whatever its size."""
+def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
+    """Return the bytes of the patches and pixel strips that are laid out at a time.
+
+    At least one image is laid out, whatever its size.
+    """
     height, width, channels = problem.image_shape
     size, inputs = spec.filter_size_at(layer), spec.input_channels(layer, channels)
     patches = 4 * height * width * size**2 * inputs
@@ -138,45 +165,59 @@ def laid_out(problem: Problem, spec: NetworkSpec, layer: int) -> int:
     return max(PATCH_BYTES, patches) + max(ROW_WINDOW_BYTES, strips)
 
 
-def small_accumulator(problem: Problem, spec: NetworkSpec) -> int:
-    """Bytes of an accumulator beside the scatter matrix."""
+def vector_accumulator_bytes(problem: Problem, spec: NetworkSpec) -> int:
+    """Return the bytes of an accumulator without the scatter matrix."""
     return 2 * 8 * problem.features(spec) * (targets_per_layer(problem.classes, spec) + 1)
 
 
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
-    """Bytes of an accumulator, as it travels."""
-    whole = 0 if plan.tile_features else 4 * problem.features(spec) ** 2
+    """Return the bytes of an accumulator as it is sent between workers."""
+    scatter = 0 if plan.tile_features else 4 * problem.features(spec) ** 2
     channels = spec.input_channels(2, problem.image_shape[2])
-    return whole + small_accumulator(problem, spec) // 2 + 8 * (spec.filter_size**2 * channels) ** 2
+    patch_scatter = 8 * (spec.filter_size**2 * channels) ** 2
+    return scatter + vector_accumulator_bytes(problem, spec) // 2 + patch_scatter
 
 
-def accumulators_held(plan: Plan, threads: int) -> int:
-    """Accumulators in one worker at most: those being filled, those that wait for their partner in
-    the tree, and two with their sum; or one and its factor in double precision, which is as much
-    as three."""
+def max_resident_accumulators(plan: Plan, threads: int) -> int:
+    """Return the largest number of accumulators in one worker.
+
+    These are the ones being filled, those waiting for their partner in the tree, and two with
+    their sum; or one and its factor in double precision, which takes as much as three.
+    """
     waiting = math.ceil(math.log2(max(plan.accumulators, 1))) + plan.split_every - 2
-    most = plan.accumulators + math.ceil(plan.accumulators / plan.split_every)
-    return max(3, min(threads + 1 + waiting, most))
+    limit = plan.accumulators + math.ceil(plan.accumulators / plan.split_every)
+    return max(3, min(threads + 1 + waiting, limit))
 
 
-def bank_memory(problem: Problem, spec: NetworkSpec) -> int:
-    """Bytes of what the filters are learned from: patch scatter, and patches for stacked-LDA."""
-    channels, total = problem.image_shape[2], 0
+def bank_bytes(problem: Problem, spec: NetworkSpec) -> int:
+    """Return the bytes that filters are learned from: patch scatter and stacked-LDA patches."""
+    channels, largest = problem.image_shape[2], 0
     for layer in (1, 2):
         directions = spec.filter_size_at(layer) ** 2 * spec.input_channels(layer, channels)
         draws = spec.lda_draws * sum(t.lda for t in spec.layer_towers(layer, channels))
         sample = draws * (spec.lda_positives + spec.lda_negatives) * directions * 4
-        total = max(total, SAMPLES * sample + PATCH_SCATTERS * 8 * directions**2)
-    return total
-
-
-# traffic and size of the store ------------------------------------------------------------------
+        scatter = PATCH_SCATTER_COPIES * 8 * directions**2
+        largest = max(largest, PATCH_SAMPLE_COPIES * sample + scatter)
+    return largest
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes per layer that are read from and written to the store, that the reductions move between
-    workers at most and that reach the driver, bytes the store takes at most, tasks per layer."""
+    """Bytes that are moved and stored, and the number of tasks.
+
+    Attributes
+    ----------
+    read, written : int
+        Bytes per layer that are read from and written to the store.
+    network : int
+        Largest number of bytes per layer that the reductions send between workers.
+    driver : int
+        Bytes per layer that reach the driver.
+    store : int
+        Largest number of bytes in the store.
+    tasks : int
+        Tasks per layer.
+    """
 
     read: int
     written: int
@@ -194,9 +235,11 @@ def traffic(
     in_memory: bool = False,
     stored: int = 2,
 ) -> Traffic:
-    """What a layer moves, and what the run takes to store, of maps those of so many layers at most.
-    Where maps stay in memory nothing is read, and what is written is so by the layers that are
-    stored alone."""
+    """Return the traffic of a layer and the size of the store.
+
+    `stored` is the largest number of layers whose maps are in the store at the same time. If maps
+    stay in memory, nothing is read, and only the layers that are stored write.
+    """
     height, width, _ = problem.image_shape
     n, features = problem.images, problem.features(spec)
     images = problem.image_bytes
@@ -205,10 +248,10 @@ def traffic(
     read, written = images + maps, maps if stored else 0
     if in_memory:
         read = 0
-    merges, left = 0, plan.accumulators
-    while left > 1:
-        left = math.ceil(left / plan.split_every)
-        merges += left
+    merges, partials = 0, plan.accumulators
+    while partials > 1:
+        partials = math.ceil(partials / plan.split_every)
+        merges += partials
     tasks, work = plan.accumulators + merges + 1, 0
     network = (plan.accumulators - 1) * accumulator_bytes(problem, spec, plan)
     if plan.tile_features:
@@ -225,7 +268,9 @@ def traffic(
         read=read,
         written=written,
         network=network,
-        driver=PER_PASS + plan.chunks * PER_CHUNK + tasks * PER_TASK,
+        driver=DRIVER_BYTES_PER_PASS
+        + plan.chunks * DRIVER_BYTES_PER_CHUNK
+        + tasks * DRIVER_BYTES_PER_TASK,
         store=images + stored * maps + work + spec.max_layers * layer,
         tasks=tasks,
     )

@@ -54,8 +54,9 @@ def with_retries(
 ) -> Result:
     """Return the result of an idempotent action on a store; `description` names it in errors.
 
-    Transient errors are retried for up to `timeout` seconds. Errors of the store that remain
-    become a `StoreError`; other errors are raised as they are.
+    Transient errors are retried for up to `timeout` seconds, then become a
+    `StoreUnreachableError`. Permanent errors of the store become a `StoreError`; other errors are
+    raised as they are.
     """
     started, wait = time.monotonic(), FIRST_RETRY_WAIT_SECONDS
     while True:
@@ -68,11 +69,12 @@ def with_retries(
                     isinstance(error, OSError) or is_transient(error)
                 ):
                     raise
+                kind = StoreUnreachableError if is_transient(error) else StoreError
                 message = _describe_error(error, description, elapsed)
             else:
                 message = None
         if message:  # Not inside `except`: an error of a client library may fail to unpickle.
-            raise StoreError(message)
+            raise kind(message)
         time.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
 

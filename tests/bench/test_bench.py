@@ -71,7 +71,7 @@ def test_chart_in_missing_folder_fails(tmp_path: Path) -> None:
     """It fails before anything is timed."""
     failed = CliRunner().invoke(main, ["bench", "layer", "--chart", str(tmp_path / "no/x.png")])
     assert failed.exit_code == 2
-    assert "make it first" in failed.output
+    assert "Create it first" in failed.output
 
 
 @pytest.mark.slow
@@ -133,4 +133,4 @@ def test_unknown_case_fails_with_a_suggestion() -> None:
     """The error suggests a similar case."""
     result = CliRunner().invoke(main, ["bench", "feature"])
     assert result.exit_code == 2
-    assert "there is no case 'feature': did you mean 'features'?" in result.output
+    assert "There is no case 'feature'. Did you mean 'features'?" in result.output

@@ -1,4 +1,4 @@
-"""The command line: outcomes, exit codes, JSON, configuration, and errors without tracebacks."""
+"""Commands of `rescnet`: outcomes, exit codes, JSON, configuration, errors without tracebacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.commands import SMALL, run, stored_digits
 
 @pytest.fixture(scope="module")
 def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Zarr store of 300 digits with images and labels."""
+    """Return the URL of a Zarr store of 300 digits with images and labels."""
     return stored_digits(tmp_path_factory.mktemp("data"), 300, 100)
 
 
@@ -41,7 +41,7 @@ def data_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def stored_run(
     tmp_path_factory: pytest.TempPathFactory, data_url: str, threads_cluster: Any
 ) -> str:
-    """A finished run of two layers."""
+    """Return the URL of a finished run of two layers."""
     url = str(tmp_path_factory.mktemp("runs") / "one")
     with Client(threads_cluster):
         result = run("train", data_url, "--preset", "digits", "--store", url, *SMALL)
@@ -49,8 +49,10 @@ def stored_run(
     return url
 
 
-def test_train_tells_where_how_well_and_what_next(client: Client, data_url: str, tmp_path: Path):
-    """The outcome names accuracies, the store and the next command."""
+def test_train_prints_accuracies_store_and_next_command(
+    client: Client, data_url: str, tmp_path: Path
+):
+    """One line per pass is printed without a terminal."""
     url = tmp_path / "run"
     result = run(
         "train", data_url, "--preset", "digits", "--store", url, "--test", data_url, *SMALL
@@ -62,7 +64,7 @@ def test_train_tells_where_how_well_and_what_next(client: Client, data_url: str,
 
 
 def test_train_in_json_matches_info(client: Client, data_url: str, tmp_path: Path):
-    """--json prints one record, and `info --json` tells the same of the store."""
+    """--json prints one record, and `info --json` prints the same from the store."""
     url = tmp_path / "run"
     arguments = ("train", data_url, "--preset", "digits", "--store", url, "--json", *SMALL)
     outcome = json.loads(run(*arguments).stdout)
@@ -74,8 +76,8 @@ def test_train_in_json_matches_info(client: Client, data_url: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_embedded_cluster_trains_digits_with_no_arguments(tmp_path: Path):
-    """`rescnet train` by itself: its own cluster of processes, its own store under runs/."""
+def test_train_without_arguments_uses_embedded_cluster(tmp_path: Path):
+    """`rescnet train` starts its own cluster of processes and writes under runs/."""
     done = subprocess.run(
         [Path(sys.executable).parent / "rescnet", "train", *SMALL, "--json"],
         cwd=tmp_path,
@@ -88,8 +90,8 @@ def test_embedded_cluster_trains_digits_with_no_arguments(tmp_path: Path):
     assert outcome["test"] > 0.7
 
 
-def test_resume_goes_on(client: Client, stored_run: str):
-    """Raising --max-layers adds layers behind those there are."""
+def test_resume_adds_layers(client: Client, stored_run: str):
+    """Raising --max-layers adds layers after the existing ones."""
     before = json.loads(run("info", stored_run, "--json").stdout)["layers"]
     outcome = json.loads(run("resume", stored_run, "--max-layers", 3, "--json").stdout)
     assert len(outcome["layers"]) == 3
@@ -107,11 +109,11 @@ def test_evaluate_agrees_with_python(stored_run: str, data_url: str):
     assert "accuracy" in text.output
 
 
-def test_evaluate_needs_data_where_no_test_split_is_known(stored_run: str):
-    """A run on a URL has no test split of its own."""
+def test_evaluate_needs_data_without_a_test_split(stored_run: str):
+    """A run on a URL has no test split."""
     result = run("evaluate", stored_run)
     assert result.exit_code == 2
-    assert "name the DATA" in result.output
+    assert "Name the DATA" in result.output
 
 
 def test_predict_writes_labels(stored_run: str, data_url: str, tmp_path: Path):
@@ -126,8 +128,8 @@ def test_predict_writes_labels(stored_run: str, data_url: str, tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["labels.csv"]
 
 
-def test_predict_leaves_no_half_written_file(stored_run: str, tmp_path: Path):
-    """Images of another shape are refused before a file appears."""
+def test_predict_writes_no_partial_file(stored_run: str, tmp_path: Path):
+    """Images of another shape raise an error before a file appears."""
     other = tmp_path / "other.zarr"
     zarr.create_array(other, data=np.zeros((3, 9, 9, 1), "uint8"))
     path = tmp_path / "labels.csv"
@@ -138,16 +140,16 @@ def test_predict_leaves_no_half_written_file(stored_run: str, tmp_path: Path):
     assert run("predict", stored_run, other, "-o", tmp_path / "no" / "x.csv").exit_code == 2
 
 
-def test_presets_round_trip_through_toml():
-    """What `presets NAME` prints is read back as that preset."""
+def test_presets_command_round_trips_through_toml():
+    """The output of `presets NAME` is read back as that preset."""
     for name in json.loads(run("presets", "--json").stdout):
         text = run("presets", name).stdout
         assert rd.NetworkSpec.from_toml(text) == rd.NetworkSpec.preset(name)
     assert "tiny-imagenet" in run("presets").output
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path):
-    """The order in which settings apply."""
+def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path):
+    """The order in which options apply."""
     config = tmp_path / "net.toml"
     config.write_text('preset = "cifar10"\n[network]\nfilters = 20\nridge = 5.0\n[run]\nseed = 3\n')
     network, run_spec, _ = resolve_specs(None, str(config), "x", {"ridge": 2.0, "validation": None})
@@ -156,8 +158,8 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path):
     assert run_spec == rd.RunSpec(seed=3, validation=0.1)
 
 
-def test_the_list_of_commands_says_what_they_say_and_loads_none() -> None:
-    """It is kept beside them, so that `rescnet --help` answers at once."""
+def test_command_list_matches_commands_and_imports_none() -> None:
+    """The texts are stored apart so that `rescnet --help` is fast."""
     for name, text in COMMANDS.items():
         command = main.get_command(None, name)
         assert command.name == name
@@ -174,7 +176,7 @@ def test_the_list_of_commands_says_what_they_say_and_loads_none() -> None:
     "name", ["train", "plan", "resume", "evaluate", "predict", "info", "check", "presets", "runs"]
 )
 def test_help_shows_an_example(name: str):
-    """Every command's --help has an example to copy."""
+    """The --help of every command has an example."""
     result = run(name, "--help")
     assert result.exit_code == 0
     assert f"rescnet {name}" in result.output.split("Example:")[1]
@@ -183,37 +185,37 @@ def test_help_shows_an_example(name: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--preset", "cifar"], "did you mean 'cifar10'"),
+        (["train", "--preset", "cifar"], "Did you mean 'cifar10'"),
         (["train", "nowhere.zarr", "--preset", "cifar10"], "nowhere.zarr"),
-        (["train", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
-        (["train", "--test", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
-        (["train", "--filters", "0"], "filters=0 is out of range: it must be at least 1"),
+        (["train", "nowhere.zarr"], "nowhere.zarr: check the URL"),
+        (["train", "--test", "nowhere.zarr"], "nowhere.zarr: check the URL"),
+        (["train", "--filters", "0"], "filters=0 is out of range. It must be at least 1"),
         (["train", "--filters", "many"], "'many' is not a valid integer"),
         (["train", "--levels", "4;2"], "such as 4,2,1"),
         (["train", "--levels", "4,0"], "at least 1"),
         (["train", "--pool", "median"], "'median' is not one of 'max', 'mean'"),
         (["train", "--filtres", "4"], "--filters"),
-        (["train", "--config", "absent.toml"], "absent.toml: cannot be read"),
+        (["train", "--config", "absent.toml"], "absent.toml cannot be read"),
         (["train", "--block", "40"], "block=40 is larger than the image (28×28 pixels)"),
         (["train", "--validation", "2"], "validation=2.0 is out of range"),
-        (["train", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers"),
-        (["info", "nowhere"], "There is no Zarr group at"),
-        (["resume", "nowhere"], "There is no Zarr group at"),
-        (["resume", "nowhere", "--filters", "8"], "begin another by `rescnet train --filters"),
-        (["resume", "nowhere", "--copies=2"], "but for --max-layers, --maps, --checkpoint-every"),
-        (["resume", "nowhere", "--no-rectify"], "begin another by `rescnet train --no-rectify"),
-        (["resume", "nowhere", "--preset", "digits"], "begin another by `rescnet train --preset"),
+        (["train", "--scheduler", "tcp://127.0.0.1:1"], "No Dask scheduler answers"),
+        (["info", "nowhere"], "there is no Zarr group at"),
+        (["resume", "nowhere"], "there is no Zarr group at"),
+        (["resume", "nowhere", "--filters", "8"], "another run with `rescnet train --filters"),
+        (["resume", "nowhere", "--copies=2"], "except --max-layers, --maps, --checkpoint-every"),
+        (["resume", "nowhere", "--no-rectify"], "another run with `rescnet train --no-rectify"),
+        (["resume", "nowhere", "--preset", "digits"], "another run with `rescnet train --preset"),
         (["resume", "nowhere", "--store", "x"], "No such option '--store'"),
         (["resume", "nowhere", "--tests", "x"], "No such option '--tests'"),
-        (["predict", "nowhere", "digits"], "There is no Zarr group at"),
-        (["presets", "imagenet"], "unknown preset 'imagenet'"),
+        (["predict", "nowhere", "digits"], "there is no Zarr group at"),
+        (["presets", "imagenet"], "Unknown preset 'imagenet'"),
         (["fit"], "No such command 'fit'"),
     ],
 )
-def test_bad_input_is_named_without_a_traceback(
+def test_bad_input_prints_a_message_without_traceback(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Exit code 2, a message that names the value and the remedy, and nothing written."""
+    """Exit code 2, a message with the value and the remedy, and no file is written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rescnet_dist.cluster.connect.CONNECT_SECONDS", 1)
     result = run(*arguments)
@@ -223,18 +225,18 @@ def test_bad_input_is_named_without_a_traceback(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_store_in_use_is_refused(stored_run: str):
-    """Training into a run that is there is refused, with the remedy."""
+def test_train_rejects_a_store_with_a_run(stored_run: str):
+    """The message has the remedy."""
     result = run("train", "--store", stored_run, *SMALL)
     assert result.exit_code == 2
     assert "already holds another run" in result.output
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_live_bar_shows_layer_accuracy_rate_and_memory(
+def test_live_bar_has_layer_accuracy_rate_and_memory(
     client: Client, data_url: str, tmp_path: Path, width: int
 ):
-    """On a terminal of any usual width; the memory is what workers hold."""
+    """On terminals of usual widths; the memory is that of the workers."""
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
     network, run_spec, _ = resolve_specs(
         "digits", None, data_url, {"filters": 4, "max_layers": 2, "block": 14}
@@ -243,74 +245,74 @@ def test_the_live_bar_shows_layer_accuracy_rate_and_memory(
     with TerminalProgress(console) as progress:
         begin_run(tmp_path / "run", network, run_spec, data, client, [progress])
         progress.bar.refresh()
-    shown = console.file.getvalue()
+    output = console.file.getvalue()
     for words in ("layer 2/2", "images/s", "train ", " val ", "━━"):
-        assert words in shown
-    held = [float(value) for value in re.findall(r"([\d.]+) GiB", shown)]
-    assert held
-    assert 0.05 < max(held) < 20
+        assert words in output
+    memory = [float(value) for value in re.findall(r"([\d.]+) GiB", output)]
+    assert memory
+    assert 0.05 < max(memory) < 20
 
 
-def test_an_interruption_says_how_to_go_on(
+def test_interrupted_run_prints_resume_command(
     client: Client, data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Exit code 130, and the command to resume with works."""
+    """Exit code 130, and the printed command works."""
 
-    def interrupted(self: Any, layer: int) -> None:
+    def interrupt(self: Any, layer: int) -> None:
         raise KeyboardInterrupt
 
     url = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("rescnet_dist.train.loop._Driver.score", interrupted)
+        patch.setattr("rescnet_dist.train.loop._Driver.score", interrupt)
         result = run("train", data_url, "--preset", "digits", "--store", url, *SMALL)
     assert result.exit_code == 130
-    assert result.output.splitlines()[-1].startswith("interrupted; go on with: ")
+    assert result.output.splitlines()[-1].startswith("interrupted; resume with: ")
     assert result.output.endswith(f"resume {url}\n")
     assert run("resume", url).exit_code == 0
 
 
-def test_an_interruption_tells_what_is_done_again(
+def test_interrupted_run_prints_layers_that_are_repeated(
     client: Client, data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Layers whose maps were in memory alone, as a comment behind the command."""
+    """Layers whose maps were only in memory, as a comment after the command."""
     grow = _Driver.grow
 
-    def interrupted(self: Any, layer: int) -> None:
+    def interrupt(self: Any, layer: int) -> None:
         if layer == 3:
             raise KeyboardInterrupt
         grow(self, layer)
 
-    monkeypatch.setattr(_Driver, "grow", interrupted)
+    monkeypatch.setattr(_Driver, "grow", interrupt)
     options = ("--preset", "digits", *SMALL, "--max-layers", "4")
-    told = {}
+    comments = {}
     for every in (1, 2, 10):
         url = tmp_path / f"run-{every}"
         result = run("train", data_url, "--store", url, *options, "--checkpoint-every", every)
-        told[every] = result.output.splitlines()[-1].partition(f" resume {url}")[2]
-    again = "    # layers 1 to 2 are run forward once more, as maps were in memory"
-    assert told == {1: "", 2: "", 10: again}
+        comments[every] = result.output.splitlines()[-1].partition(f" resume {url}")[2]
+    repeated = "    # layers 1 to 2 are run forward again, because maps were in memory"
+    assert comments == {1: "", 2: "", 10: repeated}
 
 
-def test_a_second_interruption_says_how_to_go_on_too(capsys: pytest.CaptureFixture[str]):
-    """One that comes while the first is being answered."""
+def test_second_interruption_prints_resume_command_too(capsys: pytest.CaptureFixture[str]):
+    """A second Ctrl-C while the first is handled."""
 
-    def twice() -> None:
+    def interrupt_twice() -> None:
         with exit_codes():
             try:
-                raise KeyboardInterrupt("go on with: rescnet resume here") from None
+                raise KeyboardInterrupt("resume with: rescnet resume here") from None
             finally:
                 raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as ended:
-        twice()
+        interrupt_twice()
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "interrupted; go on with: rescnet resume here\n"
+    assert capsys.readouterr().err == "interrupted; resume with: rescnet resume here\n"
 
 
-def test_info_tells_settings_that_are_not_the_default(
+def test_info_prints_settings_that_are_not_the_default(
     client: Client, data_url: str, tmp_path: Path
 ):
-    """Those of the run; a tenth is held out by this command."""
+    """Those of the run; this command holds out a tenth."""
     for more, expected in (
         ((), "settings  validation=0.1\n"),
         (("--seed", "3", "--maps", "store"), "settings  seed=3, validation=0.1, maps=store\n"),
@@ -321,15 +323,15 @@ def test_info_tells_settings_that_are_not_the_default(
         assert expected in run("info", url).output
 
 
-def test_a_file_or_preset_is_needed_for_data_of_ones_own(data_url: str, tmp_path: Path):
-    """Which network to train on them is not guessed."""
+def test_train_on_own_data_needs_a_preset_or_file(data_url: str, tmp_path: Path):
+    """No network is assumed."""
     result = run("train", data_url, "--store", tmp_path / "run")
     assert result.exit_code == 2
-    assert "which network? Give --preset" in result.output
+    assert f"No network is given for {data_url}. Add --preset" in result.output
 
 
-def test_fewer_layers_than_there_are_is_refused(stored_run: str):
-    """A resume never makes a run worse."""
+def test_resume_rejects_fewer_layers_than_finished(stored_run: str):
+    """A resume never removes layers."""
     result = run("resume", stored_run, "--max-layers", 1)
     assert result.exit_code == 2
     assert "max_layers=1 is less than the 2 layers of the run at" in result.output
@@ -337,22 +339,22 @@ def test_fewer_layers_than_there_are_is_refused(stored_run: str):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_control_c_in_a_terminal_leaves_one_line(tmp_path: Path):
-    """It reaches the workers too, which must not answer it with tracebacks."""
+def test_control_c_in_a_terminal_prints_one_line(tmp_path: Path):
+    """The workers receive it too, and must not print tracebacks."""
     process = subprocess.Popen(
         [Path(sys.executable).parent / "rescnet", "train", "--store", tmp_path / "run"],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which nohup takes away
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup ignores it
     )
     lines = []
     for line in process.stderr:
         lines.append(line)
-        if line.startswith("survey"):  # layer 1 is under way
+        if line.startswith("survey"):  # layer 1 is in progress
             time.sleep(1)
             os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
     process.stderr.close()
-    assert [line.split()[0] for line in lines] == ["watch", "survey", "maps", "interrupted;"]
-    assert lines[3].startswith("interrupted; go on with: ")
+    assert [line.split()[0] for line in lines] == ["dashboard:", "survey", "maps", "interrupted;"]
+    assert lines[3].startswith("interrupted; resume with: ")

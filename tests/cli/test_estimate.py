@@ -1,4 +1,4 @@
-"""Estimates for clusters that are not there: the plan's own arithmetic, on a machine like this."""
+"""`rescnet estimate`: cost of runs on clusters that do not exist."""
 
 from __future__ import annotations
 
@@ -12,56 +12,60 @@ from rescnet_dist.cli import main
 from rescnet_dist.cluster import Workers
 from rescnet_dist.planning import Problem, Speed, estimate
 
-SPEED = Speed(image=5e-3, product=36e9, factorization=30e9, written=1e9, read=1e9)
+SPEED = Speed(
+    image_seconds=5e-3, product_rate=36e9, factor_rate=30e9, write_rate=1e9, read_rate=1e9
+)
 CIFAR = Problem(50_000, (32, 32, 3), 10)
 SPEC = NetworkSpec.preset("cifar10").replace(stride=4)
 GIB = 2**30
 
 
-def on(workers: int, threads: int, problem: Problem = CIFAR) -> float:
-    """Seconds of a layer on workers that are as fast as `SPEED` says, the solve on all threads."""
-    there = Workers(workers, workers * threads, threads, threads, 256 * GIB)
-    return estimate(problem, SPEC, RunSpec(), there, SPEED).layer_seconds or 0
+def layer_seconds(workers: int, threads: int, problem: Problem = CIFAR) -> float:
+    """Return the seconds of a layer on workers of speed `SPEED`, the solve on all threads."""
+    cluster = Workers(workers, workers * threads, threads, threads, 256 * GIB)
+    return estimate(problem, SPEC, RunSpec(), cluster, SPEED).layer_seconds or 0
 
 
-def test_time_grows_with_images_and_falls_with_cores() -> None:
-    """But for the solve, which only threads of one worker share."""
-    assert 3.5 <= (on(1, 1, Problem(200_000, (32, 32, 3), 10))) / on(1, 1) <= 4
-    assert 3.5 <= on(1, 1) / on(1, 4) <= 4.05
-    assert on(4, 1) > on(1, 4)
+def test_time_increases_with_images_and_decreases_with_cores() -> None:
+    """Except the solve, which only the threads of one worker share."""
+    larger = Problem(200_000, (32, 32, 3), 10)
+    assert 3.5 <= layer_seconds(1, 1, larger) / layer_seconds(1, 1) <= 4
+    assert 3.5 <= layer_seconds(1, 1) / layer_seconds(1, 4) <= 4.05
+    assert layer_seconds(4, 1) > layer_seconds(1, 4)
     solve = 17_150**3 / 3 / 30e9
-    assert on(64, 1) > solve > on(1, 64)
+    assert layer_seconds(64, 1) > solve > layer_seconds(1, 64)
 
 
-def test_reductions_move_one_accumulator_per_merge() -> None:
-    """As a scatter matrix of 17,150 features in single precision is 1.18 GB."""
-    found = estimate(CIFAR, SPEC, RunSpec(accumulators=8), Workers(8, 8, 1, 1, 64 * GIB), None)
-    assert 7 * 1.17e9 <= found.traffic.network <= 7 * 1.3e9
-    assert found.layer_seconds is None
+def test_reductions_send_one_accumulator_per_merge() -> None:
+    """A scatter matrix of 17,150 features in single precision has 1.18 GB."""
+    workers = Workers(8, 8, 1, 1, 64 * GIB)
+    forecast = estimate(CIFAR, SPEC, RunSpec(accumulators=8), workers, None)
+    assert 7 * 1.17e9 <= forecast.traffic.network <= 7 * 1.3e9
+    assert forecast.layer_seconds is None
 
 
-def test_half_precision_halves_what_maps_take() -> None:
-    """Read and written, in the store."""
-    there = Workers(8, 8, 1, 1, 64 * GIB)
+def test_half_precision_halves_the_bytes_of_maps() -> None:
+    """Read from and written to the store."""
+    workers = Workers(8, 8, 1, 1, 64 * GIB)
     single, half = (
-        estimate(CIFAR, SPEC.replace(store_dtype=kind), RunSpec(), there, None).traffic
-        for kind in ("float32", "float16")
+        estimate(CIFAR, SPEC.replace(store_dtype=dtype), RunSpec(), workers, None).traffic
+        for dtype in ("float32", "float16")
     )
     assert 0.5 <= half.written / single.written <= 0.51
 
 
 @pytest.mark.slow
-def test_the_command_measures_here_and_counts_there() -> None:
-    """In words and as JSON."""
+def test_command_measures_this_machine_and_estimates_the_cluster() -> None:
+    """As text and as JSON."""
     arguments = ["estimate", "60000x28x28x1", "--preset", "digits", "--workers", "8"]
-    found = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
-    assert found["layer_seconds"] > 0
-    assert found["workers"]["slots"] == 8
-    problem, there = Problem(60_000, (28, 28, 1), 10), Workers(8, 8, 1, 1, 64 * GIB)
-    shown = str(estimate(problem, NetworkSpec.preset("digits"), RunSpec(), there, SPEED))
-    assert "60,000 of 28×28×1, 10 classes" in shown
-    assert "8 workers, 8 threads" in shown
-    assert "between workers" in shown
+    record = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    assert record["layer_seconds"] > 0
+    assert record["workers"]["slots"] == 8
+    problem, workers = Problem(60_000, (28, 28, 1), 10), Workers(8, 8, 1, 1, 64 * GIB)
+    text = str(estimate(problem, NetworkSpec.preset("digits"), RunSpec(), workers, SPEED))
+    assert "60,000 of 28×28×1, 10 classes" in text
+    assert "8 workers, 8 threads" in text
+    assert "between workers" in text
 
 
 @pytest.mark.parametrize(
@@ -83,11 +87,11 @@ def test_the_command_measures_here_and_counts_there() -> None:
         (["100x28x28x1", "--workers", "3", "--machines", "2"], "--machines 2"),
         (["100x28x28x1", "--workers", "2", "--copies", "1", "--shift", "28"], "shift=28"),
         (["50000x32x32x3", "--workers", "2", "--memory", "300MiB"], "MiB of memory per worker"),
-        (["100x28x28x1", "--workers", "2", "--gpu-memory", "8GiB"], "add --array-backend cupy"),
+        (["100x28x28x1", "--workers", "2", "--gpu-memory", "8GiB"], "Add --array-backend cupy"),
     ],
 )
-def test_bad_input_is_named(arguments: list[str], expected: str) -> None:
-    """Before anything is measured."""
+def test_bad_input_is_an_error_before_measuring(arguments: list[str], expected: str) -> None:
+    """Exit code 2 and a message."""
     failed = CliRunner().invoke(main, ["estimate", "--preset", "digits", *arguments])
     assert failed.exit_code == 2
     assert expected in failed.output

@@ -1,4 +1,4 @@
-"""`rescnet runs` and `find_runs`: every run has its row, whatever its state, on disk and on S3."""
+"""`rescnet runs` and `find_runs`: a row for every run in any state, on disk and on S3."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def run(*arguments: Any) -> Result:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> Path:
-    """A finished run of two layers, to make copies of."""
-    store = tmp_path_factory.mktemp("made") / "run"
+def finished_run(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> Path:
+    """Return the path of a finished run of two layers, to be copied."""
+    store = tmp_path_factory.mktemp("finished") / "run"
     with Client(threads_cluster):
         rd.ResCNetClassifier(SPEC, store=store, run=RUN).fit(X[:, ::2, ::2], Y)
     return store
 
 
-def edited(path: Path, **changes: Any) -> None:
+def edit_attributes(path: Path, **changes: Any) -> None:
     """Change attributes of a run."""
     record = json.loads(path.read_text())
     record["attributes"] |= changes
@@ -47,29 +47,29 @@ def edited(path: Path, **changes: Any) -> None:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    """Runs in all states, nested, beside things that are none."""
+def folder(finished_run: Path, tmp_path: Path) -> Path:
+    """Return a folder of nested runs in all states, next to other objects."""
     folder = tmp_path / "all"
     names = "b-done", "a/unfinished", "a/b/deep", "version", "record", "attributes", "no-data"
     for name in names:
-        shutil.copytree(made, folder / name)
+        shutil.copytree(finished_run, folder / name)
     (folder / "a/unfinished/result.json").unlink()
     (folder / "a/unfinished/commits/0002.json").unlink()
-    edited(folder / "version/zarr.json", format_version=99)
+    edit_attributes(folder / "version/zarr.json", format_version=99)
     (folder / "record/result.json").write_text("{")
     (folder / "attributes/zarr.json").unlink()
-    edited(folder / "no-data/zarr.json", data_complete=False)
+    edit_attributes(folder / "no-data/zarr.json", data_complete=False)
     (folder / "note.txt").write_text("not a run")
     (folder / "a/b/c/d/e").mkdir(parents=True)
     (folder / ".hidden").mkdir()
     data = zarr.open_group(folder / "data.zarr", mode="w", attributes={"class_names": ["0", "5"]})
     data.create_array("images", data=X[:2])
-    (folder / "data.zarr" / "claims").mkdir()  # as some S3 servers list it after an import
+    (folder / "data.zarr" / "claims").mkdir()  # some S3 servers list it after an import
     return folder
 
 
-def test_each_run_has_a_row_that_says_how_it_is(folder: Path, made: Path) -> None:
-    """One that is damaged or of another version does not hide the rest."""
+def test_each_run_has_a_row_with_its_state(folder: Path, finished_run: Path) -> None:
+    """A damaged run or one of another version does not hide the others."""
     runs = {found["name"]: found for found in rd.find_runs(folder)}
     assert list(runs) == sorted(runs)
     assert {name: found["state"] for name, found in runs.items()} == {
@@ -77,7 +77,7 @@ def test_each_run_has_a_row_that_says_how_it_is(folder: Path, made: Path) -> Non
         **{"attributes": "damaged", "record": "damaged", "no-data": "damaged"},
         "version": "unreadable",
     }
-    whole, done = describe_run(made), runs["b-done"]
+    whole, done = describe_run(finished_run), runs["b-done"]
     best = whole["layers"][whole["depth"] - 1]
     assert (done["layers"], done["max_layers"], done["depth"]) == (2, 2, whole["depth"])
     assert (done["train"], done["validation"]) == (best["train"], best["validation"])
@@ -92,8 +92,8 @@ def test_each_run_has_a_row_that_says_how_it_is(folder: Path, made: Path) -> Non
     assert not any(runs[name]["problem"] for name in ("b-done", "a/unfinished"))
 
 
-def test_a_run_is_running_while_its_driver_lives(folder: Path) -> None:
-    """Even one that was done, and is gone on with; and one that has just begun."""
+def test_run_is_running_while_its_driver_is_alive(folder: Path) -> None:
+    """Also a finished run that is being resumed, and one that has just started."""
     with (
         Claim.take(Location.of(folder / "b-done")).hold(),
         Claim.take(Location.of(folder / "new"), new=True).hold(),
@@ -104,23 +104,23 @@ def test_a_run_is_running_while_its_driver_lives(folder: Path) -> None:
     assert (states["b-done"], states["new"]) == ("done", "damaged")
 
 
-def test_the_command_lists_sorts_and_counts(folder: Path) -> None:
-    """Problems are told in full below, other things counted; JSON has all of it."""
-    edited(folder / "b-done/zarr.json", provenance={})
+def test_command_lists_runs_and_counts_others(folder: Path) -> None:
+    """Problems are printed in full below the table; JSON has everything."""
+    edit_attributes(folder / "b-done/zarr.json", provenance={})
     result = run("runs", folder)
     assert result.exit_code == 0, result.output
     (row,) = [line for line in result.stdout.splitlines() if "a/unfinished" in line]
     assert "1 of 2" in row
     assert "version: unreadable: " in result.stdout
     assert "install a newer release" in result.stdout
-    assert "3 other things passed over" in result.stderr  # note.txt, data.zarr, a/b/c/d
+    assert "skipped 3 other objects" in result.stderr  # note.txt, data.zarr, a/b/c/d
     found = json.loads(run("runs", folder, "--json").stdout)
     assert (found["others"], len(found["runs"])) == (3, 7)
     assert found["runs"] == rd.find_runs(folder)
 
 
-def test_orders(folder: Path) -> None:
-    """Best, newest, deepest and largest first; what is not known last."""
+def test_sort_orders(folder: Path) -> None:
+    """Best, newest, deepest and largest first; unknown values last."""
     now = time.time()
     record = json.loads((folder / "a/b/deep/commits/0002.json").read_text())
     (folder / "a/b/deep/commits/0002.json").write_text(json.dumps(record | {"finished": now}))
@@ -143,14 +143,14 @@ def test_orders(folder: Path) -> None:
     assert run("runs", folder, "--sort", "color").exit_code == 2
 
 
-def test_one_run_is_a_list_of_one(made: Path) -> None:
-    """Whoever names a run itself means it."""
-    (found,) = rd.find_runs(made)
-    assert (found["name"], found["url"], found["state"]) == ("run", str(made), "done")
+def test_url_of_one_run_lists_that_run(finished_run: Path) -> None:
+    """The list has one entry."""
+    (found,) = rd.find_runs(finished_run)
+    assert (found["name"], found["url"], found["state"]) == ("run", str(finished_run), "done")
 
 
-def test_nothing_to_list_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder without runs is no error; one that is not there is."""
+def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder is no error; a missing one is."""
     monkeypatch.chdir(tmp_path)
     result = run("runs")
     assert result.exit_code == 2
@@ -161,20 +161,20 @@ def test_nothing_to_list_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 2
     assert "file is a file. A folder or bucket is needed. Check the URL" in result.stderr
     result = run("runs", tmp_path)
-    assert (result.exit_code, result.stdout) == (0, f"there are no runs in {tmp_path}\n")
-    assert "1 other thing passed over" in result.stderr
+    assert (result.exit_code, result.stdout) == (0, f"no runs in {tmp_path}\n")
+    assert "skipped 1 other object" in result.stderr
     assert run("runs", "no-such-protocol://x").exit_code == 2
 
 
-def test_runs_in_a_bucket(s3: None, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows as on disk; no rights and no such bucket are told, and no secret."""
+def test_runs_in_a_bucket(s3: None, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows as on disk; errors for missing buckets and permissions, without secrets."""
     fs = fsspec.filesystem("s3")
-    fs.put(str(made), "runs/listed/group/one", recursive=True)
+    fs.put(str(finished_run), "runs/listed/group/one", recursive=True)
     fs.pipe_file("runs/listed/note.txt", b"not a run")
     (found,) = json.loads(run("runs", "s3://runs/listed", "--json").stdout)["runs"]
-    (on_disk,) = rd.find_runs(made)
-    own = {"name": "group/one", "url": "s3://runs/listed/group/one"}
-    assert found == on_disk | own
+    (on_disk,) = rd.find_runs(finished_run)
+    location = {"name": "group/one", "url": "s3://runs/listed/group/one"}
+    assert found == on_disk | location
     for url in ("s3://runs/nothing-here", "s3://no-such-bucket"):
         result = run("runs", url)
         assert result.exit_code == 2, result.output
@@ -187,16 +187,18 @@ def test_runs_in_a_bucket(s3: None, made: Path, monkeypatch: pytest.MonkeyPatch)
     assert "secret" not in result.output
 
 
-def test_a_folder_without_rights_is_one_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raised by the file system, as tests may run as root."""
+def test_folder_without_permissions_is_one_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system raises the error, because tests may run as root."""
     ls = LocalFileSystem.ls
 
-    def closed(self: Any, path: str, **more: Any) -> Any:
+    def deny(self: Any, path: str, **options: Any) -> Any:
         if path.endswith("b-done/commits") or path.endswith("all/a"):
             raise PermissionError(13, "Permission denied", path)
-        return ls(self, path, **more)
+        return ls(self, path, **options)
 
-    monkeypatch.setattr(LocalFileSystem, "ls", closed)
+    monkeypatch.setattr(LocalFileSystem, "ls", deny)
     runs = {found["name"]: found for found in rd.find_runs(folder)}
     for name in ("a", "b-done"):
         assert runs[name]["state"] == "unreadable"

@@ -69,7 +69,7 @@ def test_info_of_skipped_images(
     monkeypatch.setattr(importing, "MAX_RECORDED_IMAGES", 3)
     import_dataset(bad_photos, tmp_path / "out", client, on_error="skip")
     words = run_command("data", "info", tmp_path / "out").output
-    assert "left out  4 images, such as\n" in words
+    assert "skipped   4 images, such as\n" in words
     assert (
         f"          {bad_photos}/{BAD_IMAGES[0]}: The file is not a PNG, JPEG or WebP image.\n"
         in words
@@ -80,7 +80,7 @@ def test_info_of_skipped_images(
         f"{bad_photos}/{bad}" for bad in BAD_IMAGES[:3]
     ]
     import_dataset(tmp_path / "clean", tmp_path / "clean.zarr", client)
-    assert "left out" not in run_command("data", "info", tmp_path / "clean.zarr").output
+    assert "skipped" not in run_command("data", "info", tmp_path / "clean.zarr").output
 
 
 def test_info_without_warnings(client: Client, photos: Path) -> None:
@@ -141,7 +141,7 @@ def test_sheet_commands(client: Client, photos: Path, tmp_path: Path) -> None:
     assert (
         run_command("data", "preview", photos, "-o", sheet).exit_code == 2
     )  # There are no copies to show.
-    missing = f"a.png cannot be written: {tmp_path / 'none'} does not exist; create that folder"
+    missing = f"a.png cannot be written: {tmp_path / 'none'} does not exist. Create that folder"
     for command in (("preview", photos, *options[:-1]), ("info", photos, "--sheet")):
         result = run_command("data", *command, tmp_path / "none" / "a.png")
         assert result.exit_code == 2
@@ -184,4 +184,4 @@ def test_missing_data_set(client: Client, tmp_path: Path) -> None:
         assert result.exit_code == 2, result.output
         assert str(tmp_path / "none") in result.output
         result = run_command("data", command, "cifar-10", *options)
-        assert "did you mean 'cifar10'?" in result.output
+        assert "Did you mean 'cifar10'?" in result.output

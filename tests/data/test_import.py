@@ -192,7 +192,7 @@ def test_command_prints_summary_and_next_step(
     result = run_command("data", "import", bad_photos, tmp_path / "out", "--on-error", "skip")
     assert result.exit_code == 0, result.output
     for part in (
-        *("17 to train, 9 to test", "8×6×3", "2 classes", "left out  4", BAD_IMAGES[0]),
+        *("17 to train, 9 to test", "8×6×3", "2 classes", "skipped   4", BAD_IMAGES[0]),
         f"next      rescnet data info {tmp_path / 'out'}",
     ):
         assert part in result.output
@@ -203,11 +203,11 @@ def test_command_prints_unsupported_files(client: Client, photos: Path, tmp_path
     (photos / "train/cat/x.bmp").write_bytes(b"BM")
     result = run_command("data", "import", photos, tmp_path / "a")
     assert result.exit_code == 0, result.output
-    line = "passed over  1 file that is no PNG, JPEG or WebP image, such as train/cat/x.bmp\n"
+    line = "ignored   1 file that is no PNG, JPEG or WebP image, such as train/cat/x.bmp\n"
     assert line in result.output
     (photos / "test/dog/y.gif").write_bytes(b"GIF")
     result = run_command("data", "import", photos, tmp_path / "b")
-    line = "passed over  2 files that are no PNG, JPEG or WebP images, such as test/dog/y.gif\n"
+    line = "ignored   2 files that are no PNG, JPEG or WebP images, such as test/dog/y.gif\n"
     assert line in result.output
     outcome = json.loads(run_command("data", "import", photos, tmp_path / "c", "--json").stdout)
     assert outcome["passed_over"] == ["test/dog/y.gif", "train/cat/x.bmp"]

@@ -147,7 +147,7 @@ def test_an_image_without_the_package(
     joined(there, worker)
     problem = refused(there, there.start_driver())
     assert f"{worker.name} (tls://{worker.ip}:8789) has rescnet-dist (not installed)" in problem
-    assert "install the same everywhere, best by one image" in problem
+    assert "Install the same versions everywhere, best by one image" in problem
     assert not stored(store)
 
 
@@ -170,11 +170,11 @@ def test_other_versions_on_the_cluster(
     worker, other = there.start_workers(2)
     joined(there, worker, other)
     problem = refused(there, there.start_driver())
-    assert "the cluster's versions differ from this process's (rescnet-dist 0." in problem
+    assert "The cluster's versions differ from this process's (rescnet-dist 0." in problem
     assert "scheduler has distributed 2024.1.0; " in problem
     assert f"{worker.name} (tls://{worker.ip}:8789)" in problem
     assert f"{other.name} (tls://{other.ip}:8789)" in problem
-    assert " have rescnet-dist 0.0.9; " in problem
+    assert " have rescnet-dist 0.0.9. " in problem
     assert "best by one image" in problem
     assert not stored(store)
 
@@ -195,7 +195,7 @@ def test_workers_that_are_too_small(
     joined(there, small)
     problem = refused(there, there.start_driver())
     assert "of each worker's 400 MiB may be used before Dask spills" in problem
-    assert "use workers of at least " in problem
+    assert "use workers of at least " in problem.lower()
     assert not stored(store)
 
     small.evict()
@@ -208,9 +208,9 @@ def test_workers_that_are_too_small(
     (small,) = there.start_workers(1, memory_limit="400MiB")
     joined(there, small)
     problem = refused(there, there.start_driver())
-    assert "the run goes on with the plan that it began with, and these workers are too" in problem
+    assert "The run keeps the plan it started with, and these workers are too" in problem
     assert "of each worker's 400 MiB may be used before Dask spills" in problem
-    assert "use workers of at least " in problem
+    assert "use workers of at least " in problem.lower()
     assert [f for f in stored(store) if "claims" not in f] == [
         f for f in before if "claims" not in f
     ]
@@ -220,4 +220,4 @@ def test_workers_that_are_too_small(
     driver = there.start_driver()
     wait_until(driver.ended.is_set, there)
     assert driver.exits == [0], driver.log
-    assert "going on after layer 1" in driver.log
+    assert "resuming after layer 1" in driver.log

@@ -16,7 +16,7 @@ from distributed import LocalCluster
 from traitlets.config import Config
 
 from rescnet_dist.cli import main
-from rescnet_dist.cluster.connect import CLOSED
+from rescnet_dist.cluster.connect import GATEWAY_REFERENCES
 from rescnet_dist.dashboard.plots import PLOTS
 from rescnet_dist.dashboard.scheduler import install
 from rescnet_dist.deploy import lab_settings, lab_workspace
@@ -251,13 +251,13 @@ def test_a_real_gateway_starts_clusters_with_our_plots(started: Processes, tmp_p
     server = started.start(sys.executable, "-m", "dask_gateway_server", "-f", config)
     url = f"http://127.0.0.1:{public}"
     started.wait_until(lambda: is_healthy(url), server)
-    CLOSED.append(admin := Gateway(url, auth=BasicAuth()))
+    GATEWAY_REFERENCES.append(admin := Gateway(url, auth=BasicAuth()))
     with admin:
         options = admin.cluster_options()
         assert (options.worker_threads, options.worker_memory) == (4, 28.875)
         options.worker_threads, options.worker_memory = 2, 1.5
         with admin.new_cluster(options, shutdown_on_close=True) as cluster:
-            CLOSED.append(cluster)
+            GATEWAY_REFERENCES.append(cluster)
             cluster.scale(1)
             with cluster.get_client() as client:
                 client.wait_for_workers(1, timeout=120)

@@ -328,7 +328,7 @@ def test_spot_nodes_are_for_workers_only() -> None:
             "nodes that have 3.92 processors to give: use threads of at most 3",
         ),
         (("--node-storage", "20GiB"), "MiB of ephemeral storage, room to spill"),
-        (("--node-cpus", "four"), "--node-cpus four is no number of processors"),
+        (("--node-cpus", "four"), "--node-cpus four is not a number of CPUs"),
     ],
 )
 def test_what_no_node_has_room_for_is_refused(node: tuple[str, str], words: str) -> None:
@@ -459,8 +459,8 @@ SECRET = "AKIA-a-secret"
         (["--node-memory", "512MiB"], "use workers of at least"),
         (["--threads", "8", "--node-cpus", "4"], "use threads of at most 4, or larger nodes"),
         (["--workers", "0"], "0 is not in the range x>=1"),
-        (["--overlay", "cloud-spt"], "did you mean 'cloud-spot'?"),
-        (["--kind", "jobs"], "did you mean 'job'?"),
+        (["--overlay", "cloud-spt"], "Did you mean 'cloud-spot'?"),
+        (["--kind", "jobs"], "Did you mean 'job'?"),
         (["--name", "My_Run"], "--name 'My_Run' is no name for Kubernetes"),
         (["--name", "a" * 41], "use at most 40 small letters"),
         (["--namespace", "-ml"], "--namespace '-ml' is no name"),
@@ -478,10 +478,10 @@ SECRET = "AKIA-a-secret"
         (["--notice", "14"], "--notice 14 s is too short to leave in: give at least 15 s"),
         (["--image", "Team/rescnet-dist:1"], "the name in small letters"),
         (["--store", "s3://bucket/a", "--data", "s3://bucket/a"], "are both s3://bucket/a"),
-        (["--images", "9000x32x32x3"], "of how many classes? Give --classes, too"),
+        (["--images", "9000x32x32x3"], "is given without a number of classes. Add --classes."),
         (["--image", "rescnet-dist@latest"], "does not name one version"),
         (["--images", "many", "--classes", "3"], "such as 50000x32x32x3"),
-        (["--preset", "cifar"], "unknown preset 'cifar'"),
+        (["--preset", "cifar"], "Unknown preset 'cifar'"),
         (["--first-filter-size", "29"], "first_filter_size=29"),
     ],
 )
@@ -504,7 +504,7 @@ def test_data_out_of_reach_must_be_described() -> None:
              "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_MAX_ATTEMPTS": "1"},
     )  # fmt: skip
     assert failed.exit_code == 2
-    assert "say what is there by --images" in failed.output
+    assert "Describe it with --images" in failed.output
     assert SECRET not in failed.output
     failed = CliRunner().invoke(main, unknown)
     assert failed.exit_code == 2
@@ -519,4 +519,4 @@ def test_the_tree_cannot_be_written_where_a_file_is(tmp_path: Path) -> None:
     assert "cannot be written" in failed.output
     named = ["--cluster-name", "cifar10"]
     failed = CliRunner().invoke(main, ["deploy", "kustomize", str(tmp_path), *EXAMPLE, *named])
-    assert "give two names" in failed.output
+    assert "Give two names" in failed.output

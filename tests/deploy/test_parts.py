@@ -41,7 +41,7 @@ def test_a_cluster_of_rendered_commands(deploy: Callable[..., Cluster]) -> None:
     assert json.loads(scheduler.get(DASHBOARD, "/api/v1/adaptive_target")) == {"workers": 0}
     worker.evict()
     there.stop()
-    assert "left: tls://127." in (worker.folder / "hook").read_text()
+    assert "retired: tls://127." in (worker.folder / "hook").read_text()
     for pod in (worker, scheduler):
         assert pod.exits == [0], pod.log
         assert not list((pod.folder / "root").iterdir())

@@ -12,7 +12,11 @@ from images import IMAGE, this_image
 from kubelet import MIB, Cluster, render, wait_until
 
 from rescnet_dist.deploy.sizes import DRIVER, DRIVER_TIMES, SCHEDULER, SCHEDULER_PER_TASK
-from rescnet_dist.planning.requirements import PER_CHUNK, PER_PASS, PER_TASK
+from rescnet_dist.planning.requirements import (
+    DRIVER_BYTES_PER_CHUNK,
+    DRIVER_BYTES_PER_PASS,
+    DRIVER_BYTES_PER_TASK,
+)
 
 MARGIN = 1.5  # that is left at least
 
@@ -37,7 +41,8 @@ def test_scheduler_and_driver_take_less_than_their_pods(
     assert driver.exits == [0], driver.log
     tasks = 2 * accumulators
     of_scheduler = SCHEDULER + tasks * SCHEDULER_PER_TASK
-    moved = PER_PASS + accumulators * PER_CHUNK + tasks * PER_TASK
+    moved = DRIVER_BYTES_PER_PASS + accumulators * DRIVER_BYTES_PER_CHUNK
+    moved += tasks * DRIVER_BYTES_PER_TASK
     of_driver = DRIVER + DRIVER_TIMES * moved
     for pod, size in ((scheduler, of_scheduler), (driver, of_driver)):
         print(f"{tasks:,} tasks: {pod.name} {pod.peak / MIB:.0f} MiB of {size / MIB:.0f} MiB")

@@ -221,7 +221,7 @@ def test_what_cannot_be_made_is_refused(
     here = ("--into", tmp_path, "--store", tmp_path / "run", *SMALL, "--max-layers", "1")
     cases: tuple[tuple[tuple[Any, ...], str], ...] = (
         ((), "which result\\? Give its name: Known: cifar10"),
-        (("cifar",), "there is no result 'cifar': did you mean 'cifar10'\\?"),
+        (("cifar",), "there is no result 'cifar': Did you mean 'cifar10'\\?"),
         (("cifar10",), "`rescnet data import cifar10 cifar10.zarr`"),
         (("mnist", "--data", "gone.zarr"), r"gone.zarr.*(\n.*)*x_train, y_train, x_test and y_t"),
         (("cifar10", "--data", arrays, "--test", arrays.with_name("none.npz")), "none.npz"),
@@ -243,7 +243,7 @@ def test_what_cannot_be_made_is_refused(
     (tmp_path / "empty").mkdir()
     assert "there is no result in" in make(script, "--table", "--into", tmp_path / "empty").output
     missing = make(script, "digits", "--into", tmp_path / "no-folder" / "deep")
-    assert "create that folder" in missing.output
+    assert "Create that folder" in missing.output
     assert (tmp_path / "digits.json").read_text() == "{}"
 
 

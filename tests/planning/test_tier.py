@@ -50,7 +50,7 @@ def test_held_bytes_are_those_of_the_arrays() -> None:
             True,
             "memory, with their features: 3.3 GiB per worker, of",
         ),
-        (workers(64), RunSpec(maps="store"), False, 'in the store, as maps="store" says'),
+        (workers(64), RunSpec(maps="store"), False, 'in the store because maps="store"'),
         (workers(64), RunSpec(tile_features=999), False, "in the store, as tile_features=999 says"),
         (workers(64), RunSpec(keep_maps="all"), False, 'in the store, as keep_maps="all" says'),
         (

@@ -158,7 +158,7 @@ def test_events_and_plan_count_copies(client: Client, tmp_path: Path) -> None:
     augmented = plan(X, Y, SPEC, run=run, augment=COPIES, measure=False)
     plain = plan(X, Y, SPEC, run=run, measure=False)
     assert augmented.plan.images == 480
-    assert "3 copies of each to train on among them" in str(augmented)
+    assert "including 3 copies of each training image" in str(augmented)
     image_bytes = X.nbytes
     assert augmented.traffic.written == 4 * plain.traffic.written
     assert augmented.traffic.read - 4 * (plain.traffic.read - image_bytes) == image_bytes
@@ -187,7 +187,7 @@ def test_saved_network_has_its_augmentation(client: Client, tmp_path: Path) -> N
     loaded = ResCNetClassifier.load(tmp_path / "network")
     np.testing.assert_array_equal(loaded.predict(X, augment=2), clf.predict(X, augment=2))
     plain = fit(tmp_path / "plain", augment=None)
-    with pytest.raises(SpecError, match=r"augment=2 asks for copies .* trained without: give an"):
+    with pytest.raises(SpecError, match=r"augment=2 asks for copies .* without copies\. Pass an"):
         plain.predict(X, augment=2)
 
 

@@ -176,7 +176,7 @@ def test_terminated_command_leaves_run_that_can_be_resumed(
         finally:
             driver.kill()
     assert driver.returncode == 75, output
-    assert output.splitlines()[-1].startswith("terminated; go on with: ")
+    assert output.splitlines()[-1].startswith("terminated; resume with: ")
     assert output.splitlines()[-1].endswith(f"resume {store}")
     assert children
     _, alive = psutil.wait_procs(children, timeout=10)

@@ -139,7 +139,7 @@ def test_resume_of_complete_run_says_so(client: Client, tmp_path: Path) -> None:
     fit(tmp_path / "run")
     result = CliRunner().invoke(main, ["resume", str(tmp_path / "run")])
     assert result.exit_code == 0
-    assert "all 7 layers are there: --max-layers 8 or more adds some" in result.stderr
+    assert "All 7 layers are finished. Add --max-layers 8 or more" in result.stderr
 
 
 def test_maps_placed_is_published_on_changes(
@@ -173,7 +173,7 @@ def test_maps_placed_is_published_on_changes(
         main, ["resume", str(tmp_path / "run"), "--max-layers", "7", "--maps", "store"]
     )
     lines = [line for line in result.output.splitlines() if line.startswith("maps ")]
-    assert [line.split(None, 1)[1] for line in lines] == ['in the store, as maps="store" says']
+    assert [line.split(None, 1)[1] for line in lines] == ['in the store because maps="store"']
 
 
 def test_maps_go_to_store_if_layer_starts_without_workers(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_maps_go_to_store_if_layer_starts_without_workers(tmp_path: Path) -> Non
             listeners=[lambda e: isinstance(e, MapsPlaced) and placed.append(e)],
         )
     assert [(e.layer, e.in_memory) for e in placed] == [(2, False), (3, True)]
-    assert placed[0].reason == "in the store, as no worker is there yet"
+    assert placed[0].reason == "in the store because no worker has joined yet"
 
 
 def test_change_that_contradicts_run_is_rejected(client: Client, tmp_path: Path) -> None:

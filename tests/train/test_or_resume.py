@@ -22,8 +22,8 @@ from distributed import Client, LocalCluster
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
-from rescnet_dist.cli.options import CLUSTER_HELP, take_cluster
-from rescnet_dist.cli.signals import AGAIN, Terminated, terminated_by_signal
+from rescnet_dist.cli.options import CLUSTER_HELP, pop_cluster_options
+from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.store import Claim, Location, RunStore
 
@@ -216,7 +216,7 @@ def test_workers_too_small_for_plan_are_rejected(
         resumed = CliRunner().invoke(main, ["resume", str(url)])
         for failed in (trained, resumed):
             assert failed.exit_code == 2, failed.output
-            assert "the run goes on with the plan that it began with" in failed.output
+            assert "The run keeps the plan it started with" in failed.output
             assert "of each worker's 400 MiB may be used before Dask spills" in failed.output
             advised = re.search(r"workers of at least ([\d,]+) MiB, or of fewer", failed.output)
             assert advised, failed.output
@@ -260,14 +260,14 @@ def test_lost_signal_is_sent_again() -> None:
     """A signal is lost if it comes while Python frees an object; it is not repeated while it is
     being handled."""
     handled = 0
-    with terminated_by_signal():
+    with raise_on_signal():
         with suppress(Terminated):
             signal.raise_signal(signal.SIGTERM)
         try:
             time.sleep(20)
         except Terminated:
             handled += 1
-            time.sleep(2.5 * AGAIN)  # cleaning up
+            time.sleep(2.5 * LOST_EXCEPTION_SECONDS)  # cleaning up
     assert handled == 1
 
 
@@ -284,7 +284,7 @@ def test_no_signal_after_end_of_body(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "kill", kill_slowly)
     before = signal.getsignal(signal.SIGTERM)
-    with terminated_by_signal():
+    with raise_on_signal():
         with suppress(Terminated):
             signal.raise_signal(signal.SIGTERM)
         assert noticed.wait(20)
@@ -304,28 +304,28 @@ def make_flags(**options: Any) -> dict[str, Any]:
 def test_scheduler_address_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dask's operator sets the variable; an option takes precedence."""
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://scheduler:8786")
-    assert take_cluster(make_flags()) == {"scheduler": "tls://scheduler:8786"}
-    assert take_cluster(make_flags(gateway="https://g")) == {"gateway": "https://g"}
-    assert take_cluster(make_flags(wait="10m")) == {
+    assert pop_cluster_options(make_flags()) == {"scheduler": "tls://scheduler:8786"}
+    assert pop_cluster_options(make_flags(gateway="https://g")) == {"gateway": "https://g"}
+    assert pop_cluster_options(make_flags(wait="10m")) == {
         "scheduler": "tls://scheduler:8786",
         "wait": 600,
     }
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "")
-    assert take_cluster(make_flags()) == {}
+    assert pop_cluster_options(make_flags()) == {}
 
 
 @pytest.mark.parametrize("wait", ["soon", "-1", "0", "inf", ""])
 def test_invalid_wait_is_rejected(wait: str) -> None:
     """The error names the option and the value."""
-    with pytest.raises(ClusterError, match=f"--wait {wait} is not a time: give it in seconds"):
-        take_cluster(make_flags(scheduler="tcp://scheduler:8786", wait=wait))
+    with pytest.raises(ClusterError, match=f"--wait {wait} is not a time. Give it in seconds"):
+        pop_cluster_options(make_flags(scheduler="tcp://scheduler:8786", wait=wait))
 
 
 def test_wait_needs_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """A local cluster starts at once."""
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
     with pytest.raises(ClusterError, match="none is named"):
-        take_cluster(make_flags(wait="9"))
+        pop_cluster_options(make_flags(wait="9"))
 
 
 @pytest.mark.slow
@@ -333,7 +333,7 @@ def test_late_scheduler_is_waited_for(started: Any, data_url: str, tmp_path: Pat
     """Its first worker, which comes later still, is waited for too; without --wait it fails."""
     file = tmp_path / "scheduler.json"
     option = ("--scheduler-file", str(file))
-    assert "there is no scheduler file" in train(data_url, tmp_path / "run", *option).output
+    assert "There is no scheduler file" in train(data_url, tmp_path / "run", *option).output
 
     def start() -> None:
         time.sleep(1)

@@ -221,7 +221,7 @@ def test_network_of_unfinished_run_has_its_committed_layers(client: Client, tmp_
     assert ResCNetClassifier.load(store).depth_ == 2
     with pytest.raises(Interrupted):
         fit(tmp_path / "none", listeners=[raise_at("grow", 1, Interrupted())])
-    with pytest.raises(ValueError, match="no finished layer yet: resume it first"):
+    with pytest.raises(ValueError, match=r"no finished layer yet\. Resume it first"):
         ResCNetClassifier.load(tmp_path / "none")
 
 
