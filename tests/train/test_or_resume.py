@@ -23,7 +23,7 @@ from distributed import Client, LocalCluster
 import rescnet_dist as rd
 from rescnet_dist.cli import main
 from rescnet_dist.cli.options import CLUSTER_HELP, pop_cluster_options
-from rescnet_dist.cli.signals import Terminated, raise_on_signal
+from rescnet_dist.cli.signals import LOST_EXCEPTION_SECONDS, Terminated, raise_on_signal
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.store import Claim, Location, RunStore
 

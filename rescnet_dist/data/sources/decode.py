@@ -47,7 +47,8 @@ class DecodeOptions:
             )
         if self.channels not in (None, *CHANNELS):
             raise SpecError(
-                f"channels={self.channels!r} is unknown. {suggest_name(str(self.channels), CHANNELS)}"
+                f"channels={self.channels!r} is unknown. "
+                f"{suggest_name(str(self.channels), CHANNELS)}"
             )
 
 
