@@ -10,9 +10,9 @@ import click
 from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.files import check_folder, finished_file
 from rescnet_dist.cli.options import SHOW
-from rescnet_dist.dashboard.evaluation import MOST_IMAGES
-from rescnet_dist.dashboard.render import FORMATS, rendered
-from rescnet_dist.dashboard.report import report_of
+from rescnet_dist.dashboard.evaluation import MAX_EVALUATION_IMAGES
+from rescnet_dist.dashboard.render import FORMATS, render_report
+from rescnet_dist.dashboard.report import make_report
 from rescnet_dist.errors import RescnetError
 
 ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
@@ -29,7 +29,7 @@ ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
     "--format", "form", type=click.Choice(FORMATS), help="[default: by the ending of --output]"
 )
 @click.option(
-    "--images", type=click.IntRange(min=1), default=MOST_IMAGES, show_default=True,
+    "--images", type=click.IntRange(min=1), default=MAX_EVALUATION_IMAGES, show_default=True,
     help="images that the network is judged on at most",
 )  # fmt: skip
 @click.option("--test", "test_data", help="data to judge it on  [default: images held out]")
@@ -54,8 +54,8 @@ def report_command(
         output = f"{name}-report.html" if form == "html" else "-"
     check_folder(output)  # before the work, not behind it
     with working("judging the network"):
-        report = report_of(run_url, images=images, test=test_data, pictures=form == "html")
-        text = rendered(report, form)
+        report = make_report(run_url, images=images, test=test_data, pictures=form == "html")
+        text = render_report(report, form)
     with finished_file(output, binary=True) as file:
         file.write(text.encode())
     if output != "-":
