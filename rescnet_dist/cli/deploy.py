@@ -13,16 +13,16 @@ from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION, gpu_memory_of, problem_
 from rescnet_dist.cli.options import SHOW, resolve_specs, size_of, spec_options
 from rescnet_dist.data import training_set
 from rescnet_dist.deploy import (
-    COMMENTS,
+    HUB_COMMENTS,
     KINDS,
     OVERLAYS,
     Deployment,
     Node,
     Sizes,
+    compute_sizes,
     hub_values,
     kustomize_files,
     manifests,
-    sized,
     to_yaml,
     training_flags,
     with_overlay,
@@ -168,7 +168,7 @@ def hub_command(**flags: Any) -> None:
     found = _asked("cluster", flags)
     values = hub_values(found.what, found.sizes, found.node)
     comment = f"values of the Helm chart daskhub\n{found.forecast}{found.hint()}"
-    click.echo(to_yaml([values], comment, COMMENTS), nl=False)
+    click.echo(to_yaml([values], comment, HUB_COMMENTS), nl=False)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def _asked(kind: str, flags: dict[str, Any]) -> _Asked:
         _processors("--node-cpus", flags["node_cpus"]),
         size_of("--node-storage", flags["node_storage"]),
     )
-    found, sizes = sized(
+    found, sizes = compute_sizes(
         problem, spec, run_spec, flags["workers"], flags["threads"], memory, node,
         gpu_memory_of(run_spec, flags["gpu_memory"]),
     )  # fmt: skip
