@@ -117,7 +117,7 @@ def test_a_store_that_is_lost_while_it_is_shown_is_told_of(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was known of the run stays; once it is back, it is looked at again."""
-    monkeypatch.setattr(dashboard_server, "LOOK_AGAIN_EVERY", 0.0)
+    monkeypatch.setattr(dashboard_server, "REFRESH_DONE_SECONDS", 0.0)
     shutil.copytree(run, tmp_path / "run")
     runs = StoredRuns([str(tmp_path / "run")])
     (tmp_path / "run").rename(tmp_path / "away")
@@ -145,7 +145,9 @@ def test_a_record_that_says_odd_things_is_named(
     location = tmp_path / "run/commits/0002.json"
     location.write_text(json.dumps(json.loads(location.read_text()) | {name: value}))
     if name != "seconds":
-        with pytest.raises(CorruptDataError, match="tells of its layers is damaged"):
+        with pytest.raises(
+            CorruptDataError, match=r"The layer records of the run at .* are damaged"
+        ):
             StoredRun(str(tmp_path / "run")).view()
     assert len(runs.views()[0].layers) == 3
 

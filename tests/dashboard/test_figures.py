@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.exceptions import NotFittedError
 
 from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
-from rescnet_dist.dashboard.evaluation import MATRIX_CLASSES
+from rescnet_dist.dashboard.evaluation import MAX_MATRIX_CLASSES
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.store import RunStore
 
@@ -88,13 +88,13 @@ def test_confusion_of_many_classes_shows_the_worst_pairs(client: Client) -> None
     X = rng.normal(size=(160, 8, 8)) + y[:, None, None] % 7
     spec = NetworkSpec(filters=4, block=4, stride=4, max_layers=1)
     clf = ResCNetClassifier(spec, run=RunSpec(solve_threads=1)).fit(X, y)
-    assert len(clf.classes_) > MATRIX_CLASSES
+    assert len(clf.classes_) > MAX_MATRIX_CLASSES
     (axes,) = clf.plot.confusion(rng.normal(size=X.shape), y).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert all(" taken for " in label for label in labels)
+    assert all(" predicted as " in label for label in labels)
     widths = [bar.get_width() for bar in axes.patches]
     assert widths == sorted(widths, reverse=True)
-    with pytest.raises(DataError, match="not from a stored run: give images X"):
+    with pytest.raises(DataError, match=r"not from a stored run\. Pass images X"):
         clf.plot.confusion()
 
 
@@ -139,7 +139,7 @@ def test_other_bad_input_is_refused(clf: ResCNetClassifier, tmp_path: Path) -> N
     """Each with what to do."""
     with pytest.raises(DataError, match=r"shape \(28, 28\).*\(14, 14, 1\)"):
         clf.plot.maps(np.zeros((28, 28)))
-    with pytest.raises(DataError, match="give X, too"):
+    with pytest.raises(DataError, match="Pass X, too"):
         clf.plot.confusion(y=[1])
     with pytest.raises(NotFittedError):
         _ = ResCNetClassifier().plot

@@ -168,7 +168,7 @@ def test_a_run_is_followed_through_the_hub(
         page = opened(hub.proxied(port, "rescnet"), storage_state=hub.state)
         wait_for_points(page, 2)
         assert len(data(page, "accuracy-points")["layer"]) < 2 * LAYERS
-        assert "is going on" in page.evaluate(SAID)
+        assert "is running" in page.evaluate(SAID)
         run.let_go()
         wait_for_end(page)
     assert len(data(page, "accuracy-points")["layer"]) == 2 * LAYERS
@@ -233,7 +233,7 @@ def test_the_dashboard_alone_is_opened_through_the_hub(
         assert url.endswith("/?token=a-secret" if "token" in options else "/")
         page = opened(url if knows else hub.url + url, storage_state=hub.state)
         wait_for_points(page, 2)
-        assert "is going on" in page.evaluate(SAID)
+        assert "is running" in page.evaluate(SAID)
         run.let_go()
         wait_for_end(page)
     assert_shows(page, tmp_path / "run")

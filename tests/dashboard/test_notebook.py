@@ -52,7 +52,7 @@ def test_a_run_that_goes_on_is_shown_anew(client: Client, tmp_path: Path, displa
     """From the store, until it is done."""
     with PausedRun(tmp_path / "run", before=2) as held:
         watch = rd.open_run(tmp_path / "run").watch(every=0.05)
-        assert "is going on" in display.shown[0]
+        assert "is running" in display.shown[0]
         assert not watch.ended
         held.let_go()
         assert watch.wait(60)
@@ -80,7 +80,7 @@ def test_watching_can_be_stopped_and_survives_a_store_that_is_away(
     while "away" not in display.shown[-1]:
         assert not watch.ended
     assert "StoreError: the store &lt;is&gt; away" in display.shown[-1]
-    assert "small</b> is going on" in display.shown[-1]
+    assert "small</b> is running" in display.shown[-1]
     watch.stop()
     assert watch.ended
 

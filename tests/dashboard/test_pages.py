@@ -62,7 +62,7 @@ def assert_shows(page: Any, url: Path) -> None:
     assert lines["planned_written"] == pytest.approx(written)  # and no more than had to be
     models = "[...Bokeh.documents[0]._all_models.values()]"
     labels = page.evaluate(f"{models}.filter(m => 'axis_label' in m).map(m => m.axis_label)")
-    assert {"layer", "classified rightly (%)", "seconds", "MiB resident", "MiB"} <= set(labels)
+    assert {"layer", "accuracy (%)", "seconds", "MiB resident", "MiB"} <= set(labels)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_run_shows_itself_in_dasks_dashboard(
     with Client(served), PausedRun(tmp_path / "run") as held:
         page = opened(f"{base}/rescnet")
         wait_for_points(page, 2)
-        assert "is going on" in page.evaluate(SAID)
+        assert "is running" in page.evaluate(SAID)
         held.let_go()
         wait_for_points(page, 2 * LAYERS)
         page.wait_for_function(f"{SAID}.includes('is done')")
@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_is_followed_in_its_store(
     with Client(served), PausedRun(tmp_path / "live") as held:
         page = opened(dashboard(run, tmp_path / "live").url)
         wait_for_points(page, 2 * LAYERS + 2)
-        assert "live</b> is going on" in page.evaluate(SAID)
+        assert "live</b> is running" in page.evaluate(SAID)
         page.select_option("select", label="small")
         page.wait_for_function(f"{DATA.format('time-bars')}.layer.length == {LAYERS}")
         held.let_go()
@@ -195,7 +195,7 @@ def test_a_token_is_wanted_beyond_loopback(
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(url + bad)
         assert refused.value.code == 403
-        assert "wants its token" in refused.value.read().decode()
+        assert "needs its token" in refused.value.read().decode()
     page = opened(f"{url}?token={token}")
     wait_for_points(page, 2 * LAYERS)
 
@@ -232,12 +232,12 @@ def test_pages_of_other_sites_are_refused(
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(served.url, headers={"Host": "evil.org"}))
     assert refused.value.read().decode().endswith("start it with --allow-origin evil.org\n")
-    with pytest.raises(RescnetError, match="'a:b' is no site"):
+    with pytest.raises(RescnetError, match="'a:b' is not a site"):
         Dashboard([str(run)], port=0, origins=["a:b"])
 
 
 def test_a_port_in_use_is_named(run: Path, dashboard: Callable[..., Dashboard]) -> None:
     """With what to do."""
     port = dashboard(run).port
-    with pytest.raises(RescnetError, match=f"port {port} of 127.0.0.1 cannot be listened at"):
+    with pytest.raises(RescnetError, match=f"Cannot listen on port {port} of 127.0.0.1"):
         Dashboard([str(run)], port=port)

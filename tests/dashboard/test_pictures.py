@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rescnet_dist import NetworkSpec
-from rescnet_dist.dashboard.thumbnails import select_filters, shown_filters
+from rescnet_dist.dashboard.thumbnails import draw_filters, select_filters
 from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
 from rescnet_dist.network import Network
 
@@ -31,9 +31,9 @@ def test_filters_of_two_towers_are_told_apart(channels: int) -> None:
     """In the first layer by what they see; in a later one the strongest channel is among those of
     their tower."""
     network = grown(NetworkSpec(filters=4, local_contrast=True), channels)
-    names = [name for name, _ in shown_filters(network, 1)]
+    names = [name for name, _ in draw_filters(network, 1)]
     assert names == ["PCA 1", "LDA 1", "contrast PCA 1", "contrast LDA 1"]
-    for number, (name, _) in enumerate(shown_filters(network, 2)):
+    for number, (name, _) in enumerate(draw_filters(network, 2)):
         tower = network.spec.layer_towers(2, channels)[number // 2]
         assert int(name.rsplit(" ", 1)[1]) - 1 in tower.channels
 

@@ -22,10 +22,10 @@ from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, l
 from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.report import report_command
-from rescnet_dist.dashboard.evaluation import sample_of_run
-from rescnet_dist.dashboard.render import FORMATS, NOT_RECORDED, rendered
-from rescnet_dist.dashboard.report import Report, report_of
-from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce
+from rescnet_dist.dashboard.evaluation import sample_from_run
+from rescnet_dist.dashboard.render import FORMATS, NOT_RECORDED, render_report
+from rescnet_dist.dashboard.report import Report, make_report
+from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce_command
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.store import RunStore
@@ -67,7 +67,7 @@ def run(*arguments: Any) -> Result:
 @pytest.fixture(scope="module")
 def report(digits_run: str) -> Report:
     """The report on the small run."""
-    return report_of(digits_run)
+    return make_report(digits_run)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_confusion_errors_and_calibration_are_those_of_plain_counting(
     report: Report, digits_run: str
 ) -> None:
     """On the images that the run held out."""
-    store, clf, judged = RunStore.open(digits_run), load(digits_run), report.judged
+    store, clf, judged = RunStore.open(digits_run), load(digits_run), report.evaluation
     assert judged is not None
     held_out = np.flatnonzero(~store.data_array("train")[:])
     X, y = (store.data_array(name)[:][held_out] for name in ("images", "labels"))
@@ -130,7 +130,7 @@ def test_confusion_errors_and_calibration_are_those_of_plain_counting(
 
 def test_the_page_needs_nothing_outside_it(report: Report) -> None:
     """No scripts, no addresses, no references but pictures within it."""
-    page = rendered(report, "html")
+    page = render_report(report, "html")
     found = References(page)
     assert not found.found
     assert not re.search(r"https?:|//", re.sub(r"base64,[\w+/=]+", "", page))
@@ -141,15 +141,15 @@ def test_the_page_needs_nothing_outside_it(report: Report) -> None:
 
 def test_all_formats_have_one_source(report: Report) -> None:
     """Accuracies in each; JSON is all of it."""
-    found = json.loads(rendered(report, "json"))
+    found = json.loads(render_report(report, "json"))
     assert found == json.loads(json.dumps(report.to_dict()))
     assert "pictures" not in found
     for form in ("html", "markdown"):
-        text = rendered(report, form)
+        text = render_report(report, form)
         for layer in report.layers:
             assert f"{100 * layer['validation']:.2f}" in text
         assert f"{found['judged']['calibration_error']:.3f}" in text
-    lines = rendered(report, "markdown").splitlines()
+    lines = render_report(report, "markdown").splitlines()
     tables = [line for line in lines if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
     assert "data:image" not in "\n".join(lines)
@@ -165,16 +165,16 @@ def test_names_of_classes_are_escaped(copied: Path) -> None:
     }
     attributes["attributes"]["source"] = "s3://me:secret@host/<b>"
     (copied / "zarr.json").write_text(json.dumps(attributes))
-    found = report_of(copied)
-    page = References(rendered(found, "html"))
+    found = make_report(copied)
+    page = References(render_report(found, "html"))
     assert not page.found
     assert not page.opened["script"]
     assert any(name in text for text in page.texts)
-    text = rendered(found, "markdown")
+    text = render_report(found, "markdown")
     assert "<script>" not in text.replace("\\<", "")
-    assert all("secret" not in rendered(found, form) for form in FORMATS)
+    assert all("secret" not in render_report(found, form) for form in FORMATS)
     assert found.command
-    assert "put them where *** is" in " ".join(found.notes)
+    assert "Replace *** with them" in " ".join(found.notes)
 
 
 # runs of all kinds ------------------------------------------------------------------------------
@@ -184,15 +184,15 @@ def test_an_unfinished_run_is_told_as_far_as_it_got(copied: Path) -> None:
     """The layers that are committed; the best of those that are judged is looked at."""
     (copied / "result.json").unlink()
     shutil.rmtree(copied / "claims")
-    found = report_of(copied)
+    found = make_report(copied)
     assert found.state == "unfinished"
     assert len(found.layers) == 3
     assert found.layers[-1]["train"] is None
     assert "3 layers of at most 3 finished" in found.outcome
     (copied / "commits" / "0002.json").unlink()
-    found = report_of(copied)
+    found = make_report(copied)
     assert (len(found.layers), found.depth) == (1, 1)
-    assert found.judged
+    assert found.evaluation
     assert "1 layer of at most 3" in found.outcome
 
 
@@ -204,15 +204,15 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_is(client: Client, tmp_path: Pa
 
     class Reporter(Callback):
         def on_layer_end(self, event: PassDone) -> None:
-            found.append(report_of(tmp_path / "run"))
+            found.append(make_report(tmp_path / "run"))
 
     ResCNetClassifier(spec, store=tmp_path / "run", listeners=[Reporter()]).fit(X[:, ::2, ::2], y)
     assert [(report.state, len(report.layers)) for report in found] == [
         ("running", 1),
         ("running", 2),
     ]
-    assert "goes on, with 1 layer of at most 2" in found[0].outcome
-    assert all(report.judged for report in found)
+    assert "in progress, with 1 layer of at most 2" in found[0].outcome
+    assert all(report.evaluation for report in found)
 
 
 def test_a_run_without_a_layer_has_a_report_without_network(copied: Path) -> None:
@@ -220,23 +220,23 @@ def test_a_run_without_a_layer_has_a_report_without_network(copied: Path) -> Non
     (copied / "result.json").unlink()
     for name in os.listdir(copied / "commits"):
         (copied / "commits" / name).unlink()
-    found = report_of(copied)
-    assert found.judged is None
+    found = make_report(copied)
+    assert found.evaluation is None
     assert "no finished layer yet" in found.outcome
     for form in FORMATS:
-        assert "no finished layer yet" in rendered(found, form)
-    assert not References(rendered(found, "html")).found
+        assert "no finished layer yet" in render_report(found, form)
+    assert not References(render_report(found, "html")).found
 
 
 def test_images_that_are_gone_are_told_and_the_rest_is_there(copied: Path) -> None:
     """As a run may refer to images elsewhere; filters need none."""
     shutil.rmtree(copied / "data" / "images")
-    found = report_of(copied)
-    assert found.judged is None
+    found = make_report(copied)
+    assert found.evaluation is None
     assert found.pictures.banks
     for form in FORMATS:
-        assert "the images of the run cannot be read" in rendered(found, form)
-    page = References(rendered(found, "html"))
+        assert "the images of the run cannot be read" in render_report(found, form)
+    page = References(render_report(found, "html"))
     assert page.opened["svg"] == 4
     assert not page.found
 
@@ -250,8 +250,8 @@ def test_runs_of_earlier_releases_say_what_was_not_recorded(copied: Path) -> Non
         record = json.loads(file.read_text())
         file.write_text(json.dumps({k: v for k, v in record.items() if k not in
                                     ("observed", "residual")}))  # fmt: skip
-    found = report_of(copied)
-    page = References(rendered(found, "html"))
+    found = make_report(copied)
+    page = References(render_report(found, "html"))
     assert page.opened["svg"] == 3  # accuracy, time, calibration
     assert NOT_RECORDED in page.texts
     assert found.memory["workers"] == {}
@@ -269,28 +269,28 @@ def test_many_classes_many_layers_and_no_images_held_out(client: Client, tmp_pat
     ResCNetClassifier(
         spec, store=tmp_path / "run", augment=augment, run=RunSpec(solve_threads=1)
     ).fit(X, y)
-    found = report_of(tmp_path / "run", images=50)
-    assert found.judged is not None
-    assert found.judged["which"] == "training images"
-    assert (found.judged["images"], found.judged["of"]) == (50, 120)
-    assert found.judged["confusion"] is None
-    page = rendered(found, "html")
-    assert "Nothing was held out" in page
-    assert "50 training images, taken evenly from 120" in page
-    assert "1 of each image to train on, 240 rows in all" in page
+    found = make_report(tmp_path / "run", images=50)
+    assert found.evaluation is not None
+    assert found.evaluation["which"] == "training images"
+    assert (found.evaluation["images"], found.evaluation["of"]) == (50, 120)
+    assert found.evaluation["confusion"] is None
+    page = render_report(found, "html")
+    assert "No images were held out" in page
+    assert "50 training images, evenly sampled from 120" in page
+    assert "1 of each training image, 240 rows in all" in page
     assert [layer for layer, _ in found.pictures.banks] == [1, 4, 7]
     assert not References(page).found
-    assert "flip" in rendered(found, "markdown")
+    assert "flip" in render_report(found, "markdown")
 
 
 def test_samples_are_taken_evenly_and_read_right(digits_run: str) -> None:
     """Images and labels of the rows that are named."""
     store = RunStore.open(digits_run)
-    sample = sample_of_run(store, 7)
+    sample = sample_from_run(store, 7)
     rows = np.flatnonzero(~store.data_array("train")[:])
-    np.testing.assert_array_equal(sample.numbers, rows[np.arange(7) * len(rows) // 7])
-    np.testing.assert_array_equal(sample.images, store.data_array("images")[:][sample.numbers])
-    np.testing.assert_array_equal(sample.codes, store.data_array("labels")[:][sample.numbers])
+    np.testing.assert_array_equal(sample.rows, rows[np.arange(7) * len(rows) // 7])
+    np.testing.assert_array_equal(sample.images, store.data_array("images")[:][sample.rows])
+    np.testing.assert_array_equal(sample.codes, store.data_array("labels")[:][sample.rows])
 
 
 # the command that trains it again ---------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_the_command_gives_the_same_bits(client: Client, tmp_path: Path) -> None
     )
     first = run("train", tmp_path / "data.zarr", "--store", tmp_path / "one", *flags)
     assert first.exit_code == 0, first.output
-    command = report_of(tmp_path / "one", pictures=False).command
+    command = make_report(tmp_path / "one", pictures=False).command
     assert command
     words = shlex.split(command)
     assert words[0] == "rescnet"
@@ -337,7 +337,7 @@ def test_the_command_resolves_to_the_same_specs(source: str, network: NetworkSpe
     plan = Plan(6000, 600, 2, 3, 2, 512)
     run_spec = RunSpec(seed=7, validation=0.0, keep_maps="all", codec="zstd")
     augment = AugmentSpec(copies=2, flip=True, rotate=12.5, padding="edge")
-    command, _ = reproduce(source, network, run_spec, augment, plan, held_out=False)
+    command, _ = reproduce_command(source, network, run_spec, augment, plan, held_out=False)
     words = shlex.split(command or "")[2:]
     train = main.get_command(None, "train")  # type: ignore[arg-type]
     assert train is not None
@@ -350,9 +350,9 @@ def test_the_command_resolves_to_the_same_specs(source: str, network: NetworkSpe
 def test_a_validation_split_of_the_data_is_left_to_the_command() -> None:
     """As --validation would hold other images out; arrays have no command."""
     plan, specs = Plan(60, 30, 2, 2, 1), (NetworkSpec(), RunSpec(), AugmentSpec())
-    command, _ = reproduce("/data/a.zarr", *specs, plan, held_out=True)
+    command, _ = reproduce_command("/data/a.zarr", *specs, plan, held_out=True)
     assert "--validation" not in str(command)
-    command, notes = reproduce(None, *specs, plan, held_out=True)
+    command, notes = reproduce_command(None, *specs, plan, held_out=True)
     assert command is None
     assert "arrays" in notes[0]
 

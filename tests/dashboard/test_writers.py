@@ -228,7 +228,7 @@ def test_secrets_in_urls_reach_no_tracker(
     writers = [rd.TensorBoardWriter(tmp_path), rd.MLflowWriter("secret", tracking_uri=uri)]
     with caplog.at_level(logging.WARNING, "rescnet_dist"), EventBus(writers) as tell:
         tell(RunStarted("memory://***@host/run", 1, 1, 0, ()))
-    assert caplog.text.count("specs and earlier layers are not told") == 2
+    assert caplog.text.count("Specs and earlier layers are not written") == 2
     assert "Traceback" not in caplog.text
     for writer in writers:
         writer.close()
@@ -260,8 +260,11 @@ def test_the_command_line_writes_both(
     ("options", "message"),
     [
         (["--tensorboard", ""], "--tensorboard is empty"),
-        (["--tensorboard", "s3://bucket/board"], "to a folder of this machine, not to s3://"),
-        (["--tensorboard", "file/board"], "TensorBoard's folder file/board cannot be made"),
+        (
+            ["--tensorboard", "s3://bucket/board"],
+            "folder s3://bucket/board is a URL. Event files are written to a folder of",
+        ),
+        (["--tensorboard", "file/board"], "The TensorBoard folder file/board cannot be created"),
         (["--mlflow", "nothing://x"], "MLflow cannot be used at the URI nothing://x"),
         (["--mlflow", ""], "--mlflow is empty"),
     ],

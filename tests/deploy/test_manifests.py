@@ -17,7 +17,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cluster import Workers
 from rescnet_dist.deploy import OVERLAYS, with_overlay
-from rescnet_dist.deploy.sizes import BESIDE, STEP
+from rescnet_dist.deploy.sizes import POD_STEP_BYTES, WORKER_OVERHEAD_BYTES
 from rescnet_dist.planning import Problem, estimate
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
@@ -311,7 +311,7 @@ def test_spot_nodes_are_for_workers_only() -> None:
         if part == "worker":
             assert pod["terminationGracePeriodSeconds"] == 115
             (container,) = pod["containers"]
-            assert container["lifecycle"]["preStop"]["exec"]["command"][-1].endswith("leave")
+            assert container["lifecycle"]["preStop"]["exec"]["command"][-1].endswith("retire")
             variables = {v["name"]: v.get("value") for v in container["env"]}
             assert variables["RESCNET_LEAVE_SECONDS"] == "110"
             assert {"name": "RESCNET_WORKER_NAME"}.items() <= container["env"][-1].items()
@@ -325,9 +325,9 @@ def test_spot_nodes_are_for_workers_only() -> None:
     [
         (
             ("--node-cpus", "3920m"),
-            "nodes that have 3.92 processors to give: use threads of at most 3",
+            "nodes with 3.92 allocatable processors. Use --threads of at most 3",
         ),
-        (("--node-storage", "20GiB"), "MiB of ephemeral storage, room to spill"),
+        (("--node-storage", "20GiB"), "MiB of ephemeral storage, to spill"),
         (("--node-cpus", "four"), "--node-cpus four is no number of processors"),
     ],
 )
@@ -362,12 +362,12 @@ def test_sizes_are_those_of_the_plan(memory: str | None) -> None:
     found = estimate(problem, spec, RunSpec(validation=0.1), workers, None)
     assert found.peak_memory <= workers.share * limit
     if memory is None:  # and not much more than it takes
-        assert limit <= 1.06 * found.peak_memory / workers.share + STEP
+        assert limit <= 1.06 * found.peak_memory / workers.share + POD_STEP_BYTES
     else:
         assert limit == int(memory.removesuffix("GiB")) * 2**30
     resources = worker["resources"]
     assert resources["requests"] == resources["limits"]
-    assert resources["limits"]["memory"] == f"{(limit + BESIDE) // 2**20}Mi"
+    assert resources["limits"]["memory"] == f"{(limit + WORKER_OVERHEAD_BYTES) // 2**20}Mi"
     assert resources["limits"]["cpu"] == arguments[arguments.index("--nthreads") + 1] == "4"
     assert job["spec"]["cluster"]["spec"]["worker"]["replicas"] == 32
     command = dict(pods(job))["driver"]["containers"][0]["args"]
@@ -454,29 +454,32 @@ SECRET = "AKIA-a-secret"
     [
         (["--memory", "300MiB"], "MiB of memory per worker"),
         (["--memory", "much"], "--memory much is not a size of memory of 64 MiB or more"),
-        (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes that have 8,192 MiB"),
-        (["--node-memory", "100MiB"], "use memory of at most 0 MiB, or larger nodes"),
+        (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes with 8,192 MiB"),
+        (["--node-memory", "100MiB"], "Use --memory of at most 0 MiB, or larger nodes"),
         (["--node-memory", "512MiB"], "use workers of at least"),
-        (["--threads", "8", "--node-cpus", "4"], "use threads of at most 4, or larger nodes"),
+        (["--threads", "8", "--node-cpus", "4"], "Use --threads of at most 4, or larger nodes"),
         (["--workers", "0"], "0 is not in the range x>=1"),
         (["--overlay", "cloud-spt"], "did you mean 'cloud-spot'?"),
         (["--kind", "jobs"], "did you mean 'job'?"),
-        (["--name", "My_Run"], "--name 'My_Run' is no name for Kubernetes"),
-        (["--name", "a" * 41], "use at most 40 small letters"),
-        (["--namespace", "-ml"], "--namespace '-ml' is no name"),
-        (["--secret", "Keys"], "--secret 'Keys' is no name"),
+        (["--name", "My_Run"], "--name 'My_Run' is not a Kubernetes name"),
+        (["--name", "a" * 41], "Use at most 40 lowercase letters"),
+        (["--namespace", "-ml"], "--namespace '-ml' is not a Kubernetes name"),
+        (["--secret", "Keys"], "--secret 'Keys' is not a Kubernetes name"),
         (["--image", "rescnet-dist"], "--image rescnet-dist does not name one version"),
         (["--image", "rescnet-dist:latest"], "does not name one version"),
-        (["--data", f"s3://key:{SECRET}@bucket/a.zarr"], "--data s3://***@bucket/a.zarr carries"),
-        (["--store", f"s3://bucket/run?secret={SECRET}"], "carries credentials"),
-        (["--endpoint", f"https://me:{SECRET}@host"], "--endpoint https://***@host carries"),
-        (["--endpoint", "host:1"], "give it as https://host:port"),
-        (["--endpoint", "http://host:one"], "give it as https://host:port"),
-        (["--store", "runs/1"], "--store runs/1 is not reached from every pod"),
-        (["--store", "s3://bucket"], "give an s3://bucket/path URL"),
-        (["--data", "photos/"], "--data photos/ is not reached from every pod"),
-        (["--notice", "14"], "--notice 14 s is too short to leave in: give at least 15 s"),
-        (["--image", "Team/rescnet-dist:1"], "the name in small letters"),
+        (["--data", f"s3://key:{SECRET}@bucket/a.zarr"], "--data s3://***@bucket/a.zarr contains"),
+        (["--store", f"s3://bucket/run?secret={SECRET}"], "contains credentials"),
+        (["--endpoint", f"https://me:{SECRET}@host"], "--endpoint https://***@host contains"),
+        (["--endpoint", "host:1"], "Use the form https://host:port"),
+        (["--endpoint", "http://host:one"], "Use the form https://host:port"),
+        (["--store", "runs/1"], "--store runs/1 cannot be reached from every pod"),
+        (["--store", "s3://bucket"], "Use an s3://bucket/path URL"),
+        (["--data", "photos/"], "--data photos/ cannot be reached from every pod"),
+        (
+            ["--notice", "14"],
+            "--notice 14 s is too short for a worker to hand over its data. Use at least 15 s",
+        ),
+        (["--image", "Team/rescnet-dist:1"], "with a lowercase name"),
         (["--store", "s3://bucket/a", "--data", "s3://bucket/a"], "are both s3://bucket/a"),
         (["--images", "9000x32x32x3"], "of how many classes? Give --classes, too"),
         (["--image", "rescnet-dist@latest"], "does not name one version"),
@@ -508,7 +511,7 @@ def test_data_out_of_reach_must_be_described() -> None:
     assert SECRET not in failed.output
     failed = CliRunner().invoke(main, unknown)
     assert failed.exit_code == 2
-    assert "no --data: give an s3:// URL or 'digits'" in failed.output
+    assert "--data is missing. Use an s3:// URL or 'digits'" in failed.output
 
 
 def test_the_tree_cannot_be_written_where_a_file_is(tmp_path: Path) -> None:

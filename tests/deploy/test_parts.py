@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 from kubelet import Cluster, render, wait_until
 
-from rescnet_dist.deploy.pods import DASHBOARD
+from rescnet_dist.deploy.pods import DASHBOARD_PORT
 
 SMALL = ("--data", "digits", "--store", "s3://bucket/run", "--workers", "1")
 
@@ -38,7 +38,7 @@ def test_a_cluster_of_rendered_commands(deploy: Callable[..., Cluster]) -> None:
     assert scheduler.healthy("livenessProbe")
     assert worker.healthy("startupProbe")
     assert worker.healthy("livenessProbe")
-    assert json.loads(scheduler.get(DASHBOARD, "/api/v1/adaptive_target")) == {"workers": 0}
+    assert json.loads(scheduler.get(DASHBOARD_PORT, "/api/v1/adaptive_target")) == {"workers": 0}
     worker.evict()
     there.stop()
     assert "left: tls://127." in (worker.folder / "hook").read_text()

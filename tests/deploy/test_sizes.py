@@ -11,7 +11,12 @@ import pytest
 from images import IMAGE, this_image
 from kubelet import MIB, Cluster, render, wait_until
 
-from rescnet_dist.deploy.sizes import DRIVER, DRIVER_TIMES, SCHEDULER, SCHEDULER_PER_TASK
+from rescnet_dist.deploy.sizes import (
+    DRIVER_BASE_BYTES,
+    DRIVER_TRAFFIC_RATIO,
+    SCHEDULER_BASE_BYTES,
+    SCHEDULER_BYTES_PER_TASK,
+)
 from rescnet_dist.planning.requirements import PER_CHUNK, PER_PASS, PER_TASK
 
 MARGIN = 1.5  # that is left at least
@@ -36,9 +41,9 @@ def test_scheduler_and_driver_take_less_than_their_pods(
     wait_until(lambda: driver.exits, there, 500)
     assert driver.exits == [0], driver.log
     tasks = 2 * accumulators
-    of_scheduler = SCHEDULER + tasks * SCHEDULER_PER_TASK
+    of_scheduler = SCHEDULER_BASE_BYTES + tasks * SCHEDULER_BYTES_PER_TASK
     moved = PER_PASS + accumulators * PER_CHUNK + tasks * PER_TASK
-    of_driver = DRIVER + DRIVER_TIMES * moved
+    of_driver = DRIVER_BASE_BYTES + DRIVER_TRAFFIC_RATIO * moved
     for pod, size in ((scheduler, of_scheduler), (driver, of_driver)):
         print(f"{tasks:,} tasks: {pod.name} {pod.peak / MIB:.0f} MiB of {size / MIB:.0f} MiB")
         assert MARGIN * pod.peak < size
