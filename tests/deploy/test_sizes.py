@@ -1,5 +1,4 @@
-"""What scheduler and driver take, as the tasks of a layer become many, is less than their pods
-have."""
+"""Memory of scheduler and driver with many tasks in a layer, compared with their pods."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from rescnet_dist.deploy.sizes import (
 )
 from rescnet_dist.planning.requirements import PER_CHUNK, PER_PASS, PER_TASK
 
-MARGIN = 1.5  # that is left at least
+MIN_MARGIN_RATIO = 1.5
 
 
 @pytest.mark.slow
@@ -31,19 +30,19 @@ def test_scheduler_and_driver_take_less_than_their_pods(
     rendered = render("--data", "digits", "--store", "s3://runs/run", "--workers", "2")
     image = this_image()
     image["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
-    there = deploy(rendered, images={IMAGE: image}, backoff=600)
-    (container,) = there.document["spec"]["job"]["spec"]["containers"]
-    what = ["-m", "many_tasks", str(accumulators), str(passes)]
-    container.update(command=["python"], args=what)
-    scheduler = there.start_scheduler()
-    there.start_workers()
-    driver = there.start_driver()
-    wait_until(lambda: driver.exits, there, 500)
+    cluster = deploy(rendered, images={IMAGE: image}, backoff=600)
+    (container,) = cluster.document["spec"]["job"]["spec"]["containers"]
+    arguments = ["-m", "many_tasks", str(accumulators), str(passes)]
+    container.update(command=["python"], args=arguments)
+    scheduler = cluster.start_scheduler()
+    cluster.start_workers()
+    driver = cluster.start_driver()
+    wait_until(lambda: driver.exits, cluster, 500)
     assert driver.exits == [0], driver.log
     tasks = 2 * accumulators
-    of_scheduler = SCHEDULER_BASE_BYTES + tasks * SCHEDULER_BYTES_PER_TASK
-    moved = PER_PASS + accumulators * PER_CHUNK + tasks * PER_TASK
-    of_driver = DRIVER_BASE_BYTES + DRIVER_TRAFFIC_RATIO * moved
-    for pod, size in ((scheduler, of_scheduler), (driver, of_driver)):
+    scheduler_bytes = SCHEDULER_BASE_BYTES + tasks * SCHEDULER_BYTES_PER_TASK
+    traffic = PER_PASS + accumulators * PER_CHUNK + tasks * PER_TASK
+    driver_bytes = DRIVER_BASE_BYTES + DRIVER_TRAFFIC_RATIO * traffic
+    for pod, size in ((scheduler, scheduler_bytes), (driver, driver_bytes)):
         print(f"{tasks:,} tasks: {pod.name} {pod.peak / MIB:.0f} MiB of {size / MIB:.0f} MiB")
-        assert MARGIN * pod.peak < size
+        assert MIN_MARGIN_RATIO * pod.peak < size
