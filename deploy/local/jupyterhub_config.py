@@ -1,7 +1,7 @@
-"""The hub of the local stack: one user, one password, loopback only.
+"""Configuration of the local stack's JupyterHub: one user, one password, loopback only.
 
-JupyterHub reads this file; what differs from start to start is in a file of the stack, which only
-its owner may read.
+JupyterHub reads this file. Settings that change at each start are in a file of the stack, which
+only its owner can read.
 """
 
 import json
@@ -21,7 +21,7 @@ c.ConfigurableHTTPProxy.pid_file = str(run / "proxy.pid")
 c.JupyterHub.db_url = f"sqlite:///{run / 'hub.sqlite'}"
 c.JupyterHub.cookie_secret_file = str(run / "cookie-secret")
 
-c.JupyterHub.authenticator_class = "dummy"  # which wants the password
+c.JupyterHub.authenticator_class = "dummy"  # accepts any user with the password
 c.DummyAuthenticator.password = settings["password"]
 c.Authenticator.allowed_users = {settings["user"]}
 

@@ -1,4 +1,4 @@
-"""Processes that belong together: started in order, watched, and stopped without a trace."""
+"""The processes of a stack: started in order, monitored, and all stopped at the end."""
 
 from __future__ import annotations
 
@@ -14,98 +14,107 @@ from pathlib import Path
 
 import psutil
 
-MARK = "RESCNET_STACK"  # a variable that all of them carry, and all that they start
-LAST_LINES = 20
-KILL_AFTER = 5.0  # seconds that what is left over gets to end by itself
+MARK_VARIABLE = "RESCNET_STACK"  # in the environment of all parts, and of their child processes
+MAX_LOG_LINES = 20  # of a failed part that are shown
+TERMINATE_SECONDS = 5.0  # that leftover processes have to end before they are killed
 
 
-class PartFailed(Exception):
-    """A part that did not come up, or that ended by itself."""
+class PartError(Exception):
+    """A part did not start, or ended by itself."""
 
 
 class Stopped(Exception):
-    """The stack was asked to stop before it was up."""
+    """The stack was stopped before it was ready."""
 
 
 @dataclass(frozen=True)
-class SplitData:
-    """A process, what it says, and the seconds that it gets to end in."""
+class Part:
+    """A process, its log file, and the seconds that it has to end."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-    patience: float
+    stop_seconds: float
 
     def last_lines(self) -> str:
-        """The end of what it said."""
-        lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        """Return the last lines of the log, indented."""
+        lines = self.log.read_text(errors="replace").splitlines()[-MAX_LOG_LINES:]
         return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
 
 
-def _without_cloud(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the user's own AWS account, whose token or profile would go before the
-    keys of the stack."""
+def _remove_aws(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of the user's own AWS account.
+
+    A token or profile there would take precedence over the keys of the stack.
+    """
     return {k: v for k, v in environment.items() if not k.startswith("AWS_")}
 
 
 class Parts:
-    """The processes of a stack, each in a session of its own, so that Ctrl-C reaches none of them
-    but by `stop`. `stopping` is set when the stack is to end."""
+    """The processes of a stack.
+
+    Each has its own session, so that Ctrl-C reaches them through `stop` only. `stopping` is set
+    when the stack is to end.
+    """
 
     def __init__(self, mark: str, logs: Path, stopping: threading.Event) -> None:
         self._mark, self._logs, self._stopping = mark, logs, stopping
-        self._running: list[SplitData] = []
+        self._running: list[Part] = []
 
     def start(
         self,
         name: str,
         command: Sequence[str],
         environment: dict[str, str],
-        until: Callable[[], bool],
+        is_ready: Callable[[], bool],
         *,
-        within: float = 60,
-        patience: float = 10,
+        start_seconds: float = 60,
+        stop_seconds: float = 10,
     ) -> None:
-        """Start a part, and wait until it does its work."""
+        """Start a part, and wait until it is ready.
+
+        Raise PartError if a part ends, or is not ready after `start_seconds`, and Stopped if the
+        stack is to end.
+        """
         log = self._logs / f"{name}.log"
-        with log.open("wb") as said:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
-                env=_without_cloud(os.environ) | environment | {MARK: self._mark},
+                env=_remove_aws(os.environ) | environment | {MARK_VARIABLE: self._mark},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
-        part = SplitData(name, process, log, patience)
+        part = Part(name, process, log, stop_seconds)
         self._running.append(part)
-        deadline = time.monotonic() + within
-        while not until():
+        deadline = time.monotonic() + start_seconds
+        while not is_ready():
             self.check()
             if time.monotonic() > deadline:
-                raise PartFailed(
-                    f"{name} did not come up within {within:g} s; the last lines of {log}:\n"
+                raise PartError(
+                    f"{name} was not ready after {start_seconds:g} s. The last lines of {log}:\n"
                     f"{part.last_lines()}"
                 )
             if self._stopping.wait(0.1):
                 raise Stopped
 
     def check(self) -> None:
-        """Fail if a part has ended."""
+        """Raise PartError if a part has ended."""
         for part in self._running:
             code = part.process.poll()
             if code is not None:
-                how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-                raise PartFailed(
-                    f"{part.name} {how}; the last lines of {part.log}:\n{part.last_lines()}"
+                end = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+                raise PartError(
+                    f"{part.name} {end}. The last lines of {part.log}:\n{part.last_lines()}"
                 )
 
     def stop(self) -> None:
-        """End all parts, the last one first, and whatever they have left behind."""
+        """End all parts, the last one first, and all child processes that are left."""
         for part in reversed(self._running):
             part.process.terminate()
             try:
-                part.process.wait(part.patience)
+                part.process.wait(part.stop_seconds)
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(part.process.pid, signal.SIGKILL)
@@ -115,24 +124,24 @@ class Parts:
 
 
 def end_leftovers(mark: str) -> int:
-    """End all processes that carry a mark, as of a part or a stack that was killed; how many."""
-    found = marked(mark)
+    """End all processes with a mark, as of a killed part or stack; return their number."""
+    found = find_marked(mark)
     for process in found:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(found, timeout=KILL_AFTER)
+    _, alive = psutil.wait_procs(found, timeout=TERMINATE_SECONDS)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(alive, timeout=KILL_AFTER)
+    psutil.wait_procs(alive, timeout=TERMINATE_SECONDS)
     return len(found)
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """The processes that carry a mark."""
+def find_marked(mark: str) -> list[psutil.Process]:
+    """Return all other processes with a mark."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # those of others, and those that have just ended
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+        with suppress(psutil.Error):  # processes of other users, and those that have just ended
+            if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == mark:
                 found.append(process)
     return found

@@ -13,16 +13,16 @@ from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION, make_problem, resolve_g
 from rescnet_dist.cli.options import HELP_SETTINGS, parse_size, resolve_specs, spec_options
 from rescnet_dist.data import training_set
 from rescnet_dist.deploy import (
-    COMMENTS,
+    HUB_COMMENTS,
     KINDS,
     OVERLAYS,
     Deployment,
     Node,
     Sizes,
+    compute_sizes,
     hub_values,
     kustomize_files,
     manifests,
-    sized,
     to_yaml,
     training_flags,
     with_overlay,
@@ -202,7 +202,7 @@ def hub_command(**flags: Any) -> None:
     request = _make_request("cluster", flags)
     values = hub_values(request.deployment, request.sizes, request.node)
     comment = f"values of the Helm chart daskhub\n{request.forecast}{request.hint()}"
-    click.echo(to_yaml([values], comment, COMMENTS), nl=False)
+    click.echo(to_yaml([values], comment, HUB_COMMENTS), nl=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def _make_request(kind: str, flags: dict[str, Any]) -> _Request:
         _parse_cpus("--node-cpus", flags["node_cpus"]),
         parse_size("--node-storage", flags["node_storage"]),
     )
-    forecast, sizes = sized(
+    forecast, sizes = compute_sizes(
         problem,
         spec,
         run_spec,

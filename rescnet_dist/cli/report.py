@@ -10,9 +10,9 @@ import click
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.options import HELP_SETTINGS
-from rescnet_dist.dashboard.evaluation import MOST_IMAGES
-from rescnet_dist.dashboard.render import FORMATS, rendered
-from rescnet_dist.dashboard.report import report_of
+from rescnet_dist.dashboard.evaluation import MAX_EVALUATION_IMAGES
+from rescnet_dist.dashboard.render import FORMATS, render_report
+from rescnet_dist.dashboard.report import make_report
 from rescnet_dist.errors import RescnetError
 
 FORMAT_BY_EXTENSION = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
@@ -32,7 +32,7 @@ FORMAT_BY_EXTENSION = {".html": "html", ".htm": "html", ".md": "markdown", ".jso
 @click.option(
     "--images",
     type=click.IntRange(min=1),
-    default=MOST_IMAGES,
+    default=MAX_EVALUATION_IMAGES,
     show_default=True,
     help="maximum number of images to evaluate the network on",
 )
@@ -61,8 +61,8 @@ def report_command(
         output = f"{name}-report.html" if form == "html" else "-"
     check_folder(output)  # before the work, not after it
     with show_status("evaluating the network"):
-        report = report_of(run_url, images=images, test=test_data, pictures=form == "html")
-        text = rendered(report, form)
+        report = make_report(run_url, images=images, test=test_data, pictures=form == "html")
+        text = render_report(report, form)
     with open_atomic(output, binary=True) as file:
         file.write(text.encode())
     if output != "-":

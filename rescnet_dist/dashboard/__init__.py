@@ -1,10 +1,10 @@
-"""Watching runs: pages, reports and figures, from events and run stores alone."""
+"""Dashboards, reports and figures of runs, made from events and run stores alone."""
 
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.dashboard.mlflow_writer import MLflowWriter
 from rescnet_dist.dashboard.notebook import Run, Watch, open_run
-from rescnet_dist.dashboard.render import rendered
-from rescnet_dist.dashboard.report import Report, report_of
+from rescnet_dist.dashboard.render import render_report
+from rescnet_dist.dashboard.report import Report, make_report
 from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.dashboard.tensorboard_writer import TensorBoardWriter
 from rescnet_dist.dashboard.view import LayerView, RunView, StoredRun
@@ -20,7 +20,7 @@ __all__ = [
     "StoredRun",
     "TensorBoardWriter",
     "Watch",
+    "make_report",
     "open_run",
-    "rendered",
-    "report_of",
+    "render_report",
 ]

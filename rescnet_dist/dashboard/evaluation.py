@@ -1,4 +1,4 @@
-"""How a network does on images with known labels: confusion, worst errors and calibration."""
+"""Evaluation of a network on labeled images: confusion matrix, worst errors and calibration."""
 
 from __future__ import annotations
 
@@ -14,165 +14,200 @@ from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network
 from rescnet_dist.store import RunStore, read_region, with_retries
 
-MOST_IMAGES = 2000  # that a network is judged on by default
-MOST_BYTES = 256 * 2**20  # of images that are held for it
-MOST_CHUNKS = 64  # of stored images that are read for it
-MASK_ROWS = 2**20  # of a run's mask of training images that are read at a time
-MATRIX_CLASSES = 30  # above, a confusion matrix cannot be read, and the worst pairs are shown
-BINS = 10  # of predicted probabilities
+MAX_EVALUATION_IMAGES = 2000  # by default
+MAX_SAMPLE_BYTES = 256 * 2**20  # of images held in memory for an evaluation
+MAX_SAMPLE_CHUNKS = 64  # of stored images read for an evaluation
+MASK_READ_ROWS = 2**20  # rows of the training mask read at a time
+MAX_MATRIX_CLASSES = 30  # a larger confusion matrix is unreadable; show the worst pairs instead
+CALIBRATION_BINS = 10
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Images (n, H, W, d) to judge a network on, their codes (n,) and their numbers (n,) in what
-    they are from, which `which` says in words; `total` is how many there were to take them from."""
+    """Labeled images on which a network is evaluated.
+
+    Attributes
+    ----------
+    images : ndarray of shape (n, H, W, d)
+    codes : ndarray of shape (n,)
+        Class codes of the images.
+    rows : ndarray of shape (n,)
+        Row of each image in the data that the sample comes from.
+    description : str
+        What the images are, such as "held-out images".
+    total : int
+        Number of images that the sample was drawn from.
+    """
 
     images: Array
     codes: Array
-    numbers: Array
-    which: str
+    rows: Array
+    description: str
     total: int
 
 
-def sample_of_run(run: RunStore, limit: int = MOST_IMAGES) -> Sample:
-    """Images that a run held out, or where it held none out, images that it was trained on: at
-    most `limit`, taken evenly."""
+def sample_from_run(run: RunStore, limit: int = MAX_EVALUATION_IMAGES) -> Sample:
+    """Return at most `limit` held-out images of a run, evenly spaced.
+
+    The sample has training images if the run held out no images.
+    """
     mask = run.data_array("train")
-    which, rows = "held-out images", rows_where(mask, False)
+    description, rows = "held-out images", find_rows(mask, False)
     if not len(rows):
-        which, rows = "training images", rows_where(mask, True)
+        description, rows = "training images", find_rows(mask, True)
     total = len(rows)
     array, first = run.images()
-    rows = _few(rows, (rows + first) // array.chunks[0], limit, array)
-    images = _read(array, rows + first)
+    rows = _limit_rows(rows, (rows + first) // array.chunks[0], limit, array)
+    images = _read_rows(array, rows + first)
     labels = run.data_array("labels")
     codes = with_retries(lambda: np.asarray(labels.oindex[rows]), f"labels of {run}")
-    return Sample(images, codes, rows, which, total)
+    return Sample(images, codes, rows, description, total)
 
 
-def sample_of_data(X: Any, y: Any, network: Network, limit: int | None = None) -> Sample:
-    """Images X and labels y, or a data set's, of which the test split is used; all of them, or at
-    most `limit`, taken evenly."""
-    part = select_split(X, y, "test")
-    network.check_images(part.images)
-    count = part.images.shape[0]
-    rows = np.arange(count) if limit is None else _evenly(np.arange(count), limit)
-    images: Any = part.images.array
-    labels: Any = part.labels
+def sample_from_data(X: Any, y: Any, network: Network, limit: int | None = None) -> Sample:
+    """Return images X with labels y, or the test split of a data set X, as a sample.
+
+    The sample has all images, or at most `limit` of them, evenly spaced.
+    """
+    split = select_split(X, y, "test")
+    network.check_images(split.images)
+    count = split.images.shape[0]
+    rows = np.arange(count) if limit is None else _pick_evenly(np.arange(count), limit)
+    images: Any = split.images.array
+    labels: Any = split.labels
     if len(rows) < count:
         images, labels = images[rows], labels[rows]
     codes = encode(np.asarray(labels), network.classes)
-    which = f"images of {mask_secrets(X)}" if isinstance(X, str) else "images given"
-    return Sample(np.asarray(images), codes, rows, which, count)
+    description = f"images of {mask_secrets(X)}" if isinstance(X, str) else "images given"
+    return Sample(np.asarray(images), codes, rows, description, count)
 
 
-def rows_where(mask: Any, value: bool) -> Array:
-    """The rows of a stored mask (N,) with a value."""
+def find_rows(mask: Any, value: bool) -> Array:
+    """Return the rows of a stored boolean mask of shape (N,) that equal a value."""
     found = []
-    for start in range(0, mask.shape[0], MASK_ROWS):
-        part = read_region(mask, start, min(start + MASK_ROWS, mask.shape[0]))
+    for start in range(0, mask.shape[0], MASK_READ_ROWS):
+        part = read_region(mask, start, min(start + MASK_READ_ROWS, mask.shape[0]))
         found.append(start + np.flatnonzero(part == value))
     return np.concatenate(found)
 
 
-def _evenly(rows: Array, limit: int) -> Array:
-    """At most `limit` of rows, evenly.
+def _pick_evenly(rows: Array, limit: int) -> Array:
+    """Return at most `limit` evenly spaced elements of rows (n,).
 
-    >>> _evenly(np.arange(7), 3)
+    >>> _pick_evenly(np.arange(7), 3)
     array([0, 2, 4])
     """
     count = min(limit, len(rows))
     return rows[np.arange(count) * len(rows) // max(count, 1)]
 
 
-def _few(rows: Array, chunks: Array, limit: int, array: Any) -> Array:
-    """Rows that lie in chunks (n,), reduced to those that can be read in little time and space."""
-    chosen = _evenly(np.unique(chunks), MOST_CHUNKS)
+def _limit_rows(rows: Array, chunks: Array, limit: int, array: Any) -> Array:
+    """Return at most `limit` of rows (n,) that can be read in little time and memory.
+
+    chunks (n,) is the chunk of the stored array that each row is in.
+    """
+    chosen = _pick_evenly(np.unique(chunks), MAX_SAMPLE_CHUNKS)
     rows = rows[np.isin(chunks, chosen)]
-    room = MOST_BYTES // max(1, int(np.prod(array.shape[1:])) * array.dtype.itemsize)
-    return _evenly(rows, max(1, min(limit, room)))
+    fitting = MAX_SAMPLE_BYTES // max(1, int(np.prod(array.shape[1:])) * array.dtype.itemsize)
+    return _pick_evenly(rows, max(1, min(limit, fitting)))
 
 
-def _read(array: Any, rows: Array) -> Array:
-    """Rows (n,), ascending, of a stored array; each chunk is read once."""
-    step, found = array.chunks[0], []
+def _read_rows(array: Any, rows: Array) -> Array:
+    """Read ascending rows (n,) of a stored array; each chunk is read once."""
+    step, parts = array.chunks[0], []
     for chunk in np.unique(rows // step).tolist():
-        of_chunk = rows[rows // step == chunk]
-        first, last = int(of_chunk[0]), int(of_chunk[-1])
+        chunk_rows = rows[rows // step == chunk]
+        first, last = int(chunk_rows[0]), int(chunk_rows[-1])
         read = partial(read_region, array, first, last + 1)
         part = with_retries(read, f"reading {array.path}")
-        found.append(part[of_chunk - first])
-    return np.concatenate(found)
+        parts.append(part[chunk_rows - first])
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores (n, C) of a sample, and what follows from them."""
+    """Scores of a network on a sample, and the metrics computed from them.
+
+    Attributes
+    ----------
+    sample : Sample
+    scores : ndarray of shape (n, C)
+    """
 
     sample: Sample
     scores: Array
 
     @classmethod
     def of(cls, network: Network, sample: Sample) -> Evaluation:
-        """Run a sample forward."""
+        """Compute the scores of a network on a sample."""
         if not len(sample.codes):
-            raise DataError(f"there are no {sample.which} to judge the network on: give some")
+            raise DataError(
+                f"There are no {sample.description} to evaluate the network on. "
+                "Pass at least one image."
+            )
         return cls(sample, np.asarray(network.scores(Images(sample.images))))
 
     @property
     def predicted(self) -> Array:
-        """Codes (n,) of the largest scores."""
+        """Predicted class codes (n,): those with the largest scores."""
         return np.asarray(self.scores.argmax(axis=1))
 
     @property
     def accuracy(self) -> float:
-        """Share that is classified rightly."""
+        """Fraction of images that are classified correctly."""
         return float((self.predicted == self.sample.codes).mean())
 
-    def confusion(self) -> Array:
-        """How many images of each class (rows) are taken for each class (columns), (C, C)."""
+    def confusion_matrix(self) -> Array:
+        """Return counts (C, C) of images by true class (rows) and predicted class (columns)."""
         classes = self.scores.shape[1]
-        found = np.zeros((classes, classes), np.int64)
-        np.add.at(found, (self.sample.codes, self.predicted), 1)
-        return found
+        counts = np.zeros((classes, classes), np.int64)
+        np.add.at(counts, (self.sample.codes, self.predicted), 1)
+        return counts
 
-    def worst(self, count: int) -> list[tuple[int, float]]:
-        """Places in the sample of the images that are most wrong, and by how much the score of
-        the predicted class is above that of the true one."""
+    def worst_errors(self, count: int) -> list[tuple[int, float]]:
+        """Return the sample indices and margins of the `count` worst errors, worst first.
+
+        The margin is the score of the predicted class minus that of the true class.
+        """
         rows = np.arange(len(self.scores))
         margins = self.scores[rows, self.predicted] - self.scores[rows, self.sample.codes]
         wrong = np.flatnonzero(self.predicted != self.sample.codes)
         order = wrong[np.argsort(-margins[wrong], kind="stable")][:count]
-        return [(int(location), float(margins[location])) for location in order]
+        return [(int(index), float(margins[index])) for index in order]
 
     def calibration(self) -> tuple[list[dict[str, Any]], float]:
-        """Images by their largest probability, in bins: how many, its mean and the share that is
-        right; and the expected calibration error, the mean distance of these two."""
+        """Return calibration bins and the expected calibration error.
+
+        Images are binned by their largest predicted probability. Each bin has the number of
+        images, the mean of that probability, and the fraction of correct images. The error is
+        the mean distance of these two, weighted by the number of images.
+        """
         confidence = project_to_simplex(self.scores).max(axis=1)
-        right = self.predicted == self.sample.codes
-        location = np.minimum((confidence * BINS).astype(int), BINS - 1)
+        correct = self.predicted == self.sample.codes
+        bin_index = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
         bins, error = [], 0.0
-        for number in range(BINS):
-            inside = location == number
+        for number in range(CALIBRATION_BINS):
+            inside = bin_index == number
             count = int(inside.sum())
             mean = float(confidence[inside].mean()) if count else None
-            share = float(right[inside].mean()) if count else None
+            share = float(correct[inside].mean()) if count else None
             if mean is not None and share is not None:
-                error += count / len(right) * abs(mean - share)
-            low, high = number / BINS, (number + 1) / BINS
+                error += count / len(correct) * abs(mean - share)
+            low, high = number / CALIBRATION_BINS, (number + 1) / CALIBRATION_BINS
             bins.append({"low": low, "high": high, "images": count, "mean": mean, "right": share})
         return bins, error
 
 
-def confused_class_pairs(confusion: Array, count: int) -> list[tuple[int, int, int]]:
-    """True and predicted class and number of images of the most frequent errors in a confusion
-    matrix (C, C), the most frequent first.
+def most_confused_pairs(confusion: Array, count: int) -> list[tuple[int, int, int]]:
+    """Return (true class, predicted class, images) of the most frequent errors, most first.
 
-    >>> confused_class_pairs(np.array([[5, 1], [3, 9]]), 2)
+    confusion is a confusion matrix of shape (C, C).
+
+    >>> most_confused_pairs(np.array([[5, 1], [3, 9]]), 2)
     [(1, 0, 3), (0, 1, 1)]
     """
     errors = confusion * (1 - np.eye(len(confusion), dtype=confusion.dtype))
     order = np.argsort(-errors, axis=None, kind="stable")[:count]
-    places = [divmod(int(location), len(confusion)) for location in order]
-    return [(i, j, int(errors[i, j])) for i, j in places if errors[i, j]]
+    cells = [divmod(int(index), len(confusion)) for index in order]
+    return [(i, j, int(errors[i, j])) for i, j in cells if errors[i, j]]

@@ -1,7 +1,7 @@
-"""Figures of a fitted network: accuracy by layer, filters, maps and confusion, by matplotlib.
+"""Matplotlib figures of a fitted network: accuracy by layer, filters, maps and confusion.
 
-Figures are made without pyplot, so that none is kept or shown twice; matplotlib is loaded when the
-first is drawn.
+Figures are made without pyplot, so that none is kept alive or shown twice. Matplotlib is imported
+when the first figure is drawn.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rescnet_dist.dashboard.evaluation import (
-    MATRIX_CLASSES,
+    MAX_MATRIX_CLASSES,
     Evaluation,
-    confused_class_pairs,
-    sample_of_data,
-    sample_of_run,
+    Sample,
+    most_confused_pairs,
+    sample_from_data,
+    sample_from_run,
 )
 from rescnet_dist.dashboard.thumbnails import (
+    draw_filters,
+    draw_image,
+    draw_maps,
     select_filters,
-    shown_filters,
-    shown_image,
-    shown_maps,
-    spread,
+    spaced_integers,
 )
 from rescnet_dist.data import as_images
 from rescnet_dist.errors import (
@@ -46,10 +47,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NO_FIGURES = "figures need matplotlib: pip install 'rescnet-dist[plot]'"
-PAIRS = 25
-MOST_LAYERS, MAPS_PER_LAYER = 5, 6  # whose maps are shown by default
+NEEDS_MATPLOTLIB = "Figures need matplotlib. Run pip install 'rescnet-dist[plot]'."
+MAX_PLOTTED_PAIRS = 25  # of confused classes
+MAX_PLOTTED_LAYERS, FIGURE_MAPS_PER_LAYER = 5, 6  # in the figure of maps, by default
 FILTERS_PER_ROW = 10
+MAX_MARKED_LAYERS = 40  # with more layers, the accuracy lines have no markers
 BLUE, RED, GRAY = "#2166ac", "#d6604d", "#808a96"
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,8 +60,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Plots:
     """Figures of a network: `clf.plot` of a fitted classifier, or `Plots.load(url)`.
 
-    accuracies: those after each layer as `ResCNetClassifier.accuracies_` has them. url: of the run
-    that the network is from, if that is known.
+    Attributes
+    ----------
+    network : Network
+    accuracies : sequence of dict
+        Accuracy after each layer, in the form of `ResCNetClassifier.accuracies_`.
+    url : str or None
+        Run that the network was trained by, if known.
+
+    Examples
+    --------
+    >>> clf.plot.accuracy()  # doctest: +SKIP
+    >>> Plots.load("runs/digits").confusion().savefig("confusion.png")  # doctest: +SKIP
     """
 
     network: Network
@@ -68,24 +80,49 @@ class Plots:
 
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Plots:
-        """The figures of a run, or of a network that was saved."""
+        """Load the figures of a run or of a saved network.
+
+        Parameters
+        ----------
+        url : str or path-like
+            Run store, or network saved with `Network.save`.
+
+        Returns
+        -------
+        Plots
+
+        Raises
+        ------
+        StoreError
+            If there is no run and no network at the URL.
+        """
         return cls(Network.load(url), stored_accuracies(url), os.fspath(url))
 
     def accuracy(self) -> Figure:
-        """Accuracy on training and on held-out images after each layer, the chosen depth marked."""
+        """Plot training and validation accuracy after each layer, with the chosen depth marked.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        DataError
+            If no accuracies are known, as for a saved network.
+        """
         if not self.accuracies:
             raise DataError(
-                "no accuracies are known of this network: they are kept by runs, not by networks "
-                "that were saved; load the run instead"
+                "This network has no accuracies. Runs store them, saved networks do not; load "
+                "the run instead."
             )
         figure = new_figure(6.4, 3.8)
         axes = figure.subplots()
         layers = [entry["layer"] for entry in self.accuracies]
-        style = "o-" if len(layers) <= 40 else "-"
+        style = "o-" if len(layers) <= MAX_MARKED_LAYERS else "-"
         for key, color in (("train", RED), ("validation", BLUE)):
             if self.accuracies[0][key] is not None:
-                shares = [100 * entry[key] for entry in self.accuracies]
-                axes.plot(layers, shares, style, color=color, label=key)
+                percents = [100 * entry[key] for entry in self.accuracies]
+                axes.plot(layers, percents, style, color=color, label=key)
         depth = self.network.depth
         axes.axvline(depth, color=GRAY, lw=1.2, ls=":", label=f"chosen depth, {depth}")
         axes.set(xlabel="layer", ylabel="accuracy (%)", title="Accuracy by layer")
@@ -95,10 +132,25 @@ class Plots:
         return figure
 
     def filters(self, layer: int = 1) -> Figure:
-        """The filters of a layer, from 1: PCA in the first rows, stacked-LDA in those below."""
+        """Plot the filters of a layer: PCA in the first rows, stacked-LDA below.
+
+        Parameters
+        ----------
+        layer : int, default=1
+            Layer, counted from 1.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        DataError
+            If the network has no such layer.
+        """
         self._check_layer(layer)
-        found = shown_filters(self.network, layer)
-        kinds = [[tile for tile in found if tile[0].startswith(kind)] for kind in ("PCA", "LDA")]
+        pictures = draw_filters(self.network, layer)
+        kinds = [[tile for tile in pictures if tile[0].startswith(kind)] for kind in ("PCA", "LDA")]
         rows = [
             (kind, tiles[start : start + FILTERS_PER_ROW])
             for kind, tiles in zip(("PCA", "stacked-LDA"), kinds, strict=True)
@@ -108,146 +160,190 @@ class Plots:
         figure = new_figure(0.9 * columns + 1, 1.15 * len(rows) + 0.6)
         grid = figure.subplots(len(rows), columns, squeeze=False)
         for cells, (_, tiles) in zip(grid, rows, strict=True):
-            for location, axes in enumerate(cells):
-                _bare(axes)
-                if location < len(tiles):
-                    axes.imshow(tiles[location][1])
-                    axes.set_title(tiles[location][0].replace(" · ", "\n"), fontsize=8)
+            for column, axes in enumerate(cells):
+                _hide_frame(axes)
+                if column < len(tiles):
+                    axes.imshow(tiles[column][1])
+                    axes.set_title(tiles[column][0].replace(" · ", "\n"), fontsize=8)
         side = self.network.spec.filter_size_at(layer)
-        figure.suptitle(
+        title = (
             f"Layer {layer}: {len(kinds[0])} PCA and {len(kinds[1])} stacked-LDA filters of "
-            f"{side}×{side}", fontsize=11,
-        )  # fmt: skip
+            f"{side}×{side}"
+        )
+        figure.suptitle(title, fontsize=11)
         return figure
 
     def maps(self, image: Any, layers: Sequence[int] | None = None) -> Figure:
-        """Some maps of an image (H, W) or (H, W, d) in each of some layers; a few, evenly spread,
-        unless they are named."""
-        pixels = self._image(image)
-        wanted = list(layers or spread(1, self.network.depth, MOST_LAYERS))
-        for layer in wanted:
+        """Plot feature maps of one image, a row of maps for each layer.
+
+        Parameters
+        ----------
+        image : array-like of shape (H, W) or (H, W, d)
+        layers : sequence of int, optional
+            Layers, counted from 1. By default, at most five evenly spaced layers.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        DataError
+            If the image has another shape than the training images, or the network has no such
+            layer.
+        """
+        pixels = self._as_image(image)
+        selected = list(layers or spaced_integers(1, self.network.depth, MAX_PLOTTED_LAYERS))
+        for layer in selected:
             self._check_layer(layer)
-        found = shown_maps(self.network, pixels[None], wanted, MAPS_PER_LAYER)
-        columns = 1 + max(len(found[layer][0]) for layer in wanted)
-        figure = new_figure(1.15 * columns, 1.25 * len(wanted) + 0.5)
-        grid = figure.subplots(len(wanted), columns, squeeze=False)
+        pictures = draw_maps(self.network, pixels[None], selected, FIGURE_MAPS_PER_LAYER)
+        columns = 1 + max(len(pictures[layer][0]) for layer in selected)
+        figure = new_figure(1.15 * columns, 1.25 * len(selected) + 0.5)
+        grid = figure.subplots(len(selected), columns, squeeze=False)
         for axes in grid.flat:
-            _bare(axes)
-        grid[0, 0].imshow(shown_image(pixels))
+            _hide_frame(axes)
+        grid[0, 0].imshow(draw_image(pixels))
         grid[0, 0].set_title("image", fontsize=9)
-        for row, layer in enumerate(wanted):
-            numbers = select_filters(self.network, layer, MAPS_PER_LAYER)
-            for axes, number, tile in zip(grid[row, 1:], numbers, found[layer][0], strict=False):
+        for row, layer in enumerate(selected):
+            numbers = select_filters(self.network, layer, FIGURE_MAPS_PER_LAYER)
+            tiles = pictures[layer][0]
+            for axes, number, tile in zip(grid[row, 1:], numbers, tiles, strict=False):
                 axes.imshow(tile)
                 axes.set_title(f"filter {number + 1}", fontsize=8)
             grid[row, 1].set_ylabel(f"layer {layer}", fontsize=9)
-        figure.suptitle("Maps of one image, each over its own range", fontsize=11)
+        figure.suptitle("Maps of one image, each scaled to its own range", fontsize=11)
         return figure
 
     def confusion(self, X: Any = None, y: Any = None) -> Figure:
-        """How many images of each class are taken for which: of images X and labels y (N,), of a
-        data set X, or else of those that the network's run held out."""
-        judged = Evaluation.of(self.network, self._sample(X, y))
-        matrix = judged.confusion()
+        """Plot the confusion matrix, or the most confused pairs if there are more than 30 classes.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W) or (n, H, W, d), or data set, optional
+            Images, or a data set whose test split is used. By default, the images that the run
+            of the network held out.
+        y : array-like of shape (n,), optional
+            Labels of the images. A data set has its own.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        DataError
+            If labels are given without images, or no images are given and the run has none.
+        """
+        evaluation = Evaluation.of(self.network, self._select_sample(X, y))
+        matrix = evaluation.confusion_matrix()
         names = [plain_text(label) for label in self.network.classes.tolist()]
         title = (
-            f"{100 * judged.accuracy:.2f} % of {pluralize(len(judged.scores), 'image')} right "
-            f"({judged.sample.which})"
+            f"Accuracy {100 * evaluation.accuracy:.2f} % on "
+            f"{pluralize(len(evaluation.scores), 'image')} ({evaluation.sample.description})"
         )
-        if len(names) > MATRIX_CLASSES:
-            return _pairs_figure(matrix, names, title)
-        return _matrix_figure(matrix, names, title)
+        if len(names) > MAX_MATRIX_CLASSES:
+            return _plot_pairs(matrix, names, title)
+        return _plot_matrix(matrix, names, title)
 
-    def _sample(self, X: Any, y: Any) -> Any:
+    def _select_sample(self, X: Any, y: Any) -> Sample:
+        """Return the images X and labels y as a sample, or the held-out images of the run."""
         if X is not None:
-            return sample_of_data(X, y, self.network)
+            return sample_from_data(X, y, self.network)
         if y is not None:
-            raise DataError("labels y are given without images: give X, too, or neither")
-        needed = "give images X and labels y to make a confusion matrix of"
+            raise DataError("Labels y are given without images. Pass X, too, or neither.")
+        remedy = "Pass images X and labels y to make a confusion matrix."
         if self.url is None:
-            raise DataError(f"this network is not from a stored run: {needed}")
+            raise DataError(f"This network is not from a stored run. {remedy}")
         try:
             run = RunStore.open(self.url)
         except StoreUnreachableError:
             raise
         except StoreError as error:
-            raise DataError(f"{needed}, as those of its run are not there ({error})") from None
-        return sample_of_run(run)
+            problem = str(error).rstrip(".")
+            raise DataError(
+                f"The images of the run of this network cannot be read ({problem}). {remedy}"
+            ) from None
+        return sample_from_run(run)
 
-    def _image(self, image: Any) -> Array:
-        """An image (H, W, d) of the network's shape, from (H, W) or (H, W, d)."""
+    def _as_image(self, image: Any) -> Array:
+        """Return an image (H, W) or (H, W, d) as (H, W, d), the shape of the network's images."""
         shape, pixels = tuple(self.network.image_shape), np.asarray(image)
         if pixels.ndim == 2:
             pixels = pixels[..., np.newaxis]
         if pixels.shape != shape:
             raise DataError(
-                f"image has shape {np.shape(image)} and the network was trained on {shape} "
-                "(height, width, channels): give one image of that shape"
+                f"image has shape {np.shape(image)}. The network was trained on images of shape "
+                f"{shape} (height, width, channels); pass one image of that shape."
             )
         return np.asarray(as_images(pixels[None], name="image").array)[0]
 
     def _check_layer(self, layer: int) -> None:
-        whole = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
-        if not whole or not 1 <= layer <= self.network.depth:
+        """Raise DataError if the network has no such layer."""
+        is_integer = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
+        if not is_integer or not 1 <= layer <= self.network.depth:
             raise DataError(
-                f"layer={layer!r}: the network has the layers 1 to {self.network.depth}; give one "
-                "of them"
+                f"layer={layer!r} is not a layer of the network. It has layers 1 to "
+                f"{self.network.depth}; pass one of them."
             )
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, on a white ground that is legible on dark pages, too."""
+    """Return an empty figure of a size in inches.
+
+    The background is white, so that the figure is legible on dark pages, too.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RescnetError(NO_FIGURES) from None
+        raise RescnetError(NEEDS_MATPLOTLIB) from None
     figure: Any = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    figure._repr_png_ = partial(_png_of, figure)  # else notebooks show it once pyplot is imported
+    # without this, notebooks show the figure only after pyplot was imported
+    figure._repr_png_ = partial(_encode_png, figure)
     return figure
 
 
-def _png_of(figure: Figure) -> bytes:
-    """A figure as a PNG file."""
+def _encode_png(figure: Figure) -> bytes:
+    """Return a figure as the bytes of a PNG file."""
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
 
 
-def _bare(axes: Axes) -> None:
-    """Without ticks and frame; labels stay."""
+def _hide_frame(axes: Axes) -> None:
+    """Hide the ticks and the frame of axes; labels stay visible."""
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
 
 
-def _matrix_figure(matrix: Array, names: list[str], title: str) -> Figure:
-    """A confusion matrix (C, C) with its numbers; colors are by the share of the true class."""
+def _plot_matrix(matrix: Array, names: list[str], title: str) -> Figure:
+    """Plot a confusion matrix (C, C) with its counts, colored by the fraction of the true class."""
     count = len(names)
     size = 2.2 + 0.42 * count
     figure = new_figure(size + 0.8, size)
     axes = figure.subplots()
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    drawn = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    heatmap = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     for i, j in np.argwhere(matrix):
         ink = "white" if shares[i, j] > 0.5 else "#1c2733"
         axes.text(j, i, str(matrix[i, j]), ha="center", va="center", fontsize=8, color=ink)
-    turned = 90 if max(map(len, names)) > 3 else 0
-    axes.set_xticks(range(count), names, rotation=turned, fontsize=9)
+    rotation = 90 if max(map(len, names)) > 3 else 0
+    axes.set_xticks(range(count), names, rotation=rotation, fontsize=9)
     axes.set_yticks(range(count), names, fontsize=9)
     axes.set(xlabel="predicted", ylabel="true")
     axes.set_title(title, fontsize=10)
-    figure.colorbar(drawn, ax=axes, shrink=0.8, label="share of the true class")
+    figure.colorbar(heatmap, ax=axes, shrink=0.8, label="fraction of the true class")
     return figure
 
 
-def _pairs_figure(matrix: Array, names: list[str], title: str) -> Figure:
-    """The most frequent errors of a confusion matrix (C, C) of many classes, as bars."""
-    pairs = confused_class_pairs(matrix, PAIRS)
+def _plot_pairs(matrix: Array, names: list[str], title: str) -> Figure:
+    """Plot the most frequent errors of a confusion matrix (C, C) of many classes as bars."""
+    pairs = most_confused_pairs(matrix, MAX_PLOTTED_PAIRS)
     figure = new_figure(7, 1.4 + 0.24 * len(pairs))
     axes = figure.subplots()
     axes.barh(range(len(pairs)), [count for *_, count in pairs], color=BLUE)
-    labels = [f"{names[i]} taken for {names[j]}" for i, j, _ in pairs]
+    labels = [f"{names[i]} predicted as {names[j]}" for i, j, _ in pairs]
     axes.set_yticks(range(len(pairs)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="images", xlim=(0, math.ceil(1.05 * max((n for *_, n in pairs), default=1))))
-    axes.set_title(f"{title}; the most frequent errors", fontsize=10)
+    axes.set_title(f"{title}; most frequent errors", fontsize=10)
     return figure

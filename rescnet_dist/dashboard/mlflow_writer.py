@@ -1,4 +1,4 @@
-"""Runs in MLflow: one MLflow run for each run, found again when it goes on."""
+"""Writer of runs for MLflow: one MLflow run for each run, continued when the run is resumed."""
 
 from __future__ import annotations
 
@@ -8,27 +8,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rescnet_dist.dashboard.writers import RunWriter, parameters
+from rescnet_dist.dashboard.writers import RunWriter, spec_parameters
 from rescnet_dist.errors import RescnetError, mask_secrets
 from rescnet_dist.formatting import url_name
 from rescnet_dist.train import RunDone
 
-PARAMS = 100  # that MLflow takes at once
-RUN_TAG = "rescnet.run"  # by which the MLflow run of a run is found
+MAX_BATCH_PARAMS = 100  # in one request to MLflow
+IDENTITY_TAG = "rescnet.run"  # by which the MLflow run of a run is found
 
 logger = logging.getLogger(__name__)
 
 
 class MLflowWriter(RunWriter):
-    """A listener that logs a run's scalars, with layers as steps, its specs as params, and its
-    outcome to MLflow: at tracking_uri, such as http://host:5000 or sqlite:///mlflow.db, or where
-    MLflow's own settings say.
+    """A callback that logs a run to MLflow: scalars by layer, specs as params, and the outcome.
 
-    A run that goes on is logged to the same MLflow run of the experiment, which is found by a tag
-    made of the run's URL and the time it was created. Params of MLflow cannot be changed: the
-    max_layers of a resumed run is in the tag rescnet.max_layers. run_name is the last part of the
-    URL if it is not given. A server that is gone is waited for by MLflow's own rules, and the run
-    with it: see MLFLOW_HTTP_REQUEST_MAX_RETRIES. Needs `pip install 'rescnet-dist[mlflow]'`.
+    A resumed run is logged to the same MLflow run of the experiment, which is found by a tag made
+    of the run's URL and the time it was created. MLflow params cannot be changed, so the max_layers
+    of a resumed run is in the tag rescnet.max_layers. While the server is unreachable, MLflow
+    retries by its own rules, and the run waits: see MLFLOW_HTTP_REQUEST_MAX_RETRIES. Needs
+    `pip install 'rescnet-dist[mlflow]'`.
+
+    Parameters
+    ----------
+    experiment : str, default="rescnet"
+        Experiment. It is created if it does not exist.
+    tracking_uri : str, optional
+        Such as http://host:5000 or sqlite:///mlflow.db. By default, MLflow's own setting.
+    run_name : str, optional
+        Name of a new MLflow run. By default, the last part of the run's URL.
+
+    Raises
+    ------
+    RescnetError
+        If MLflow is not installed, or cannot be used at the URI.
+
+    Examples
+    --------
+    >>> with MLflowWriter(tracking_uri="sqlite:///mlflow.db") as writer:  # doctest: +SKIP
+    ...     ResCNetClassifier(spec, store="runs/first", listeners=[writer]).fit(X, y)
     """
 
     def __init__(
@@ -40,8 +57,8 @@ class MLflowWriter(RunWriter):
     ) -> None:
         super().__init__()
         self.run_name = run_name
-        self._run: str | None = None  # the id of the MLflow run that goes on
-        with _naming_problems(tracking_uri):
+        self._run: str | None = None  # id of the active MLflow run
+        with _translate_errors(tracking_uri):
             from mlflow.tracking import MlflowClient
 
             self._client = MlflowClient(tracking_uri=tracking_uri)
@@ -51,45 +68,53 @@ class MLflowWriter(RunWriter):
             )
 
     def close(self, error: BaseException | None = None) -> None:
-        """Mark a run that has not ended as failed, or as killed where the user did it."""
+        """Mark a run that has not ended as failed, or as killed if the user interrupted it.
+
+        Parameters
+        ----------
+        error : BaseException, optional
+            What interrupted the run.
+        """
         if self._run is None:
             return
         status = "KILLED" if error is None or isinstance(error, KeyboardInterrupt) else "FAILED"
         try:
             self._client.set_terminated(self._run, status=status)
-        except Exception as problem:  # nor hide what ended the run
-            logger.warning("the MLflow run %s could not be ended: %s", self._run, problem)
+        except Exception as problem:  # must not hide what ended the run
+            logger.warning("The MLflow run %s could not be ended: %s", self._run, problem)
         self._run = None
 
-    def _begin(self, url: str, found: dict[str, Any]) -> None:
-        created = str(found.get("provenance", {}).get("created", ""))
+    def _begin(self, url: str, description: dict[str, Any]) -> None:
+        created = str(description.get("provenance", {}).get("created", ""))
         identity = hashlib.sha256(f"{url} {created}".encode()).hexdigest()[:32]
-        known = self._client.search_runs(
-            [self._experiment], f"tags.`{RUN_TAG}` = '{identity}'", max_results=1
+        found = self._client.search_runs(
+            [self._experiment], f"tags.`{IDENTITY_TAG}` = '{identity}'", max_results=1
         )
-        if known:
-            self._run = known[0].info.run_id
+        if found:
+            self._run = found[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
-            for name in known[0].data.metrics:
+            for name in found[0].data.metrics:
                 history = self._client.get_metric_history(self._run, name)
-                self._told |= {(name, metric.step) for metric in history}
+                self._written |= {(name, metric.step) for metric in history}
         else:
-            tags = {RUN_TAG: identity, "rescnet.url": url}
-            made = self._client.create_run(
+            tags = {IDENTITY_TAG: identity, "rescnet.url": url}
+            created_run = self._client.create_run(
                 self._experiment, tags=tags, run_name=self.run_name or url_name(url)
             )
-            self._run = made.info.run_id
-            self._log_parameters(found)
-        if found:
-            most = found["network"]["max_layers"]
-            self._client.set_tag(self._run, "rescnet.max_layers", str(most))
+            self._run = created_run.info.run_id
+            self._log_parameters(description)
+        if description:
+            max_layers = description["network"]["max_layers"]
+            self._client.set_tag(self._run, "rescnet.max_layers", str(max_layers))
 
-    def _log_parameters(self, found: dict[str, Any]) -> None:
+    def _log_parameters(self, description: dict[str, Any]) -> None:
+        """Log the specs of a run as params, in batches."""
         from mlflow.entities import Param
 
-        params = [Param(k, str(v)) for k, v in parameters(found).items()] if found else []
-        for first in range(0, len(params), PARAMS):
-            self._client.log_batch(self._run, params=params[first : first + PARAMS])
+        parameters = spec_parameters(description) if description else {}
+        params = [Param(name, str(value)) for name, value in parameters.items()]
+        for first in range(0, len(params), MAX_BATCH_PARAMS):
+            self._client.log_batch(self._run, params=params[first : first + MAX_BATCH_PARAMS])
 
     def _write(self, step: int, values: dict[str, float], when: float) -> None:
         from mlflow.entities import Metric
@@ -104,16 +129,17 @@ class MLflowWriter(RunWriter):
 
 
 @contextmanager
-def _naming_problems(uri: str | None) -> Iterator[None]:
-    """Name MLflow's own problems, and what to do."""
+def _translate_errors(uri: str | None) -> Iterator[None]:
+    """Raise RescnetError with a remedy instead of MLflow's own errors."""
     try:
         yield
     except ImportError as error:
         raise RescnetError(
-            f"writing for MLflow needs it ({error}): pip install 'rescnet-dist[mlflow]'"
+            f"MLflow is not installed ({error}). Run pip install 'rescnet-dist[mlflow]'."
         ) from None
     except Exception as error:  # of MLflow, its server or its database
-        where = "its own settings name" if uri is None else mask_secrets(uri)
+        location = "of its own settings" if uri is None else mask_secrets(uri)
         raise RescnetError(
-            f"MLflow cannot be used at the URI {where}: {str(error).strip(' .')}; check the URI"
+            f"MLflow cannot be used at the URI {location} ({str(error).strip(' .')}). "
+            "Check the URI."
         ) from None

@@ -1,4 +1,4 @@
-"""Runs in a notebook: a run that shows itself, and goes on showing itself while it trains."""
+"""Runs in notebooks: an object that shows a run, and a cell that follows it during training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from rescnet_dist.dashboard.figures import Plots
-from rescnet_dist.dashboard.render import rendered
-from rescnet_dist.dashboard.report import report_of
+from rescnet_dist.dashboard.render import render_report
+from rescnet_dist.dashboard.report import make_report
 from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.svg import accuracy_chart
 from rescnet_dist.dashboard.view import RunView, StoredRun
@@ -18,11 +18,11 @@ from rescnet_dist.errors import RescnetError
 from rescnet_dist.store import Location
 from rescnet_dist.train import describe_run
 
-WATCH_SECONDS = 2.0
-STOP_SECONDS = 5.0  # that `stop` waits for a store that does not answer
+WATCH_SECONDS = 2.0  # between two reads of the store
+WATCH_STOP_SECONDS = 5.0  # that `stop` waits for a store that does not answer
 
-# colors that are seen on light and on dark; nothing of the notebook's own is touched
-STYLE = """<style>
+# The colors are legible on light and on dark; the notebook's own styles are not affected.
+NOTEBOOK_STYLE = """<style>
 .rescnet-run { max-width: 620px; }
 .rescnet-run svg .grid { stroke: #8888; } .rescnet-run svg .line { fill: none; stroke-width: 2.2; }
 .rescnet-run svg .tick, .rescnet-run svg .name { fill: #888; font-size: 12px; }
@@ -33,10 +33,29 @@ STYLE = """<style>
 
 
 class Run:
-    """A training run at a URL, to look at: `rd.open_run(url)`. In a notebook it shows itself.
+    """A training run at a URL, for looking at it. In a notebook, it shows itself.
 
+    Parameters
+    ----------
+    url : str or path-like
+        URL of the run store. The run may be in progress or done.
+
+    Attributes
+    ----------
+    url : str
+    plot : Plots
+        Figures of the network of the run.
+
+    Raises
+    ------
+    StoreError
+        If there is no run at the URL.
+
+    Examples
+    --------
     >>> run = Run("runs/digits")  # doctest: +SKIP
-    >>> run.watch()  # shows it in this cell while it goes on  # doctest: +SKIP
+    >>> run.watch()  # follow it in this cell during training  # doctest: +SKIP
+    >>> run.plot.accuracy()  # doctest: +SKIP
     """
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
@@ -44,105 +63,164 @@ class Run:
         self.url: str = self._stored.store.url
 
     def __repr__(self) -> str:
-        return f"<Run {Location(self.url)}>"  # a store may not answer
+        return f"<Run {Location(self.url)}>"  # without a read: the store may not answer
 
     def view(self) -> RunView:
-        """The run as it is now: its state, layers, accuracies, times and memory."""
+        """Read the current state of the run.
+
+        Returns
+        -------
+        RunView
+            State, layers, accuracies, times and memory.
+        """
         return self._stored.view()
 
     def describe(self) -> dict[str, Any]:
-        """All that its store tells, with sizes, as plain values."""
+        """Read everything that the store has on the run, with sizes.
+
+        Returns
+        -------
+        dict
+            JSON-serializable values.
+        """
         return describe_run(self.url)
 
     @cached_property
     def plot(self) -> Plots:
-        """Figures of its network: `.accuracy()`, `.filters(layer)`, `.maps(image)`,
+        """Figures of the network: `.accuracy()`, `.filters(layer)`, `.maps(image)`,
         `.confusion()`."""
         return Plots.load(self.url)
 
     def report(self, **options: Any) -> str:
-        """The report on the run as one page of HTML; options are those of `report_of`."""
-        return rendered(report_of(self.url, **options), "html")
+        """Make the report on the run.
+
+        Parameters
+        ----------
+        **options
+            Keyword arguments of `make_report`: images, test, pictures.
+
+        Returns
+        -------
+        str
+            One page of HTML without external references.
+        """
+        return render_report(make_report(self.url, **options), "html")
 
     def watch(self, every: float = WATCH_SECONDS) -> Watch:
-        """Show the run in this cell, anew every so many seconds until it is done or `stop` is
-        called. Other cells can be run meanwhile."""
+        """Show the run in this cell and update it until the run is done or `stop` is called.
+
+        Other cells can be run in the meantime.
+
+        Parameters
+        ----------
+        every : float, default=2.0
+            Seconds between two updates.
+
+        Returns
+        -------
+        Watch
+
+        Raises
+        ------
+        RescnetError
+            If `every` is not above 0, or IPython is not installed.
+        """
         return Watch(self, every)
 
     def _repr_html_(self) -> str:
-        return show(self.view())
+        return show_run(self.view())
 
 
 def open_run(url: str | os.PathLike[str]) -> Run:
-    """The run at a URL, which goes on or is done."""
+    """Open a run, in progress or done, for looking at it.
+
+    Parameters
+    ----------
+    url : str or path-like
+        URL of the run store.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    StoreError
+        If there is no run at the URL.
+
+    Examples
+    --------
+    >>> open_run("runs/digits").watch()  # doctest: +SKIP
+    """
     return Run(url)
 
 
 class Watch:
-    """A run that is shown in a cell and kept up to date by a thread."""
+    """A run shown in a notebook cell and updated by a thread; see `Run.watch`."""
 
     def __init__(self, run: Run, every: float) -> None:
         try:
             from IPython.display import HTML, display
         except ImportError:
             raise RescnetError(
-                "watch shows a run in a notebook, which needs IPython: look at it in the browser "
-                f"with `rescnet dashboard {Location(run.url)}` instead"
+                "watch shows a run in a notebook and needs IPython. Use "
+                f"`rescnet dashboard {Location(run.url)}` to watch it in a browser instead."
             ) from None
         if not every > 0:
-            raise RescnetError(f"every={every} is not a number of seconds above 0: give such as 2")
+            raise RescnetError(f"every={every} is not above 0. Pass seconds, such as 2.")
         self._run, self._every, self._html = run, every, HTML
         view = run.view()
-        self._display = display(HTML(show(view)), display_id=True)
+        self._display = display(HTML(show_run(view)), display_id=True)
         self._ended, self._done = threading.Event(), False
-        self._thread = threading.Thread(target=self._go_on, args=[view], daemon=True)
-        if self._display is None:  # outside a notebook it has been printed, and that is all
+        self._thread = threading.Thread(target=self._update_until_done, args=[view], daemon=True)
+        if self._display is None:  # outside a notebook, it was printed and cannot be updated
             self._ended.set()
         self._thread.start()
 
-    def _go_on(self, view: RunView) -> None:
-        shown = ""
+    def _update_until_done(self, view: RunView) -> None:
+        """Read the run and update the cell, until the run is done or watching is stopped."""
+        previous = ""
         while view.state != "done" and not self._ended.wait(self._every):
             try:
                 view = self._run.view()
-                text = show(view)
+                text = show_run(view)
             except Exception as error:  # the store may come back
-                text = show(view) + f"<p>{type(error).__name__}: {escape(str(error))}</p>"
-            if text != shown:
+                text = show_run(view) + f"<p>{type(error).__name__}: {escape(str(error))}</p>"
+            if text != previous:
                 self._display.update(self._html(text))
-                shown = text
+                previous = text
         self._done = view.state == "done"
         self._ended.set()
 
     @property
     def ended(self) -> bool:
-        """Whether the cell is not kept up to date any more."""
+        """Whether the cell is no longer updated."""
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until watching ends, as the run is done, or so many seconds; whether it is."""
+        """Wait until watching ends, or for `timeout` seconds; return whether the run is done."""
         self._thread.join(timeout)
         return self._done
 
     def stop(self) -> None:
         """Stop watching."""
         self._ended.set()
-        self._thread.join(STOP_SECONDS)
+        self._thread.join(WATCH_STOP_SECONDS)
 
 
-def show(view: RunView) -> str:
-    """A run as HTML: how far it is in words, and its accuracies by layer as a chart."""
-    parts = [STYLE, describe_html(view)]
-    known = [layer for layer in view.layers if layer.train is not None]
-    if known:
-        x = [layer.layer for layer in known]
+def show_run(view: RunView) -> str:
+    """Return a run as HTML: a summary of its progress, and a chart of accuracy by layer."""
+    parts = [NOTEBOOK_STYLE, describe_html(view)]
+    layers = [layer for layer in view.layers if layer.train is not None]
+    if layers:
+        x = [layer.layer for layer in layers]
         lines = [
-            ("training", [layer.train for layer in known], "c1"),
-            ("validation", [layer.validation for layer in known], "c2"),
+            ("training", [layer.train for layer in layers], "c1"),
+            ("validation", [layer.validation for layer in layers], "c2"),
         ]
         parts.append(accuracy_chart(x, lines, view.depth))
         names = "<span style='color:#d6604d'>training</span>"
-        if known[-1].validation is not None:
+        if layers[-1].validation is not None:
             names += ", <span style='color:#4393c3'>validation</span>"
         parts.append(f"<small>{names}; dashed: the chosen depth</small>")
     return f"<div class='rescnet-run'>{''.join(parts)}</div>"

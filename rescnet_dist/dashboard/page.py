@@ -1,4 +1,4 @@
-"""The page of runs: all plots in one Bokeh document, light or dark, kept up to date."""
+"""The Bokeh page of runs: all plots in one document, light or dark, updated periodically."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from bokeh.layouts import column, row
 from bokeh.models import LayoutDOM, Select
 from bokeh.themes import Theme
 
-from rescnet_dist.dashboard.plots import PLOTS, RunPlot, Views, names_of
+from rescnet_dist.dashboard.plots import PLOTS, RunPlot, Views, short_names
 from rescnet_dist.dashboard.view import RunView
 
-EVERY = 1000  # milliseconds between two looks at the runs
+UPDATE_MILLISECONDS = 1000
 
-INK = {False: ("#ffffff", "#1f2328", "#d8dee4"), True: ("#161b22", "#e6edf3", "#3d444d")}
+# background, text and line colors, by whether the page is dark
+PAGE_COLORS = {False: ("#ffffff", "#1f2328", "#d8dee4"), True: ("#161b22", "#e6edf3", "#3d444d")}
 
-STYLE = """
+PAGE_STYLE = """
 <style>
   html, body {{ background: {paper}; color: {ink}; }}
   .content {{ height: calc(100vh - {above}); }}
@@ -26,60 +27,62 @@ STYLE = """
 </style>
 """
 
-SWITCH = '<a class="theme" href="?theme={other}">{other}</a>'
+THEME_LINK = '<a class="theme" href="?theme={other}">{other}</a>'
 
-# a page asked for without a theme takes, and keeps to, that of the JupyterLab it is a frame of
-FOLLOW = """
+# A page requested without a theme follows the theme of the JupyterLab that it is a frame of.
+THEME_SCRIPT = """
 <script>
   (() => {{
-    const asked = new URLSearchParams(location.search);
+    const query = new URLSearchParams(location.search);
     const browser = matchMedia("(prefers-color-scheme: dark)");
     let lab = null;
-    try {{ lab = parent !== window && parent.document.body; }} catch {{ /* another site's */ }}
+    try {{ lab = parent !== window && parent.document.body; }} catch {{ /* another site */ }}
     const dark = () => lab?.dataset?.jpThemeLight
-      ? lab.dataset.jpThemeLight === "false" : {otherwise};
+      ? lab.dataset.jpThemeLight === "false" : {default_dark};
     const follow = () => {{
-      const wanted = dark() ? "dark" : "light";
-      if (asked.has("theme") || wanted === (asked.get("auto") ?? "light")) return;
-      asked.set("auto", wanted);
-      location.replace("?" + asked);
+      const name = dark() ? "dark" : "light";
+      if (query.has("theme") || name === (query.get("auto") ?? "light")) return;
+      query.set("auto", name);
+      location.replace("?" + query);
     }};
     follow();
     browser.addEventListener("change", follow);
-    const watched = {{attributeFilter: ["data-jp-theme-light"]}};
-    if (lab) new MutationObserver(follow).observe(lab, watched);
+    const options = {{attributeFilter: ["data-jp-theme-light"]}};
+    if (lab) new MutationObserver(follow).observe(lab, options);
   }})();
 </script>
 """
 
 
-def wants_dark(doc: Document) -> bool:
-    """Whether the browser asked for the dark page, by ?theme=dark, or ?auto=dark of `follow`."""
+def is_dark(doc: Document) -> bool:
+    """Return whether the request is for the dark page: ?theme=dark, or ?auto=dark of the script."""
     context = doc.session_context
     arguments = context.request.arguments if context and context.request else {}
     return (arguments.get("theme") or arguments.get("auto") or [b""])[-1] == b"dark"
 
 
-def style(dark: bool, *, above: str = "1.5rem") -> str:
-    """The page's own style, as HTML; above is how high that is which does not belong to it."""
-    paper, ink, _ = INK[dark]
-    return STYLE.format(paper=paper, ink=ink, above=above)
+def style_html(dark: bool, *, above: str = "1.5rem") -> str:
+    """Return the style sheet of the page as HTML; above is the height of content over the plots."""
+    paper, ink, _ = PAGE_COLORS[dark]
+    return PAGE_STYLE.format(paper=paper, ink=ink, above=above)
 
 
-def switch(dark: bool) -> str:
-    """A link to the same page in the other theme."""
-    return SWITCH.format(other="light" if dark else "dark")
+def theme_link_html(dark: bool) -> str:
+    """Return a link to the same page in the other theme."""
+    return THEME_LINK.format(other="light" if dark else "dark")
 
 
-def follow(*, browser: bool) -> str:
-    """What makes the page dark inside a dark JupyterLab, as HTML for its head; elsewhere it takes
-    the theme that the browser prefers, or is light."""
-    return FOLLOW.format(otherwise="browser.matches" if browser else "false")
+def theme_script_html(*, follow_browser: bool) -> str:
+    """Return a script for the head of the page that makes it dark inside a dark JupyterLab.
+
+    Outside JupyterLab the page has the theme that the browser prefers, or is light.
+    """
+    return THEME_SCRIPT.format(default_dark="browser.matches" if follow_browser else "false")
 
 
-def theme(dark: bool) -> Theme:
-    """The colors of the plots."""
-    paper, ink, rule = INK[dark]
+def make_theme(dark: bool) -> Theme:
+    """Return the Bokeh theme with the colors of the plots."""
+    paper, ink, rule = PAGE_COLORS[dark]
     text = {"text_color": ink}
     attrs: dict[str, Any] = {
         "Plot": {
@@ -110,41 +113,47 @@ def theme(dark: bool) -> Theme:
 
 
 def show_plots(
-    doc: Document, views: Views, kinds: Sequence[type[RunPlot]] = PLOTS, *, every: int = EVERY
+    doc: Document,
+    views: Views,
+    kinds: Sequence[type[RunPlot]] = PLOTS,
+    *,
+    update_milliseconds: int = UPDATE_MILLISECONDS,
 ) -> None:
-    """Fill a document with plots of the runs that `views` gives, and keep them up to date while
-    somebody looks."""
+    """Fill a document with plots of the runs that `views` returns.
+
+    The plots are updated as long as the document is open in a browser.
+    """
     plots = [kind(views) for kind in kinds]
-    paper, ink, rule = INK[wants_dark(doc)]
-    look = f"select.bk-input {{ background: {paper}; color: {ink}; border-color: {rule} }}"
+    paper, ink, rule = PAGE_COLORS[is_dark(doc)]
+    stylesheet = f"select.bk-input {{ background: {paper}; color: {ink}; border-color: {rule} }}"
     chooser = Select(
-        title="time, memory and store of", visible=False, name="chooser", stylesheets=[look]
+        title="time, memory and store of", visible=False, name="chooser", stylesheets=[stylesheet]
     )
 
     def update() -> None:
-        _offer(chooser, views())
+        _update_options(chooser, views())
         for plot in plots:
-            plot.wanted = chooser.value or None
+            plot.selected_url = chooser.value or None
             plot.update()
 
     update()
     chooser.on_change("value", lambda attr, old, new: update())
-    doc.add_root(_layout([plot.root for plot in plots], chooser))
-    doc.theme = theme(wants_dark(doc))
+    doc.add_root(_make_layout([plot.root for plot in plots], chooser))
+    doc.theme = make_theme(is_dark(doc))
     doc.title = "rescnet: " + (kinds[0].name if len(kinds) == 1 else "runs")
-    doc.add_periodic_callback(update, every)
+    doc.add_periodic_callback(update, update_milliseconds)
 
 
-def _offer(chooser: Select, views: Sequence[RunView]) -> None:
-    """Let the user choose among several runs."""
-    named = zip([view.url for view in views], names_of(views), strict=True)
+def _update_options(chooser: Select, views: Sequence[RunView]) -> None:
+    """Let the user select one of several runs."""
+    named = zip([view.url for view in views], short_names(views), strict=True)
     options = [("", "the latest run"), *named]
     if len(views) > 1 and chooser.options != options:
         chooser.options, chooser.visible = options, True
 
 
-def _layout(roots: list[Any], chooser: Select) -> LayoutDOM:
-    """Plots side by side, three in a row; one alone fills the page."""
+def _make_layout(roots: list[Any], chooser: Select) -> LayoutDOM:
+    """Return the plots in rows of three; a single plot fills the page."""
     if len(roots) == 1:
         return roots[0]
     rows = [row(roots[i : i + 3], sizing_mode="stretch_both") for i in range(0, len(roots), 3)]

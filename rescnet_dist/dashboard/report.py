@@ -1,4 +1,4 @@
-"""A report on a run: everything that its store tells, as plain values from which pages are made."""
+"""The report on a run: everything that its store has, as plain values that pages are made from."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.dashboard.evaluation import (
-    MATRIX_CLASSES,
-    MOST_IMAGES,
+    MAX_EVALUATION_IMAGES,
+    MAX_MATRIX_CLASSES,
     Evaluation,
     Sample,
-    confused_class_pairs,
-    rows_where,
-    sample_of_data,
-    sample_of_run,
+    find_rows,
+    most_confused_pairs,
+    sample_from_data,
+    sample_from_run,
 )
-from rescnet_dist.dashboard.reproduce import reproduce
+from rescnet_dist.dashboard.reproduce import reproduce_command
 from rescnet_dist.dashboard.thumbnails import (
     data_uri,
+    draw_filters,
+    draw_image,
+    draw_maps,
     select_filters,
-    shown_filters,
-    shown_image,
-    shown_maps,
-    spread,
+    spaced_integers,
 )
 from rescnet_dist.dashboard.view import RunView
 from rescnet_dist.data import classes_from_json
@@ -47,14 +47,24 @@ from rescnet_dist.store import RunStore, StoredLayers
 from rescnet_dist.train import describe_run
 
 REPORT_VERSION = 1  # changes when an entry is renamed, removed, or means something else
-PAIRS, ERRORS = 20, 24
-BANKS, MAP_LAYERS, SAMPLES, MAPS_PER_LAYER = 3, 4, 4, 4
+JSON_NAMES = {"evaluation": "judged", "evaluation_problem": "not_judged"}  # of version 1
+MAX_REPORTED_PAIRS, MAX_REPORTED_ERRORS = 20, 24
+MAX_FILTER_LAYERS, MAX_MAP_LAYERS, MAX_MAP_SAMPLES, REPORT_MAPS_PER_LAYER = 3, 4, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures as data: URIs: filter banks by layer with their names, samples with their maps by
-    layer, and the images of the worst errors, in their order."""
+    """Pictures of a report as data: URIs.
+
+    Attributes
+    ----------
+    banks : list of (int, list of (str, str))
+        Filters by layer, each with its name.
+    samples : list of dict
+        Images with their maps by layer.
+    errors : list of str
+        Images of the worst errors, in their order in the evaluation.
+    """
 
     banks: list[tuple[int, list[tuple[str, str]]]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -63,11 +73,36 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is told of a run. Everything but the pictures is plain values that JSON can hold.
+    """Everything known of a run. All fields but the pictures are JSON-serializable.
 
-    spec: tables of (option, value, whether it is not the default). planned: rows of what was
-    planned and what was observed, None where it was not recorded. judged: how the network does, at
-    `depth`; None where that is not known, and not_judged says why.
+    Attributes
+    ----------
+    title, outcome, url : str
+    state : {"running", "done", "unfinished"}
+    reason : str or None
+        Why the run ended.
+    depth : int or None
+        Depth at which the network is evaluated.
+    data : dict
+        Source, sizes and classes of the data.
+    spec : dict of str to list of (option, value, is_changed)
+        Tables of options; is_changed is true if the value is not the default.
+    planned : list of dict
+        Planned and observed values; observed is None if it was not recorded.
+    memory : dict
+        Bytes by worker and layer.
+    layers : list of dict
+    evaluation : dict or None
+        Accuracy, confusion, errors and calibration at `depth`; None if it could not be computed.
+    evaluation_problem : str or None
+        Why there is no evaluation.
+    environment : dict
+        Time, cluster and versions.
+    command : str or None
+        Command line that trains the same network.
+    notes : list of str
+        Notes on the command.
+    pictures : Pictures
     """
 
     title: str
@@ -81,100 +116,127 @@ class Report:
     planned: list[dict[str, Any]]
     memory: dict[str, Any]
     layers: list[dict[str, Any]]
-    judged: dict[str, Any] | None
-    not_judged: str | None
+    evaluation: dict[str, Any] | None
+    evaluation_problem: str | None
     environment: dict[str, Any]
     command: str | None
     notes: list[str]
     pictures: Pictures = field(default_factory=Pictures)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the pictures as plain values."""
+        """Return all fields but the pictures as JSON-serializable values."""
         fields = asdict(replace(self, pictures=Pictures()))
         del fields["pictures"]
-        return {"version": REPORT_VERSION, **fields}
+        named = {JSON_NAMES.get(name, name): value for name, value in fields.items()}
+        return {"version": REPORT_VERSION, **named}
 
 
-def report_of(
+def make_report(
     url: str | os.PathLike[str],
     *,
-    images: int = MOST_IMAGES,
+    images: int = MAX_EVALUATION_IMAGES,
     test: str | None = None,
     pictures: bool = True,
 ) -> Report:
-    """The report on the run at a URL, finished or not.
+    """Make the report on a run, finished or not.
 
-    Its network is judged on at most `images` images that the run held out, taken evenly, or was
-    trained on where it held none out, or of `test`, a data set, if that is named. pictures: whether
-    to make them, too.
+    Parameters
+    ----------
+    url : str or path-like
+        Run store.
+    images : int
+        The network is evaluated on at most this many evenly spaced images: those that the run
+        held out, or training images if it held out none.
+    test : str, optional
+        Data set to evaluate the network on instead.
+    pictures : bool
+        Whether to make the pictures, too.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    SpecError
+        If images is below 1.
+    StoreError
+        If there is no run at the URL, or its data are not completely written.
     """
     if images < 1:
-        raise SpecError(f"images={images} are too few to judge a network on: give 1 or more")
+        raise SpecError(f"images={images} is too few to evaluate a network. Use 1 or more.")
     run = RunStore.open(url)
     attributes = run.attributes()
     if not attributes.get("data_complete"):
         raise StoreError(
-            f"the data of the run at {run} are not completely written, so that there is nothing to "
-            "report yet: wait until it trains, or remove it and train again"
+            f"The data of the run at {run} are not completely written, so there is nothing to "
+            "report yet. Wait until it trains, or remove it and train again."
         )
-    found = describe_run(url)
-    found["source"] = mask_secrets(found["source"]) if found["source"] else None
-    view = RunView.of(found)
+    description = describe_run(url)
+    description["source"] = mask_secrets(description["source"]) if description["source"] else None
+    view = RunView.of(description)
     classes = [plain_text(label) for label in classes_from_json(attributes["classes"]).tolist()]
-    held_out = len(rows_where(run.data_array("train"), False))
+    held_out = len(find_rows(run.data_array("train"), False))
     specs = (
-        NetworkSpec.from_stored(found["network"]),
-        RunSpec.from_stored(found["run"]),
-        AugmentSpec.from_stored(found["augment"]),
+        NetworkSpec.from_stored(description["network"]),
+        RunSpec.from_stored(description["run"]),
+        AugmentSpec.from_stored(description["augment"]),
     )
-    plan = Plan.from_dict(found["plan"])
-    command, notes = reproduce(found["source"], *specs, plan, held_out=held_out > 0)
+    plan = Plan.from_dict(description["plan"])
+    command, notes = reproduce_command(description["source"], *specs, plan, held_out=held_out > 0)
     depth = view.depth or len(view.layers) or None
-    judged, shown, problem = None, Pictures(), "there is no finished layer yet"
+    metrics, drawn, problem = None, Pictures(), "there is no finished layer yet"
     if depth:
-        # not at the depth of the moment: a run that goes on may have more layers by now
+        # the depth of the view, as a run in progress may have more layers by now
         network = replace(Network.load(url), layers=StoredLayers(run.location, depth))
-        seen, problem = _judged(run, network, images, test)
-        judged = _judgement(seen, classes, is_test=test is not None) if seen else None
-        shown = _pictures(network, seen, classes) if pictures else shown
+        evaluation, problem = _evaluate(run, network, images, test)
+        if evaluation:
+            metrics = _summarize_evaluation(evaluation, classes, is_test=test is not None)
+        if pictures:
+            drawn = _draw_pictures(network, evaluation, classes)
     return Report(
         title=f"Run {view.name}",
-        outcome=_outcome(view, found, judged),
+        outcome=_describe_outcome(view, description, metrics),
         url=str(run),
         state=view.state,
         reason=view.reason,
         depth=depth,
-        data=_data(found, held_out, classes),
+        data=_describe_data(description, held_out, classes),
         spec={type(spec).table: spec.rows() for spec in specs},
-        planned=_planned(view, found),
-        memory=_memory(view),
-        layers=found["layers"],
-        judged=judged,
-        not_judged=None if judged else problem,
-        environment=_environment(found),
+        planned=_compare_with_plan(view, description),
+        memory=_describe_memory(view),
+        layers=description["layers"],
+        evaluation=metrics,
+        evaluation_problem=None if metrics else problem,
+        environment=_describe_environment(description),
         command=command,
         notes=notes,
-        pictures=shown,
+        pictures=drawn,
     )
 
 
-def _judged(
+def _evaluate(
     run: RunStore, network: Network, images: int, test: str | None
 ) -> tuple[Evaluation | None, str]:
-    """The network on a sample; or, where the images of its run are not there any more, as those
-    that it refers to may be gone, why not."""
+    """Evaluate the network on a sample.
+
+    Returns None and the reason if the images of the run cannot be read, as they may be stored
+    elsewhere and be gone.
+    """
     if test:
-        return Evaluation.of(network, sample_of_data(test, None, network, images)), ""
+        return Evaluation.of(network, sample_from_data(test, None, network, images)), ""
     try:
-        return Evaluation.of(network, sample_of_run(run, images)), ""
+        return Evaluation.of(network, sample_from_run(run, images)), ""
     except StoreUnreachableError:
         raise
     except StoreError as error:
         return None, f"the images of the run cannot be read ({error})"
 
 
-def _outcome(view: RunView, found: dict[str, Any], judged: dict[str, Any] | None) -> str:
-    """What came of a run, in a few sentences."""
+def _describe_outcome(
+    view: RunView, description: dict[str, Any], metrics: dict[str, Any] | None
+) -> str:
+    """Return the outcome of a run in a few sentences."""
     grown, layers = len(view.layers), pluralize(len(view.layers), "layer")
     if not grown:
         state = "is being trained" if view.state == "running" else "was stopped"
@@ -183,66 +245,72 @@ def _outcome(view: RunView, found: dict[str, Any], judged: dict[str, Any] | None
         text = f"The network has {pluralize(view.depth or grown, 'layer')}"
         text += f" of {grown} grown ({view.reason})." if view.reason else "."
     else:
-        state = "goes on" if view.state == "running" else "is unfinished"
-        text = f"The run {state}, with {layers} of at most {view.max_layers} finished."
-    known = next((layer for layer in view.layers if layer.layer == view.depth), None)
-    if known and known.train is not None:
-        copies = ", copies included," if found["copies"] else ""
-        text += f" After layer {known.layer} it classifies {100 * known.train:.2f} % of the "
-        text += f"training images{copies} rightly"
-        if known.validation is not None:
-            text += f" and {100 * known.validation:.2f} % of those held out"
-        text += "."
-    if judged and judged["test"]:
-        text += f" Of {judged['which']} it classifies {100 * judged['accuracy']:.2f} % rightly."
+        state = "in progress" if view.state == "running" else "unfinished"
+        text = f"The run is {state}, with {layers} of at most {view.max_layers} finished."
+    chosen = next((layer for layer in view.layers if layer.layer == view.depth), None)
+    if chosen and chosen.train is not None:
+        copies = ", copies included," if description["copies"] else ""
+        text += f" After layer {chosen.layer}, the accuracy is {100 * chosen.train:.2f} % on the "
+        text += f"training images{copies}"
+        if chosen.validation is not None:
+            text += f" and {100 * chosen.validation:.2f} % on the held-out images"
+        text = f"{text.rstrip(',')}."
+    if metrics and metrics["test"]:
+        text += f" On {metrics['which']}, it is {100 * metrics['accuracy']:.2f} %."
     return text
 
 
-def _data(found: dict[str, Any], held_out: int, classes: list[str]) -> dict[str, Any]:
+def _describe_data(
+    description: dict[str, Any], held_out: int, classes: list[str]
+) -> dict[str, Any]:
+    """Return the source, sizes and classes of the data."""
     return {
-        "source": found["source"],
-        "images": found["images"],
-        "train": found["images"] - held_out,
+        "source": description["source"],
+        "images": description["images"],
+        "train": description["images"] - held_out,
         "held_out": held_out,
-        "copies": found["copies"],
-        "rows": found["rows"],
-        "image_shape": found["image_shape"],
+        "copies": description["copies"],
+        "rows": description["rows"],
+        "image_shape": description["image_shape"],
         "classes": classes,
-        "features": found["features"],
+        "features": description["features"],
     }
 
 
-def _planned(view: RunView, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was planned beside what was observed; kind says of what kind the numbers are."""
-    expected = found["expected"] or {}
+def _compare_with_plan(view: RunView, description: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return rows of planned and observed values; kind is the unit of the values."""
+    expected = description["expected"] or {}
     traffic = expected.get("traffic", {})
-    observed = [layer["observed"] for layer in found["layers"] if layer["observed"]]
+    observed = [layer["observed"] for layer in description["layers"] if layer["observed"]]
 
-    def most(name: str) -> int | None:
+    def largest(name: str) -> int | None:
         return max((entry[name] for entry in observed), default=None)
 
     memory = [size for entry in observed for size in entry["memory"].values()]
     seconds = [layer.seconds for layer in view.layers]
+    redone = sum(entry["redone"] for entry in observed) if observed else None
+    store_bytes = sum(description["bytes"].values())
     rows = (
-        ("memory of a worker, at most", "bytes", view.planned, max(memory, default=None)),
-        ("read per layer, at most", "bytes", traffic.get("read"), most("read")),
-        ("written per layer, at most", "bytes", traffic.get("written"), most("written")),
-        ("size of the store", "bytes", traffic.get("store"), sum(found["bytes"].values())),
-        ("chunks done more than once", "count", 0 if observed else None,
-         sum(entry["redone"] for entry in observed) if observed else None),
-        ("time of a layer, median", "seconds", None,
-         statistics.median(seconds) if seconds else None),
-    )  # fmt: skip
+        ("memory of a worker, at most", "bytes", view.planned_memory, max(memory, default=None)),
+        ("read per layer, at most", "bytes", traffic.get("read"), largest("read")),
+        ("written per layer, at most", "bytes", traffic.get("written"), largest("written")),
+        ("size of the store", "bytes", traffic.get("store"), store_bytes),
+        ("chunks done more than once", "count", 0 if observed else None, redone),
+        (
+            *("time of a layer, median", "seconds", None),
+            statistics.median(seconds) if seconds else None,
+        ),
+    )
     keys = ("what", "kind", "planned", "observed")
     return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
-def _memory(view: RunView) -> dict[str, Any]:
-    """The most bytes resident in each worker, by layer, beside what was planned and is allowed."""
+def _describe_memory(view: RunView) -> dict[str, Any]:
+    """Return the peak resident bytes of each worker by layer, the planned bytes and the limit."""
     workers = list(dict.fromkeys(name for layer in view.layers for name in layer.memory))
     return {
-        "planned": view.planned,
-        "allowed": view.allowed,
+        "planned": view.planned_memory,
+        "allowed": view.memory_limit,
         "workers": {
             f"worker {number}": [layer.memory.get(name) for layer in view.layers]
             for number, name in enumerate(workers, start=1)
@@ -250,88 +318,90 @@ def _memory(view: RunView) -> dict[str, Any]:
     }
 
 
-def _environment(found: dict[str, Any]) -> dict[str, Any]:
-    provenance, expected = found["provenance"], found["expected"] or {}
-    finished = [layer["finished"] for layer in found["layers"] if layer["finished"]]
+def _describe_environment(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the times, cluster, plan, sizes and versions of a run."""
+    provenance, expected = description["provenance"], description["expected"] or {}
+    finished = [layer["finished"] for layer in description["layers"] if layer["finished"]]
     return {
         "began": provenance.get("created"),
-        "last_layer": _when(finished[-1]) if finished else None,
-        "seconds": sum(layer["seconds"] for layer in found["layers"]),
+        "last_layer": _format_timestamp(finished[-1]) if finished else None,
+        "seconds": sum(layer["seconds"] for layer in description["layers"]),
         "versions": provenance.get("versions", {}),
         "workers": expected.get("workers"),
-        "plan": found["plan"],
-        "bytes": found["bytes"],
-        "reported": _when(datetime.now(UTC).timestamp()),
+        "plan": description["plan"],
+        "bytes": description["bytes"],
+        "reported": _format_timestamp(datetime.now(UTC).timestamp()),
         "reported_by": version("rescnet-dist"),
     }
 
 
-def _when(seconds: float) -> str:
-    """A time in seconds since 1970, as ISO 8601 has it."""
+def _format_timestamp(seconds: float) -> str:
+    """Return a time in seconds since 1970 in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _judgement(judged: Evaluation, classes: list[str], *, is_test: bool) -> dict[str, Any]:
-    """Accuracy, confusion, worst errors and calibration of a network on a sample."""
-    sample, confusion = judged.sample, judged.confusion()
-    bins, error = judged.calibration()
+def _summarize_evaluation(
+    evaluation: Evaluation, classes: list[str], *, is_test: bool
+) -> dict[str, Any]:
+    """Return accuracy, confusion, worst errors and calibration as plain values."""
+    sample, confusion = evaluation.sample, evaluation.confusion_matrix()
+    bins, error = evaluation.calibration()
     return {
-        "which": sample.which,
+        "which": sample.description,
         "test": is_test,
         "images": len(sample.codes),
         "of": sample.total,
-        "accuracy": judged.accuracy,
-        "confusion": confusion.tolist() if len(classes) <= MATRIX_CLASSES else None,
+        "accuracy": evaluation.accuracy,
+        "confusion": confusion.tolist() if len(classes) <= MAX_MATRIX_CLASSES else None,
         "pairs": [
             {"true": classes[i], "predicted": classes[j], "images": count}
-            for i, j, count in confused_class_pairs(confusion, PAIRS)
+            for i, j, count in most_confused_pairs(confusion, MAX_REPORTED_PAIRS)
         ],
         "errors": [
             {
-                "image": int(sample.numbers[location]),
-                "true": classes[sample.codes[location]],
-                "predicted": classes[judged.predicted[location]],
+                "image": int(sample.rows[index]),
+                "true": classes[sample.codes[index]],
+                "predicted": classes[evaluation.predicted[index]],
                 "margin": margin,
             }
-            for location, margin in judged.worst(ERRORS)
+            for index, margin in evaluation.worst_errors(MAX_REPORTED_ERRORS)
         ],
         "calibration": bins,
         "calibration_error": error,
     }
 
 
-def _pictures(network: Network, judged: Evaluation | None, classes: list[str]) -> Pictures:
-    """Filter banks and, where it is judged, samples with their maps, and errors."""
+def _draw_pictures(network: Network, evaluation: Evaluation | None, classes: list[str]) -> Pictures:
+    """Draw filter banks and, if there is an evaluation, samples with maps, and the worst errors."""
     banks = [
-        (layer, [(name, data_uri(pixels)) for name, pixels in shown_filters(network, layer)])
-        for layer in spread(1, network.depth, BANKS)
+        (layer, [(name, data_uri(pixels)) for name, pixels in draw_filters(network, layer)])
+        for layer in spaced_integers(1, network.depth, MAX_FILTER_LAYERS)
     ]
-    if judged is None:
+    if evaluation is None:
         return Pictures(banks)
-    sample = judged.sample
-    errors = [
-        data_uri(shown_image(sample.images[location])) for location, _ in judged.worst(ERRORS)
-    ]
-    return Pictures(banks, _samples(network, sample, classes), errors)
+    sample = evaluation.sample
+    worst = evaluation.worst_errors(MAX_REPORTED_ERRORS)
+    errors = [data_uri(draw_image(sample.images[index])) for index, _ in worst]
+    return Pictures(banks, _draw_samples(network, sample, classes), errors)
 
 
-def _samples(network: Network, sample: Sample, classes: list[str]) -> list[dict[str, Any]]:
-    """The first images of some classes, each with maps of some layers."""
+def _draw_samples(network: Network, sample: Sample, classes: list[str]) -> list[dict[str, Any]]:
+    """Draw the first image of a few classes, each with its maps in a few layers."""
     _, first = np.unique(sample.codes, return_index=True)
-    chosen = [int(first[location]) for location in spread(0, len(first) - 1, SAMPLES)]
-    layers = spread(1, network.depth, MAP_LAYERS)
-    maps = shown_maps(network, sample.images[chosen], layers, MAPS_PER_LAYER)
-    numbers = {layer: select_filters(network, layer, MAPS_PER_LAYER) for layer in layers}
+    chosen = [int(first[n]) for n in spaced_integers(0, len(first) - 1, MAX_MAP_SAMPLES)]
+    layers = spaced_integers(1, network.depth, MAX_MAP_LAYERS)
+    maps = draw_maps(network, sample.images[chosen], layers, REPORT_MAPS_PER_LAYER)
+    numbers = {layer: select_filters(network, layer, REPORT_MAPS_PER_LAYER) for layer in layers}
 
-    def tiles(layer: int, row: int) -> list[tuple[int, str]]:
+    def encode_tiles(layer: int, row: int) -> list[tuple[int, str]]:
         pairs = zip(numbers[layer], maps[layer][row], strict=True)
         return [(number + 1, data_uri(pixels)) for number, pixels in pairs]
 
     return [
         {
-            "label": classes[sample.codes[location]],
-            "image": data_uri(shown_image(sample.images[location])),
-            "maps": [(layer, tiles(layer, row)) for layer in layers],
+            "label": classes[sample.codes[index]],
+            "image": data_uri(draw_image(sample.images[index])),
+            "maps": [(layer, encode_tiles(layer, row)) for layer in layers],
         }
-        for row, location in enumerate(chosen)
+        for row, index in enumerate(chosen)
     ]

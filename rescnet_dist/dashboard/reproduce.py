@@ -1,4 +1,4 @@
-"""The command that trains a run again, to the same bits."""
+"""The command line that trains a run again, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rescnet_dist.planning.plan import PLAN_FIELDS, Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 
-def reproduce(
+def reproduce_command(
     source: str | None,
     network: NetworkSpec,
     run: RunSpec,
@@ -18,15 +18,15 @@ def reproduce(
     *,
     held_out: bool,
 ) -> tuple[str | None, list[str]]:
-    """The command line that trains the same network on a source, and what to mind about it.
+    """Return the command that trains the same network on a source, and notes on its use.
 
-    The plan is among its flags, as it fixes the order of every sum. held_out: whether the run held
-    images out. Without a source, arrays, there is no command.
+    The plan is among its flags, as it fixes the order of every sum. held_out says whether the run
+    held out images. The command is None if the run was trained on arrays, without a source.
     """
     if source is None:
         return None, [
-            "It was trained on arrays in memory, which the run does not name: give the same arrays "
-            "and specs to ResCNetClassifier."
+            "It was trained on arrays in memory, which the run does not name. Pass the same "
+            "arrays and specs to ResCNetClassifier."
         ]
     preset, base = nearest_preset(network, source if source == "digits" else None)
     words = ["rescnet", "train", source]
@@ -34,30 +34,32 @@ def reproduce(
         words += ["--preset", preset]
     words += flags(network, base)
     planned = run.replace(**{name: getattr(plan, name) for name in PLAN_FIELDS})
-    own_split = held_out and run.validation == 0  # of the data, which the command takes itself
-    if not own_split:
+    # the command uses the data set's own validation split by itself
+    has_own_split = held_out and run.validation == 0
+    if not has_own_split:
         words += flag("validation", planned.validation)
-    # told even where they are the defaults: another machine or release may plan otherwise
+    # given even if they are the defaults: another machine or release may plan differently
     words += flag("seed", planned.seed)
     for name in PLAN_FIELDS:
         if getattr(planned, name) is not None:
             words += flag(name, getattr(planned, name))
-    told = RunSpec(
+    given = RunSpec(
         **{name: getattr(planned, name) for name in (*PLAN_FIELDS, "seed", "validation")}
     )
-    words += flags(planned, told) + flags(augment, AugmentSpec())
-    return shlex.join(words), _notes(source, plan)
+    words += flags(planned, given) + flags(augment, AugmentSpec())
+    return shlex.join(words), _make_notes(source, plan)
 
 
-def _notes(source: str, plan: Plan) -> list[str]:
+def _make_notes(source: str, plan: Plan) -> list[str]:
+    """Return what a user of the command has to know, one sentence or two each."""
     notes = []
     if "***" in source:
-        notes.append("The source carried credentials, which are not stored: put them where *** is.")
+        notes.append("The source had credentials, which are not stored. Replace *** with them.")
     if "://" not in source and source not in ("digits",) and not source.startswith("/"):
-        notes.append("A source that is a relative path is relative to where the run was started.")
+        notes.append("The source is a relative path. Run the command where the run was started.")
     if plan.tile_features is None:
         notes.append(
-            "Workers need at least as much memory as they had, or the scatter matrix is cut into "
-            "tiles, which changes the last bits."
+            "Give workers at least as much memory as in the run. With less, the scatter matrix is "
+            "cut into tiles, which changes the last bits."
         )
     return notes

@@ -1,10 +1,11 @@
-"""The page inside Dask's own dashboard: runs of a cluster, served by its scheduler.
+"""The page of runs inside Dask's own dashboard, served by the scheduler of a cluster.
 
-A listener on the driver tells the scheduler of a run by Dask's event log, which the tasks' reports
-go to as well; a plugin there keeps a board of runs, and serves pages of it beside Dask's own.
-Training knows nothing of it, and where the scheduler cannot show pages, nothing else changes. The
-first run brings them; `dask scheduler --preload rescnet_dist.dashboard.scheduler` has them from the
-start, for layouts of plots that are opened before.
+A listener on the driver sends the events of a run to the scheduler by Dask's event log, which the
+tasks' own reports go to as well. A scheduler plugin keeps a board of runs and serves its pages next
+to Dask's own. Training does not depend on it: if the scheduler cannot serve the pages, only the
+pages are missing. The first run installs the plugin; with
+`dask scheduler --preload rescnet_dist.dashboard.scheduler` it is there from the start, for plot
+layouts that are opened before a run.
 """
 
 from __future__ import annotations
@@ -26,47 +27,47 @@ from rescnet_dist.train import (
     progress_topic,
 )
 
-PAGE = "rescnet"
-TOPICS = f"{PAGE}-"  # what the topics of all runs begin with
-MOST_RUNS = 10  # that a board keeps
+PAGE_NAME = "rescnet"
+TOPIC_PREFIX = f"{PAGE_NAME}-"  # of the topics of all runs
+MAX_BOARD_RUNS = 10
 
 logger = logging.getLogger(__name__)
 
 
 class Board:
-    """The runs of a cluster, as they are told of."""
+    """The last runs of a cluster, updated by the messages of their topics."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunView] = {}
         self._drivers: dict[str, str] = {}
 
     def views(self) -> list[RunView]:
-        """All runs, the one that began last at the end."""
+        """Return the runs in the order in which they started."""
         return list(self._runs.values())
 
-    def hear(self, topic: str, message: dict[str, Any]) -> None:
-        """Take in a message of a run's topic."""
+    def handle_message(self, topic: str, message: dict[str, Any]) -> None:
+        """Update the run of a topic by a message; messages of unknown runs are ignored."""
         kind = message.get("kind")
         if kind == "run":
             self._runs.pop(topic, None)
             self._runs[topic] = RunView.of(message["run"])
             self._drivers[topic] = message["driver"]
-            for old in list(self._runs)[:-MOST_RUNS]:
+            for old in list(self._runs)[:-MAX_BOARD_RUNS]:
                 del self._runs[old], self._drivers[old]
         view = self._runs.get(topic)
         if view is None:
             return
         if kind == "event":
-            view.hear(message)
+            view.handle_event(message)
             for layer in view.layers[:-1]:
                 layer.memory = {}
         elif kind == "chunk":
-            view.hear({"event": "chunk_done", **message})
+            view.handle_event({"event": "chunk_done", **message})
         elif kind == "rebuilt":
-            view.hear({"event": "chunk_rebuilt", **message})
+            view.handle_event({"event": "chunk_rebuilt", **message})
 
-    def driver_left(self, client: str) -> None:
-        """A driver is gone: what it has not finished has stopped."""
+    def remove_driver(self, client: str) -> None:
+        """Mark the running runs of a driver that has disconnected as unfinished."""
         for topic, driver in self._drivers.items():
             view = self._runs[topic]
             if driver == client and view.state == "running":
@@ -74,28 +75,28 @@ class Board:
 
 
 class RunsPlugin(SchedulerPlugin):
-    """Keeps the board of runs on the scheduler."""
+    """Scheduler plugin that keeps the board of runs."""
 
     name = "rescnet-runs"
 
     def __init__(self) -> None:
         self.board = Board()
-        self.served = False  # whether there are pages of it
+        self.is_served = False  # whether the dashboard has pages of it
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Put what is told of a run on the board."""
-        if topic.startswith(TOPICS) and isinstance(msg, dict):
-            self.board.hear(topic, msg)
+        """Pass messages of runs to the board."""
+        if topic.startswith(TOPIC_PREFIX) and isinstance(msg, dict):
+            self.board.handle_message(topic, msg)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """Note that a driver has gone."""
-        self.board.driver_left(client)
+        """Pass the disconnection of a client to the board."""
+        self.board.remove_driver(client)
 
 
 class SchedulerPage:
-    """A listener that puts a run on the page of the scheduler's dashboard.
+    """A listener that shows a run on a page of the scheduler's dashboard.
 
-    `link` is the page's URL once a run has begun, None where the scheduler cannot show it.
+    `link` is the URL of the page once a run has started, or None if the scheduler has no pages.
     """
 
     def __init__(self, client: Client) -> None:
@@ -103,52 +104,53 @@ class SchedulerPage:
         self.link: str | None = None
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on; chunks are reported to the scheduler by their tasks."""
+        """Send an event to the scheduler; finished chunks are reported there by their tasks."""
         if isinstance(event, ChunkDone | ChunkRebuilt):
             return
         if isinstance(event, RunStarted):
             self._begin(event.url)
         if self._topic:
-            self._tell({"kind": "event", **event_to_dict(event)})
+            self._send({"kind": "event", **event_to_dict(event)})
 
     def _begin(self, url: str) -> None:
+        """Install the plugin and send the description of the run."""
         try:
             run = StoredRun(url)
-            found = run.description()
-            served = self._client.run_on_scheduler(install)
-        except Exception as error:  # as where the scheduler has not got this package, or for a URL
-            # whose secrets events do not tell
-            logger.warning("the run is not shown in Dask's dashboard: %s", error)
+            description = run.description()
+            is_served = self._client.run_on_scheduler(install)
+        except Exception as error:
+            # for example, the scheduler lacks this package, or events mask secrets of the URL
+            logger.warning("The run is not shown in Dask's dashboard: %s", error)
             return
         link = self._client.dashboard_link
-        self.link = link.rsplit("/", 1)[0] + f"/{PAGE}" if served and link else None
+        self.link = link.rsplit("/", 1)[0] + f"/{PAGE_NAME}" if is_served and link else None
         self._topic = progress_topic(run.store)
-        for layer in found["layers"][:-1]:  # of which nobody asks, and which may be much
+        for layer in description["layers"][:-1]:  # not shown, and may be large
             (layer["observed"] or {}).pop("memory", None)
-        self._tell({"kind": "run", "run": found, "driver": self._client.id})
+        self._send({"kind": "run", "run": description, "driver": self._client.id})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
+        """Send a message by Dask's event log."""
         self._client.log_event(self._topic, message)
 
 
 def install(dask_scheduler: Any) -> bool:
-    """On a scheduler: keep a board and serve its pages, unless that is done already; whether there
-    is a dashboard to serve them."""
+    """Install the plugin on a scheduler if it is missing; return whether its pages are served."""
     plugin = dask_scheduler.plugins.get(RunsPlugin.name)
     if plugin is None:
         plugin = RunsPlugin()
-        plugin.served = _serve(dask_scheduler, plugin.board)
+        plugin.is_served = _serve(dask_scheduler, plugin.board)
         dask_scheduler.add_plugin(plugin)
-    return bool(plugin.served)
+    return bool(plugin.is_served)
 
 
 def dask_setup(scheduler: Any) -> None:
-    """Called by Dask where this module is a scheduler's preload."""
+    """Install the plugin; Dask calls this if the module is a preload of the scheduler."""
     install(scheduler)
 
 
 def _serve(scheduler: Any, board: Board) -> bool:
-    """Serve the pages of a board beside those of Dask's dashboard, if there is one."""
+    """Serve the pages of a board next to those of Dask's dashboard; return whether there is one."""
     try:
         from bokeh.server.tornado import BokehTornado
         from distributed.dashboard.core import BokehApplication
@@ -158,20 +160,21 @@ def _serve(scheduler: Any, board: Board) -> bool:
         from rescnet_dist.dashboard.plots import PLOTS
     except ImportError:  # no Bokeh, no dashboard
         return False
-    there = [a for a in scheduler.http_application.applications if isinstance(a, BokehTornado)]
-    if not there:
+    applications = scheduler.http_application.applications
+    dask_pages = [app for app in applications if isinstance(app, BokehTornado)]
+    if not dask_pages:
         return False
-    single = {f"/individual-{PAGE}-{kind.name}": (kind,) for kind in PLOTS}
-    kinds_of = {f"/{PAGE}": PLOTS, **single}
-    pages = {path: partial(_document, board, kinds) for path, kinds in kinds_of.items()}
-    variables = template_variables(scheduler)  # the same object as Dask's own pages have
-    ours = BokehApplication(pages, scheduler, there[0].prefix, variables)
+    single = {f"/individual-{PAGE_NAME}-{kind.name}": (kind,) for kind in PLOTS}
+    page_kinds = {f"/{PAGE_NAME}": PLOTS, **single}
+    pages = {path: partial(_document, board, kinds) for path, kinds in page_kinds.items()}
+    variables = template_variables(scheduler)  # the object that Dask's own pages use
+    ours = BokehApplication(pages, scheduler, dask_pages[0].prefix, variables)
     scheduler.http_application.add_application(ours)
     ours.initialize(IOLoop.current())
     ours.start()
-    # Dask lists the pages of its first application alone, as does JupyterLab's extension by it
-    there[0]._applications.update(ours._applications)
-    variables["pages"].insert(min(3, len(variables["pages"])), PAGE)
+    # Dask, and by it JupyterLab's extension, lists the pages of its first application only
+    dask_pages[0]._applications.update(ours._applications)
+    variables["pages"].insert(min(3, len(variables["pages"])), PAGE_NAME)
     names = {path.strip("/"): f"Rescnet {kinds[0].name.title()}" for path, kinds in single.items()}
     variables["plots"] += [{"url": url, "name": name} for url, name in names.items()]
     variables["plots"].sort(key=lambda plot: plot["name"])
@@ -179,26 +182,32 @@ def _serve(scheduler: Any, board: Board) -> bool:
 
 
 def _document(board: Board, kinds: Any, _scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
-    """Fill a document of the dashboard."""
+    """Fill a document of Dask's dashboard."""
     from distributed.dashboard.components.scheduler import env
 
-    from rescnet_dist.dashboard.page import follow, show_plots, style, switch, wants_dark
+    from rescnet_dist.dashboard.page import (
+        is_dark,
+        show_plots,
+        style_html,
+        theme_link_html,
+        theme_script_html,
+    )
 
     show_plots(doc, board.views, kinds)
-    dark = wants_dark(doc)
-    if len(kinds) == 1:  # without Dask's own frame, as its single plots are
+    dark = is_dark(doc)
+    if len(kinds) == 1:  # without Dask's navigation bar, like its own single plots
         doc.template = env.from_string(
             "{% extends base %}{% block preamble %}"
-            + style(dark)
-            + follow(browser=False)  # Dask's own are always light
+            + style_html(dark)
+            + theme_script_html(follow_browser=False)  # Dask's own plots are always light
             + "{% endblock %}"
         )
     else:
         doc.template = env.from_string(
             '{% extends "base.html" %}{% block extra_resources %}'
-            + style(dark, above="4.2rem")  # Dask's own bar
+            + style_html(dark, above="4.2rem")  # the height of Dask's navigation bar
             + "{% endblock %}{% block content %}{{ plot_div }}{{ plot_script }}"
-            + switch(dark)
+            + theme_link_html(dark)
             + "{% endblock %}"
         )
         doc.template_variables.update(extra)

@@ -1,4 +1,4 @@
-"""Runs in TensorBoard, without TensorFlow or PyTorch: event files in a folder."""
+"""Writer of runs for TensorBoard, without TensorFlow or PyTorch: event files in a folder."""
 
 from __future__ import annotations
 
@@ -6,19 +6,34 @@ import os
 import time
 from typing import Any
 
-from rescnet_dist.dashboard.writers import RunWriter, parameters
+from rescnet_dist.dashboard.writers import RunWriter, spec_parameters
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.formatting import url_name
 from rescnet_dist.train import RunDone
 
 
 class TensorBoardWriter(RunWriter):
-    """A listener that writes a run's scalars, by layer, its specs as hyper-parameters, and its
-    outcome to `folder`/NAME for `tensorboard --logdir folder`. NAME is the last part of the run's
-    URL: runs of the same name want different folders.
+    """A callback that writes a run to `folder`/NAME, for `tensorboard --logdir folder`.
 
-    A run that goes on writes all its layers anew behind a mark that has TensorBoard drop what was
-    there before, so that each step is shown once. Needs `pip install 'rescnet-dist[tensorboard]'`.
+    It writes scalars by layer, the specs as hyperparameters, and the outcome as text. NAME is the
+    last part of the run's URL, so runs with the same name need different folders. A resumed run
+    writes all its layers again, after a mark that makes TensorBoard drop the earlier ones, so that
+    each step is shown once. Needs `pip install 'rescnet-dist[tensorboard]'`.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        Folder on this machine. It is created if it does not exist.
+
+    Raises
+    ------
+    RescnetError
+        If the folder is a URL or cannot be created, or TensorBoard is not installed.
+
+    Examples
+    --------
+    >>> with TensorBoardWriter("board") as writer:  # doctest: +SKIP
+    ...     ResCNetClassifier(spec, store="runs/first", listeners=[writer]).fit(X, y)
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -26,35 +41,43 @@ class TensorBoardWriter(RunWriter):
         self.folder = os.fspath(folder)
         if "://" in self.folder:
             raise RescnetError(
-                f"TensorBoard's files are written to a folder of this machine, not to "
-                f"{self.folder}: give a folder, and copy it"
+                f"The TensorBoard folder {self.folder} is a URL. Event files are written to a "
+                "folder of this machine; pass a folder, and copy it afterwards."
             )
-        _library()
+        _import_tensorboard()
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
             raise RescnetError(
-                f"TensorBoard's folder {self.folder} cannot be made ({error}): give another one"
+                f"The TensorBoard folder {self.folder} cannot be created ({error}). Pass another "
+                "folder."
             ) from None
         self._file: Any = None
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the event file."""
+        """Close the event file.
+
+        Parameters
+        ----------
+        error : BaseException, optional
+            What interrupted the run. It is not written.
+        """
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _begin(self, url: str, found: dict[str, Any]) -> None:
-        events, writer, hparams, _ = _library()
+    def _begin(self, url: str, description: dict[str, Any]) -> None:
+        events, writer, hparams, _ = _import_tensorboard()
         self.close()
         self._file = writer.EventFileWriter(os.path.join(self.folder, url_name(url)))
         start = events.SessionLog(status=events.SessionLog.START)
-        self._add(0, session_log=start)  # drops what is there of step 0 and later
-        if found:
-            self._add(0, summary=hparams.hparams_pb(parameters(found), trial_id=url))
+        self._add_event(0, session_log=start)  # makes readers drop earlier events from step 0 on
+        if description:
+            parameters = spec_parameters(description)
+            self._add_event(0, summary=hparams.hparams_pb(parameters, trial_id=url))
 
     def _write(self, step: int, values: dict[str, float], when: float) -> None:
-        events = _library()[0]
+        events = _import_tensorboard()[0]
         event = events.Event(wall_time=when, step=step)
         for name, value in values.items():
             event.summary.value.add(tag=name, simple_value=value)
@@ -62,18 +85,20 @@ class TensorBoardWriter(RunWriter):
 
     def _end(self, event: RunDone) -> None:
         text = f"depth {event.depth}: {event.reason}; run {event.url}"
-        self._add(event.depth, summary=_library()[3].text_pb("outcome", text))
+        self._add_event(event.depth, summary=_import_tensorboard()[3].text_pb("outcome", text))
         self.close()
 
     def _flush(self) -> None:
         self._file.flush()
 
-    def _add(self, step: int, **what: Any) -> None:
-        self._file.add_event(_library()[0].Event(wall_time=time.time(), step=step, **what))
+    def _add_event(self, step: int, **fields: Any) -> None:
+        """Add an event of a step with the current time."""
+        events = _import_tensorboard()[0]
+        self._file.add_event(events.Event(wall_time=time.time(), step=step, **fields))
 
 
-def _library() -> tuple[Any, Any, Any, Any]:
-    """The modules of TensorBoard that write its files, which PyTorch's writer uses too."""
+def _import_tensorboard() -> tuple[Any, Any, Any, Any]:
+    """Import the modules of TensorBoard that write event files; PyTorch's writer uses them too."""
     try:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.plugins.hparams import summary_v2 as hparams
@@ -81,6 +106,6 @@ def _library() -> tuple[Any, Any, Any, Any]:
         from tensorboard.summary.writer import event_file_writer
     except ImportError as error:
         raise RescnetError(
-            f"writing for TensorBoard needs it ({error}): pip install 'rescnet-dist[tensorboard]'"
+            f"TensorBoard is not installed ({error}). Run pip install 'rescnet-dist[tensorboard]'."
         ) from None
     return event_pb2, event_file_writer, hparams, text

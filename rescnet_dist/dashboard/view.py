@@ -1,4 +1,4 @@
-"""What is shown of a run, however it is shown: from its store, and kept up to date by events."""
+"""The state of a run as dashboards show it: read from its store and updated by events."""
 
 from __future__ import annotations
 
@@ -13,15 +13,31 @@ from rescnet_dist.store import RunStore
 from rescnet_dist.train.decide import Accuracy, chosen_depth
 from rescnet_dist.train.describe import describe_commits
 
-RECENT = 5  # layers whose times tell how long the next ones take
-MOST_NOTES = 10
+RECENT_LAYERS = 5  # whose times estimate how long the next layers take
+MAX_NOTES = 10  # that a view keeps
 
 
 @dataclass(slots=True)
 class LayerView:
-    """One layer that is committed: shares of images classified rightly after it, shares of training
-    images whose largest error was positive and negative when they entered it, its seconds, in all
-    and by phase, bytes moved, and bytes resident in each worker."""
+    """One committed layer.
+
+    Attributes
+    ----------
+    layer : int
+        Layer, counted from 1.
+    seconds : float
+        Time of the layer in all.
+    train, validation : float or None
+        Accuracies after the layer.
+    residual : tuple of float or None
+        Shares of training images whose largest error was positive and negative before the layer.
+    phases : dict of str to float
+        Seconds by phase.
+    read, written : int
+        Bytes moved from and to the store.
+    memory : dict of str to int
+        Bytes resident in each worker.
+    """
 
     layer: int
     seconds: float
@@ -34,14 +50,14 @@ class LayerView:
     memory: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, facts: dict[str, Any]) -> LayerView:
-        """From what `describe_run` or the event of its pass says of a layer."""
-        observed, residual = facts.get("observed") or {}, facts.get("residual")
+    def of(cls, description: dict[str, Any]) -> LayerView:
+        """Return the view of a layer that `describe_run` or a PassDone event describes."""
+        observed, residual = description.get("observed") or {}, description.get("residual")
         return cls(
-            layer=facts["layer"],
-            seconds=facts["seconds"],
-            train=facts.get("train"),
-            validation=facts.get("validation"),
+            layer=description["layer"],
+            seconds=description["seconds"],
+            train=description.get("train"),
+            validation=description.get("validation"),
             residual=tuple(residual) if residual else None,
             phases=observed.get("seconds", {}),
             read=observed.get("read", 0),
@@ -52,25 +68,52 @@ class LayerView:
 
 @dataclass(slots=True)
 class PassView:
-    """The pass that goes on: images done by the first of their chunk, and since when (seconds since
-    1970)."""
+    """The pass in progress.
+
+    `started` is in seconds since 1970. `chunk_images` has the number of images of each finished
+    chunk by its first image, so that a chunk that is computed twice counts once.
+    """
 
     phase: str
     layer: int
-    began: float
-    done: dict[int, int] = field(default_factory=dict)
+    started: float
+    chunk_images: dict[int, int] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
-        """Images done, each once."""
-        return sum(self.done.values())
+        """Number of finished images."""
+        return sum(self.chunk_images.values())
 
 
 @dataclass(slots=True)
 class RunView:
-    """A run as it is shown. state is "running", "done" or "unfinished"; planned and allowed are
-    bytes of memory per worker, planned_read and planned_written those that a layer moves from and
-    to the store if it moves each thing once, all None for runs of earlier releases."""
+    """A run as dashboards show it.
+
+    Attributes
+    ----------
+    url : str
+    state : {"running", "done", "unfinished"}
+    images : int
+        Number of images, with augmented copies.
+    max_layers : int
+    reason : str or None
+        Why the run ended.
+    depth : int or None
+        Chosen depth, or the best so far.
+    planned_memory, memory_limit : int or None
+        Bytes per worker. None for runs of earlier releases, as the next two.
+    planned_read, planned_written : int or None
+        Bytes that a layer reads and writes if it moves each array once.
+    layers : list of LayerView
+    memory : dict of str to int
+        Bytes resident in each worker.
+    notes : list of str
+        Recent problems.
+    current : PassView or None
+        Pass in progress.
+    maps_in_memory : bool
+        Whether maps are in workers' memory, by the last event.
+    """
 
     url: str
     state: str
@@ -78,31 +121,32 @@ class RunView:
     max_layers: int
     reason: str | None = None
     depth: int | None = None
-    planned: int | None = None
-    allowed: int | None = None
+    planned_memory: int | None = None
+    memory_limit: int | None = None
     planned_read: int | None = None
     planned_written: int | None = None
     layers: list[LayerView] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     current: PassView | None = None
-    in_memory: bool = False  # where maps are, as far as it was told
+    maps_in_memory: bool = False
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> RunView:
-        """From what `describe_run` gives."""
-        expected = found.get("expected") or {}
+    def of(cls, description: dict[str, Any]) -> RunView:
+        """Return the view of a run that `describe_run` describes."""
+        expected = description.get("expected") or {}
         traffic, workers = expected.get("traffic", {}), expected.get("workers", {})
-        layers = [LayerView.of(layer) for layer in found["layers"]]
+        layers = [LayerView.of(layer) for layer in description["layers"]]
+        is_done = description["state"] == "done"
         return cls(
-            url=found["url"],
-            state=found["state"],
-            images=found["rows"],
-            max_layers=found["network"]["max_layers"],
-            reason=found["reason"],
-            depth=(found["depth"] if found["state"] == "done" else None) or _best(layers),
-            planned=expected.get("peak_memory"),
-            allowed=workers.get("memory"),
+            url=description["url"],
+            state=description["state"],
+            images=description["rows"],
+            max_layers=description["network"]["max_layers"],
+            reason=description["reason"],
+            depth=(description["depth"] if is_done else None) or _best_depth(layers),
+            planned_memory=expected.get("peak_memory"),
+            memory_limit=workers.get("memory"),
             planned_read=traffic.get("read"),
             planned_written=traffic.get("written"),
             layers=layers,
@@ -114,41 +158,42 @@ class RunView:
         """The last part of the URL."""
         return url_name(self.url)
 
-    def hear(self, event: dict[str, Any]) -> None:
-        """Take in an event, as `event_to_dict` gives it."""
+    def handle_event(self, event: dict[str, Any]) -> None:
+        """Update the view by an event in the form of `event_to_dict`."""
         match event["event"]:
             case "pass_started":
                 self.state, self.reason = "running", None
                 self.current = PassView(event["phase"], event["layer"], event["time"])
             case "chunk_done":
-                before = self.memory.get(event["worker"], 0)
-                self.memory[event["worker"]] = max(event["memory"], before)
+                previous = self.memory.get(event["worker"], 0)
+                self.memory[event["worker"]] = max(event["memory"], previous)
                 current = self.current
                 if current and (current.phase, current.layer) == (event["phase"], event["layer"]):
-                    current.done[event["start"]] = event["images"]
+                    current.chunk_images[event["start"]] = event["images"]
             case "pass_done":
-                self._pass_done(event)
+                self._finish_pass(event)
             case "pass_retried":
-                self.note(event["reason"])
+                self.add_note(event["reason"])
             case "maps_placed":
-                if self.in_memory and not event["in_memory"]:
-                    self.note(f"layer {event['layer']}: maps go {event['why']}, from now on")
-                self.in_memory = event["in_memory"]
+                if self.maps_in_memory and not event["in_memory"]:
+                    self.add_note(f"layer {event['layer']}: maps are now {event['reason']}")
+                self.maps_in_memory = event["in_memory"]
             case "chunk_rebuilt":
-                self.note(f"layer {event['layer']}: lost maps were rebuilt")
+                self.add_note(f"layer {event['layer']}: lost maps were rebuilt")
             case "run_stopped":
                 self.state, self.reason, self.current = "unfinished", event["reason"], None
             case "run_done":
                 self.state, self.reason, self.depth = "done", event["reason"], event["depth"]
                 self.current = None
 
-    def note(self, text: str) -> None:
-        """Keep in mind that something went wrong, once and not for ever."""
-        self.notes = [*(note for note in self.notes if note != text), text][-MOST_NOTES:]
+    def add_note(self, text: str) -> None:
+        """Add a problem to the notes, once; only the last `MAX_NOTES` are kept."""
+        self.notes = [*(note for note in self.notes if note != text), text][-MAX_NOTES:]
 
-    def _pass_done(self, event: dict[str, Any]) -> None:
+    def _finish_pass(self, event: dict[str, Any]) -> None:
+        """Update layers, memory and depth by the end of a pass."""
         self.current = None
-        self.memory = dict(event["observed"]["memory"])  # not of workers that are gone
+        self.memory = dict(event["observed"]["memory"])  # drops workers that are gone
         if accuracy := event["accuracy"]:
             for layer in self.layers:
                 if layer.layer == accuracy["layer"]:
@@ -156,54 +201,56 @@ class RunView:
         if event["phase"] == "grow":
             self.layers = [layer for layer in self.layers if layer.layer < event["layer"]]
             self.layers.append(LayerView.of(event))
-        self.depth = _best(self.layers)
+        self.depth = _best_depth(self.layers)
 
     def layer_seconds(self) -> float | None:
-        """About how long a layer takes, by the last ones."""
-        recent = [layer.seconds for layer in self.layers[1:]][-RECENT:]
+        """Estimate the seconds of a layer from the last ones, without the first layer."""
+        recent = [layer.seconds for layer in self.layers[1:]][-RECENT_LAYERS:]
         return statistics.median(recent) if recent else None
 
     def seconds_left(self, now: float | None = None) -> float | None:
-        """About how long the run still goes on, if it grows all layers; None where nothing is known
-        of it, or it does not go on."""
-        each = self.layer_seconds()
-        if self.state != "running" or each is None:
+        """Estimate the seconds until the run has grown all layers.
+
+        None if the run is not running, or no layer times are known.
+        """
+        layer_seconds = self.layer_seconds()
+        if self.state != "running" or layer_seconds is None:
             return None
-        left = (self.max_layers - len(self.layers)) * each
+        left = (self.max_layers - len(self.layers)) * layer_seconds
         if self.current and self.current.phase == "grow":
-            left -= min((now or time.time()) - self.current.began, each)
+            left -= min((now or time.time()) - self.current.started, layer_seconds)
         return max(left, 0.0)
 
 
-def _best(layers: list[LayerView]) -> int | None:
-    """The depth that would be chosen of these layers, if the accuracy of any is known."""
-    known = (
+def _best_depth(layers: list[LayerView]) -> int | None:
+    """Return the depth that would be chosen of these layers, or None if no accuracy is known."""
+    accuracies = (
         Accuracy(layer.layer, layer.train, layer.validation)
         for layer in layers
         if layer.train is not None
     )
-    return chosen_depth(tuple(known)) or None
+    return chosen_depth(tuple(accuracies)) or None
 
 
 class StoredRun:
-    """The run at a URL, looked at again and again; what is committed is read once."""
+    """The run at a URL, for repeated reads; each commit record is read once."""
 
     def __init__(self, url: str) -> None:
         self.store = RunStore.open(url)
         self._commits: list[dict[str, Any]] = []
 
     def description(self) -> dict[str, Any]:
-        """What there is to tell of the run now, but for sizes, as plain values."""
+        """Read the current state of the run as plain values, without sizes."""
         self._commits = self.store.commits(self._commits)
         return describe_commits(self.store, self._commits)
 
     def view(self) -> RunView:
-        """The run as it is now."""
-        found = self.description()
+        """Read the current state of the run as a view."""
+        description = self.description()
         try:
-            return RunView.of(found)
+            return RunView.of(description)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(
-                f"what the run at {self.store} tells of its layers is damaged "
-                f"({type(error).__name__}: {error}): `rescnet check` says where"
+                f"The layer records of the run at {self.store} are damaged "
+                f"({type(error).__name__}: {error}). Run `rescnet check` to find out where."
             ) from None

@@ -1,4 +1,4 @@
-"""What experiment trackers are told of a run: scalars by layer, its specs, and how it ended."""
+"""Base class of writers for experiment trackers: scalars by layer, specs and the outcome."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from rescnet_dist.train import (
 )
 from rescnet_dist.train.describe import describe_commits
 
-TABLES = ("network", "run", "augment")  # the specs
-FACTS = ("source", "images", "classes", "features")
+SPEC_TABLES = ("network", "run", "augment")
+DATA_FIELDS = ("source", "images", "classes", "features")
 
 logger = logging.getLogger(__name__)
 
 
 class RunWriter(Callback):
-    """A listener that writes a run to a tracker; each tracker has a class of its own.
+    """A callback that writes a run to a tracker; each tracker has a subclass.
 
-    The run store is the truth: when a run starts or goes on, the layers that it holds are written,
-    whether or not anybody listened to them, so that one may come late, stop, and come again.
-    Use it as a context, or `close` it, where a run may be cut short.
+    The run store is the source of truth: when a run starts or is resumed, all layers in its store
+    are written, whether or not a writer was attached when they were trained. So a writer can be
+    attached late, removed, and attached again. Use it as a context manager, or call `close`, if a
+    run may be interrupted.
     """
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, int]] = set()  # scalars and steps that the tracker has
+        self._written: set[tuple[str, int]] = set()  # (name, step) of scalars the tracker has
         self._accuracies: dict[int, Accuracy] = {}
 
     def __enter__(self) -> Self:
@@ -44,87 +45,98 @@ class RunWriter(Callback):
         self.close(error)
 
     def on_run_start(self, event: RunStarted) -> None:
-        """Tell of the specs, and of the layers that there are."""
-        found = _described(event.url)
-        self._told, self._accuracies = set(), {a.layer: a for a in event.accuracies}
-        self._begin(event.url, found)
-        for facts in found.get("layers", ()):
-            layer = LayerView.of(facts)
-            self._tell(layer.layer, scalars(layer), facts["finished"] or time.time())
+        """Write the specs and the layers that are already committed."""
+        description = _describe_run(event.url)
+        self._written, self._accuracies = set(), {a.layer: a for a in event.accuracies}
+        self._begin(event.url, description)
+        for entry in description.get("layers", ()):
+            layer = LayerView.of(entry)
+            self._write_new(layer.layer, layer_scalars(layer), entry["finished"] or time.time())
         self._flush()
 
     def on_layer_end(self, event: PassDone) -> None:
-        """Tell what a layer took."""
-        self._tell(event.layer, scalars(LayerView.of(event_to_dict(event))), time.time())
+        """Write the time, traffic and memory of a layer."""
+        layer = LayerView.of(event_to_dict(event))
+        self._write_new(event.layer, layer_scalars(layer), time.time())
         self._flush()
 
     def on_pass_end(self, event: PassDone) -> None:
-        """Tell the accuracy that a pass has found, of the layer before it or, at last, its own."""
-        if found := event.accuracy:
-            self._accuracies[found.layer] = found
-            self._tell(found.layer, _accuracy(found.train, found.validation), time.time())
+        """Write the accuracy that a pass measured: of the layer before it, or the last one."""
+        if accuracy := event.accuracy:
+            self._accuracies[accuracy.layer] = accuracy
+            scalars = _accuracy_scalars(accuracy.train, accuracy.validation)
+            self._write_new(accuracy.layer, scalars, time.time())
             self._flush()
 
     def on_run_end(self, event: RunDone) -> None:
-        """Tell the chosen depth, how well it does, and why it was chosen."""
+        """Write the chosen depth, its accuracy, and why it was chosen."""
         chosen = {"chosen/depth": float(event.depth)}
         if found := self._accuracies.get(event.depth):
             held_out = {} if found.validation is None else {"chosen/validation": found.validation}
             chosen |= {"chosen/train": found.train, **held_out}
-        self._tell(max(self._accuracies, default=event.depth), chosen, time.time())
+        self._write_new(max(self._accuracies, default=event.depth), chosen, time.time())
         self._end(event)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Say that nothing more comes; error is what cut the run short, if anything did."""
+        """Release the tracker.
 
-    def _tell(self, step: int, values: dict[str, float], when: float) -> None:
-        """Write those scalars of a step that the tracker has not got."""
-        new = {name: value for name, value in values.items() if (name, step) not in self._told}
+        Parameters
+        ----------
+        error : BaseException, optional
+            What interrupted the run.
+        """
+
+    def _write_new(self, step: int, values: dict[str, float], when: float) -> None:
+        """Write those scalars of a step that the tracker does not have yet."""
+        new = {name: value for name, value in values.items() if (name, step) not in self._written}
         if new:
             self._write(step, new, when)
-            self._told |= {(name, step) for name in new}
+            self._written |= {(name, step) for name in new}
 
-    # what a tracker does its own way -------------------------------------------------------------
+    # implemented for each tracker ----------------------------------------------------------------
 
-    def _begin(self, url: str, found: dict[str, Any]) -> None:
-        """Take a run up; found is what its store says, or nothing."""
+    def _begin(self, url: str, description: dict[str, Any]) -> None:
+        """Start or continue a run; description is from its store, or empty if it is unreadable."""
         raise NotImplementedError
 
     def _write(self, step: int, values: dict[str, float], when: float) -> None:
+        """Write scalars of a step at a time in seconds since 1970."""
         raise NotImplementedError
 
     def _end(self, event: RunDone) -> None:
+        """Write the outcome of a run."""
         raise NotImplementedError
 
     def _flush(self) -> None:
-        """Let readers see what is written."""
+        """Make what was written visible to readers."""
 
 
-def scalars(layer: LayerView) -> dict[str, float]:
-    """What is known of a layer, each number by a name that trackers show in groups."""
-    known = {} if layer.train is None else _accuracy(layer.train, layer.validation)
+def layer_scalars(layer: LayerView) -> dict[str, float]:
+    """Return the known scalars of a layer, by names that trackers show in groups."""
+    scalars = {} if layer.train is None else _accuracy_scalars(layer.train, layer.validation)
     if layer.residual:
-        known |= {
+        scalars |= {
             f"residual/{sign}": share
             for sign, share in zip(("positive", "negative"), layer.residual, strict=True)
         }
-    known |= {f"seconds/{phase}": spent for phase, spent in layer.phases.items()}
-    known["seconds/total"] = layer.seconds
-    if layer.phases:  # commits of earlier releases say nothing of it
-        known |= {"bytes/read": float(layer.read), "bytes/written": float(layer.written)}
+    scalars |= {f"seconds/{phase}": spent for phase, spent in layer.phases.items()}
+    scalars["seconds/total"] = layer.seconds
+    if layer.phases:  # commits of earlier releases have neither phases nor traffic
+        scalars |= {"bytes/read": float(layer.read), "bytes/written": float(layer.written)}
     if layer.memory:
-        known["bytes/worker_memory_max"] = float(max(layer.memory.values()))
-    return known
+        scalars["bytes/worker_memory_max"] = float(max(layer.memory.values()))
+    return scalars
 
 
-def parameters(found: dict[str, Any]) -> dict[str, bool | int | float | str]:
-    """The specs of a run that `describe_run` describes, and a few facts, by dotted names."""
-    flat = {f"{table}.{key}": value for table in TABLES for key, value in found[table].items()}
-    flat |= {f"data.{key}": found[key] for key in FACTS}
-    return {key: _plain(value) for key, value in flat.items()}
+def spec_parameters(description: dict[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return the specs and data fields of a run that `describe_run` describes, by dotted names."""
+    flat = {f"{t}.{key}": value for t in SPEC_TABLES for key, value in description[t].items()}
+    flat |= {f"data.{key}": description[key] for key in DATA_FIELDS}
+    return {key: _to_scalar(value) for key, value in flat.items()}
 
 
-def _plain(value: Any) -> bool | int | float | str:
+def _to_scalar(value: Any) -> bool | int | float | str:
+    """Return a value as a number or as text."""
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):
@@ -132,16 +144,20 @@ def _plain(value: Any) -> bool | int | float | str:
     return "" if value is None else str(value)
 
 
-def _accuracy(train: float, validation: float | None) -> dict[str, float]:
+def _accuracy_scalars(train: float, validation: float | None) -> dict[str, float]:
+    """Return the accuracies by the names of their scalars."""
     held_out = {} if validation is None else {"accuracy/validation": validation}
     return {"accuracy/train": train, **held_out}
 
 
-def _described(url: str) -> dict[str, Any]:
-    """What the store of a run says; nothing where it cannot be opened by what events call it."""
+def _describe_run(url: str) -> dict[str, Any]:
+    """Return the description of a run, or an empty dict if its store cannot be opened by `url`.
+
+    That is so for a URL with credentials, which events mask.
+    """
     try:
         run = RunStore.open(url)
         return describe_commits(run, run.commits())
-    except RescnetError as error:  # such as for a URL whose secrets events do not tell
-        logger.warning("specs and earlier layers are not told to the tracker: %s", error)
+    except RescnetError as error:
+        logger.warning("Specs and earlier layers are not written to the tracker: %s", error)
         return {}

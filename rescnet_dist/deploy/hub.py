@@ -1,42 +1,45 @@
-"""A JupyterHub with a Dask gateway: values for the public Helm chart daskhub, from the plan."""
+"""Values of the public Helm chart daskhub: a JupyterHub with a Dask gateway, sized by a plan."""
 
 from __future__ import annotations
 
 from rescnet_dist.deploy.lab import lab_settings
 from rescnet_dist.deploy.pods import (
-    SCRATCH,
-    SPACE,
-    USER,
+    IMAGE_USER_ID,
+    SPILL_FOLDER,
+    TMP_SIZE_LIMIT,
     Manifest,
+    common_variables,
     container_security,
-    mib,
+    format_quantity,
     pod_security,
-    settings,
     store_variables,
 )
 from rescnet_dist.deploy.settings import Deployment
 from rescnet_dist.deploy.sizes import MIB, Node, Sizes
 
-HOME = "/home/rescnet"
-LAB = 512 * MIB  # of JupyterLab, beside the driver that a notebook is
-IDLE = 3600  # seconds after which a cluster that nobody uses is ended
-OVERRIDES = "/etc/jupyter/labconfig/default_setting_overrides.json"
-TRAEFIK = {"app.kubernetes.io/name": "dask-gateway", "app.kubernetes.io/component": "traefik"}
-
-# What is said in the values, above certain lines of them.
-COMMENTS = {
-    "jupyterhub:": "Who may log in is for a file of yours to say (hub.config, see the guide): as "
-    "it is,\nJupyterHub lets nobody in.",
-    "  proxy:": "Open inside the cluster only, until you say otherwise.",
-    "  singleuser:": "Notebooks: our image, as large as the driver of the planned run.",
-    "    extraFiles:": "The Dask panel of JupyterLab: `File > Launch Dask Dashboard Layout` opens "
-    "our plots.",
-    "dask-gateway:": "Clusters of users: the same image, workers as planned.",
-    "    extraConfig:": "What users may ask for, as `Gateway().cluster_options()` shows it.",
+NOTEBOOK_HOME = "/home/rescnet"
+JUPYTERLAB_BYTES = 512 * MIB  # for JupyterLab, in addition to the driver in a notebook
+IDLE_SECONDS = 3600  # after which an unused cluster is ended
+LAB_OVERRIDES_PATH = "/etc/jupyter/labconfig/default_setting_overrides.json"
+GATEWAY_PROXY_LABELS = {
+    "app.kubernetes.io/name": "dask-gateway",
+    "app.kubernetes.io/component": "traefik",
 }
 
-# What users may ask of the gateway; it is Python, as its configuration file is.
-OPTIONS = """\
+# Comments above certain lines of the values.
+HUB_COMMENTS = {
+    "jupyterhub:": "Configure who may log in in a file of your own (hub.config, see the guide).\n"
+    "By default, nobody can log in.",
+    "  proxy:": "Reachable inside the cluster only, unless you change it.",
+    "  singleuser:": "Notebooks: our image, with the memory of the driver of the planned run.",
+    "    extraFiles:": "The Dask panel of JupyterLab: `File > Launch Dask Dashboard Layout` opens "
+    "our plots.",
+    "dask-gateway:": "Clusters of users: the same image, with workers as planned.",
+    "    extraConfig:": "Options of users, which `Gateway().cluster_options()` shows.",
+}
+
+# Configuration of the gateway, in Python: the options that users may set.
+GATEWAY_CONFIG = """\
 from dask_gateway_server.options import Float, Integer, Mapping, Options, String
 
 # Recent versions of Dask have no scripts dask-scheduler and dask-worker.
@@ -48,7 +51,7 @@ c.KubeClusterConfig.cluster_max_workers = {workers}
 c.KubeClusterConfig.idle_timeout = {idle}
 
 
-def cluster_of(options):
+def cluster_config(options):
     memory = int(options.worker_memory * 2**30)
     return {{
         "worker_cores": options.worker_threads,
@@ -62,33 +65,39 @@ def cluster_of(options):
 
 
 c.Backend.cluster_options = Options(
-    Integer("worker_threads", default={threads}, min=1, max={most_threads}, label="Threads"),
-    Float("worker_memory", default={memory}, min=0.5, max={most_memory}, label="Memory (GiB)"),
+    Integer("worker_threads", default={threads}, min=1, max={max_threads}, label="Threads"),
+    Float("worker_memory", default={memory}, min=0.5, max={max_memory}, label="Memory (GiB)"),
     String("image", default="{image}", label="Image"),
     Mapping("environment", label="More variables"),
-    handler=cluster_of,
+    handler=cluster_config,
 )
 """
 
 
-def hub_values(what: Deployment, sizes: Sizes, node: Node) -> Manifest:
-    """Values for daskhub: its charts jupyterhub and dask-gateway.
+def hub_values(deployment: Deployment, sizes: Sizes, node: Node) -> Manifest:
+    """Return values for daskhub, for its charts jupyterhub and dask-gateway.
 
-    Clusters of the gateway have workers as planned unless a user asks for others, which may be as
-    large as a node, if that is known, and else no larger than planned.
+    Clusters of the gateway have workers as planned. Users may ask for workers up to the size of a
+    node, or up to the planned size if the size of a node is unknown.
     """
-    return {"jupyterhub": _jupyterhub(what, sizes), "dask-gateway": _gateway(what, sizes, node)}
+    return {
+        "jupyterhub": _jupyterhub(deployment, sizes),
+        "dask-gateway": _gateway(deployment, sizes, node),
+    }
 
 
-def _jupyterhub(what: Deployment, sizes: Sizes) -> Manifest:
-    memory = mib(sizes.driver_pod + LAB).removesuffix("i")  # JupyterHub's M is 2**20 bytes
+def _jupyterhub(deployment: Deployment, sizes: Sizes) -> Manifest:
+    """Return the values of the chart jupyterhub."""
+    memory = format_quantity(sizes.driver_pod + JUPYTERLAB_BYTES).removesuffix(
+        "i"
+    )  # JupyterHub's M is 2**20 bytes
     return {
         "hub": {
             "config": {
                 "KubeSpawner": {
-                    "notebook_dir": HOME,
+                    "notebook_dir": NOTEBOOK_HOME,
                     "pod_security_context": pod_security(),
-                    # the file system is not read-only, as users may install what they like
+                    # the file system is writable, as users may install packages
                     "container_security_context": {
                         "capabilities": {"drop": ["ALL"]},
                         "runAsNonRoot": True,
@@ -98,81 +107,95 @@ def _jupyterhub(what: Deployment, sizes: Sizes) -> Manifest:
         },
         "proxy": {"service": {"type": "ClusterIP"}},
         "singleuser": {
-            "image": _image(what),
-            "uid": USER,
-            "fsGid": USER,
-            **({"serviceAccountName": what.service_account} if what.service_account else {}),
+            "image": _image(deployment),
+            "uid": IMAGE_USER_ID,
+            "fsGid": IMAGE_USER_ID,
+            **(
+                {"serviceAccountName": deployment.service_account}
+                if deployment.service_account
+                else {}
+            ),
             "cpu": {"guarantee": 1, "limit": sizes.threads + 1},
             "memory": {"guarantee": memory, "limit": memory},
-            "storage": {"homeMountPath": HOME},
-            "extraEnv": _user_variables(what, sizes),
-            "extraFiles": {"lab-settings": {"mountPath": OVERRIDES, "data": lab_settings()}},
-            # the policy below does it, without an init container that has privileges
+            "storage": {"homeMountPath": NOTEBOOK_HOME},
+            "extraEnv": _user_variables(deployment, sizes),
+            "extraFiles": {
+                "lab-settings": {"mountPath": LAB_OVERRIDES_PATH, "data": lab_settings()}
+            },
+            # the policy below does the same without a privileged init container
             "cloudMetadata": {"blockWithIptables": False},
-            "networkPolicy": _user_policy(what),
+            "networkPolicy": _user_policy(deployment),
         },
     }
 
 
-def _user_variables(what: Deployment, sizes: Sizes) -> Manifest:
-    """The environment of notebooks. Kubernetes fills in $(…), and the spawner makes one brace of
-    two."""
-    found: Manifest = {
-        **settings(sizes),
-        "HOME": HOME,
+def _user_variables(deployment: Deployment, sizes: Sizes) -> Manifest:
+    """Return the environment variables of notebooks.
+
+    Kubernetes expands $(…), and the spawner replaces double braces by single ones.
+    """
+    variables: Manifest = {
+        **common_variables(sizes),
+        "HOME": NOTEBOOK_HOME,
         "DASK_GATEWAY__CLUSTER__OPTIONS__IMAGE": "$(JUPYTER_IMAGE_SPEC)",
-        "DASK_DISTRIBUTED__DASHBOARD__LINK": (
-            "$(JUPYTERHUB_SERVICE_PREFIX)proxy/{{port}}/status"  # of clusters inside the notebook
-        ),
+        # for clusters inside the notebook server
+        "DASK_DISTRIBUTED__DASHBOARD__LINK": "$(JUPYTERHUB_SERVICE_PREFIX)proxy/{{port}}/status",
         "DASK_LABEXTENSION__FACTORY__MODULE": "dask_gateway",
         "DASK_LABEXTENSION__FACTORY__CLASS": "GatewayCluster",
     }
-    for variable in store_variables(what):
+    for variable in store_variables(deployment):
         name = variable["name"]
-        found[name] = variable.get("value") or {"valueFrom": variable["valueFrom"]}
-    return found
+        variables[name] = variable.get("value") or {"valueFrom": variable["valueFrom"]}
+    return variables
 
 
-def _user_policy(what: Deployment) -> Manifest:
-    """Beside what the chart lets out (no private addresses): the gateway's clusters, and a store
-    that is inside."""
+def _user_policy(deployment: Deployment) -> Manifest:
+    """Return the egress rules of notebooks: the gateway's clusters, and a store in the cluster.
+
+    The chart itself allows egress to public addresses only.
+    """
     web = {"protocol": "TCP", "port": 8000}
-    egress: list[Manifest] = [{"to": [{"podSelector": {"matchLabels": TRAEFIK}}], "ports": [web]}]
-    if what.endpoint:
-        egress.append({"ports": [{"protocol": "TCP", "port": what.store_port}]})
+    egress: list[Manifest] = [
+        {"to": [{"podSelector": {"matchLabels": GATEWAY_PROXY_LABELS}}], "ports": [web]}
+    ]
+    if deployment.endpoint:
+        egress.append({"ports": [{"protocol": "TCP", "port": deployment.store_port}]})
     return {"egress": egress}
 
 
-def _gateway(what: Deployment, sizes: Sizes, node: Node) -> Manifest:
-    memory = mib(sizes.worker_pod).removesuffix("i")  # the gateway's M is 2**20 bytes
-    scheduler = mib(sizes.scheduler_pod).removesuffix("i")
+def _gateway(deployment: Deployment, sizes: Sizes, node: Node) -> Manifest:
+    """Return the values of the chart dask-gateway."""
+    memory = format_quantity(sizes.worker_pod).removesuffix("i")  # the gateway's M is 2**20 bytes
+    scheduler = format_quantity(sizes.scheduler_pod).removesuffix("i")
     planned = sizes.worker_pod / 2**30
-    options = OPTIONS.format(
+    options = GATEWAY_CONFIG.format(
         workers=sizes.workers,
-        idle=IDLE,
+        idle=IDLE_SECONDS,
         threads=sizes.threads,
-        most_threads=int(node.cpus) if node.cpus else sizes.threads,
+        max_threads=int(node.cpus) if node.cpus else sizes.threads,
         memory=planned,
-        most_memory=node.memory / 2**30 if node.memory else planned,
-        image=what.image,
+        max_memory=node.memory / 2**30 if node.memory else planned,
+        image=deployment.image,
     )
     pod: Manifest = {
         "securityContext": pod_security(),
         "enableServiceLinks": False,
-        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}}],
+        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE_LIMIT}}],
     }
-    account = {"serviceAccountName": what.service_account} if what.service_account else {}
+    account = (
+        {"serviceAccountName": deployment.service_account} if deployment.service_account else {}
+    )
     container: Manifest = {
         "securityContext": container_security(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
-    space = {"name": "space", "emptyDir": {"sizeLimit": mib(sizes.worker_memory)}}
-    spilled = {"name": "DASK_TEMPORARY_DIRECTORY", "value": SPACE}
+    space = {"name": "space", "emptyDir": {"sizeLimit": format_quantity(sizes.worker_memory)}}
+    spill_variable = {"name": "DASK_TEMPORARY_DIRECTORY", "value": SPILL_FOLDER}
     return {
         "gateway": {
             "backend": {
-                "image": _image(what),
-                "environment": settings(sizes),
+                "image": _image(deployment),
+                "environment": common_variables(sizes),
                 "scheduler": {
                     "cores": {"request": 1, "limit": 1},
                     "memory": {"request": scheduler, "limit": scheduler},
@@ -186,10 +209,10 @@ def _gateway(what: Deployment, sizes: Sizes, node: Node) -> Manifest:
                     "extraPodConfig": {**pod, **account, "volumes": [*pod["volumes"], space]},
                     "extraContainerConfig": {
                         **container,
-                        "env": [spilled, *store_variables(what)],
+                        "env": [spill_variable, *store_variables(deployment)],
                         "volumeMounts": [
                             *container["volumeMounts"],
-                            {"name": "space", "mountPath": SPACE},
+                            {"name": "space", "mountPath": SPILL_FOLDER},
                         ],
                     },
                 },
@@ -199,7 +222,7 @@ def _gateway(what: Deployment, sizes: Sizes, node: Node) -> Manifest:
     }
 
 
-def _image(what: Deployment) -> Manifest:
-    """Name and tag, or name@sha256 and digest, which the charts join by a colon."""
-    name, _, tag = what.image.rpartition(":")
+def _image(deployment: Deployment) -> Manifest:
+    """Return name and tag, or name@sha256 and digest; the charts join them with a colon."""
+    name, _, tag = deployment.image.rpartition(":")
     return {"name": name, "tag": tag, "pullPolicy": "IfNotPresent"}

@@ -1,14 +1,14 @@
-"""The manifests of a deployment: a DaskJob or a DaskCluster, and what guards it."""
+"""Manifests of a deployment: a DaskJob or DaskCluster, network policies, disruption budgets."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rescnet_dist.deploy.pods import (
-    COMM,
-    DASHBOARD,
-    WORKER_COMM,
-    WORKER_DASHBOARD,
+    DASHBOARD_PORT,
+    SCHEDULER_PORT,
+    WORKER_DASHBOARD_PORT,
+    WORKER_PORT,
     Manifest,
     driver_pod,
     scheduler_pod,
@@ -17,62 +17,70 @@ from rescnet_dist.deploy.pods import (
 from rescnet_dist.deploy.settings import Deployment
 from rescnet_dist.deploy.sizes import Sizes
 
-DASK = "kubernetes.dask.org/v1"
-CLUSTER, COMPONENT = "dask.org/cluster-name", "dask.org/component"  # labels the operator gives
-CLIENT = "rescnet-dist/client-of"  # label of pods that may connect to a long-lived cluster
-IDENTITY = "169.254.170.23/32"  # where EKS hands out the rights of a pod; IRSA needs HTTPS only
+DASK_API_VERSION = "kubernetes.dask.org/v1"
+CLUSTER_LABEL, COMPONENT_LABEL = (
+    "dask.org/cluster-name",
+    "dask.org/component",
+)  # set by the operator
+CLIENT_LABEL = "rescnet-dist/client-of"  # label of pods that may connect to a long-lived cluster
+POD_IDENTITY_CIDR = "169.254.170.23/32"  # of EKS Pod Identity; IRSA needs HTTPS only
 
 
-def manifests(what: Deployment, sizes: Sizes, flags: list[str]) -> list[Manifest]:
-    """All objects of a deployment, in the order they are to be made in."""
-    found = [] if what.service_account else [_account(what)]
-    found += _policies(what) + _budgets(what)
-    return found + ([_job(what, sizes, flags)] if what.kind == "job" else _cluster(what, sizes))
+def manifests(deployment: Deployment, sizes: Sizes, flags: list[str]) -> list[Manifest]:
+    """Return all objects of a deployment, in the order in which to create them."""
+    documents = [] if deployment.service_account else [_account(deployment)]
+    documents += _policies(deployment) + _budgets(deployment)
+    return documents + (
+        [_job(deployment, sizes, flags)]
+        if deployment.kind == "job"
+        else _cluster(deployment, sizes)
+    )
 
 
-def _job(what: Deployment, sizes: Sizes, flags: list[str]) -> Manifest:
-    """The training job, which takes its cluster down when it ends."""
+def _job(deployment: Deployment, sizes: Sizes, flags: list[str]) -> Manifest:
+    """Return the training job, which removes its cluster when it ends."""
     return {
-        "apiVersion": DASK,
+        "apiVersion": DASK_API_VERSION,
         "kind": "DaskJob",
-        "metadata": _metadata(what),
+        "metadata": _metadata(deployment),
         "spec": {
-            "job": {"spec": driver_pod(what, sizes, flags)},
-            "cluster": {"spec": _cluster_spec(what, sizes)},
+            "job": {"spec": driver_pod(deployment, sizes, flags)},
+            "cluster": {"spec": _cluster_spec(deployment, sizes)},
         },
     }
 
 
-def _cluster(what: Deployment, sizes: Sizes) -> list[Manifest]:
-    """The long-lived cluster, which has one worker at rest."""
+def _cluster(deployment: Deployment, sizes: Sizes) -> list[Manifest]:
+    """Return the long-lived cluster, which has one worker when idle, and its autoscaler."""
     return [
         {
-            "apiVersion": DASK,
+            "apiVersion": DASK_API_VERSION,
             "kind": "DaskCluster",
-            "metadata": _metadata(what),
-            "spec": _cluster_spec(what, sizes),
+            "metadata": _metadata(deployment),
+            "spec": _cluster_spec(deployment, sizes),
         },
         {
-            "apiVersion": DASK,
+            "apiVersion": DASK_API_VERSION,
             "kind": "DaskAutoscaler",
-            "metadata": _metadata(what),
-            "spec": {"cluster": what.name, "minimum": 1, "maximum": sizes.workers},
+            "metadata": _metadata(deployment),
+            "spec": {"cluster": deployment.name, "minimum": 1, "maximum": sizes.workers},
         },
     ]
 
 
-def _cluster_spec(what: Deployment, sizes: Sizes) -> Manifest:
-    ports = {"tcp-comm": COMM, "http-dashboard": DASHBOARD}
+def _cluster_spec(deployment: Deployment, sizes: Sizes) -> Manifest:
+    """Return the spec of the scheduler and the workers."""
+    ports = {"tcp-comm": SCHEDULER_PORT, "http-dashboard": DASHBOARD_PORT}
     return {
         "worker": {
-            "replicas": sizes.workers if what.kind == "job" else 1,
-            "spec": worker_pod(what, sizes),
+            "replicas": sizes.workers if deployment.kind == "job" else 1,
+            "spec": worker_pod(deployment, sizes),
         },
         "scheduler": {
-            "spec": scheduler_pod(what, sizes),
+            "spec": scheduler_pod(deployment, sizes),
             "service": {
                 "type": "ClusterIP",
-                "selector": {CLUSTER: what.name, COMPONENT: "scheduler"},
+                "selector": {CLUSTER_LABEL: deployment.name, COMPONENT_LABEL: "scheduler"},
                 "ports": [
                     {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
                     for name, port in ports.items()
@@ -82,90 +90,110 @@ def _cluster_spec(what: Deployment, sizes: Sizes) -> Manifest:
     }
 
 
-def _account(what: Deployment) -> Manifest:
-    """The identity of the pods, with no rights in the cluster; annotate it to give it some to the
-    buckets."""
+def _account(deployment: Deployment) -> Manifest:
+    """Return the service account of the pods, without permissions in the cluster.
+
+    Annotate it to give the pods access to the buckets.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": _metadata(what),
+        "metadata": _metadata(deployment),
         "automountServiceAccountToken": False,
     }
 
 
-def _budgets(what: Deployment) -> list[Manifest]:
-    """What may be drained: of a job never the scheduler and the driver, unless they are broken;
-    workers by and by. A long-lived scheduler may be, as nobody could wait for its end."""
+def _budgets(deployment: Deployment) -> list[Manifest]:
+    """Return the disruption budgets, which say how many pods may be drained at a time.
 
-    def budget(component: str, limit: Manifest) -> Manifest:
+    Of a job, the scheduler and the driver are never drained unless they are unhealthy; workers
+    are, a quarter at a time. A long-lived scheduler may be drained, as it never ends by itself.
+    """
+
+    def make_budget(component: str, limit: Manifest) -> Manifest:
         return {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
-            "metadata": _metadata(what, component),
+            "metadata": _metadata(deployment, component),
             "spec": {
                 **limit,
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": _pods(what, component),
+                "selector": _pods(deployment, component),
             },
         }
 
-    stable = ["scheduler", "job-runner"] if what.kind == "job" else []
+    stable = ["scheduler", "job-runner"] if deployment.kind == "job" else []
     return [
-        *(budget(component, {"minAvailable": 1}) for component in stable),
-        budget("worker", {"maxUnavailable": "25%"}),
+        *(make_budget(component, {"minAvailable": 1}) for component in stable),
+        make_budget("worker", {"maxUnavailable": "25%"}),
     ]
 
 
 # network ----------------------------------------------------------------------------------------
 
 
-def _policies(what: Deployment) -> list[Manifest]:
-    """Nothing is let in or out but what the parts say to one another, names, and the store."""
-    scheduler, workers = _peer(what, "scheduler"), _peer(what, "worker")
-    driver = _peer(what, "job-runner")
+def _policies(deployment: Deployment) -> list[Manifest]:
+    """Return policies that allow only traffic between the components, DNS and the store."""
+    scheduler, workers = _peer(deployment, "scheduler"), _peer(deployment, "worker")
+    driver = _peer(deployment, "job-runner")
     operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": what.operator}}
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": deployment.operator}}
     }
-    guests, lookers = driver, [operator]
-    if what.kind == "cluster":
-        guests = {"podSelector": {"matchLabels": {CLIENT: what.name}}}
-        lookers.append(guests)  # who watch runs there
-    names = {"ports": [_port(53, "UDP"), _port(53)]}  # anywhere, as clouds differ in where DNS is
-    found = [
-        _policy(what, "deny", {"matchLabels": {CLUSTER: what.name}}, [], []),
+    clients, dashboard_peers = driver, [operator]
+    if deployment.kind == "cluster":
+        clients = {"podSelector": {"matchLabels": {CLIENT_LABEL: deployment.name}}}
+        dashboard_peers.append(clients)  # they watch runs there
+    dns = {"ports": [_port(53, "UDP"), _port(53)]}  # to any address, as it differs by cloud
+    policies = [
+        _policy(deployment, "deny", {"matchLabels": {CLUSTER_LABEL: deployment.name}}, [], []),
         _policy(
-            what, "scheduler", _pods(what, "scheduler"),
-            [_from([workers, guests], COMM), _from(lookers, DASHBOARD)],
-            [names, _to([workers], WORKER_COMM, WORKER_DASHBOARD)],
+            deployment,
+            "scheduler",
+            _pods(deployment, "scheduler"),
+            [_from([workers, clients], SCHEDULER_PORT), _from(dashboard_peers, DASHBOARD_PORT)],
+            [dns, _to([workers], WORKER_PORT, WORKER_DASHBOARD_PORT)],
         ),
         _policy(
-            what, "worker", _pods(what, "worker"),
-            [_from([workers, scheduler], WORKER_COMM), _from([scheduler], WORKER_DASHBOARD)],
-            [names, _to([scheduler], COMM), _to([workers], WORKER_COMM), *_stores(what)],
+            deployment,
+            "worker",
+            _pods(deployment, "worker"),
+            [_from([workers, scheduler], WORKER_PORT), _from([scheduler], WORKER_DASHBOARD_PORT)],
+            [
+                dns,
+                _to([scheduler], SCHEDULER_PORT),
+                _to([workers], WORKER_PORT),
+                *_store_rules(deployment),
+            ],
         ),
-    ]  # fmt: skip
-    if what.kind == "job":
-        rules = [names, _to([scheduler], COMM), *_stores(what)]
-        found.append(_policy(what, "job-runner", _pods(what, "job-runner"), [], rules))
-    return found
+    ]
+    if deployment.kind == "job":
+        rules = [dns, _to([scheduler], SCHEDULER_PORT), *_store_rules(deployment)]
+        policies.append(
+            _policy(deployment, "job-runner", _pods(deployment, "job-runner"), [], rules)
+        )
+    return policies
 
 
-def _stores(what: Deployment) -> list[Manifest]:
-    """The way to the store, and to who hands out the rights of pods; never to those of a node."""
-    ports = {what.store_port, 443} if what.service_account else {what.store_port}
+def _store_rules(deployment: Deployment) -> list[Manifest]:
+    """Return egress rules to the store and to the pod identity service.
+
+    The metadata service, which gives out the permissions of the node, stays blocked.
+    """
+    ports = {deployment.store_port, 443} if deployment.service_account else {deployment.store_port}
     return [
         {"ports": [_port(number) for number in sorted(ports)]},
-        {"to": [{"ipBlock": {"cidr": IDENTITY}}], "ports": [_port(80)]},
+        {"to": [{"ipBlock": {"cidr": POD_IDENTITY_CIDR}}], "ports": [_port(80)]},
     ]
 
 
 def _policy(
-    what: Deployment, suffix: str, pods: Manifest, ingress: list[Any], egress: list[Any]
+    deployment: Deployment, suffix: str, pods: Manifest, ingress: list[Any], egress: list[Any]
 ) -> Manifest:
+    """Return a network policy for some pods."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(what, suffix),
+        "metadata": _metadata(deployment, suffix),
         "spec": {
             "podSelector": pods,
             "policyTypes": ["Ingress", "Egress"],
@@ -176,32 +204,38 @@ def _policy(
 
 
 def _from(peers: list[Manifest], *ports: int) -> Manifest:
+    """Return an ingress rule."""
     return {"from": peers, "ports": [_port(port) for port in ports]}
 
 
 def _to(peers: list[Manifest], *ports: int) -> Manifest:
+    """Return an egress rule."""
     return {"to": peers, "ports": [_port(port) for port in ports]}
 
 
 def _port(port: int, protocol: str = "TCP") -> Manifest:
+    """Return a port of a rule."""
     return {"protocol": protocol, "port": port}
 
 
-def _peer(what: Deployment, component: str) -> Manifest:
-    return {"podSelector": _pods(what, component)}
+def _peer(deployment: Deployment, component: str) -> Manifest:
+    """Return the pods of a component as a peer of a rule."""
+    return {"podSelector": _pods(deployment, component)}
 
 
-def _pods(what: Deployment, component: str) -> Manifest:
-    return {"matchLabels": {CLUSTER: what.name, COMPONENT: component}}
+def _pods(deployment: Deployment, component: str) -> Manifest:
+    """Return the label selector of the pods of a component."""
+    return {"matchLabels": {CLUSTER_LABEL: deployment.name, COMPONENT_LABEL: component}}
 
 
-def _metadata(what: Deployment, suffix: str = "") -> Manifest:
+def _metadata(deployment: Deployment, suffix: str = "") -> Manifest:
+    """Return name, namespace and labels of an object."""
     return {
-        "name": f"{what.name}-{suffix}" if suffix else what.name,
-        "namespace": what.namespace,
+        "name": f"{deployment.name}-{suffix}" if suffix else deployment.name,
+        "namespace": deployment.namespace,
         "labels": {
             "app.kubernetes.io/name": "rescnet-dist",
-            "app.kubernetes.io/instance": what.name,
+            "app.kubernetes.io/instance": deployment.name,
             "app.kubernetes.io/part-of": "rescnet-dist",
         },
     }

@@ -1,4 +1,4 @@
-"""What differs between places: patches of manifests, for the renderer and for kustomize alike."""
+"""Overlays for kinds of clusters: JSON patches of manifests, for `render` and `kustomize`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from rescnet_dist.deploy.pods import Manifest
 from rescnet_dist.errors import SpecError, suggest_name
 
-Patch = list[Manifest]  # of JSON patch operations (RFC 6902)
+Patch = list[Manifest]  # JSON patch operations (RFC 6902)
 
-# Where the pods of each kind are.
-PODS = {
+# Paths of the pod specs in each kind of manifest.
+POD_PATHS = {
     "DaskJob": {
         "worker": "/spec/cluster/spec/worker/spec",
         "scheduler": "/spec/cluster/spec/scheduler/spec",
@@ -21,8 +21,8 @@ PODS = {
     "DaskCluster": {"worker": "/spec/worker/spec", "scheduler": "/spec/scheduler/spec"},
 }
 
-# How clouds mark their spot nodes: EKS, Karpenter, GKE, AKS.
-SPOT = {
+# Labels of spot nodes in EKS, Karpenter, GKE and AKS.
+SPOT_LABELS = {
     "eks.amazonaws.com/capacityType": "SPOT",
     "karpenter.sh/capacity-type": "spot",
     "cloud.google.com/gke-spot": "true",
@@ -31,7 +31,7 @@ SPOT = {
 
 
 def _local(pods: dict[str, str]) -> Patch:
-    """One machine: images that were loaded into it, and small shares for those who only wait."""
+    """Return the patch for one machine: loaded images, and small requests for pods that wait."""
     patch: Patch = []
     for part, path in pods.items():
         patch.append(_replace(f"{path}/containers/0/imagePullPolicy", "Never"))
@@ -41,49 +41,63 @@ def _local(pods: dict[str, str]) -> Patch:
 
 
 def _cloud_spot(pods: dict[str, str]) -> Patch:
-    """Workers on spot nodes and nowhere else, the parts that must not go away on others."""
+    """Return the patch that puts workers on spot nodes only, and the other pods on other nodes."""
     patch: Patch = []
     for part, path in pods.items():
         if part == "worker":
-            terms = [{"matchExpressions": [_is(label, "In")]} for label in SPOT]  # any of them
-            patch.append(_add(f"{path}/tolerations", [_tolerated(label) for label in SPOT]))
+            terms = [
+                {"matchExpressions": [_spot_expression(label, "In")]} for label in SPOT_LABELS
+            ]  # any of them
+            patch.append(
+                _add(f"{path}/tolerations", [_spot_toleration(label) for label in SPOT_LABELS])
+            )
         else:
-            terms = [{"matchExpressions": [_is(label, "NotIn") for label in SPOT]}]  # none
+            terms = [
+                {"matchExpressions": [_spot_expression(label, "NotIn") for label in SPOT_LABELS]}
+            ]  # none
         required = {"nodeSelectorTerms": terms}
-        where = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-        patch.append(_add(f"{path}/affinity", where))
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+        patch.append(_add(f"{path}/affinity", affinity))
     return patch
 
 
 def _gpu(pods: dict[str, str]) -> Patch:
-    """Workers on nodes with a GPU, one each; `--image` may name one with a CUDA base."""
+    """Return the patch that puts workers on nodes with a GPU, one each.
+
+    `--image` may name an image with a CUDA base.
+    """
     path = pods["worker"]
     gpu = "nvidia.com/gpu"
-    tolerated = {"key": gpu, "operator": "Exists", "effect": "NoSchedule"}
-    amounts = f"{path}/containers/0/resources"
+    toleration = {"key": gpu, "operator": "Exists", "effect": "NoSchedule"}
+    resources = f"{path}/containers/0/resources"
     return [
-        _add(f"{path}/tolerations", [tolerated]),
-        *(_add(f"{amounts}/{what}/{_escaped(gpu)}", "1") for what in ("requests", "limits")),
+        _add(f"{path}/tolerations", [toleration]),
+        *(_add(f"{resources}/{kind}/{_escape_path(gpu)}", "1") for kind in ("requests", "limits")),
     ]
 
 
-def _is(label: str, operator: str) -> Manifest:
-    return {"key": label, "operator": operator, "values": [SPOT[label]]}
+def _spot_expression(label: str, operator: str) -> Manifest:
+    """Return a match expression for a label of spot nodes."""
+    return {"key": label, "operator": operator, "values": [SPOT_LABELS[label]]}
 
 
-def _tolerated(label: str) -> Manifest:
-    return {"key": label, "operator": "Equal", "value": SPOT[label], "effect": "NoSchedule"}
+def _spot_toleration(label: str) -> Manifest:
+    """Return a toleration of a taint of spot nodes."""
+    return {"key": label, "operator": "Equal", "value": SPOT_LABELS[label], "effect": "NoSchedule"}
 
 
 def _add(path: str, value: Any) -> Manifest:
+    """Return the operation that adds a value."""
     return {"op": "add", "path": path, "value": value}
 
 
 def _replace(path: str, value: Any) -> Manifest:
+    """Return the operation that replaces a value."""
     return {"op": "replace", "path": path, "value": value}
 
 
-def _escaped(name: str) -> str:
+def _escape_path(name: str) -> str:
+    """Escape a key for a path of a JSON patch."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
@@ -94,29 +108,29 @@ OVERLAYS: dict[str, Callable[[dict[str, str]], Patch]] = {
 }
 
 
-def patch_of(overlay: str, kind: str) -> Patch:
-    """The operations of an overlay on the manifest of this kind; none where it has no pods."""
+def make_patch(overlay: str, kind: str) -> Patch:
+    """Return the operations of an overlay on a kind of manifest; none if it has no pods."""
     if overlay not in OVERLAYS:
         raise SpecError(f"Unknown overlay {overlay!r}. {suggest_name(overlay, OVERLAYS)}")
-    return OVERLAYS[overlay](PODS[kind]) if kind in PODS else []
+    return OVERLAYS[overlay](POD_PATHS[kind]) if kind in POD_PATHS else []
 
 
 def with_overlay(documents: Iterable[Manifest], overlay: str | None) -> list[Manifest]:
-    """The manifests as an overlay changes them; as they are where there is none."""
-    found = [copy.deepcopy(document) for document in documents]
-    for document in found if overlay is not None else ():
-        for operation in patch_of(str(overlay), document["kind"]):
+    """Return copies of the manifests with an overlay applied, if one is given."""
+    patched = [copy.deepcopy(document) for document in documents]
+    for document in patched if overlay is not None else ():
+        for operation in make_patch(str(overlay), document["kind"]):
             _apply(document, operation)
-    return found
+    return patched
 
 
 def _apply(document: Manifest, operation: Manifest) -> None:
-    """Change a manifest as one operation says, add or replace."""
-    *way, last = operation["path"].lstrip("/").split("/")
+    """Apply one add or replace operation to a manifest, in place."""
+    *parents, last = operation["path"].lstrip("/").split("/")
     location: Any = document
-    for step in way:
+    for step in parents:
         location = location[int(step) if isinstance(location, list) else step]
     name = last.replace("~1", "/").replace("~0", "~")
     if operation["op"] == "replace" and name not in location:
-        raise KeyError(f"{operation['path']} is not there to be replaced")
+        raise KeyError(f"{operation['path']} is not in the manifest and cannot be replaced.")
     location[name] = operation["value"]

@@ -1,137 +1,148 @@
-"""The pods of a deployment: scheduler, worker and driver, from one image, without any privilege."""
+"""Pods of a deployment: scheduler, worker and driver, from one image, without privileges."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rescnet_dist.deploy.settings import Deployment
-from rescnet_dist.deploy.sizes import MIB, STORAGE, Sizes
+from rescnet_dist.deploy.sizes import MIB, SCRATCH_STORAGE_BYTES, Sizes
 
 Manifest = dict[str, Any]
 
-USER = 10001  # of the image, see deploy/image/Dockerfile
-COMM, DASHBOARD, WORKER_DASHBOARD, WORKER_COMM = 8786, 8787, 8788, 8789  # ports
-CERTIFICATES = "/etc/rescnet/tls"
-SPACE = "/dask-worker-space"
-WAIT = "30m"  # that a driver gives nodes to start, and workers to come
-SCRATCH = "2Gi"  # of /tmp: compiled kernels, and little else
-API = "distributed.http.scheduler.api"  # what the operator's autoscaler asks
-ROUTES = (
+IMAGE_USER_ID = 10001  # of the image, see deploy/image/Dockerfile
+SCHEDULER_PORT, DASHBOARD_PORT = 8786, 8787
+WORKER_DASHBOARD_PORT, WORKER_PORT = 8788, 8789
+CERTIFICATE_FOLDER = "/etc/rescnet/tls"
+SPILL_FOLDER = "/dask-worker-space"
+DRIVER_WAIT = "30m"  # that a driver waits for nodes to start and workers to join
+TMP_SIZE_LIMIT = "2Gi"  # of /tmp, which has compiled kernels and little else
+API_ROUTES = "distributed.http.scheduler.api"  # used by the operator's autoscaler
+HTTP_ROUTES = (
     *("distributed.http.scheduler.prometheus", "distributed.http.scheduler.info"),
     *("distributed.http.scheduler.json", "distributed.http.health"),
-    *("distributed.http.proxy", "distributed.http.statics", API),
+    *("distributed.http.proxy", "distributed.http.statics", API_ROUTES),
 )
 
 
-def scheduler_pod(what: Deployment, sizes: Sizes) -> Manifest:
-    """The pod of the scheduler."""
-    environment = settings(sizes, **_encrypted())
-    if what.kind == "cluster":  # the operator has no certificate, so that it asks by HTTP
-        environment["DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES"] = repr(list(ROUTES))
+def scheduler_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
+    """Return the pod spec of the scheduler."""
+    environment = common_variables(sizes, **_tls_variables())
+    if deployment.kind == "cluster":  # the operator has no certificate, so it uses HTTP
+        environment["DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES"] = repr(list(HTTP_ROUTES))
     health = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
-    container = _container(
-        what, "scheduler",
+    container = _make_container(
+        deployment,
+        "scheduler",
         [
-            *("dask", "scheduler", "--protocol", "tls", "--port", str(COMM)),
-            *("--dashboard-address", f":{DASHBOARD}"),
+            *("dask", "scheduler", "--protocol", "tls", "--port", str(SCHEDULER_PORT)),
+            *("--dashboard-address", f":{DASHBOARD_PORT}"),
         ],
-        environment, _amounts(1, sizes.scheduler_pod),
-        ports={"tcp-comm": COMM, "http-dashboard": DASHBOARD},
+        environment,
+        _make_resources(1, sizes.scheduler_pod),
+        ports={"tcp-comm": SCHEDULER_PORT, "http-dashboard": DASHBOARD_PORT},
         readinessProbe={**health, "periodSeconds": 5, "timeoutSeconds": 5},
         livenessProbe={**health, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
-    )  # fmt: skip
-    return _pod(what, container, grace=30)
+    )
+    return _make_pod(deployment, container, grace_seconds=30)
 
 
-def worker_pod(what: Deployment, sizes: Sizes) -> Manifest:
-    """The pod of a worker."""
+def worker_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
+    """Return the pod spec of a worker."""
     memory = sizes.worker_memory
-    # a new pod may be up before the old one is gone, and the operator would give both one name; by
-    # which its autoscaler goes
-    name = "DASK_WORKER_NAME" if what.kind == "cluster" else "RESCNET_WORKER_NAME"
+    # A new pod may be up before the old one is gone, and both would have the name that the operator
+    # gives, so workers of a job use the name of the pod. The autoscaler needs the operator's name.
+    name = "DASK_WORKER_NAME" if deployment.kind == "cluster" else "RESCNET_WORKER_NAME"
     health = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
-    container = _container(
-        what, "worker",
+    container = _make_container(
+        deployment,
+        "worker",
         [
             *("dask", "worker", "--protocol", "tls", "--no-nanny", "--name", f"$({name})"),
             *("--nthreads", str(sizes.threads), "--memory-limit", str(memory)),
-            *("--worker-port", str(WORKER_COMM), "--dashboard-address", f":{WORKER_DASHBOARD}"),
-            *("--local-directory", SPACE, "--preload", "rescnet_dist.cluster.warmup"),
+            *("--worker-port", str(WORKER_PORT)),
+            *("--dashboard-address", f":{WORKER_DASHBOARD_PORT}"),
+            *("--local-directory", SPILL_FOLDER, "--preload", "rescnet_dist.cluster.warmup"),
         ],
-        settings(sizes, **_encrypted())
-        | {"DASK_SCHEDULER_ADDRESS": what.scheduler, "RESCNET_LEAVE_SECONDS": str(what.leaving)},
-        _amounts(sizes.threads, sizes.worker_pod, sizes.worker_storage),
-        ports={"tcp-comm": WORKER_COMM, "http-dashboard": WORKER_DASHBOARD},
-        stored=True,
+        common_variables(sizes, **_tls_variables())
+        | {
+            "DASK_SCHEDULER_ADDRESS": deployment.scheduler_address,
+            "RESCNET_LEAVE_SECONDS": str(deployment.retire_seconds),
+        },
+        _make_resources(sizes.threads, sizes.worker_pod, sizes.worker_storage),
+        ports={"tcp-comm": WORKER_PORT, "http-dashboard": WORKER_DASHBOARD_PORT},
+        uses_store=True,
         startupProbe={**health, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 36},
         livenessProbe={**health, "periodSeconds": 30, "timeoutSeconds": 15, "failureThreshold": 10},
         lifecycle={
             "preStop": {"exec": {"command": ["python", "-m", "rescnet_dist.cluster.retire"]}}
         },
-    )  # fmt: skip
-    if what.kind == "job":
+    )
+    if deployment.kind == "job":
         pod_name = {"fieldRef": {"fieldPath": "metadata.name"}}
         container["env"].append({"name": name, "valueFrom": pod_name})
-    container["volumeMounts"].append({"name": "space", "mountPath": SPACE})
-    pod = _pod(what, container, grace=what.grace)
-    pod["volumes"].append({"name": "space", "emptyDir": {"sizeLimit": mib(memory)}})
+    container["volumeMounts"].append({"name": "space", "mountPath": SPILL_FOLDER})
+    pod = _make_pod(deployment, container, grace_seconds=deployment.grace_seconds)
+    pod["volumes"].append({"name": "space", "emptyDir": {"sizeLimit": format_quantity(memory)}})
     return pod
 
 
-def driver_pod(what: Deployment, sizes: Sizes, flags: list[str]) -> Manifest:
-    """The pod of the driver: begins the run, and goes on with it each time it is started again."""
-    assert what.data is not None
-    assert what.store is not None
-    container = _container(
-        what, "job",
+def driver_pod(deployment: Deployment, sizes: Sizes, flags: list[str]) -> Manifest:
+    """Return the pod spec of the driver, which starts the run, or resumes it after a restart."""
+    assert deployment.data is not None
+    assert deployment.store is not None
+    container = _make_container(
+        deployment,
+        "job",
         [
-            *("rescnet", "train", what.data, "--store", what.store, "--or-resume", "--wait", WAIT),
+            *("rescnet", "train", deployment.data, "--store", deployment.store),
+            *("--or-resume", "--wait", DRIVER_WAIT),
             *flags,
         ],
-        settings(sizes, **_encrypted()) | {"DASK_SCHEDULER_ADDRESS": what.scheduler},
-        _amounts(1, sizes.driver_pod),
-        stored=True,
-    )  # fmt: skip
-    return _pod(what, container, grace=60) | {"restartPolicy": "OnFailure"}
+        common_variables(sizes, **_tls_variables())
+        | {"DASK_SCHEDULER_ADDRESS": deployment.scheduler_address},
+        _make_resources(1, sizes.driver_pod),
+        uses_store=True,
+    )
+    return _make_pod(deployment, container, grace_seconds=60) | {"restartPolicy": "OnFailure"}
 
 
 # ------------------------------------------------------------------------------------------------
 
 
-def _pod(what: Deployment, container: Manifest, *, grace: int) -> Manifest:
-    """A pod of one container that may do nothing but write to its own empty volumes."""
+def _make_pod(deployment: Deployment, container: Manifest, *, grace_seconds: int) -> Manifest:
+    """Return a pod of one container that can write to its own empty volumes only."""
     return {
-        "serviceAccountName": what.account,
+        "serviceAccountName": deployment.account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": grace,
+        "terminationGracePeriodSeconds": grace_seconds,
         "securityContext": pod_security(),
         "containers": [container],
         "volumes": [
-            {"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}},
-            {"name": "tls", "secret": {"secretName": what.tls_secret, "defaultMode": 0o440}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE_LIMIT}},
+            {"name": "tls", "secret": {"secretName": deployment.tls_secret, "defaultMode": 0o440}},
         ],
     }
 
 
-def _container(
-    what: Deployment,
+def _make_container(
+    deployment: Deployment,
     name: str,
     command: list[str],
     environment: dict[str, str],
     resources: Manifest,
     *,
     ports: dict[str, int] | None = None,
-    stored: bool = False,
+    uses_store: bool = False,
     **probes: Any,
 ) -> Manifest:
-    """A container; one that uses the store has the credentials of the Secret, if there is one."""
+    """Return a container; uses_store adds the credentials of the Secret, if there is one."""
     variables: list[Manifest] = [{"name": k, "value": v} for k, v in environment.items()]
-    if stored:
-        variables += store_variables(what)
-    found: Manifest = {
+    if uses_store:
+        variables += store_variables(deployment)
+    container: Manifest = {
         "name": name,
-        "image": what.image,
+        "image": deployment.image,
         "imagePullPolicy": "IfNotPresent",
         "command": command[:2],
         "args": command[2:],
@@ -139,32 +150,31 @@ def _container(
         "resources": resources,
     }
     if ports:
-        found["ports"] = [
+        container["ports"] = [
             {"name": port, "containerPort": number, "protocol": "TCP"}
             for port, number in ports.items()
         ]
-    return found | probes | {
-        "securityContext": container_security(),
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "tls", "mountPath": CERTIFICATES, "readOnly": True},
-        ],
-    }  # fmt: skip
+    mounts = [
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "tls", "mountPath": CERTIFICATE_FOLDER, "readOnly": True},
+    ]
+    security = {"securityContext": container_security(), "volumeMounts": mounts}
+    return container | probes | security
 
 
 def pod_security() -> Manifest:
-    """Of all pods: a user that is not root."""
+    """Return the security context of all pods: a user that is not root."""
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        "runAsUser": IMAGE_USER_ID,
+        "runAsGroup": IMAGE_USER_ID,
+        "fsGroup": IMAGE_USER_ID,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
 def container_security() -> Manifest:
-    """Of all containers: no privileges, and nothing to write to but volumes."""
+    """Return the security context of all containers: no privileges, a read-only file system."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -174,62 +184,64 @@ def container_security() -> Manifest:
     }
 
 
-def store_variables(what: Deployment) -> list[Manifest]:
-    """Where the store is, and the credentials for it. Those are optional, so that a pod without
-    them starts, and says in its log that it has none."""
+def store_variables(deployment: Deployment) -> list[Manifest]:
+    """Return the variables for the location and the credentials of the store.
+
+    The credentials are optional, so that a pod without them starts and logs that it has none.
+    """
     variables: list[Manifest] = []
-    if what.endpoint:
-        variables.append({"name": "AWS_ENDPOINT_URL", "value": what.endpoint})
-    if what.service_account:
+    if deployment.endpoint:
+        variables.append({"name": "AWS_ENDPOINT_URL", "value": deployment.endpoint})
+    if deployment.service_account:
         return variables
     names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "DEFAULT_REGION")
     for name in (f"AWS_{part}" for part in names):
-        source = {"name": what.secret, "key": name, "optional": True}
+        source = {"name": deployment.secret, "key": name, "optional": True}
         variables.append({"name": name, "valueFrom": {"secretKeyRef": source}})
     return variables
 
 
-def settings(sizes: Sizes, **encryption: str) -> dict[str, str]:
-    """Variables of every container: one thread for each task, memory given back."""
-    one = dict.fromkeys(
+def common_variables(sizes: Sizes, **tls: str) -> dict[str, str]:
+    """Return the variables of every container: one thread per task, free memory returned."""
+    threads = dict.fromkeys(
         (f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")), "1"
     )
     return {
-        **one,  # a solve takes more for itself, as planned
+        **threads,  # a solve uses more threads by itself, as planned
         "MALLOC_TRIM_THRESHOLD_": "65536",
         "MALLOC_ARENA_MAX": "2",
         "NUMBA_CACHE_DIR": "/tmp/numba",
         "HOME": "/tmp",
-        **encryption,
-        "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": str(sizes.share),  # that was planned with
+        **tls,
+        "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": str(sizes.share),  # as in the plan
     }
 
 
-def _encrypted() -> dict[str, str]:
-    """TLS only, with the certificates of the Secret."""
+def _tls_variables() -> dict[str, str]:
+    """Return the variables that require TLS, with the certificates of the Secret."""
     comm = "DASK_DISTRIBUTED__COMM__"
     roles = {
-        f"{comm}TLS__{role}__{part}": f"{CERTIFICATES}/tls.{ending}"
+        f"{comm}TLS__{role}__{part}": f"{CERTIFICATE_FOLDER}/tls.{ending}"
         for role in ("SCHEDULER", "WORKER", "CLIENT")
         for part, ending in (("CERT", "crt"), ("KEY", "key"))
     }
     return {
         f"{comm}REQUIRE_ENCRYPTION": "true",
-        f"{comm}TLS__CA_FILE": f"{CERTIFICATES}/ca.crt",
+        f"{comm}TLS__CA_FILE": f"{CERTIFICATE_FOLDER}/ca.crt",
         **roles,
     }
 
 
-def _amounts(cpus: int, memory: int, storage: int = STORAGE) -> Manifest:
-    """Requests and limits, which are the same, so that a pod has what it was planned with."""
+def _make_resources(cpus: int, memory: int, storage: int = SCRATCH_STORAGE_BYTES) -> Manifest:
+    """Return equal requests and limits, so that a pod gets what was planned."""
     amounts = {
         "cpu": str(cpus),
-        "memory": mib(memory),
-        "ephemeral-storage": mib(storage),
+        "memory": format_quantity(memory),
+        "ephemeral-storage": format_quantity(storage),
     }
-    return {"requests": amounts, "limits": dict(amounts)}  # two, as patches may change one
+    return {"requests": amounts, "limits": dict(amounts)}  # two dicts, as patches may change one
 
 
-def mib(size: int) -> str:
-    """Bytes as Kubernetes has them, rounded up."""
+def format_quantity(size: int) -> str:
+    """Return bytes as a Kubernetes quantity in MiB, rounded up."""
     return f"{-(-size // MIB)}Mi"

@@ -1,4 +1,4 @@
-"""What a deployment is called, where its data are, and which objects of the cluster it uses."""
+"""Settings of a deployment: its names, its URLs, and the cluster objects that it refers to."""
 
 from __future__ import annotations
 
@@ -10,24 +10,38 @@ from rescnet_dist.errors import SpecError, mask_secrets, suggest_name
 from rescnet_dist.flags import option_name
 
 KINDS = ("job", "cluster")
-LONGEST_NAME = 40  # as the operator adds "-default-worker-0123456789" to names of 63 at most
-LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-NOTICE_MARGIN = 5  # seconds of an eviction notice that are left to Kubernetes itself
-STOPPING = 5  # seconds of the rest that a worker has to end in, and Python to start before
-LEAST_NOTICE = 15  # seconds: in less nothing can be handed over
-EMBEDDED = "digits"  # data that are inside the package
+MAX_LABEL_LENGTH = 63  # in Kubernetes
+MAX_NAME_LENGTH = 40  # the operator appends "-default-worker-0123456789" to the name
+LABEL_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+NOTICE_MARGIN_SECONDS = 5  # of an eviction notice, left to Kubernetes itself
+WORKER_EXIT_SECONDS = 5  # of the rest, for starting Python before, and ending the worker after
+MIN_NOTICE_SECONDS = 15  # a worker cannot hand over its data in less
+EMBEDDED_DATA = "digits"  # the data set inside the package
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """What to deploy.
 
-    kind: a training job with a cluster of its own, or a long-lived cluster that grows and shrinks.
-    data, store: s3:// URLs, or "digits" for the data; of a job only. secret: name of the Secret
-    with S3 credentials; service_account: one that exists and has the right to the buckets, instead.
-    tls_secret: name of the Secret with ca.crt, tls.crt and tls.key. endpoint: of an S3 server other
-    than Amazon's. notice: seconds between the notice of an eviction and the end of a machine.
-    operator: namespace of the Dask operator.
+    Attributes
+    ----------
+    kind : {"job", "cluster"}
+        A training job with its own cluster, or a long-lived cluster that grows and shrinks.
+    name, namespace, image : str
+    data, store : str or None
+        s3:// URLs, or "digits" for the data; of a job only.
+    secret : str
+        Name of the Secret with S3 credentials.
+    service_account : str or None
+        Existing service account with access to the buckets, instead of the Secret.
+    tls_secret : str
+        Name of the Secret with ca.crt, tls.crt and tls.key.
+    endpoint : str or None
+        URL of an S3 server other than Amazon's.
+    notice : int
+        Seconds between the notice of an eviction and the end of a machine.
+    operator : str
+        Namespace of the Dask operator.
     """
 
     kind: str = "job"
@@ -46,34 +60,37 @@ class Deployment:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise SpecError(f"Unknown kind {self.kind!r}. {suggest_name(self.kind, KINDS)}")
-        for what in ("name", "namespace", "secret", "service_account", "tls_secret", "operator"):
-            _check_label(what, getattr(self, what), LONGEST_NAME if what == "name" else 63)
-        if self.notice < LEAST_NOTICE:
+        labels = ("name", "namespace", "secret", "service_account", "tls_secret", "operator")
+        for field in labels:
+            limit = MAX_NAME_LENGTH if field == "name" else MAX_LABEL_LENGTH
+            _check_label(field, getattr(self, field), limit)
+        if self.notice < MIN_NOTICE_SECONDS:
             raise SpecError(
-                f"--notice {self.notice} s is too short to leave in: give at least {LEAST_NOTICE} s"
+                f"--notice {self.notice} s is too short for a worker to hand over its data. Use "
+                f"at least {MIN_NOTICE_SECONDS} s."
             )
         _check_image(self.image)
         if self.kind == "job":
-            _check_url("data", self.data, EMBEDDED)
+            _check_url("data", self.data, EMBEDDED_DATA)
             _check_url("store", self.store)
             if self.data == self.store:
-                raise SpecError(f"--data and --store are both {self.data}: give two URLs")
+                raise SpecError(f"--data and --store are both {self.data}. Use two URLs.")
         if self.endpoint is not None:
             _check_endpoint(self.endpoint)
 
     @property
-    def grace(self) -> int:
-        """Seconds that a worker has to leave in."""
-        return self.notice - NOTICE_MARGIN
+    def grace_seconds(self) -> int:
+        """Seconds that a worker's pod has to terminate."""
+        return self.notice - NOTICE_MARGIN_SECONDS
 
     @property
-    def leaving(self) -> int:
-        """Seconds of these in which a worker hands over what it holds."""
-        return self.grace - STOPPING
+    def retire_seconds(self) -> int:
+        """Seconds of these in which a worker hands over its data."""
+        return self.grace_seconds - WORKER_EXIT_SECONDS
 
     @property
-    def scheduler(self) -> str:
-        """Address of the scheduler, for all pods of the namespace."""
+    def scheduler_address(self) -> str:
+        """Address of the scheduler for all pods of the namespace."""
         return f"tls://{self.name}-scheduler:8786"
 
     @property
@@ -84,61 +101,69 @@ class Deployment:
 
     @property
     def account(self) -> str:
-        """Name of the service account that pods run as."""
+        """Name of the service account of the pods."""
         return self.service_account or self.name
 
 
-def _check_label(what: str, value: str | None, longest: int) -> None:
-    if value is None or (LABEL.fullmatch(value) and len(value) <= longest):
+def _check_label(field: str, value: str | None, limit: int) -> None:
+    """Raise SpecError if a value is not a Kubernetes name of at most `limit` characters."""
+    if value is None or (LABEL_PATTERN.fullmatch(value) and len(value) <= limit):
         return
     raise SpecError(
-        f"{option_name(what)} {value!r} is no name for Kubernetes: use at most {longest} "
-        "small letters, digits and hyphens, with a letter or digit at both ends"
+        f"{option_name(field)} {value!r} is not a Kubernetes name. Use at most {limit} lowercase "
+        "letters, digits and hyphens, with a letter or digit at both ends."
     )
 
 
-def _check_url(what: str, url: str | None, *others: str) -> None:
-    """Refuse what pods cannot read, and what would show a secret to all who see the manifests."""
-    also = "".join(f" or {other!r}" for other in others)
+def _check_url(field: str, url: str | None, *alternatives: str) -> None:
+    """Raise SpecError if pods cannot read a URL, or if it has credentials.
+
+    Everybody who can see the manifests could read the credentials.
+    """
+    others = "".join(f" or {name!r}" for name in alternatives)
     if url is None or not url:
-        raise SpecError(f"no --{what}: give an s3:// URL{also}")
+        raise SpecError(f"--{field} is missing. Use an s3:// URL{others}.")
     if mask_secrets(url) != url:
         raise SpecError(
-            f"--{what} {url} carries credentials, which everybody who sees the manifests could "
-            "read: put them into a Secret (--secret), or use a service account (--service-account)"
+            f"--{field} {url} contains credentials, which everybody who sees the manifests could "
+            "read. Put them into a Secret (--secret), or use a service account (--service-account)."
         )
     location = urlsplit(url)
-    if url in others or (location.scheme == "s3" and location.netloc and location.path.strip("/")):
+    is_object = location.scheme == "s3" and location.netloc and location.path.strip("/")
+    if url in alternatives or is_object:
         return
     raise SpecError(
-        f"--{what} {url} is not reached from every pod: give an s3://bucket/path URL{also} "
-        "(other servers than Amazon's by --endpoint)"
+        f"--{field} {url} cannot be reached from every pod. Use an s3://bucket/path URL{others} "
+        "(with --endpoint for other servers than Amazon's)."
     )
 
 
 def _check_endpoint(url: str) -> None:
+    """Raise SpecError if a URL is not the address of an S3 server, or has credentials."""
     location = urlsplit(url)
     if mask_secrets(url) != url:
-        raise SpecError(f"--endpoint {url} carries credentials: put them into a Secret (--secret)")
-    try:
-        good = location.scheme in ("http", "https") and location.hostname and location.port != 0
-    except ValueError:  # a port that is none
-        good = False
-    if not good:
         raise SpecError(
-            f"--endpoint {url} is not the address of an S3 server: give it as https://host:port"
+            f"--endpoint {url} contains credentials. Put them into a Secret (--secret)."
+        )
+    try:
+        is_valid = location.scheme in ("http", "https") and location.hostname and location.port != 0
+    except ValueError:  # the port is not a number
+        is_valid = False
+    if not is_valid:
+        raise SpecError(
+            f"--endpoint {url} is not the address of an S3 server. Use the form https://host:port."
         )
 
 
 def _check_image(image: str) -> None:
-    """Refuse an image that may be another one tomorrow."""
+    """Raise SpecError if an image name is invalid, or may refer to another image tomorrow."""
     name, _, digest = image.partition("@")
     path, _, last = name.rpartition("/")
     last, _, tag = last.partition(":")
-    fixed = re.fullmatch(r"sha256:[0-9a-f]{64}", digest) or (tag and not digest)
-    spelt = re.fullmatch(r"[a-z0-9._:/-]*", path) and re.fullmatch(r"[a-z0-9._-]+", last)
-    if not spelt or not fixed or not re.fullmatch(r"[\w.-]*", tag) or tag == "latest":
+    is_pinned = re.fullmatch(r"sha256:[0-9a-f]{64}", digest) or (tag and not digest)
+    is_name = re.fullmatch(r"[a-z0-9._:/-]*", path) and re.fullmatch(r"[a-z0-9._-]+", last)
+    if not is_name or not is_pinned or not re.fullmatch(r"[\w.-]*", tag) or tag == "latest":
         raise SpecError(
-            f"--image {image} does not name one version: give it as name:version or "
-            "name@sha256:…, the name in small letters"
+            f"--image {image} does not name one version. Use name:version or name@sha256:…, with "
+            "a lowercase name."
         )

@@ -1,4 +1,4 @@
-"""Manifests as YAML: plain documents, in the order they are written in."""
+"""Manifests as YAML: plain documents with comments, in the order in which they are given."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from rescnet_dist.errors import RescnetError
 
 
 def to_yaml(
-    documents: Iterable[Any], comment: str = "", above: Mapping[str, str] | None = None
+    documents: Iterable[Any], comment: str = "", line_comments: Mapping[str, str] | None = None
 ) -> str:
-    """Documents one behind the other, under a comment; and more comments `above` certain lines."""
+    """Return documents as YAML below a comment.
+
+    line_comments maps lines of the YAML to comments that are inserted above them.
+    """
     try:
         import yaml  # an optional dependency, though Dask brings it
     except ImportError:
-        raise RescnetError("manifests need PyYAML: pip install 'rescnet-dist[k8s]'") from None
+        raise RescnetError("Manifests need PyYAML. Run pip install 'rescnet-dist[k8s]'.") from None
 
-    class Plain(yaml.SafeDumper):
-        """Writes what is there twice out twice: kustomize and people do without anchors."""
+    class PlainDumper(yaml.SafeDumper):
+        """Writes repeated objects out instead of using anchors, for kustomize and for people."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    def verbatim(dumper: Any, value: str) -> Any:
-        """Several lines as they are, as code is to be read."""
+    def represent_text(dumper: Any, value: str) -> Any:
+        """Write text of several lines, such as code, as a literal block."""
         style = "|" if "\n" in value else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
-    Plain.add_representer(str, verbatim)
+    PlainDumper.add_representer(str, represent_text)
 
-    def commented(line: str) -> str:
+    def add_comment(line: str) -> str:
+        """Return a line below its comment, if it has one."""
         indent = " " * (len(line) - len(line.lstrip()))
-        words = (above or {}).get(line, "").splitlines()
-        return "".join(f"{indent}# {word}\n" for word in words) + line
+        comment_lines = (line_comments or {}).get(line, "").splitlines()
+        return "".join(f"{indent}# {text}\n" for text in comment_lines) + line
 
-    dumped = [yaml.dump(d, Dumper=Plain, sort_keys=False, width=100) for d in documents]
-    if above:
-        dumped = ["\n".join(map(commented, text.split("\n"))) for text in dumped]
+    texts = [yaml.dump(d, Dumper=PlainDumper, sort_keys=False, width=100) for d in documents]
+    if line_comments:
+        texts = ["\n".join(map(add_comment, text.split("\n"))) for text in texts]
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
-    return head + "---\n".join(dumped)
+    return head + "---\n".join(texts)

@@ -1,4 +1,4 @@
-"""`rescnet dashboard`: serves on loopback, ends when told to, and refuses what is not a run."""
+"""`rescnet dashboard`: serves on loopback, ends by signals, and rejects what is not a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ from rescnet_dist.errors import CorruptDataError
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_serves_until_it_is_told_to_end(
-    run: Path, started: Any, end: signal.Signals
-) -> None:
-    """With code 0, a page in between, and no port open but on loopback."""
+def test_command_serves_until_a_signal(run: Path, started: Any, end: signal.Signals) -> None:
+    """It ends with code 0, serves a page, and listens on loopback only."""
     process = started.start(sys.executable, "-m", "rescnet_dist", "dashboard", run, "--port", "0")
     started.wait_until(lambda: "Ctrl-C" in started.said(), process)
     (url,) = re.findall(r"watch\s+(http://127.0.0.1:\d+/)\n", started.said())
@@ -41,7 +39,7 @@ def test_the_command_serves_until_it_is_told_to_end(
     assert "Traceback" not in started.said()
 
 
-def not_there(folder: Path, _run: Path) -> str:
+def missing_store(folder: Path, _run: Path) -> str:
     """A URL with nothing at it."""
     return str(folder / "nothing")
 
@@ -51,28 +49,28 @@ def empty(folder: Path, _run: Path) -> str:
     return str(folder)
 
 
-def something_else(folder: Path, _run: Path) -> str:
-    """A Zarr group that is no run."""
+def other_group(folder: Path, _run: Path) -> str:
+    """A Zarr group that is not a run."""
     zarr.open_group(folder / "other", mode="w")
     return str(folder / "other")
 
 
-def of_another_version(folder: Path, run: Path) -> str:
-    """A run of a release to come."""
+def newer_version(folder: Path, run: Path) -> str:
+    """A run of a later release."""
     shutil.copytree(run, folder / "newer")
     zarr.open_group(folder / "newer", mode="a").attrs["format_version"] = 99
     return str(folder / "newer")
 
 
 def half_written(folder: Path, run: Path) -> str:
-    """A run whose data are not there yet."""
+    """A run whose data are not completely written."""
     shutil.copytree(run, folder / "half")
     del zarr.open_group(folder / "half", mode="a").attrs["data_complete"]
     return str(folder / "half")
 
 
 def damaged(folder: Path, run: Path) -> str:
-    """A run with a commit record cut short."""
+    """A run with a truncated commit record."""
     shutil.copytree(run, folder / "damaged")
     (folder / "damaged/commits/0001.json").write_text('{"step"')
     return str(folder / "damaged")
@@ -81,18 +79,18 @@ def damaged(folder: Path, run: Path) -> str:
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        (not_there, "There is no Zarr group at"),
+        (missing_store, "There is no Zarr group at"),
         (empty, "There is no Zarr group at"),
-        (something_else, "is not a rescnet-run store"),
-        (of_another_version, "has format version 99"),
+        (other_group, "is not a rescnet-run store"),
+        (newer_version, "has format version 99"),
         (half_written, "has not started: its data are still being written"),
         (damaged, "0001.json"),
     ],
 )
-def test_what_is_not_a_run_is_refused(
+def test_bad_store_is_rejected(
     run: Path, tmp_path: Path, case: Callable[[Path, Path], str], expected: str
 ) -> None:
-    """By a message, not a traceback; beside a run, too."""
+    """With a message, not a traceback; also together with a good run."""
     url = case(tmp_path, run)
     for urls in ([url], [str(run), url]):
         failed = CliRunner().invoke(main, ["dashboard", *urls, "--port", "0"])
@@ -103,8 +101,8 @@ def test_what_is_not_a_run_is_refused(
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_bucket_without_rights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the secret."""
+def test_bucket_without_access_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message does not contain the secret."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret")
     failed = CliRunner().invoke(main, ["dashboard", "s3://runs/one", "--port", "0"])
     assert failed.exit_code in (2, 75)
@@ -113,11 +111,9 @@ def test_a_bucket_without_rights_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "a-wrong-secret" not in failed.output
 
 
-def test_a_store_that_is_lost_while_it_is_shown_is_told_of(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was known of the run stays; once it is back, it is looked at again."""
-    monkeypatch.setattr(dashboard_server, "LOOK_AGAIN_EVERY", 0.0)
+def test_lost_store_is_noted(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last view of the run stays; once the store is back, it is read again."""
+    monkeypatch.setattr(dashboard_server, "REFRESH_DONE_SECONDS", 0.0)
     shutil.copytree(run, tmp_path / "run")
     runs = StoredRuns([str(tmp_path / "run")])
     (tmp_path / "run").rename(tmp_path / "away")
@@ -136,22 +132,22 @@ def test_a_store_that_is_lost_while_it_is_shown_is_told_of(
 @pytest.mark.parametrize(
     ("name", "value"), [("observed", "x"), ("residual", 5), ("seconds", None), ("observed", [1])]
 )
-def test_a_record_that_says_odd_things_is_named(
-    run: Path, tmp_path: Path, name: str, value: Any
-) -> None:
-    """Not raised as what Python makes of it; nor does it end a page that is served."""
+def test_damaged_record_raises(run: Path, tmp_path: Path, name: str, value: Any) -> None:
+    """As CorruptDataError; a page that is already served continues."""
     shutil.copytree(run, tmp_path / "run")
     runs = StoredRuns([str(tmp_path / "run")])
     location = tmp_path / "run/commits/0002.json"
     location.write_text(json.dumps(json.loads(location.read_text()) | {name: value}))
     if name != "seconds":
-        with pytest.raises(CorruptDataError, match="tells of its layers is damaged"):
+        with pytest.raises(
+            CorruptDataError, match=r"The layer records of the run at .* are damaged"
+        ):
             StoredRun(str(tmp_path / "run")).view()
     assert len(runs.views()[0].layers) == 3
 
 
-def test_another_run_at_the_same_place_is_seen_as_such(run: Path, tmp_path: Path) -> None:
-    """Though it has as many layers: none of the old one's is shown."""
+def test_other_run_at_the_same_url_is_read_anew(run: Path, tmp_path: Path) -> None:
+    """Though it has as many layers: none of the old run is shown."""
     shutil.copytree(run, tmp_path / "run")
     stored = StoredRun(str(tmp_path / "run"))
     stored.view()
@@ -162,7 +158,7 @@ def test_another_run_at_the_same_place_is_seen_as_such(run: Path, tmp_path: Path
 
 
 def test_committed_records_are_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a run of hundreds of layers in a bucket is looked at every two seconds."""
+    """A run of hundreds of layers in a bucket is read every two seconds."""
     stored = StoredRun(str(run))
     assert len(stored.view().layers) == 3
     record = run / "commits/0002.json"

@@ -1,4 +1,4 @@
-"""Figures: they show what is stored, keep nothing behind, and refuse what cannot be drawn."""
+"""Figures: they show the stored values, leave nothing in pyplot, and reject bad input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.exceptions import NotFittedError
 
 from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
-from rescnet_dist.dashboard.evaluation import MATRIX_CLASSES
+from rescnet_dist.dashboard.evaluation import MAX_MATRIX_CLASSES
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.store import RunStore
 
@@ -29,12 +29,12 @@ def clf(digits_run: str) -> ResCNetClassifier:
 
 
 def texts(figure: Any) -> list[str]:
-    """All texts within the axes of a figure."""
+    """Return all texts within the axes of a figure."""
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
-def test_accuracy_is_that_of_the_run(clf: ResCNetClassifier) -> None:
-    """A line for each kind of images, and one at the chosen depth."""
+def test_accuracy_figure_matches_the_run(clf: ResCNetClassifier) -> None:
+    """One line per split, and one at the chosen depth."""
     (axes,) = clf.plot.accuracy().axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     for key in ("train", "validation"):
@@ -44,8 +44,8 @@ def test_accuracy_is_that_of_the_run(clf: ResCNetClassifier) -> None:
     assert list(lines[f"chosen depth, {clf.depth_}"].get_xdata()) == [clf.depth_] * 2
 
 
-def test_filters_tell_their_layer_and_kinds(clf: ResCNetClassifier) -> None:
-    """All of them, PCA above stacked-LDA."""
+def test_filters_figure_has_titles(clf: ResCNetClassifier) -> None:
+    """All filters, PCA above stacked-LDA."""
     figure = clf.plot.filters(1)
     assert figure.get_suptitle() == "Layer 1: 2 PCA and 2 stacked-LDA filters of 3×3"
     titles = [axes.get_title() for axes in figure.axes]
@@ -57,8 +57,8 @@ def test_filters_tell_their_layer_and_kinds(clf: ResCNetClassifier) -> None:
     }
 
 
-def test_maps_are_shown_by_layer(clf: ResCNetClassifier) -> None:
-    """Of all layers, or of those named; an image with or without its channel."""
+def test_maps_figure_by_layer(clf: ResCNetClassifier) -> None:
+    """Of all layers, or of the given ones; for an image with or without a channel axis."""
     image = load_digits()[0][0, ::2, ::2]
     figure = clf.plot.maps(image[:, :, 0])
     labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
@@ -66,8 +66,8 @@ def test_maps_are_shown_by_layer(clf: ResCNetClassifier) -> None:
     assert len([axes for axes in clf.plot.maps(image, layers=[1]).axes if axes.images]) == 5
 
 
-def test_confusion_is_that_of_plain_counting(clf: ResCNetClassifier, digits_run: str) -> None:
-    """Of images that were given, and by default of those that the run held out."""
+def test_confusion_figure_matches_plain_counting(clf: ResCNetClassifier, digits_run: str) -> None:
+    """For given images, and by default for those that the run held out."""
     run = RunStore.open(digits_run)
     held_out = ~run.data_array("train")[:]
     X, y = (run.data_array(name)[:][held_out] for name in ("images", "labels"))
@@ -81,39 +81,39 @@ def test_confusion_is_that_of_plain_counting(clf: ResCNetClassifier, digits_run:
     assert "held-out" in title
 
 
-def test_confusion_of_many_classes_shows_the_worst_pairs(client: Client) -> None:
-    """As a matrix of 40 classes could not be read."""
+def test_confusion_of_many_classes_shows_pairs(client: Client) -> None:
+    """A matrix of 40 classes would be unreadable."""
     rng = np.random.default_rng(0)
     y = np.arange(160) % 40
     X = rng.normal(size=(160, 8, 8)) + y[:, None, None] % 7
     spec = NetworkSpec(filters=4, block=4, stride=4, max_layers=1)
     clf = ResCNetClassifier(spec, run=RunSpec(solve_threads=1)).fit(X, y)
-    assert len(clf.classes_) > MATRIX_CLASSES
+    assert len(clf.classes_) > MAX_MATRIX_CLASSES
     (axes,) = clf.plot.confusion(rng.normal(size=X.shape), y).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert all(" taken for " in label for label in labels)
+    assert all(" predicted as " in label for label in labels)
     widths = [bar.get_width() for bar in axes.patches]
     assert widths == sorted(widths, reverse=True)
-    with pytest.raises(DataError, match="not from a stored run: give images X"):
+    with pytest.raises(DataError, match=r"not from a stored run\. Pass images X"):
         clf.plot.confusion()
 
 
-def test_nothing_is_left_in_pyplot(clf: ResCNetClassifier) -> None:
-    """So that notebooks show a figure once, and nothing is kept."""
+def test_figures_are_not_in_pyplot(clf: ResCNetClassifier) -> None:
+    """So that notebooks show a figure once, and none is kept alive."""
     before = plt.get_fignums()
     clf.plot.accuracy(), clf.plot.filters(1), clf.plot.confusion()
     assert plt.get_fignums() == before
 
 
-def test_figures_show_themselves_in_notebooks(clf: ResCNetClassifier) -> None:
-    """As pictures, also where pyplot was never imported; and they can still be pickled."""
+def test_figures_display_in_notebooks(clf: ResCNetClassifier) -> None:
+    """As PNG, also if pyplot was never imported; and they can be pickled."""
     figure: Any = pickle.loads(pickle.dumps(clf.plot.accuracy()))
     with Image.open(io.BytesIO(figure._repr_png_())) as picture:
         assert picture.size == (640, 380)
 
 
-def test_color_filters_are_in_color(client: Client) -> None:
-    """Those of the first layer; of later ones the strongest channel is named."""
+def test_first_layer_filters_are_in_color(client: Client) -> None:
+    """For color images; filters of later layers are titled with their strongest channel."""
     rng = np.random.default_rng(1)
     y = np.arange(60) % 3
     X = rng.integers(0, 255, (60, 8, 8, 3), dtype=np.uint8)
@@ -126,20 +126,20 @@ def test_color_filters_are_in_color(client: Client) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 4, -1, 1.5, True])
-def test_layers_that_there_are_not_are_refused(clf: ResCNetClassifier, layer: Any) -> None:
-    """With those that there are."""
-    words = rf"layer={layer}.*layers 1 to {clf.depth_}"
-    with pytest.raises(DataError, match=words):
+def test_missing_layer_raises(clf: ResCNetClassifier, layer: Any) -> None:
+    """The message lists the existing layers."""
+    message = rf"layer={layer}.*layers 1 to {clf.depth_}"
+    with pytest.raises(DataError, match=message):
         clf.plot.filters(layer)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         clf.plot.maps(np.zeros((14, 14)), [layer])
 
 
-def test_other_bad_input_is_refused(clf: ResCNetClassifier, tmp_path: Path) -> None:
-    """Each with what to do."""
+def test_bad_input_raises(clf: ResCNetClassifier, tmp_path: Path) -> None:
+    """Each message has a remedy."""
     with pytest.raises(DataError, match=r"shape \(28, 28\).*\(14, 14, 1\)"):
         clf.plot.maps(np.zeros((28, 28)))
-    with pytest.raises(DataError, match="give X, too"):
+    with pytest.raises(DataError, match="Pass X, too"):
         clf.plot.confusion(y=[1])
     with pytest.raises(NotFittedError):
         _ = ResCNetClassifier().plot
@@ -151,8 +151,8 @@ def test_other_bad_input_is_refused(clf: ResCNetClassifier, tmp_path: Path) -> N
         saved.confusion()
 
 
-def test_without_matplotlib_it_says_what_to_install(digits_run: str) -> None:
-    """And the package loads without it."""
+def test_missing_matplotlib_raises(digits_run: str) -> None:
+    """With the command to install it; the package itself loads without it."""
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import rescnet_dist as rd\n"

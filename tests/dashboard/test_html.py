@@ -1,4 +1,4 @@
-"""What notebooks show of specs, plans and networks: escaped, without secrets, changes in bold."""
+"""HTML of specs, plans and networks in notebooks: escaped, secrets masked, changes in bold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rescnet_dist.spec import Spec
 
 
 class Cells(HTMLParser):
-    """Texts of the cells of a table, and of those in bold; the elements that were opened."""
+    """The texts of table cells, all and those in bold, and the tags of the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -49,21 +49,22 @@ class Cells(HTMLParser):
         (AugmentSpec(copies=2, flip=True), ["copies", "2", "flip", "yes"]),
     ],
 )
-def test_specs_show_all_fields_and_what_is_not_the_default_in_bold(
-    spec: Spec, changed: list[str]
-) -> None:
+def test_specs_show_changed_fields_in_bold(spec: Spec, changed: list[str]) -> None:
     """Each field once."""
     cells = Cells(spec._repr_html_())  # type: ignore[attr-defined]
     assert cells.bold == changed
     assert [name for name, *_ in spec.rows()] == cells.all[1::2]
 
 
-def test_plans_and_forecasts_show_what_they_print() -> None:
+def test_plan_html_matches_printed_plan() -> None:
     """The same lines as `print`."""
     found = estimate(
-        Problem(600, (28, 28, 1), 10), NetworkSpec.preset("digits"), RunSpec(),
-        Workers(2, 2, 1, 2, 2**31), None,
-    )  # fmt: skip
+        Problem(600, (28, 28, 1), 10),
+        NetworkSpec.preset("digits"),
+        RunSpec(),
+        Workers(2, 2, 1, 2, 2**31),
+        None,
+    )
     cells = Cells(found._repr_html_()).all[1:]
     printed = [re.split(r" +", line, maxsplit=1) for line in str(found).splitlines()]
     assert [list(pair) for pair in zip(cells[::2], cells[1::2], strict=True)] == printed
@@ -71,19 +72,19 @@ def test_plans_and_forecasts_show_what_they_print() -> None:
     assert plan[plan.index("chunk_images") + 1] == str(found.plan.chunk_images)
 
 
-def test_a_network_shows_its_size_classes_and_spec() -> None:
+def test_network_html_shows_size_classes_and_spec() -> None:
     """Without reading a layer."""
     labels: Any = np.array([f"<b>{n}</b>" for n in range(20)])
     scale = ImageScale(np.zeros(1), np.ones(1))
     network = Network(NetworkSpec(filters=8), labels, (28, 28, 1), scale, ())
     cells = Cells(network._repr_html_())
     assert cells.all[1:5] == ["layers", "0", "images", "28×28×1"]
-    assert "<b>11</b>, …" in cells.all[6]  # escaped, or it would not be text
+    assert "<b>11</b>, …" in cells.all[6]  # escaped, otherwise it would not be text
     assert "b" not in cells.opened
     assert cells.bold == ["filters", "8"]
 
 
-def test_everything_is_escaped_and_secrets_are_masked() -> None:
+def test_html_table_escapes_and_masks() -> None:
     """Title, names and values."""
     found = html_table("<i>", [("<s>", "s3://me:word@host/<u>", True)])
     assert "word" not in found

@@ -1,4 +1,4 @@
-"""Runs in a notebook: what a cell shows, and that it is kept up to date while a run goes on."""
+"""Runs in notebooks: what a cell shows, and its updates during a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rescnet_dist.dashboard import notebook
 from tests.dashboard.conftest import LAYERS, PausedRun
 
 
-def test_a_run_shows_itself(run: Path) -> None:
-    """Its words and its curve; and it gives what else there is to see."""
+def test_run_html(run: Path) -> None:
+    """Its summary and chart; description, figures and report are available."""
     found = rd.open_run(run)
     assert repr(found) == f"<Run {run}>"
     html = found._repr_html_()
@@ -26,7 +26,7 @@ def test_a_run_shows_itself(run: Path) -> None:
 
 
 class Display:
-    """Stands in for the display of IPython, which is another process's."""
+    """Replaces the display function of IPython, which needs a kernel."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
@@ -36,58 +36,58 @@ class Display:
         return self
 
     def update(self, html: Any) -> None:
-        """Show something else."""
+        """Record what is shown."""
         self.shown.append(html.data)
 
 
 @pytest.fixture
 def display(monkeypatch: pytest.MonkeyPatch) -> Display:
-    """What a cell shows."""
-    shown = Display()
-    monkeypatch.setattr("IPython.display.display", shown)
-    return shown
+    """The recorded output of a cell."""
+    display = Display()
+    monkeypatch.setattr("IPython.display.display", display)
+    return display
 
 
-def test_a_run_that_goes_on_is_shown_anew(client: Client, tmp_path: Path, display: Display) -> None:
-    """From the store, until it is done."""
-    with PausedRun(tmp_path / "run", before=2) as held:
+def test_watch_follows_a_running_run(client: Client, tmp_path: Path, display: Display) -> None:
+    """It reads the store until the run is done."""
+    with PausedRun(tmp_path / "run", before=2) as paused:
         watch = rd.open_run(tmp_path / "run").watch(every=0.05)
-        assert "is going on" in display.shown[0]
+        assert "is running" in display.shown[0]
         assert not watch.ended
-        held.let_go()
+        paused.resume()
         assert watch.wait(60)
     assert watch.ended
     assert "is done" in display.shown[-1]
     assert display.shown[-1].count("<circle") == 2 * LAYERS
 
 
-def test_watching_can_be_stopped_and_survives_a_store_that_is_away(
+def test_watch_survives_an_unreachable_store(
     run: Path, display: Display, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was shown stays, with the reason."""
+    """The last view stays, with the reason; watching can be stopped."""
     found = rd.open_run(run)
     view = found.view()
     view.state = "running"
     answers = [view]
 
-    def look() -> Any:
+    def read_view() -> Any:
         if answers:
             return answers.pop()
         raise rd.StoreError("the store <is> away")
 
-    monkeypatch.setattr(found, "view", look)
+    monkeypatch.setattr(found, "view", read_view)
     watch = found.watch(every=0.01)
     while "away" not in display.shown[-1]:
         assert not watch.ended
     assert "StoreError: the store &lt;is&gt; away" in display.shown[-1]
-    assert "small</b> is going on" in display.shown[-1]
+    assert "small</b> is running" in display.shown[-1]
     watch.stop()
     assert watch.ended
 
 
 @pytest.mark.parametrize("every", [0, -1, float("nan")])
-def test_bad_intervals_are_refused(run: Path, every: float, display: Display) -> None:
-    """By name."""
+def test_bad_interval_raises(run: Path, every: float, display: Display) -> None:
+    """The message names the parameter."""
     with pytest.raises(rd.RescnetError, match="every="):
         rd.open_run(run).watch(every=every)
     assert notebook.WATCH_SECONDS > 0

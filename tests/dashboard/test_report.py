@@ -1,4 +1,4 @@
-"""Reports: they tell what the store holds, need nothing outside, and give a command that works."""
+"""Reports: their content matches the store, they are self-contained, the command reproduces."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, l
 from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.report import report_command
-from rescnet_dist.dashboard.evaluation import sample_of_run
-from rescnet_dist.dashboard.render import FORMATS, NOT_RECORDED, rendered
-from rescnet_dist.dashboard.report import Report, report_of
-from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce
+from rescnet_dist.dashboard.evaluation import sample_from_run
+from rescnet_dist.dashboard.render import FORMATS, NOT_RECORDED, render_report
+from rescnet_dist.dashboard.report import Report, make_report
+from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce_command
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.store import RunStore
@@ -35,7 +35,7 @@ REFERENCES = ("src", "href", "srcset", "action", "data", "poster", "background",
 
 
 class References(HTMLParser):
-    """What a page would load or link to, and the text that it shows."""
+    """The references of a page, and the text that it shows."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -67,17 +67,17 @@ def run(*arguments: Any) -> Result:
 @pytest.fixture(scope="module")
 def report(digits_run: str) -> Report:
     """The report on the small run."""
-    return report_of(digits_run)
+    return make_report(digits_run)
 
 
 @pytest.fixture
-def copied(digits_run: str, tmp_path: Path) -> Path:
-    """A copy of the small run, to be changed."""
+def run_copy(digits_run: str, tmp_path: Path) -> Path:
+    """A copy of the small run, for changes."""
     return Path(shutil.copytree(digits_run, tmp_path / "copy"))
 
 
-def test_it_tells_what_the_store_holds(report: Report, digits_run: str) -> None:
-    """Layers, data and what was observed."""
+def test_report_matches_the_store(report: Report, digits_run: str) -> None:
+    """Layers, data and observed values."""
     found = describe_run(digits_run)
     expected = RunStore.open(digits_run).attributes()["expected"]
     assert report.layers == found["layers"]
@@ -95,170 +95,170 @@ def test_it_tells_what_the_store_holds(report: Report, digits_run: str) -> None:
     assert {name for name, _, changed in report.spec["network"] if changed} >= {"filters", "block"}
 
 
-def test_confusion_errors_and_calibration_are_those_of_plain_counting(
+def test_confusion_errors_and_calibration_match_plain_counting(
     report: Report, digits_run: str
 ) -> None:
     """On the images that the run held out."""
-    store, clf, judged = RunStore.open(digits_run), load(digits_run), report.judged
-    assert judged is not None
+    store, clf, evaluation = RunStore.open(digits_run), load(digits_run), report.evaluation
+    assert evaluation is not None
     held_out = np.flatnonzero(~store.data_array("train")[:])
     X, y = (store.data_array(name)[:][held_out] for name in ("images", "labels"))
     scores, predicted = clf.decision_function(X), clf.predict(X)
     confusion = np.zeros((10, 10), int)
     for pair in zip(y, predicted, strict=True):
         confusion[pair] += 1
-    assert judged["which"] == "held-out images"
-    assert judged["images"] == judged["of"] == len(y)
-    assert judged["confusion"] == confusion.tolist()
-    assert judged["accuracy"] == (y == predicted).mean()
+    assert evaluation["which"] == "held-out images"
+    assert evaluation["images"] == evaluation["of"] == len(y)
+    assert evaluation["confusion"] == confusion.tolist()
+    assert evaluation["accuracy"] == (y == predicted).mean()
     wrong = [
         (int(n), str(a), str(b), float(s[b] - s[a]))
         for n, a, b, s in zip(held_out, y, predicted, scores, strict=True)
         if a != b
     ]
-    told = [tuple(error.values()) for error in judged["errors"]]
-    assert told == sorted(wrong, key=lambda error: -error[3])
+    errors = [tuple(error.values()) for error in evaluation["errors"]]
+    assert errors == sorted(wrong, key=lambda error: -error[3])
     confidence = project_to_simplex(scores).max(axis=1)
     error = 0.0
     for low in np.arange(10) / 10:
         inside = (confidence >= low) & ((confidence < low + 0.1) | (low == 0.9))
         if inside.any():
             error += abs((y == predicted)[inside].sum() - confidence[inside].sum()) / len(y)
-    assert judged["calibration_error"] == pytest.approx(error)
-    assert sum(entry["images"] for entry in judged["calibration"]) == len(y)
+    assert evaluation["calibration_error"] == pytest.approx(error)
+    assert sum(entry["images"] for entry in evaluation["calibration"]) == len(y)
 
 
-def test_the_page_needs_nothing_outside_it(report: Report) -> None:
-    """No scripts, no addresses, no references but pictures within it."""
-    page = rendered(report, "html")
+def test_html_page_is_self_contained(report: Report) -> None:
+    """No scripts, no addresses, no references but embedded pictures."""
+    page = render_report(report, "html")
     found = References(page)
     assert not found.found
     assert not re.search(r"https?:|//", re.sub(r"base64,[\w+/=]+", "", page))
     assert found.opened["img"] > 20
     assert found.opened["svg"] == 5
-    assert References('<img src="http://host/a.png"><link href="b">').found  # or it checks nothing
+    assert References('<img src="http://host/a.png"><link href="b">').found  # a check of the check
 
 
-def test_all_formats_have_one_source(report: Report) -> None:
-    """Accuracies in each; JSON is all of it."""
-    found = json.loads(rendered(report, "json"))
+def test_all_formats_have_the_same_content(report: Report) -> None:
+    """Accuracies are in each format; JSON has all values."""
+    found = json.loads(render_report(report, "json"))
     assert found == json.loads(json.dumps(report.to_dict()))
     assert "pictures" not in found
     for form in ("html", "markdown"):
-        text = rendered(report, form)
+        text = render_report(report, form)
         for layer in report.layers:
             assert f"{100 * layer['validation']:.2f}" in text
         assert f"{found['judged']['calibration_error']:.3f}" in text
-    lines = rendered(report, "markdown").splitlines()
+    lines = render_report(report, "markdown").splitlines()
     tables = [line for line in lines if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
     assert "data:image" not in "\n".join(lines)
 
 
-def test_names_of_classes_are_escaped(copied: Path) -> None:
-    """In the page and in tables."""
-    attributes = json.loads((copied / "zarr.json").read_text())
+def test_class_names_are_escaped(run_copy: Path) -> None:
+    """In the HTML page and in Markdown tables."""
+    attributes = json.loads((run_copy / "zarr.json").read_text())
     name = '<script>alert("1")</script>|`_'
     attributes["attributes"]["classes"] = {
         "dtype": "|O",
         "values": [f"{name}{n}" for n in range(10)],
     }
     attributes["attributes"]["source"] = "s3://me:secret@host/<b>"
-    (copied / "zarr.json").write_text(json.dumps(attributes))
-    found = report_of(copied)
-    page = References(rendered(found, "html"))
+    (run_copy / "zarr.json").write_text(json.dumps(attributes))
+    found = make_report(run_copy)
+    page = References(render_report(found, "html"))
     assert not page.found
     assert not page.opened["script"]
     assert any(name in text for text in page.texts)
-    text = rendered(found, "markdown")
+    text = render_report(found, "markdown")
     assert "<script>" not in text.replace("\\<", "")
-    assert all("secret" not in rendered(found, form) for form in FORMATS)
+    assert all("secret" not in render_report(found, form) for form in FORMATS)
     assert found.command
-    assert "put them where *** is" in " ".join(found.notes)
+    assert "Replace *** with them" in " ".join(found.notes)
 
 
 # runs of all kinds ------------------------------------------------------------------------------
 
 
-def test_an_unfinished_run_is_told_as_far_as_it_got(copied: Path) -> None:
-    """The layers that are committed; the best of those that are judged is looked at."""
-    (copied / "result.json").unlink()
-    shutil.rmtree(copied / "claims")
-    found = report_of(copied)
+def test_report_of_unfinished_run(run_copy: Path) -> None:
+    """It has the committed layers; the best one with a known accuracy is evaluated."""
+    (run_copy / "result.json").unlink()
+    shutil.rmtree(run_copy / "claims")
+    found = make_report(run_copy)
     assert found.state == "unfinished"
     assert len(found.layers) == 3
     assert found.layers[-1]["train"] is None
     assert "3 layers of at most 3 finished" in found.outcome
-    (copied / "commits" / "0002.json").unlink()
-    found = report_of(copied)
+    (run_copy / "commits" / "0002.json").unlink()
+    found = make_report(run_copy)
     assert (len(found.layers), found.depth) == (1, 1)
-    assert found.judged
+    assert found.evaluation
     assert "1 layer of at most 3" in found.outcome
 
 
-def test_a_run_that_goes_on_is_told_as_far_as_it_is(client: Client, tmp_path: Path) -> None:
-    """After each layer, while its driver lives."""
+def test_report_of_running_run(client: Client, tmp_path: Path) -> None:
+    """After each layer, while the driver is running."""
     X, y = (array[:60] for array in load_digits())
     spec = NetworkSpec(filters=4, block=7, stride=7, max_layers=2, stop_at_zero_error=False)
     found: list[Report] = []
 
     class Reporter(Callback):
         def on_layer_end(self, event: PassDone) -> None:
-            found.append(report_of(tmp_path / "run"))
+            found.append(make_report(tmp_path / "run"))
 
     ResCNetClassifier(spec, store=tmp_path / "run", listeners=[Reporter()]).fit(X[:, ::2, ::2], y)
     assert [(report.state, len(report.layers)) for report in found] == [
         ("running", 1),
         ("running", 2),
     ]
-    assert "goes on, with 1 layer of at most 2" in found[0].outcome
-    assert all(report.judged for report in found)
+    assert "in progress, with 1 layer of at most 2" in found[0].outcome
+    assert all(report.evaluation for report in found)
 
 
-def test_a_run_without_a_layer_has_a_report_without_network(copied: Path) -> None:
+def test_report_without_a_layer(run_copy: Path) -> None:
     """In all formats."""
-    (copied / "result.json").unlink()
-    for name in os.listdir(copied / "commits"):
-        (copied / "commits" / name).unlink()
-    found = report_of(copied)
-    assert found.judged is None
+    (run_copy / "result.json").unlink()
+    for name in os.listdir(run_copy / "commits"):
+        (run_copy / "commits" / name).unlink()
+    found = make_report(run_copy)
+    assert found.evaluation is None
     assert "no finished layer yet" in found.outcome
     for form in FORMATS:
-        assert "no finished layer yet" in rendered(found, form)
-    assert not References(rendered(found, "html")).found
+        assert "no finished layer yet" in render_report(found, form)
+    assert not References(render_report(found, "html")).found
 
 
-def test_images_that_are_gone_are_told_and_the_rest_is_there(copied: Path) -> None:
-    """As a run may refer to images elsewhere; filters need none."""
-    shutil.rmtree(copied / "data" / "images")
-    found = report_of(copied)
-    assert found.judged is None
+def test_report_without_images(run_copy: Path) -> None:
+    """A run may refer to images elsewhere, which may be gone; filters are still shown."""
+    shutil.rmtree(run_copy / "data" / "images")
+    found = make_report(run_copy)
+    assert found.evaluation is None
     assert found.pictures.banks
     for form in FORMATS:
-        assert "the images of the run cannot be read" in rendered(found, form)
-    page = References(rendered(found, "html"))
+        assert "the images of the run cannot be read" in render_report(found, form)
+    page = References(render_report(found, "html"))
     assert page.opened["svg"] == 4
     assert not page.found
 
 
-def test_runs_of_earlier_releases_say_what_was_not_recorded(copied: Path) -> None:
-    """Neither plan, nor residuals, nor what passes took."""
-    attributes = json.loads((copied / "zarr.json").read_text())
+def test_report_of_run_of_earlier_release(run_copy: Path) -> None:
+    """Without a plan, residuals and pass metrics; the report says that they are not recorded."""
+    attributes = json.loads((run_copy / "zarr.json").read_text())
     del attributes["attributes"]["expected"]
-    (copied / "zarr.json").write_text(json.dumps(attributes))
-    for file in (copied / "commits").iterdir():
+    (run_copy / "zarr.json").write_text(json.dumps(attributes))
+    for file in (run_copy / "commits").iterdir():
         record = json.loads(file.read_text())
-        file.write_text(json.dumps({k: v for k, v in record.items() if k not in
-                                    ("observed", "residual")}))  # fmt: skip
-    found = report_of(copied)
-    page = References(rendered(found, "html"))
+        kept = {k: v for k, v in record.items() if k not in ("observed", "residual")}
+        file.write_text(json.dumps(kept))
+    found = make_report(run_copy)
+    page = References(render_report(found, "html"))
     assert page.opened["svg"] == 3  # accuracy, time, calibration
     assert NOT_RECORDED in page.texts
     assert found.memory["workers"] == {}
 
 
-def test_many_classes_many_layers_and_no_images_held_out(client: Client, tmp_path: Path) -> None:
-    """Pairs instead of a matrix of 40 classes; color images; training images, and says so."""
+def test_report_with_many_classes_and_no_held_out_images(client: Client, tmp_path: Path) -> None:
+    """Pairs instead of a matrix of 40 classes; color images; evaluated on training images."""
     rng = np.random.default_rng(0)
     y = np.arange(120) % 40
     X = rng.integers(0, 255, (120, 8, 8, 3), dtype=np.uint8)
@@ -269,35 +269,35 @@ def test_many_classes_many_layers_and_no_images_held_out(client: Client, tmp_pat
     ResCNetClassifier(
         spec, store=tmp_path / "run", augment=augment, run=RunSpec(solve_threads=1)
     ).fit(X, y)
-    found = report_of(tmp_path / "run", images=50)
-    assert found.judged is not None
-    assert found.judged["which"] == "training images"
-    assert (found.judged["images"], found.judged["of"]) == (50, 120)
-    assert found.judged["confusion"] is None
-    page = rendered(found, "html")
-    assert "Nothing was held out" in page
-    assert "50 training images, taken evenly from 120" in page
-    assert "1 of each image to train on, 240 rows in all" in page
+    found = make_report(tmp_path / "run", images=50)
+    assert found.evaluation is not None
+    assert found.evaluation["which"] == "training images"
+    assert (found.evaluation["images"], found.evaluation["of"]) == (50, 120)
+    assert found.evaluation["confusion"] is None
+    page = render_report(found, "html")
+    assert "No images were held out" in page
+    assert "50 training images, evenly sampled from 120" in page
+    assert "1 of each training image, 240 rows in all" in page
     assert [layer for layer, _ in found.pictures.banks] == [1, 4, 7]
     assert not References(page).found
-    assert "flip" in rendered(found, "markdown")
+    assert "flip" in render_report(found, "markdown")
 
 
-def test_samples_are_taken_evenly_and_read_right(digits_run: str) -> None:
-    """Images and labels of the rows that are named."""
+def test_samples_are_evenly_spaced(digits_run: str) -> None:
+    """Images and labels are those of the rows."""
     store = RunStore.open(digits_run)
-    sample = sample_of_run(store, 7)
+    sample = sample_from_run(store, 7)
     rows = np.flatnonzero(~store.data_array("train")[:])
-    np.testing.assert_array_equal(sample.numbers, rows[np.arange(7) * len(rows) // 7])
-    np.testing.assert_array_equal(sample.images, store.data_array("images")[:][sample.numbers])
-    np.testing.assert_array_equal(sample.codes, store.data_array("labels")[:][sample.numbers])
+    np.testing.assert_array_equal(sample.rows, rows[np.arange(7) * len(rows) // 7])
+    np.testing.assert_array_equal(sample.images, store.data_array("images")[:][sample.rows])
+    np.testing.assert_array_equal(sample.codes, store.data_array("labels")[:][sample.rows])
 
 
-# the command that trains it again ---------------------------------------------------------------
+# the command that reproduces a run --------------------------------------------------------------
 
 
-def test_the_command_gives_the_same_bits(client: Client, tmp_path: Path) -> None:
-    """Run as it is told, but for the store, on images that the run refers to."""
+def test_reproduce_command_gives_the_same_bits(client: Client, tmp_path: Path) -> None:
+    """Run as reported, but for the store, on images that the run refers to."""
     images, labels = load_digits()
     group = zarr.open_group(tmp_path / "data.zarr", mode="w")
     group.create_array("images", data=images[:200, ::2, ::2], chunks=(100, 14, 14, 1))
@@ -308,12 +308,12 @@ def test_the_command_gives_the_same_bits(client: Client, tmp_path: Path) -> None
     )
     first = run("train", tmp_path / "data.zarr", "--store", tmp_path / "one", *flags)
     assert first.exit_code == 0, first.output
-    command = report_of(tmp_path / "one", pictures=False).command
+    command = make_report(tmp_path / "one", pictures=False).command
     assert command
     words = shlex.split(command)
     assert words[0] == "rescnet"
-    again = run(*words[1:], "--store", tmp_path / "two")
-    assert again.exit_code == 0, again.output
+    second = run(*words[1:], "--store", tmp_path / "two")
+    assert second.exit_code == 0, second.output
     one, two = (RunStore.open(tmp_path / name) for name in ("one", "two"))
     assert [c["checksums"] for c in one.commits()] == [c["checksums"] for c in two.commits()]
     for layer in ("0001", "0002"):
@@ -332,12 +332,12 @@ def test_the_command_gives_the_same_bits(client: Client, tmp_path: Path) -> None
         NetworkSpec(sigma=0.1 + 0.2, stop_at_zero_error=False),
     ],
 )
-def test_the_command_resolves_to_the_same_specs(source: str, network: NetworkSpec) -> None:
-    """Through the options of `rescnet train` itself."""
+def test_reproduce_command_resolves_to_the_same_specs(source: str, network: NetworkSpec) -> None:
+    """Parsed by the options of `rescnet train` itself."""
     plan = Plan(6000, 600, 2, 3, 2, 512)
     run_spec = RunSpec(seed=7, validation=0.0, keep_maps="all", codec="zstd")
     augment = AugmentSpec(copies=2, flip=True, rotate=12.5, padding="edge")
-    command, _ = reproduce(source, network, run_spec, augment, plan, held_out=False)
+    command, _ = reproduce_command(source, network, run_spec, augment, plan, held_out=False)
     words = shlex.split(command or "")[2:]
     train = main.get_command(None, "train")  # type: ignore[arg-type]
     assert train is not None
@@ -347,12 +347,12 @@ def test_the_command_resolves_to_the_same_specs(source: str, network: NetworkSpe
     assert specs == (network, run_spec.replace(**planned), augment)
 
 
-def test_a_validation_split_of_the_data_is_left_to_the_command() -> None:
-    """As --validation would hold other images out; arrays have no command."""
+def test_reproduce_command_without_validation_for_own_split() -> None:
+    """--validation would hold out other images; runs on arrays have no command."""
     plan, specs = Plan(60, 30, 2, 2, 1), (NetworkSpec(), RunSpec(), AugmentSpec())
-    command, _ = reproduce("/data/a.zarr", *specs, plan, held_out=True)
+    command, _ = reproduce_command("/data/a.zarr", *specs, plan, held_out=True)
     assert "--validation" not in str(command)
-    command, notes = reproduce(None, *specs, plan, held_out=True)
+    command, notes = reproduce_command(None, *specs, plan, held_out=True)
     assert command is None
     assert "arrays" in notes[0]
 
@@ -360,8 +360,8 @@ def test_a_validation_split_of_the_data_is_left_to_the_command() -> None:
 # the command line -------------------------------------------------------------------------------
 
 
-def test_the_format_follows_the_ending(digits_run: str, tmp_path: Path) -> None:
-    """Or is given; what is not HTML goes to standard output by default."""
+def test_format_follows_file_ending(digits_run: str, tmp_path: Path) -> None:
+    """Or is given; formats other than HTML go to standard output by default."""
     for name, start in (("a.html", "<!DOCTYPE html>"), ("a.md", "# Run"), ("a.json", "{")):
         result = run("report", digits_run, "-o", tmp_path / name, "--images", 9)
         assert result.exit_code == 0, result.output
@@ -371,7 +371,7 @@ def test_the_format_follows_the_ending(digits_run: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_test_images_are_read_only_where_they_are_named(digits_run: str, tmp_path: Path) -> None:
+def test_test_images_are_used_only_if_named(digits_run: str, tmp_path: Path) -> None:
     """And the report says so."""
     images, labels = load_digits("test")
     np.savez(tmp_path / "test.npz", images=images[:50, ::2, ::2], labels=labels[:50])
@@ -383,15 +383,15 @@ def test_test_images_are_read_only_where_they_are_named(digits_run: str, tmp_pat
     assert "test.npz" in found["outcome"]
 
 
-def test_bad_input_ends_with_one_line(digits_run: str, copied: Path, tmp_path: Path) -> None:
+def test_bad_input_gives_one_line_error(digits_run: str, run_copy: Path, tmp_path: Path) -> None:
     """Exit code 2 and no traceback, before anything is written."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no run")
     load(digits_run).save(tmp_path / "network")
-    half = json.loads((copied / "zarr.json").read_text())
+    half = json.loads((run_copy / "zarr.json").read_text())
     half["attributes"].pop("data_complete")
     half["attributes"].pop("rows")
-    newer = json.loads((copied / "zarr.json").read_text())
+    newer = json.loads((run_copy / "zarr.json").read_text())
     newer["attributes"]["format_version"] = 99
     for name, content in (("half", half), ("newer", newer)):
         (tmp_path / name).mkdir()
@@ -420,8 +420,8 @@ def test_bad_input_ends_with_one_line(digits_run: str, copied: Path, tmp_path: P
             assert result.stderr.count("\n") == 1, result.stderr
 
 
-def test_help_names_every_option() -> None:
-    """And says what judges the network."""
+def test_help_lists_every_option() -> None:
+    """And says which images the network is evaluated on."""
     text = CliRunner().invoke(report_command, ["--help"]).output
     for words in ("--output", "--format", "--images", "--test", "held out"):
         assert words in text

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow are told of a run what its store holds, once, however often it goes on."""
+"""Writers for TensorBoard and MLflow: each scalar of the store once, also for resumed runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rescnet_dist.train import RunStarted, describe_run
 from rescnet_dist.train.event_bus import EventBus
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"  # of MLflow's, SQLAlchemy's and protobuf's among themselves
+    "ignore::DeprecationWarning"  # from MLflow, SQLAlchemy and protobuf
 )
 
 X, Y = (array[:120] for array in rd.load_digits())
@@ -40,12 +40,12 @@ def fit(store: Path, *listeners: Any) -> None:
 
 
 def resume(store: Path, layers: int, *listeners: Any) -> None:
-    """Go on up to so many layers."""
+    """Resume a run up to a number of layers."""
     rd.ResCNetClassifier.resume(store, max_layers=layers, listeners=list(listeners))
 
 
 def expected(store: Path) -> Series:
-    """The scalars that the store says there are, by name and layer."""
+    """Return the scalars of a run by name and layer, from its store."""
     found, series = describe_run(store), {}
     for layer in found["layers"]:
         observed = layer["observed"]
@@ -67,7 +67,7 @@ def expected(store: Path) -> Series:
 
 
 def outcome(store: Path) -> dict[str, Any]:
-    """What is told at the end."""
+    """Return the scalars that are written at the end of a run."""
     found = describe_run(store)
     chosen = found["layers"][found["depth"] - 1]
     values = {"chosen/depth": found["depth"]} | {
@@ -80,7 +80,7 @@ def outcome(store: Path) -> dict[str, Any]:
 
 
 def board(folder: Path) -> tuple[EventAccumulator, Series]:
-    """What TensorBoard reads in a folder; a step that it has twice is an error."""
+    """Read a folder with TensorBoard; fail if it has a step twice."""
     read = EventAccumulator(str(folder)).Reload()
     series: Series = {}
     for name in read.Tags()["scalars"]:
@@ -90,61 +90,61 @@ def board(folder: Path) -> tuple[EventAccumulator, Series]:
     return read, series
 
 
-def told_at_the_end(series: Series) -> dict[str, float]:
-    """Take out what is told at the end: the last of each."""
+def pop_outcome(series: Series) -> dict[str, float]:
+    """Remove the scalars of the end of a run; return the last value of each."""
     names = [name for name in series if name.startswith("chosen/")]
     return {name: series.pop(name).popitem()[1] for name in names}
 
 
-def test_tensorboard_reads_what_the_store_holds(client: Client, tmp_path: Path) -> None:
-    """Scalars, hyper-parameters and the outcome; a resumed run has each step once."""
+def test_tensorboard_scalars_match_the_store(client: Client, tmp_path: Path) -> None:
+    """Scalars, hyperparameters and the outcome; a resumed run has each step once."""
     store, folder = tmp_path / "run", tmp_path / "board"
     fit(store, rd.TensorBoardWriter(folder))
     for layers in (2, 3):
         if layers == 3:
             resume(store, layers, rd.TensorBoardWriter(folder))
         read, series = board(folder / "run")
-        assert told_at_the_end(series) == outcome(store)
+        assert pop_outcome(series) == outcome(store)
         assert series == expected(store)
     content = read.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    told = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
-    assert told["network.filters"].number_value == 4
-    assert told["network.power"].bool_value is SPEC.power
-    assert told["run.validation"].number_value == 0.25
-    assert told["network.levels"].string_value == ",".join(map(str, SPEC.levels))
+    hparams = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams["network.filters"].number_value == 4
+    assert hparams["network.power"].bool_value is SPEC.power
+    assert hparams["run.validation"].number_value == 0.25
+    assert hparams["network.levels"].string_value == ",".join(map(str, SPEC.levels))
     (text,) = read.Tensors("outcome")[-1].tensor_proto.string_val
     assert describe_run(store)["reason"] in text.decode()
 
 
-def test_a_writer_that_comes_late_tells_all_layers(client: Client, tmp_path: Path) -> None:
-    """Also of a run that nobody told of when it was made, at the times of its commits."""
+def test_late_writer_writes_all_layers(client: Client, tmp_path: Path) -> None:
+    """Layers trained without a writer are written with the times of their commits."""
     store, folder = tmp_path / "run", tmp_path / "board"
     fit(store)
     resume(store, 3, rd.TensorBoardWriter(folder))
     read, series = board(folder / "run")
-    told_at_the_end(series)
+    pop_outcome(series)
     assert series == expected(store)
     first = read.Scalars("seconds/total")[0]
     assert first.wall_time == describe_run(store)["layers"][0]["finished"]
 
 
-def test_what_is_told_can_be_read_while_the_run_goes_on(client: Client, tmp_path: Path) -> None:
-    """And a run that is cut short closes its file."""
-    seen: list[int] = []
+def test_tensorboard_files_are_readable_during_a_run(client: Client, tmp_path: Path) -> None:
+    """And an interrupted run closes its file."""
+    counts: list[int] = []
 
-    def look(event: Any) -> None:
+    def read_board(event: Any) -> None:
         if type(event).__name__ == "PassDone" and event.phase == "grow":
-            seen.append(len(board(tmp_path / "board/run")[1]["seconds/total"]))
+            counts.append(len(board(tmp_path / "board/run")[1]["seconds/total"]))
             if event.layer == 2:
                 raise KeyboardInterrupt
 
-    def cut_short() -> None:
+    def interrupted_fit() -> None:
         with rd.TensorBoardWriter(tmp_path / "board") as writer:
-            fit(tmp_path / "run", writer, look)
+            fit(tmp_path / "run", writer, read_board)
 
     with pytest.raises(KeyboardInterrupt):
-        cut_short()
-    assert seen == [1, 2]
+        interrupted_fit()
+    assert counts == [1, 2]
 
 
 # MLflow -----------------------------------------------------------------------------------------
@@ -152,12 +152,12 @@ def test_what_is_told_can_be_read_while_the_run_goes_on(client: Client, tmp_path
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database of MLflow's, which takes seconds to make."""
+    """A database of MLflow, which takes seconds to create."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
-def tracked(uri: str, experiment: str) -> tuple[Any, Series]:
-    """The only MLflow run of an experiment, and its metrics by step."""
+def read_mlflow(uri: str, experiment: str) -> tuple[Any, Series]:
+    """Return the only MLflow run of an experiment, and its metrics by step."""
     reader = MlflowClient(tracking_uri=uri)
     (run,) = reader.search_runs([reader.get_experiment_by_name(experiment).experiment_id])
     series: Series = {}
@@ -169,17 +169,15 @@ def tracked(uri: str, experiment: str) -> tuple[Any, Series]:
 
 
 @pytest.mark.slow
-def test_mlflow_has_one_run_however_often_it_goes_on(
-    client: Client, tmp_path: Path, uri: str
-) -> None:
+def test_mlflow_run_is_continued_on_resume(client: Client, tmp_path: Path, uri: str) -> None:
     """Scalars, params, tags, status."""
     store = tmp_path / "run"
     fit(store, rd.MLflowWriter("one", tracking_uri=uri))
     for layers in (2, 3):
         if layers == 3:
             resume(store, layers, rd.MLflowWriter("one", tracking_uri=uri))
-        run, series = tracked(uri, "one")
-        assert told_at_the_end(series) == outcome(store)
+        run, series = read_mlflow(uri, "one")
+        assert pop_outcome(series) == outcome(store)
         assert series == expected(store)
         assert run.info.status == "FINISHED"
         assert run.data.tags["rescnet.reason"] == describe_run(store)["reason"]
@@ -190,25 +188,27 @@ def test_mlflow_has_one_run_however_often_it_goes_on(
     assert (params["run.seed"], params["augment.copies"]) == ("0", "0")
 
 
-def test_mlflow_is_told_how_a_run_was_cut_short(client: Client, tmp_path: Path, uri: str) -> None:
-    """By the user or by a failure."""
+def test_mlflow_status_of_interrupted_runs(client: Client, tmp_path: Path, uri: str) -> None:
+    """Killed by the user, or failed."""
     cases: dict[type[BaseException], str] = {KeyboardInterrupt: "KILLED", OSError: "FAILED"}
     for kind, status in cases.items():
 
-        def cut_short(kind: type[BaseException] = kind) -> None:
+        def interrupted_run(kind: type[BaseException] = kind) -> None:
             with rd.MLflowWriter(kind.__name__, tracking_uri=uri, run_name="mine") as writer:
                 writer(RunStarted(str(tmp_path / "nowhere"), 1, 1, 0, ()))
-                assert tracked(uri, kind.__name__)[0].info.status == "RUNNING"
+                assert read_mlflow(uri, kind.__name__)[0].info.status == "RUNNING"
                 raise kind
 
         with pytest.raises(kind):
-            cut_short()
-        run, _ = tracked(uri, kind.__name__)
+            interrupted_run()
+        run, _ = read_mlflow(uri, kind.__name__)
         assert (run.info.status, run.info.run_name) == (status, "mine")
 
 
-def test_a_new_run_at_an_old_url_is_another_one(client: Client, tmp_path: Path, uri: str) -> None:
-    """Told by when it was made."""
+def test_new_run_at_an_old_url_is_a_new_mlflow_run(
+    client: Client, tmp_path: Path, uri: str
+) -> None:
+    """Distinguished by the time of creation."""
     store, reader = tmp_path / "run", MlflowClient(tracking_uri=uri)
     fit(store)
     resume(store, 2, rd.MLflowWriter("again", tracking_uri=uri))
@@ -221,23 +221,23 @@ def test_a_new_run_at_an_old_url_is_another_one(client: Client, tmp_path: Path, 
 # both -------------------------------------------------------------------------------------------
 
 
-def test_secrets_in_urls_reach_no_tracker(
+def test_secrets_in_urls_are_not_written(
     tmp_path: Path, uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run whose store cannot be opened by what events call it is told of without its specs."""
+    """A run whose store cannot be opened by its masked URL is written without its specs."""
     writers = [rd.TensorBoardWriter(tmp_path), rd.MLflowWriter("secret", tracking_uri=uri)]
     with caplog.at_level(logging.WARNING, "rescnet_dist"), EventBus(writers) as bus:
         bus.publish(RunStarted("memory://***@host/run", 1, 1, 0, ()))
-    assert caplog.text.count("specs and earlier layers are not told") == 2
+    assert caplog.text.count("Specs and earlier layers are not written") == 2
     assert "Traceback" not in caplog.text
     for writer in writers:
         writer.close()
 
 
-def test_the_command_line_writes_both(
+def test_command_line_writes_both(
     client: Client, tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`train` and `resume`, quietly; MLflow says nothing of its own."""
+    """`train` and `resume`, without output; MLflow prints nothing by itself."""
     monkeypatch.chdir(tmp_path)
     images, labels = rd.load_digits()
     group = zarr.open_group("small.zarr", mode="w")
@@ -245,14 +245,14 @@ def test_the_command_line_writes_both(
     group.create_array("labels", data=labels[:100])
     trackers = ("--tensorboard", "board", "--mlflow", uri, "--quiet")
     small = ("--filters", "4", "--max-layers", "1", "--block", "14", "--stride", "14")
-    what = ("train", "small.zarr", "--preset", "digits", "--store", "run")
-    commands = [(*what, *small), ("resume", "run", "--max-layers", "2")]
+    train = ("train", "small.zarr", "--preset", "digits", "--store", "run")
+    commands = [(*train, *small), ("resume", "run", "--max-layers", "2")]
     for command in commands:
         result = CliRunner().invoke(main, [*command, *trackers])
         assert result.exit_code == 0, result.output
         assert result.stderr == ""
-    for series in (board(tmp_path / "board/run")[1], tracked(uri, "rescnet")[1]):
-        told_at_the_end(series)
+    for series in (board(tmp_path / "board/run")[1], read_mlflow(uri, "rescnet")[1]):
+        pop_outcome(series)
         assert series == expected(tmp_path / "run")
 
 
@@ -260,16 +260,19 @@ def test_the_command_line_writes_both(
     ("options", "message"),
     [
         (["--tensorboard", ""], "--tensorboard is empty"),
-        (["--tensorboard", "s3://bucket/board"], "to a folder of this machine, not to s3://"),
-        (["--tensorboard", "file/board"], "TensorBoard's folder file/board cannot be made"),
+        (
+            ["--tensorboard", "s3://bucket/board"],
+            "folder s3://bucket/board is a URL. Event files are written to a folder of",
+        ),
+        (["--tensorboard", "file/board"], "The TensorBoard folder file/board cannot be created"),
         (["--mlflow", "nothing://x"], "MLflow cannot be used at the URI nothing://x"),
         (["--mlflow", ""], "--mlflow is empty"),
     ],
 )
-def test_trackers_that_cannot_be_used_are_told_before_a_run_starts(
+def test_unusable_tracker_fails_before_the_run(
     options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2, and nothing is made."""
+    """Exit code 2, and no file is created."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     result = CliRunner().invoke(main, ["train", *options])
@@ -285,17 +288,17 @@ def test_trackers_that_cannot_be_used_are_told_before_a_run_starts(
         ("mlflow", lambda folder: rd.MLflowWriter(tracking_uri=f"sqlite:///{folder}/x.db")),
     ],
 )
-def test_a_missing_library_is_named_with_its_remedy(
+def test_missing_library_raises(
     library: str, make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line to type."""
-    known = builtins.__import__
+    """With the command to install it."""
+    original = builtins.__import__
 
-    def without(name: str, *more: Any) -> Any:
+    def fake_import(name: str, *args: Any) -> Any:
         if name.split(".")[0] == library:
             raise ModuleNotFoundError(f"No module named {library!r}")
-        return known(name, *more)
+        return original(name, *args)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(builtins, "__import__", fake_import)
     with pytest.raises(rd.RescnetError, match=rf"pip install 'rescnet-dist\[{library}\]'"):
         make(tmp_path)

@@ -1,4 +1,4 @@
-"""What the tests of deployments share: Secrets, and pods as processes."""
+"""Fixtures for the tests of deployments: Secrets, and pods as processes."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from typing import Any
 
 import pytest
 from images import IMAGE, certificates, this_image
-from kubelet import Cluster, cluster
+from kubelet import Cluster, run_cluster
 
 
 @pytest.fixture(scope="session")
 def tls_secret(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The Secret with certificates, by the guide's own commands."""
+    """The Secret with certificates, created by the commands of the guide."""
     return dict(certificates(tmp_path_factory.mktemp("tls")))
 
 
 @pytest.fixture
 def deploy(tls_secret: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Applies manifests: gives a `Cluster` of them that is gone after the test. The Secret with S3
-    keys is only there if it is given, other images than this one too."""
+    """Return a function that makes a `Cluster` of manifests, which ends with the test.
+
+    The Secret with S3 keys exists only if it is given, and so do other images than the default.
+    """
     with ExitStack() as stack:
 
-        def deployed(
+        def apply(
             manifests: list[dict[str, Any]],
             s3_secret: dict[str, str] | None = None,
             images: dict[str, dict[str, str]] | None = None,
-            **more: Any,
+            **options: Any,
         ) -> Cluster:
             secrets = {"rescnet-tls": tls_secret} | ({"rescnet-s3": s3_secret} if s3_secret else {})
-            known = {IMAGE: this_image()} | (images or {})
+            all_images = {IMAGE: this_image()} | (images or {})
             folder = tmp_path / f"pods-{len(list(tmp_path.glob('pods-*')))}"
             folder.mkdir()
-            return stack.enter_context(cluster(folder, manifests, secrets, known, **more))
+            return stack.enter_context(
+                run_cluster(folder, manifests, secrets, all_images, **options)
+            )
 
-        yield deployed
+        yield apply
 
 
 @pytest.fixture

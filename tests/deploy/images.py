@@ -1,5 +1,7 @@
-"""What stands in for images: environments of this machine, with this package, without it, or with
-other versions; and the Secrets that pods are given."""
+"""Replacements for images, as environments of this machine, and the Secrets of pods.
+
+Environments have this package, do not have it, or have other versions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from rescnet_dist.deploy.settings import Deployment
 
 ROOT = Path(__file__).parents[2]
 IMAGE = Deployment("cluster").image
-NO_CLOUD = {"AWS_EC2_METADATA_DISABLED": "true"}  # that would hand out rights
+NO_CLOUD = {"AWS_EC2_METADATA_DISABLED": "true"}  # no credentials from the metadata service
 SCRIPT = """#!{python}
 import sys
 from {module} import main
@@ -27,14 +29,16 @@ sys.exit(main())
 
 
 def this_image() -> dict[str, str]:
-    """The environment that tests run in, with the package as it stands here."""
+    """Return the environment of the tests, with the package of this checkout."""
     path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"])
     return NO_CLOUD | {"PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
 
 
 def other_image(folder: Path, **versions: str | None) -> dict[str, str]:
-    """An image with all that is installed here, but other versions of some distributions, or none
-    of them: a virtual environment of its own, of links."""
+    """Return an image with other versions of some distributions, or without them.
+
+    It is a virtual environment of links to everything else that is installed here.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     changed = tuple(versions)
@@ -44,14 +48,16 @@ def other_image(folder: Path, **versions: str | None) -> dict[str, str]:
     for name, version in versions.items():
         if version is None:
             continue
-        here = [folder / name for folder in (ROOT, Path(sysconfig.get_path("purelib")))]
-        package = next(path for path in here if path.exists())
+        candidates = [folder / name for folder in (ROOT, Path(sysconfig.get_path("purelib")))]
+        package = next(path for path in candidates if path.exists())
         shutil.copytree(package, site / name, ignore=shutil.ignore_patterns("tests"))
-        facts = site / f"{name}-{version}.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}")
+        metadata = site / f"{name}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"
+        )
         entry_points = distribution(name).read_text("entry_points.txt") or ""
-        (facts / "entry_points.txt").write_text(entry_points)
+        (metadata / "entry_points.txt").write_text(entry_points)
     programs = {"dask": "dask.__main__", "rescnet": "rescnet_dist.cli"}
     for program, module in programs.items():
         script = folder / "bin" / program
@@ -62,13 +68,13 @@ def other_image(folder: Path, **versions: str | None) -> dict[str, str]:
 
 @cache
 def certificates(folder: Path) -> dict[str, str]:
-    """The Secret with a CA and one certificate, made in a folder by the guide's own commands."""
+    """Create a CA and a certificate in a folder, by the commands of the guide, as a Secret."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     guide = (ROOT / "deploy/README.md").read_text()
     commands = [line for line in guide.splitlines() if line.startswith("openssl ")]
     assert len(commands) == 3
     for command in commands:
-        quick = command.replace("rsa:3072", "rsa:2048")
-        subprocess.run(["sh", "-c", quick], cwd=folder, check=True, capture_output=True)
+        faster = command.replace("rsa:3072", "rsa:2048")
+        subprocess.run(["sh", "-c", faster], cwd=folder, check=True, capture_output=True)
     return {name: (folder / name).read_text() for name in ("ca.crt", "tls.crt", "tls.key")}

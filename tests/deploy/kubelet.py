@@ -1,10 +1,10 @@
 """Rendered manifests without Kubernetes: pods as processes of this machine.
 
-Commands, arguments and environment are those of the manifests, to the letter. What is mapped is
-what Kubernetes maps too: Secrets, mounted volumes, the address of each pod (one of loopback for
-each, so that ports stay as they are) and the name of the scheduler's service. Objects are made by
-the Dask operator's own functions. Compiled kernels are the one exception: they are those of this
-machine, as half a minute for each pod would be too long.
+Commands, arguments and environment are exactly those of the manifests. Mapped are the things that
+Kubernetes maps, too: Secrets, mounted volumes, the address of each pod (an address of loopback for
+each, so that ports are unchanged) and the name of the scheduler's service. Objects are made by the
+Dask operator's own functions. The only exception are compiled kernels: those of this machine are
+used, as half a minute for each pod would be too long.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from distributed.security import Security
 from rescnet_dist.cli import main
 
 Manifest = dict[str, Any]
-LOOK_EVERY = 0.05  # seconds
+POLL_SECONDS = 0.05
 MIB = 2**20
 
 
-class NotStarted(Exception):
-    """Kubernetes would not start this container, and say why among the pod's events."""
+class NotStartedError(Exception):
+    """Kubernetes would not start this container; the pod's events would have the message."""
 
 
 @dataclass
 class Pod:
-    """A pod, which a thread of its own starts, starts again as its policy says, and ends."""
+    """A pod, run by a thread that starts, restarts by its policy, and ends its container."""
 
     name: str
     ip: str
@@ -53,119 +53,131 @@ class Pod:
     command: list[str]
     environment: dict[str, str]
     backoff: float
-    exits: list[int] = field(default_factory=list)  # codes of the containers that have ended
-    peak: int = 0  # bytes that were resident in any of them
+    exits: list[int] = field(default_factory=list)  # exit codes of the ended containers
+    peak: int = 0  # largest resident bytes of any of them
     seconds_to_end: float | None = None  # from the notice to its end
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
-        self.told, self.ended = threading.Event(), threading.Event()
+        self.terminating, self.ended = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     @property
     def grace(self) -> float:
-        """Seconds from the notice to the end."""
+        """Grace period in seconds, from the notice to the end."""
         return float(self.spec["terminationGracePeriodSeconds"])
 
     @property
     def container(self) -> Manifest:
-        """Its only container."""
-        (found,) = self.spec["containers"]
-        return dict(found)
+        """The only container."""
+        (container,) = self.spec["containers"]
+        return dict(container)
 
     @property
     def memory_limit(self) -> int:
-        """Bytes from which on Kubernetes would kill it."""
+        """Memory limit in bytes, above which Kubernetes would kill the pod."""
         return int(self.container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
 
     @property
     def log(self) -> str:
-        """All that its containers have said."""
+        """The output of all containers."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("log-*")))
 
     def last_log(self) -> str:
-        """What the last of its containers has said."""
+        """Return the output of the last container."""
         return sorted(self.folder.glob("log-*"))[-1].read_text()
 
-    def healthy(self, probe: str = "livenessProbe") -> bool:
-        """Whether it answers one of its probes."""
-        asked = self.container[probe]["httpGet"]
+    def is_healthy(self, probe: str = "livenessProbe") -> bool:
+        """Return whether the pod responds to one of its probes."""
+        request = self.container[probe]["httpGet"]
         (port,) = (
-            p["containerPort"] for p in self.container["ports"] if p["name"] == asked["port"]
+            p["containerPort"] for p in self.container["ports"] if p["name"] == request["port"]
         )
         seconds = self.container[probe]["timeoutSeconds"]
         try:
-            return self.get(port, asked["path"], seconds) is not None
+            return self.get(port, request["path"], seconds) is not None
         except (URLError, OSError):
             return False
 
     def get(self, port: int, path: str, seconds: float = 10) -> str:
-        """What it answers by HTTP."""
-        with urllib.request.urlopen(f"http://{self.ip}:{port}{path}", timeout=seconds) as answer:
-            return str(answer.read().decode())
+        """Return a page that the pod serves by HTTP."""
+        with urllib.request.urlopen(f"http://{self.ip}:{port}{path}", timeout=seconds) as response:
+            return str(response.read().decode())
 
-    # its life ---------------------------------------------------------------------------------
+    # life cycle -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         policy, pause = self.spec.get("restartPolicy", "Always"), self.backoff
-        while not self.told.is_set():
+        while not self.terminating.is_set():
             self._start()
             assert self.process
             while self.process.poll() is None:
                 self.peak = max(self.peak, resident_peak(self.process.pid))
-                time.sleep(LOOK_EVERY)
+                time.sleep(POLL_SECONDS)
             self.exits.append(self.process.returncode)
             if policy == "Never" or (policy == "OnFailure" and self.exits[-1] == 0):
                 break
-            self.told.wait(pause)
+            self.terminating.wait(pause)
             pause = min(2 * pause, 30 * self.backoff)
         self.ended.set()
 
     def _start(self) -> None:
         with (self.folder / f"log-{len(self.exits):03d}").open("wb") as log:
             self.process = subprocess.Popen(
-                self.command, env=self.environment, cwd=self.folder / "root", stdout=log,
-                stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                self.command,
+                env=self.environment,
+                cwd=self.folder / "root",
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 preexec_fn=die_with_parent,
-            )  # fmt: skip
+            )
 
     def signal(self, number: int) -> None:
-        """Send its container a signal, as from outside; it is started again where it ends."""
+        """Send a signal to the container, which is restarted by the policy if it ends."""
         if self.process:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it without a word, as with its node."""
-        self.told.set()
+        """Kill the pod, as when its node is lost."""
+        self.terminating.set()
         self.signal(signal.SIGKILL)
 
     def evict(self) -> None:
-        """End it as Kubernetes does: the hook, then SIGTERM; SIGKILL when the time is over, which
-        counts from the beginning of the hook."""
-        began = time.monotonic()
-        self.told.set()
+        """End the pod as Kubernetes does: hook, SIGTERM, and SIGKILL after the grace period.
+
+        The grace period starts with the hook.
+        """
+        started = time.monotonic()
+        self.terminating.set()
         hook = self.container.get("lifecycle", {}).get("preStop")
         if hook and not self.ended.is_set():
-            self._hook(hook["exec"]["command"])
+            self._run_hook(hook["exec"]["command"])
         self.signal(signal.SIGTERM)
-        self.ended.wait(max(0.0, began + self.grace - time.monotonic()))
+        self.ended.wait(max(0.0, started + self.grace - time.monotonic()))
         self.signal(signal.SIGKILL)
         self.ended.wait()
-        self.seconds_to_end = time.monotonic() - began
+        self.seconds_to_end = time.monotonic() - started
 
-    def _hook(self, command: list[str]) -> None:
+    def _run_hook(self, command: list[str]) -> None:
         with (self.folder / "hook").open("wb") as log, suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                found(command, self.environment), env=self.environment, cwd=self.folder / "root",
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=self.grace,
-            )  # fmt: skip
+                find_program(command, self.environment),
+                env=self.environment,
+                cwd=self.folder / "root",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=self.grace,
+            )
 
 
 class Cluster:
-    """A DaskJob or DaskCluster of rendered manifests, with the Secrets and images that there are.
+    """A DaskJob or DaskCluster of rendered manifests, with some Secrets and images.
 
-    A Secret is a dictionary of its keys, an image the environment that its programs run in.
+    A Secret is a dict of its keys, an image is the environment that its programs run in.
     """
 
     def __init__(
@@ -182,9 +194,9 @@ class Cluster:
         self.namespace = self.document["metadata"]["namespace"]
         spec = self.document["spec"]
         self.spec = spec["cluster"]["spec"] if "cluster" in spec else spec
-        self.network = own_network()
+        self.network = find_network()
         self.pods: list[Pod] = []
-        self.workers: dict[str, Pod] = {}  # the pod that each worker's Deployment has now
+        self.workers: dict[str, Pod] = {}  # the current pod of each worker's Deployment
         self.scheduler: Pod | None = None
         self.driver: Pod | None = None
         self.lock = threading.Lock()
@@ -192,12 +204,12 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Of the scheduler, on this machine."""
+        """Address of the scheduler on this machine."""
         return f"tls://{self.network}.1:8786"
 
     @property
     def security(self) -> Security:
-        """The certificates of a client that its scheduler lets in, as pods have them."""
+        """The certificates of the pods, with which clients may connect to the scheduler."""
         pod, prefix = self.pods[0], "DASK_DISTRIBUTED__COMM__TLS__"
         return Security(
             tls_ca_file=pod.environment[f"{prefix}CA_FILE"],
@@ -206,57 +218,67 @@ class Cluster:
             require_encryption=True,
         )
 
-    # what the operator does ---------------------------------------------------------------------
+    # done by the operator -----------------------------------------------------------------------
 
     def start_scheduler(self) -> Pod:
-        """Make the scheduler's pod, and wait until it is ready."""
+        """Start the scheduler's pod, and wait until it is ready."""
         controller = operator()
-        made = controller.build_scheduler_deployment_spec(
+        deployment = controller.build_scheduler_deployment_spec(
             self.name, self.spec["scheduler"]["spec"], {}, {}
         )
-        name = made["metadata"]["name"]
-        self.scheduler = self.start_pod(name, made["spec"]["template"]["spec"], f"{self.network}.1")
-        wait_until(lambda: self.scheduler and self.scheduler.healthy("readinessProbe"), self)
+        name = deployment["metadata"]["name"]
+        spec = deployment["spec"]["template"]["spec"]
+        self.scheduler = self.start_pod(name, spec, f"{self.network}.1")
+        wait_until(lambda: self.scheduler and self.scheduler.is_healthy("readinessProbe"), self)
         return self.scheduler
 
-    def start_workers(self, count: int | None = None, **changed: str) -> list[Pod]:
-        """Make Deployments of so many workers, or as many as the manifest says; with arguments
-        that stand elsewhere in place of theirs, as `memory_limit="1GiB"`."""
+    def start_workers(self, count: int | None = None, **arguments: str) -> list[Pod]:
+        """Start a number of workers, by default the number in the manifest.
+
+        Arguments replace those of the manifest, as in `memory_limit="1GiB"`.
+        """
         count = self.spec["worker"]["replicas"] if count is None else count
-        made = []
+        started = []
         for _ in range(count):
             number = f"{len(self.workers):010x}"
             deployment = operator().build_worker_deployment_spec(
-                f"{self.name}-default", self.namespace, self.name, number,
-                self.spec["worker"]["spec"], {}, {},
-            )  # fmt: skip
+                f"{self.name}-default",
+                self.namespace,
+                self.name,
+                number,
+                self.spec["worker"]["spec"],
+                {},
+                {},
+            )
             pod = deployment["spec"]["template"]["spec"]
-            arguments = pod["containers"][0]["args"]
-            for name, value in changed.items():
-                arguments[arguments.index(f"--{name.replace('_', '-')}") + 1] = value
+            words = pod["containers"][0]["args"]
+            for name, value in arguments.items():
+                words[words.index(f"--{name.replace('_', '-')}") + 1] = value
             worker = deployment["metadata"]["name"]
             self.workers[worker] = self.start_pod(worker, pod)
-            made.append(self.workers[worker])
-        return made
+            started.append(self.workers[worker])
+        return started
 
-    def start_driver(self, *more: str) -> Pod:
-        """Make the pod of the job, with some more arguments."""
-        made = operator().build_job_pod_spec(
+    def start_driver(self, *arguments: str) -> Pod:
+        """Start the pod of the job, with additional arguments."""
+        pod = operator().build_job_pod_spec(
             self.name, self.name, self.namespace, self.document["spec"]["job"]["spec"], {}, {}
         )
-        made["spec"]["containers"][0]["args"] += more
-        self.driver = self.start_pod(made["metadata"]["name"], made["spec"])
+        pod["spec"]["containers"][0]["args"] += arguments
+        self.driver = self.start_pod(pod["metadata"]["name"], pod["spec"])
         return self.driver
 
     def start(self) -> Pod:
-        """Make all of it, as a job; its driver."""
+        """Start all pods of a job; return the driver."""
         self.start_scheduler()
         self.start_workers()
         return self.start_driver()
 
     def replace(self, worker: str, *, notice: bool = True) -> Pod:
-        """Take a worker's pod away, with the notice that it is due or with its node. Its Deployment
-        makes another one at once, of the same name to Dask; returns the one that goes."""
+        """Remove a worker's pod, with notice or with its node; return the removed pod.
+
+        Its Deployment starts another one at once, with the same name in Dask.
+        """
         with self.lock:
             old = self.workers[worker]
             if notice:
@@ -269,7 +291,7 @@ class Cluster:
         return old
 
     def stop(self) -> None:
-        """Take all pods away, each as it is due: the driver's before those that it uses."""
+        """Evict all pods, the driver's before those that it uses."""
         for group in ([self.driver], [*self.workers.values(), self.scheduler]):
             threads = [threading.Thread(target=pod.evict) for pod in group if pod]
             for thread in threads:
@@ -279,18 +301,18 @@ class Cluster:
         for thread in self.leaving:
             thread.join()
 
-    # what the kubelet does ----------------------------------------------------------------------
+    # done by the kubelet ------------------------------------------------------------------------
 
     def start_pod(self, name: str, spec: Manifest, ip: str | None = None) -> Pod:
-        """Start a pod of this spec, at an address of its own unless one is given."""
+        """Start a pod of a spec, at a new address unless one is given."""
         number = len(self.pods) + 2
         folder = self.folder / f"{name}-{number}"
         (container,) = spec["containers"]
-        mounts = self._mounted(spec, folder)
+        mounts = self._create_mounts(spec, folder)
         ip = ip or f"{self.network}.{number}"
 
-        def here(text: str) -> str:
-            """A word of the manifest, as it is to be on this machine."""
+        def translate(text: str) -> str:
+            """Translate a word of the manifest to this machine."""
             for path, location in mounts.items():
                 if text == path or text.startswith(f"{path}/"):
                     return f"{location}{text[len(path) :]}"
@@ -299,30 +321,30 @@ class Cluster:
             return f"{ip}{text}" if re.fullmatch(r":\d+", text) else text
 
         environment = dict(self.images[container["image"]]) | {"TMPDIR": str(mounts["/tmp"])}
-        unique = folder.name  # as pods of a Deployment are called
+        unique = folder.name  # like the names of a Deployment's pods
         for name_, value in self._variables(unique, container).items():
-            environment[name_] = here(value)
+            environment[name_] = translate(value)
         del environment["NUMBA_CACHE_DIR"]  # see the top of this module
         words = [
-            here(expanded(word, environment)) for word in container["command"] + container["args"]
+            translate(expand(word, environment))
+            for word in container["command"] + container["args"]
         ]
         if "ports" in container:
-            words += ["--host", ip]  # which a pod has no other one than
-        (folder / "root").mkdir(parents=True)  # where nothing may be written
-        pod = Pod(
-            name, ip, spec, folder, found(words, environment), environment, self.backoff
-        )  # fmt: skip
+            words += ["--host", ip]  # the only address of a pod
+        (folder / "root").mkdir(parents=True)  # must stay empty
+        command = find_program(words, environment)
+        pod = Pod(name, ip, spec, folder, command, environment, self.backoff)
         self.pods.append(pod)
         pod.thread.start()
         return pod
 
     def _variables(self, pod: str, container: Manifest) -> dict[str, str]:
-        """The environment of a pod's container, with all that it refers to filled in."""
+        """Return the environment of a pod's container, with all references resolved."""
         variables: dict[str, str] = {}
         for entry in container["env"]:
             name = entry["name"]
             if "value" in entry:
-                variables[name] = expanded(entry["value"], variables)
+                variables[name] = expand(entry["value"], variables)
                 continue
             if "fieldRef" in entry["valueFrom"]:
                 assert entry["valueFrom"]["fieldRef"] == {"fieldPath": "metadata.name"}
@@ -333,11 +355,13 @@ class Cluster:
             if source["key"] in keys:
                 variables[name] = keys[source["key"]]
             elif not source.get("optional"):
-                raise NotStarted(f"couldn't find key {source['key']} in Secret {source['name']}")
+                raise NotStartedError(
+                    f"couldn't find key {source['key']} in Secret {source['name']}"
+                )
         return variables
 
-    def _mounted(self, spec: Manifest, folder: Path) -> dict[str, Path]:
-        """Folders of this machine in place of what is mounted, by where it is."""
+    def _create_mounts(self, spec: Manifest, folder: Path) -> dict[str, Path]:
+        """Create a folder for each volume mount; return the folders by mount path."""
         mounts: dict[str, Path] = {}
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         for mount in spec["containers"][0]["volumeMounts"]:
@@ -346,26 +370,26 @@ class Cluster:
             mounts[mount["mountPath"]] = location
             secret = volumes[mount["name"]].get("secret")
             if secret and secret["secretName"] not in self.secrets:
-                raise NotStarted(f'secret "{secret["secretName"]}" not found')
+                raise NotStartedError(f'secret "{secret["secretName"]}" not found')
             for key, value in self.secrets[secret["secretName"]].items() if secret else ():
                 (location / key).write_text(value)
         return mounts
 
-    def story(self) -> str:
-        """What all pods have said, to show where a test fails."""
+    def collect_logs(self) -> str:
+        """Return the logs of all pods, for failed tests."""
         return "\n".join(f"--- {pod.name} {pod.exits}\n{pod.log[-4000:]}" for pod in self.pods)
 
 
 @contextmanager
-def cluster(folder: Path, *arguments: Any, **more: Any) -> Iterator[Cluster]:
-    """A `Cluster`, nothing of which is left after the body."""
-    made = Cluster(folder, *arguments, **more)
+def run_cluster(folder: Path, *args: Any, **kwargs: Any) -> Iterator[Cluster]:
+    """Run a `Cluster` during the body of the context; its pods are killed afterwards."""
+    cluster = Cluster(folder, *args, **kwargs)
     try:
-        yield made
+        yield cluster
     finally:
-        for pod in reversed(made.pods):
+        for pod in reversed(cluster.pods):
             pod.kill()
-        for pod in made.pods:
+        for pod in cluster.pods:
             pod.ended.wait()
 
 
@@ -373,14 +397,14 @@ def cluster(folder: Path, *arguments: Any, **more: Any) -> Iterator[Cluster]:
 
 
 def render(*options: Any) -> list[Manifest]:
-    """The manifests that `rescnet deploy render` prints."""
+    """Return the manifests that `rescnet deploy render` prints."""
     done = CliRunner().invoke(main, ["deploy", "render", *map(str, options)])
     assert done.exit_code == 0, done.output
     return list(yaml.safe_load_all(done.stdout))
 
 
 def operator() -> Any:
-    """The functions by which the Dask operator makes objects."""
+    """Return the module with the Dask operator's functions."""
     reason = "needs dask-kubernetes, which has the operator"
     pytest.importorskip("dask_kubernetes", reason=reason)
     from dask_kubernetes.operator.controller import controller
@@ -388,30 +412,30 @@ def operator() -> Any:
     return controller
 
 
-def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """A text with `$(NAME)` replaced, where there is such a variable.
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Replace `$(NAME)` in a text, if there is such a variable.
 
-    >>> expanded("$(A)/b, $(C)", {"A": "a"})
+    >>> expand("$(A)/b, $(C)", {"A": "a"})
     'a/b, $(C)'
     """
     return re.sub(r"\$\((\w+)\)", lambda name: variables.get(name[1], name[0]), text)
 
 
-def found(command: list[str], environment: Mapping[str, str]) -> list[str]:
-    """A command with its program found in the image, not in the path of this process."""
+def find_program(command: list[str], environment: Mapping[str, str]) -> list[str]:
+    """Return a command with the path of its program in the image."""
     for folder in environment["PATH"].split(os.pathsep):
         if os.access(path := os.path.join(folder, command[0]), os.X_OK):
             return [path, *command[1:]]
-    raise NotStarted(f'exec: "{command[0]}": executable file not found in $PATH')
+    raise NotStartedError(f'exec: "{command[0]}": executable file not found in $PATH')
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the thread that has started it ends, as where a test is."""
+    """Have this process killed when its parent thread ends, as when a test is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, of Linux
 
 
 def resident_peak(pid: int) -> int:
-    """The most bytes that were ever resident in a process that runs."""
+    """Return the peak resident bytes of a running process, 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -420,8 +444,8 @@ def resident_peak(pid: int) -> int:
     return int(line[1]) * 1024 if line else 0
 
 
-def own_network() -> str:
-    """The beginning of addresses of loopback, on which nobody listens as a scheduler would."""
+def find_network() -> str:
+    """Return a prefix of loopback addresses whose scheduler port is free."""
     for _ in range(100):
         network = f"127.{random.SystemRandom().randrange(16, 255)}.{os.getpid() % 250 + 1}"
         with socket.socket() as probe, suppress(OSError):
@@ -431,10 +455,10 @@ def own_network() -> str:
 
 
 def wait_until(
-    condition: Callable[[], Any], cluster: Cluster, seconds: float = 60, every: float = LOOK_EVERY
+    condition: Callable[[], Any], cluster: Cluster, seconds: float = 60, every: float = POLL_SECONDS
 ) -> None:
-    """Wait until something holds."""
+    """Wait until a condition is true; fail with the logs of all pods after a timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, cluster.story()
+        assert time.monotonic() < deadline, cluster.collect_logs()
         time.sleep(every)

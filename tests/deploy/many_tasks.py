@@ -1,7 +1,7 @@
 """A driver of passes with very many tasks, run in place of `rescnet train`.
 
-Its passes go through the package's own loop: a graph of folds, a tree of merges, a report of each
-chunk, and its checksums, that reach the driver. Only the folds themselves do nothing.
+Its passes use the package's own loop: a graph of folds, a tree of merges, and a report and
+checksums of each chunk that reach the driver. Only the folds themselves do nothing.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from rescnet_dist.train.task_events import log_chunk_done, log_chunk_started
 
 
 def fold(task: Task, group: Group) -> dict[str, int]:
-    """Report the chunks of a group; their checksums."""
+    """Report the chunks of a group; return their checksums."""
     for start, stop in group.chunks():
         log_chunk_started(task, "grow", start)
         log_chunk_done(task, "grow", start, stop)
-    return {f"{what}/0001/c/{start}/0": start for start, _ in group.chunks() for what in "ms"}
+    return {f"{name}/0001/c/{start}/0": start for start, _ in group.chunks() for name in "ms"}
 
 
 def merge(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    """Checksums of two groups."""
+    """Merge the checksums of two groups."""
     return one | other
 
 
 def finish(_task: Task, merged: dict[str, int]) -> dict[str, int]:
-    """Checksums of all chunks."""
+    """Return the checksums of all chunks."""
     return merged
 
 
 def main(accumulators: int, passes: int) -> None:
-    """Compute passes of so many accumulators."""
+    """Run passes with a number of accumulators."""
     plan = Plan(accumulators, 1, accumulators, split_every=2, solve_threads=1)
     counts: Any = np.ones((accumulators, 10), np.int64)
     run = RunStore(Location("s3://runs/nothing"))
     address = os.environ["DASK_SCHEDULER_ADDRESS"]
-    what = Pass("grow", fold, merge, finish)
+    empty_pass = Pass("grow", fold, merge, finish)
     with open_client(scheduler=address, wait=60) as client, EventBus([]) as bus:
         client.wait_for_workers(1)
         for layer in range(1, passes + 1):
-            checksums, _ = run_pass(what, Task(run, layer), counts, plan, client, bus)
+            checksums, _ = run_pass(empty_pass, Task(run, layer), counts, plan, client, bus)
             assert len(checksums) == 2 * accumulators
 
 

@@ -1,4 +1,4 @@
-"""Schemas that manifests are held to: Kubernetes' own, and those of the Dask operator's CRDs."""
+"""Validation of manifests: the schemas of Kubernetes and of the Dask operator's CRDs."""
 
 from __future__ import annotations
 
@@ -13,46 +13,51 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
-DASK = "kubernetes.dask.org/v1"
-VERSIONS = ("1.29", kubernetes_validate.latest_version())  # the oldest we say works, the newest
-CRDS = "operator/deployment/helm/dask-kubernetes-operator/crds"
+DASK_API_VERSION = "kubernetes.dask.org/v1"
+KUBERNETES_VERSIONS = (
+    "1.29",
+    kubernetes_validate.latest_version(),
+)  # oldest supported, newest
+CRD_FOLDER = "operator/deployment/helm/dask-kubernetes-operator/crds"
 
 
 @cache
 def crd(kind: str) -> dict[str, Any]:
-    """The schema of one of the operator's kinds, in which unknown fields are errors."""
+    """Return the schema of one of the operator's kinds, in which unknown fields are errors."""
     package = find_spec("dask_kubernetes")
     assert package
     assert package.submodule_search_locations
-    folder = Path(package.submodule_search_locations[0], CRDS)
-    found = yaml.safe_load((folder / f"{kind.lower()}.yaml").read_text())
-    assert found["spec"]["names"]["kind"] == kind
-    (version,) = found["spec"]["versions"]
-    schema = closed(version["schema"]["openAPIV3Schema"])
-    schema["properties"] |= {"apiVersion": {"const": DASK}, "kind": {"const": kind}}
-    schema["properties"]["metadata"] = {"type": "object"}  # which Kubernetes itself checks
+    folder = Path(package.submodule_search_locations[0], CRD_FOLDER)
+    document = yaml.safe_load((folder / f"{kind.lower()}.yaml").read_text())
+    assert document["spec"]["names"]["kind"] == kind
+    (version,) = document["spec"]["versions"]
+    schema = close_schema(version["schema"]["openAPIV3Schema"])
+    schema["properties"] |= {"apiVersion": {"const": DASK_API_VERSION}, "kind": {"const": kind}}
+    schema["properties"]["metadata"] = {"type": "object"}  # validated by Kubernetes itself
     return schema
 
 
-def closed(schema: Any) -> Any:
-    """A schema that refuses fields it does not name, unless it says that it preserves them; with
-    values that are numbers or strings, as Kubernetes has them, told in JSON Schema's own way."""
+def close_schema(schema: Any) -> Any:
+    """Return a schema that rejects unknown fields, unless it says that it preserves them.
+
+    Kubernetes' values that are numbers or strings are translated to JSON Schema.
+    """
     if isinstance(schema, list):
-        return [closed(part) for part in schema]
+        return [close_schema(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: closed(value) for key, value in schema.items()}
+    found = {key: close_schema(value) for key, value in schema.items()}
     if found.get("x-kubernetes-int-or-string") is True:
         found["type"] = ["integer", "string"]
-    named = isinstance(found.get("properties"), dict) and found.get("type") == "object"
-    open_ = found.get("x-kubernetes-preserve-unknown-fields") is True
-    if named and not open_:
+    has_properties = isinstance(found.get("properties"), dict) and found.get("type") == "object"
+    is_open = found.get("x-kubernetes-preserve-unknown-fields") is True
+    if has_properties and not is_open:
         found.setdefault("additionalProperties", False)
     return found
 
 
 def pods(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and spec of every pod of a manifest."""
+    """Yield the name and spec of every pod of a manifest."""
     spec = document.get("spec", {})
     if document["kind"] == "DaskJob":
         yield "driver", spec["job"]["spec"]
@@ -63,30 +68,27 @@ def pods(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def as_core(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What of a manifest is of Kubernetes' own kinds: itself, or its pods and its service."""
-    if document["apiVersion"] != DASK:
+    """Yield a manifest as objects of Kubernetes' own kinds: itself, or its pods and service."""
+    if document["apiVersion"] != DASK_API_VERSION:
         yield document
         return
     metadata = document["metadata"]
     for name, spec in pods(document):
-        yield {
-            "apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"name": name}, "spec": spec,
-        }  # fmt: skip
+        pod_metadata = metadata | {"name": name}
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": pod_metadata, "spec": spec}
     if document["kind"] in ("DaskJob", "DaskCluster"):
         spec = document["spec"]
         scheduler = spec.get("cluster", {"spec": spec})["spec"]["scheduler"]
-        yield {
-            "apiVersion": "v1", "kind": "Service", "metadata": metadata,
-            "spec": scheduler["service"],
-        }  # fmt: skip
+        service = scheduler["service"]
+        yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service}
     else:
         yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
 def check(document: dict[str, Any]) -> None:
-    """Fail where a manifest is not as its schemas say."""
+    """Raise if a manifest does not match its schemas."""
     for core in as_core(copy.deepcopy(document)):
-        for version in VERSIONS:
+        for version in KUBERNETES_VERSIONS:
             kubernetes_validate.validate(core, version, strict=True)
-    if document["apiVersion"] == DASK:
+    if document["apiVersion"] == DASK_API_VERSION:
         jsonschema.Draft202012Validator(crd(document["kind"])).validate(document)

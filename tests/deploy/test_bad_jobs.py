@@ -1,4 +1,4 @@
-"""What is wrong with a job is in its log, with what to do; and nothing is half-written."""
+"""Jobs that cannot run: the log has the problem and the remedy, and nothing is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from images import other_image
 from kubelet import Cluster, Manifest, Pod, render, wait_until
 
 USER_ERROR = 2
-LATER = {"backoff": 600.0}  # a container that has failed is not started again within a test
+NO_RESTART = {"backoff": 600.0}  # a failed container is not restarted during a test
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +27,24 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def job(s3: None, client: Client, digits: str) -> Callable[..., list[Manifest]]:
-    """Renders a small job on data that are in the S3 server, at its URL unless another is given."""
+    """Return a function that renders a small job on data in the S3 server, or at another URL."""
     data = "s3://runs/bad-jobs/data.zarr"
     if not fsspec.filesystem("s3").exists(data):
         done = run("data", "import", digits, data)
         assert done.exit_code == 0, done.output
 
-    def rendered(store: str, data: str = data, *more: str) -> list[Manifest]:
+    def render_job(store: str, data: str = data, *options: str) -> list[Manifest]:
         return render(
             *("--data", data, "--store", store, "--preset", "digits", "--images", "120x28x28x1"),
             *("--filters", "4", "--max-layers", "2", "--workers", "1", "--chunk-images", "30"),
-            *("--endpoint", os.environ["AWS_ENDPOINT_URL"], *more),
+            *("--endpoint", os.environ["AWS_ENDPOINT_URL"], *options),
         )
 
-    return rendered
+    return render_job
 
 
-def changed(manifests: list[Manifest], part: str, **fields: Any) -> list[Manifest]:
-    """Manifests in which the container of the scheduler, the worker or the job has other fields, as
-    somebody has edited them."""
+def change_container(manifests: list[Manifest], part: str, **fields: Any) -> list[Manifest]:
+    """Return manifests with other fields in the container of a part: scheduler, worker or job."""
     manifests = copy.deepcopy(manifests)
     (document,) = (d for d in manifests if d["kind"] == "DaskJob")
     spec = document["spec"]["job" if part == "job" else "cluster"]["spec"]
@@ -54,27 +53,27 @@ def changed(manifests: list[Manifest], part: str, **fields: Any) -> list[Manifes
     return manifests
 
 
-def refused(there: Cluster, driver: Pod) -> str:
-    """The log of a job that is refused, as one line of what is wrong, without a traceback."""
-    wait_until(lambda: driver.exits, there, 120)
+def wait_for_error(cluster: Cluster, driver: Pod) -> str:
+    """Wait until a job fails; return its one-line error, which must come without a traceback."""
+    wait_until(lambda: driver.exits, cluster, 120)
     assert driver.exits[0] == USER_ERROR, driver.log
     assert "Traceback" not in driver.log
     (problem,) = (line for line in driver.log.splitlines() if line.startswith("error: "))
     return problem
 
 
-def joined(there: Cluster, *workers: Pod) -> None:
-    """Wait until workers have joined their cluster."""
+def wait_for_workers(cluster: Cluster, *workers: Pod) -> None:
+    """Wait until workers have joined the cluster."""
     for worker in workers:
-        wait_until(lambda worker=worker: "Registered to" in worker.log, there)
+        wait_until(lambda worker=worker: "Registered to" in worker.log, cluster)
 
 
-def stored(url: str) -> list[str]:
-    """All that is at a URL of the S3 server, but for empty folders, which SeaweedFS keeps."""
+def list_files(url: str) -> list[str]:
+    """List the files at a URL of the S3 server, without the empty folders that SeaweedFS keeps."""
     files = fsspec.filesystem("s3")
     files.invalidate_cache()
-    there = files.find(url, detail=True) if files.exists(url) else {}
-    return [name for name, facts in there.items() if facts["size"]]
+    found = files.find(url, detail=True) if files.exists(url) else {}
+    return [name for name, entry in found.items() if entry["size"]]
 
 
 # the store ----------------------------------------------------------------------------------------
@@ -83,14 +82,14 @@ def stored(url: str) -> list[str]:
 def test_wrong_keys(
     deploy: Callable[..., Cluster], s3_secret: dict[str, str], job: Callable[..., list[Manifest]]
 ) -> None:
-    """The Secret is there, and the server refuses what is in it; which is not repeated."""
+    """The server rejects the keys of the Secret; the error does not contain them."""
     wrong = s3_secret | {"AWS_SECRET_ACCESS_KEY": "a-wrong-word"}
-    there = deploy(job("s3://runs/bad-jobs/keys"), wrong, **LATER)
-    problem = refused(there, there.start_driver())
+    cluster = deploy(job("s3://runs/bad-jobs/keys"), wrong, **NO_RESTART)
+    problem = wait_for_error(cluster, cluster.start_driver())
     assert "s3://runs/bad-jobs/data.zarr cannot be reached: The request signature" in problem
     assert "Check the URL, the network and your permissions" in problem
     assert "a-wrong-word" not in problem
-    assert not stored("s3://runs/bad-jobs/keys")
+    assert not list_files("s3://runs/bad-jobs/keys")
 
 
 @pytest.mark.slow
@@ -101,123 +100,134 @@ def test_wrong_keys(
         ("s3://runs/bad-jobs/bucket", "s3://no-such-bucket/data.zarr"),
     ],
 )
-def test_a_wrong_bucket(
-    deploy: Callable[..., Cluster], s3_secret: dict[str, str], job: Callable[..., list[Manifest]],
-    store: str, data: str | None,
-) -> None:  # fmt: skip
-    """Of the store or the data: named at once, not when a cluster has come; and not made."""
-    there = deploy(job(store, *([data] if data else [])), s3_secret, **LATER)
-    problem = refused(there, there.start_driver())
+def test_wrong_bucket(
+    deploy: Callable[..., Cluster],
+    s3_secret: dict[str, str],
+    job: Callable[..., list[Manifest]],
+    store: str,
+    data: str | None,
+) -> None:
+    """Of the store or the data: an error before the cluster is up, and no bucket is created."""
+    cluster = deploy(job(store, *([data] if data else [])), s3_secret, **NO_RESTART)
+    problem = wait_for_error(cluster, cluster.start_driver())
     assert f"There is no bucket for {data or store}" in problem
     assert "Check the URL and the endpoint, or create the bucket first" in problem
     assert not fsspec.filesystem("s3").exists("no-such-bucket")
-    assert not stored(store)
+    assert not list_files(store)
 
 
 # images -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_an_image_without_the_package(
-    deploy: Callable[..., Cluster], s3_secret: dict[str, str], job: Callable[..., list[Manifest]],
+def test_image_without_the_package(
+    deploy: Callable[..., Cluster],
+    s3_secret: dict[str, str],
+    job: Callable[..., list[Manifest]],
     tmp_path: Path,
-) -> None:  # fmt: skip
-    """Its workers do not start, and say why; the job says where to look. Workers that do without
-    what the manifest loads are named."""
+) -> None:
+    """Workers do not start and log the reason; the job refers to their log.
+
+    Workers that start without the preload are listed in the error.
+    """
     store = "s3://runs/bad-jobs/without"
     images = {"plain-dask:1": other_image(tmp_path / "plain", rescnet_dist=None)}
     good = job(store)
-    there = deploy(changed(good, "worker", image="plain-dask:1"), s3_secret, images)
-    there.start_scheduler()
-    (worker,) = there.start_workers()
-    driver = there.start_driver("--wait", "8s")
-    problem = refused(there, driver)
+    cluster = deploy(change_container(good, "worker", image="plain-dask:1"), s3_secret, images)
+    cluster.start_scheduler()
+    (worker,) = cluster.start_workers()
+    driver = cluster.start_driver("--wait", "8s")
+    problem = wait_for_error(cluster, driver)
     assert "has had no worker for 8 s" in problem
     assert "the log of one that does not come says why" in problem
     assert worker.exits[0] != 0
     assert "No module named 'rescnet_dist'" in worker.log
-    assert not stored(store)
+    assert not list_files(store)
 
-    arguments = there.spec["worker"]["spec"]["containers"][0]["args"]
-    at = arguments.index("--preload")
-    plain = changed(good, "worker", image="plain-dask:1", args=arguments[:at] + arguments[at + 2 :])
-    there = deploy(plain, s3_secret, images, **LATER)
-    there.start_scheduler()
-    (worker,) = there.start_workers()
-    joined(there, worker)
-    problem = refused(there, there.start_driver())
+    arguments = cluster.spec["worker"]["spec"]["containers"][0]["args"]
+    index = arguments.index("--preload")
+    args = arguments[:index] + arguments[index + 2 :]
+    plain = change_container(good, "worker", image="plain-dask:1", args=args)
+    cluster = deploy(plain, s3_secret, images, **NO_RESTART)
+    cluster.start_scheduler()
+    (worker,) = cluster.start_workers()
+    wait_for_workers(cluster, worker)
+    problem = wait_for_error(cluster, cluster.start_driver())
     assert f"{worker.name} (tls://{worker.ip}:8789) has rescnet-dist (not installed)" in problem
     assert "Install the same versions everywhere, best by one image" in problem
-    assert not stored(store)
+    assert not list_files(store)
 
 
 @pytest.mark.slow
 def test_other_versions_on_the_cluster(
-    deploy: Callable[..., Cluster], s3_secret: dict[str, str], job: Callable[..., list[Manifest]],
+    deploy: Callable[..., Cluster],
+    s3_secret: dict[str, str],
+    job: Callable[..., list[Manifest]],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     """Another release of this package in the workers' image, of Dask in the scheduler's."""
     store, old = "s3://runs/bad-jobs/versions", "rescnet-dist:0.0.9"
     images = {
         old: other_image(tmp_path / "old", rescnet_dist="0.0.9"),
         "older-dask:1": other_image(tmp_path / "older", distributed="2024.1.0"),
     }
-    manifests = changed(job(store), "worker", image=old)
-    there = deploy(
-        changed(manifests, "scheduler", image="older-dask:1"), s3_secret, images, **LATER
-    )
-    there.start_scheduler()
-    worker, other = there.start_workers(2)
-    joined(there, worker, other)
-    problem = refused(there, there.start_driver())
+    manifests = change_container(job(store), "worker", image=old)
+    manifests = change_container(manifests, "scheduler", image="older-dask:1")
+    cluster = deploy(manifests, s3_secret, images, **NO_RESTART)
+    cluster.start_scheduler()
+    worker, other = cluster.start_workers(2)
+    wait_for_workers(cluster, worker, other)
+    problem = wait_for_error(cluster, cluster.start_driver())
     assert "The cluster's versions differ from this process's (rescnet-dist 0." in problem
     assert "scheduler has distributed 2024.1.0; " in problem
     assert f"{worker.name} (tls://{worker.ip}:8789)" in problem
     assert f"{other.name} (tls://{other.ip}:8789)" in problem
     assert " have rescnet-dist 0.0.9. " in problem
     assert "best by one image" in problem
-    assert not stored(store)
+    assert not list_files(store)
 
 
 # memory -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_workers_that_are_too_small(
+def test_too_small_workers(
     deploy: Callable[..., Cluster], s3_secret: dict[str, str], job: Callable[..., list[Manifest]]
 ) -> None:
-    """Refused before anything is written, and where a run is gone on with; it goes on once they are
-    as large as the manifest says."""
+    """An error before anything is written, and when a run is resumed.
+
+    The run is resumed once workers have the size of the manifest.
+    """
     store = "s3://runs/bad-jobs/small"
-    there = deploy(job(store), s3_secret, **LATER)
-    there.start_scheduler()
-    (small,) = there.start_workers(1, memory_limit="400MiB")
-    joined(there, small)
-    problem = refused(there, there.start_driver())
+    cluster = deploy(job(store), s3_secret, **NO_RESTART)
+    cluster.start_scheduler()
+    (small,) = cluster.start_workers(1, memory_limit="400MiB")
+    wait_for_workers(cluster, small)
+    problem = wait_for_error(cluster, cluster.start_driver())
     assert "of each worker's 400 MiB may be used before Dask spills" in problem
     assert "use workers of at least " in problem.lower()
-    assert not stored(store)
+    assert not list_files(store)
 
     small.evict()
-    (good,) = there.start_workers(1)
-    driver = there.start_driver()
-    wait_until(lambda: "layer 1/2" in driver.log, there)
+    (good,) = cluster.start_workers(1)
+    driver = cluster.start_driver()
+    wait_until(lambda: "layer 1/2" in driver.log, cluster)
     driver.kill()
     good.evict()
-    before = stored(store)
-    (small,) = there.start_workers(1, memory_limit="400MiB")
-    joined(there, small)
-    problem = refused(there, there.start_driver())
+    before = list_files(store)
+    (small,) = cluster.start_workers(1, memory_limit="400MiB")
+    wait_for_workers(cluster, small)
+    problem = wait_for_error(cluster, cluster.start_driver())
     assert "The run keeps the plan it started with, and these workers are too" in problem
     assert "of each worker's 400 MiB may be used before Dask spills" in problem
     assert "use workers of at least " in problem.lower()
-    assert [f for f in stored(store) if "claims" not in f] == [
+    assert [f for f in list_files(store) if "claims" not in f] == [
         f for f in before if "claims" not in f
     ]
 
     small.evict()
-    there.start_workers(1)
-    driver = there.start_driver()
-    wait_until(driver.ended.is_set, there)
+    cluster.start_workers(1)
+    driver = cluster.start_driver()
+    wait_until(driver.ended.is_set, cluster)
     assert driver.exits == [0], driver.log
     assert "resuming after layer 1" in driver.log

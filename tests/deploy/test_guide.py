@@ -1,4 +1,4 @@
-"""The guide's commands run as they stand, and the files it names are there."""
+"""The deployment guide: its commands run, and its code and sizes are correct."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rescnet_dist.cli import main
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "deploy/README.md"
-CLUSTER = "dask scheduler"
+CLUSTER_COMMAND = "dask scheduler"
 
 
 def blocks(language: str) -> list[str]:
-    """The guide's fenced blocks of a language."""
+    """Return the guide's fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def run(commands: list[str], folder: Path) -> str:
-    """Run commands in one shell in a folder; what they say."""
+    """Run commands in one shell in a folder; return their output."""
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     rescnet = f'rescnet() {{ "{sys.executable}" -m rescnet_dist "$@"; }}\n'
     with subprocess.Popen(
@@ -45,22 +45,22 @@ def run(commands: list[str], folder: Path) -> str:
         start_new_session=True,
     ) as shell:
         try:
-            said, complained = shell.communicate(timeout=300)
+            output, errors = shell.communicate(timeout=300)
         finally:
-            with suppress(ProcessLookupError):  # what a command that failed left in the background
+            with suppress(ProcessLookupError):  # background processes of a failed command
                 os.killpg(shell.pid, signal.SIGKILL)
-    assert shell.returncode == 0, complained
-    return said
+    assert shell.returncode == 0, errors
+    return output
 
 
 @pytest.mark.slow
 def test_commands_run(tmp_path: Path) -> None:
-    """All blocks marked bash, in order, but that which starts a cluster."""
+    """All blocks marked bash, in order, except the one that starts a cluster."""
     for program in ("openssl", "kubectl"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}")
-    said = run([block for block in blocks("bash") if CLUSTER not in block], tmp_path)
-    assert "# features  17,150 per layer; scatter matrix kept whole" in said
+    output = run([block for block in blocks("bash") if CLUSTER_COMMAND not in block], tmp_path)
+    assert "# features  17,150 per layer; scatter matrix kept whole" in output
     rendered = list(yaml.safe_load_all((tmp_path / "cifar10.yaml").read_text()))
     built = list(yaml.safe_load_all((tmp_path / "job.yaml").read_text()))
     assert {d["kind"] for d in rendered} == {d["kind"] for d in built}
@@ -71,22 +71,22 @@ def test_commands_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_by_hand_trains(tmp_path: Path) -> None:
+def test_manual_cluster_trains(tmp_path: Path) -> None:
     """The block that starts a scheduler and a worker."""
-    (block,) = (block for block in blocks("bash") if CLUSTER in block)
+    (block,) = (block for block in blocks("bash") if CLUSTER_COMMAND in block)
     assert "accuracy" in run([block], tmp_path)
     assert (tmp_path / "first/result.json").exists()
 
 
 @pytest.mark.parametrize("block", blocks("sh"))
-def test_what_needs_a_cluster_is_at_least_shell(block: str) -> None:
+def test_sh_blocks_are_valid_shell(block: str) -> None:
     """Parsed, not run."""
     done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_lines_of_python_are_calls_that_there_are() -> None:
-    """Parsed; and where the package is here, its names and keywords are looked up."""
+def test_python_blocks_use_existing_names() -> None:
+    """Parsed; keywords of installed packages are compared with signatures."""
     found = {}
     for block in blocks("python"):
         for node in ast.walk(ast.parse(block)):
@@ -98,17 +98,20 @@ def test_lines_of_python_are_calls_that_there_are() -> None:
     assert found["ResCNetClassifier"] <= inspect.signature(ResCNetClassifier).parameters.keys()
 
 
-def test_sizes_in_the_guide_are_those_rendered(tmp_path: Path) -> None:
-    """The rows of the table of sizes, rendered again."""
+def test_sizes_in_the_guide_match_rendered_sizes(tmp_path: Path) -> None:
+    """The rows of the table of sizes, rendered again here."""
     text = GUIDE.read_text()
     rows = re.findall(r"^\| `(--threads [^`]*)` \| (\S+).*? \| ([\d.]+) GiB \|", text, re.MULTILINE)
     assert len(rows) == 3
     for options, plan, size in rows:
         done = CliRunner().invoke(
             main,
-            ["deploy", "render", "--preset", "cifar10", "--images", "50000x32x32x3", "--workers",
-             "32", "--data", "s3://b/d", "--store", "s3://b/r", *options.split()],
-        )  # fmt: skip
+            [
+                *("deploy", "render", "--preset", "cifar10", "--images", "50000x32x32x3"),
+                *("--workers", "32", "--data", "s3://b/d", "--store", "s3://b/r"),
+                *options.split(),
+            ],
+        )
         assert done.exit_code == 0, done.output
         (job,) = (d for d in yaml.safe_load_all(done.stdout) if d["kind"] == "DaskJob")
         worker = job["spec"]["cluster"]["spec"]["worker"]["spec"]["containers"][0]

@@ -1,4 +1,4 @@
-"""Values for daskhub: what the command prints, run by the real gateway and read by the real Lab."""
+"""Values for daskhub: their content, in a real gateway, and in a real JupyterLab."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from rescnet_dist.cluster.connect import GATEWAY_REFERENCES
 from rescnet_dist.dashboard.plots import PLOTS
 from rescnet_dist.dashboard.scheduler import install
 from rescnet_dist.deploy import lab_settings, lab_workspace
-from rescnet_dist.deploy.hub import OVERRIDES
-from rescnet_dist.deploy.lab import PANEL
+from rescnet_dist.deploy.hub import LAB_OVERRIDES_PATH
+from rescnet_dist.deploy.lab import DASK_PANEL
 from tests.cluster.test_connect import is_healthy
 from tests.conftest import Processes, free_port
 
 FILE = Path(__file__).parents[2] / "deploy/jupyterhub/values.yaml"
-EXAMPLE = [  # what the file is made from, which is what the manifests are made from
+EXAMPLE = [  # options of the file, the same as those of the manifests
     *("--preset", "cifar10", "--images", "50000x32x32x3", "--classes", "10"),
     *("--workers", "32", "--threads", "4"),
 ]
 
 
-def printed(command: str, *arguments: str) -> str:
-    """What `rescnet deploy` prints."""
+def run_deploy(command: str, *arguments: str) -> str:
+    """Return the output of `rescnet deploy`."""
     done = CliRunner().invoke(main, ["deploy", command, *arguments])
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
 def values(*arguments: str) -> dict[str, Any]:
-    """The values for some options."""
-    found = yaml.safe_load(printed("hub", *(arguments or EXAMPLE)))
+    """Return the values for some options."""
+    found = yaml.safe_load(run_deploy("hub", *(arguments or EXAMPLE)))
     assert isinstance(found, dict)
     return found
 
 
-def test_the_file_is_what_the_command_prints() -> None:
-    """To the letter, comments and all."""
-    assert FILE.read_text() == printed("hub", *EXAMPLE)
+def test_file_is_up_to_date() -> None:
+    """It equals the output of the command, with comments."""
+    assert FILE.read_text() == run_deploy("hub", *EXAMPLE)
 
 
-def test_comments_are_above_what_they_are_about() -> None:
+def test_comments_are_above_their_lines() -> None:
     """Each of them, once."""
     lines = FILE.read_text().splitlines()
-    for about in ("jupyterhub:", "  proxy:", "  singleuser:", "dask-gateway:", "    extraConfig:"):
-        (location,) = (at for at, line in enumerate(lines) if line == about)
-        assert lines[location - 1].lstrip().startswith("# ")
+    for key in ("jupyterhub:", "  proxy:", "  singleuser:", "dask-gateway:", "    extraConfig:"):
+        (index,) = (number for number, line in enumerate(lines) if line == key)
+        assert lines[index - 1].lstrip().startswith("# ")
 
 
-def test_sizes_are_those_of_the_manifests() -> None:
-    """A worker of the gateway is as large as one of the rendered job."""
+def test_sizes_match_the_manifests() -> None:
+    """A worker of the gateway has the size of a worker of the rendered job."""
     stored = ("--data", "s3://bucket/data", "--store", "s3://bucket/run")
-    documents = yaml.safe_load_all(printed("render", *EXAMPLE, *stored))
+    documents = yaml.safe_load_all(run_deploy("render", *EXAMPLE, *stored))
     (job,) = (document for document in documents if document["kind"] == "DaskJob")
     cluster = job["spec"]["cluster"]["spec"]
     backend = values()["dask-gateway"]["gateway"]["backend"]
@@ -76,8 +76,8 @@ def test_sizes_are_those_of_the_manifests() -> None:
     assert backend["environment"]["OPENBLAS_NUM_THREADS"] == "1"
 
 
-def test_no_secret_is_in_them_and_nothing_is_open() -> None:
-    """Keys are referred to by name; the proxy has no address outside; nobody is let in."""
+def test_values_have_no_secret_and_no_access() -> None:
+    """Keys are references; the proxy has no external address; nobody can log in."""
     found = values()["jupyterhub"]
     assert found["proxy"]["service"]["type"] == "ClusterIP"
     assert set(found["hub"]["config"]) == {"KubeSpawner"}
@@ -86,12 +86,12 @@ def test_no_secret_is_in_them_and_nothing_is_open() -> None:
     assert found["singleuser"]["uid"] == 10001
 
 
-def test_a_store_inside_and_an_account_are_let_through() -> None:
-    """Which the chart's own policy would not do."""
+def test_internal_store_and_service_account() -> None:
+    """The network policy allows the store, which the chart's own policy does not."""
     found = values(*EXAMPLE, "--endpoint", "http://s3.storage:8333", "--service-account", "trainer")
     user = found["jupyterhub"]["singleuser"]
     assert {"ports": [{"protocol": "TCP", "port": 8333}]} in user["networkPolicy"]["egress"]
-    assert "egressAllowRules" not in user["networkPolicy"]  # the rights of a node are not for users
+    assert "egressAllowRules" not in user["networkPolicy"]  # no access to the permissions of a node
     assert user["serviceAccountName"] == "trainer"
     assert user["extraEnv"]["AWS_ENDPOINT_URL"] == "http://s3.storage:8333"
     assert "AWS_SECRET_ACCESS_KEY" not in user["extraEnv"]
@@ -99,8 +99,8 @@ def test_a_store_inside_and_an_account_are_let_through() -> None:
     assert worker["extraPodConfig"]["serviceAccountName"] == "trainer"
 
 
-def test_images_by_digest_are_joined_by_the_charts() -> None:
-    """As name@sha256, a colon, and the digest."""
+def test_image_by_digest() -> None:
+    """The charts join name@sha256 and the digest with a colon."""
     found = values(*EXAMPLE, "--image", "rescnet-dist@sha256:" + "0" * 64)
     image = found["jupyterhub"]["singleuser"]["image"]
     assert f"{image['name']}:{image['tag']}" == "rescnet-dist@sha256:" + "0" * 64
@@ -109,9 +109,8 @@ def test_images_by_digest_are_joined_by_the_charts() -> None:
 # the gateway ------------------------------------------------------------------------------------
 
 
-def configured(found: dict[str, Any]) -> Config:
-    """The gateway's configuration, as its chart makes it of values: the backend's fields, and then
-    the code."""
+def make_config(found: dict[str, Any]) -> Config:
+    """Return the gateway's configuration as its chart makes it: backend fields, then the code."""
     gateway, c = found["dask-gateway"]["gateway"], Config()
     backend = gateway["backend"]
     image = backend["image"]
@@ -134,8 +133,8 @@ def configured(found: dict[str, Any]) -> Config:
     return c
 
 
-class Asked:
-    """A gateway's backend for Kubernetes, as far as it goes without a cluster."""
+class GatewayBackend:
+    """A gateway's backend for Kubernetes, without a cluster."""
 
     def __init__(self, c: Config) -> None:
         from dask_gateway_server.backends.kubernetes.backend import KubeClusterConfig
@@ -143,30 +142,30 @@ class Asked:
         self.options, self._config = c.Backend.cluster_options, c
         self._class = KubeClusterConfig
 
-    def cluster(self, **asked: Any) -> Any:
-        """The configuration of a cluster with some options."""
-        parsed = self.options.parse_options(asked)
+    def cluster(self, **options: Any) -> Any:
+        """Return the configuration of a cluster with some options."""
+        parsed = self.options.parse_options(options)
         overrides = self.options.get_configuration(parsed, None)
         return self._class(config=self._config, namespace="hub", **overrides)
 
 
 @pytest.fixture(scope="module")
-def asked() -> Asked:
-    """Of the example."""
+def backend() -> GatewayBackend:
+    """The backend of the example."""
     pytest.importorskip("dask_gateway_server")
     pytest.importorskip("kubernetes_asyncio")
-    return Asked(configured(values()))
+    return GatewayBackend(make_config(values()))
 
 
-def test_options_of_the_gateway_are_those_of_the_plan(asked: Asked) -> None:
-    """By default; others as far as they are let."""
-    usual = asked.cluster()
-    assert usual.worker_threads == usual.worker_cores == usual.worker_cores_limit == 4
-    assert usual.worker_memory == usual.worker_memory_limit == 29568 * 2**20
-    assert usual.image == "rescnet-dist:0.1.0"
-    assert usual.cluster_max_workers == 32
-    assert usual.environment["OMP_NUM_THREADS"] == "1"
-    small = asked.cluster(
+def test_gateway_options_match_the_plan(backend: GatewayBackend) -> None:
+    """By default; users may set others within limits."""
+    default = backend.cluster()
+    assert default.worker_threads == default.worker_cores == default.worker_cores_limit == 4
+    assert default.worker_memory == default.worker_memory_limit == 29568 * 2**20
+    assert default.image == "rescnet-dist:0.1.0"
+    assert default.cluster_max_workers == 32
+    assert default.environment["OMP_NUM_THREADS"] == "1"
+    small = backend.cluster(
         worker_threads=2, worker_memory=8, image="other:1", environment={"A": "b"}
     )
     assert (small.worker_threads, small.worker_memory) == (2, 8 * 2**30)
@@ -174,21 +173,21 @@ def test_options_of_the_gateway_are_those_of_the_plan(asked: Asked) -> None:
     assert {"A": "b", "OMP_NUM_THREADS": "1"}.items() <= small.environment.items()
     for wrong in ({"worker_threads": 5}, {"worker_memory": 29.0}, {"workers": 3}):
         with pytest.raises(ValueError, match=r"must be <=|Unknown fields"):
-            asked.cluster(**wrong)
+            backend.cluster(**wrong)
 
 
-def test_workers_may_be_as_large_as_a_node() -> None:
-    """Where that is known."""
+def test_workers_are_limited_by_the_node() -> None:
+    """If its size is given."""
     pytest.importorskip("dask_gateway_server")
     node = ("--node-cpus", "16", "--node-memory", "60GiB")
-    larger = Asked(configured(values(*EXAMPLE, *node)))
+    larger = GatewayBackend(make_config(values(*EXAMPLE, *node)))
     assert larger.cluster(worker_threads=16, worker_memory=60).worker_threads == 16
     with pytest.raises(ValueError, match="worker_threads must be <= 16"):
         larger.cluster(worker_threads=17)
 
 
-def test_the_gateway_makes_valid_pods_without_privileges(asked: Asked) -> None:
-    """By its own code, against Kubernetes' schemas."""
+def test_gateway_pods_are_valid_and_unprivileged(backend: GatewayBackend) -> None:
+    """Made by the gateway's own code, validated by Kubernetes' schemas."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     from dask_gateway_server.backends.kubernetes.controller import KubeController
 
@@ -196,7 +195,7 @@ def test_the_gateway_makes_valid_pods_without_privileges(asked: Asked) -> None:
         config=Config(), api_url="http://api:8000/api", gateway_instance="hub"
     )
     for is_worker in (True, False):
-        pod = controller.make_pod("hub", "0123", asked.cluster(), is_worker=is_worker)
+        pod = controller.make_pod("hub", "0123", backend.cluster(), is_worker=is_worker)
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
         (container,) = pod["spec"]["containers"]
         assert container["args"][:2] == ["dask", "worker" if is_worker else "scheduler"]
@@ -222,16 +221,16 @@ c.KubeClusterConfig.environment = {environment}
 python = ["{python}", "-m"]
 c.LocalClusterConfig.scheduler_cmd = python + c.KubeClusterConfig.scheduler_cmd
 c.LocalClusterConfig.worker_cmd = python + c.KubeClusterConfig.worker_cmd
-given = c.Backend.cluster_options.handler
-def here(options, user):  # this machine has no limits of its own, and no images
-    found = given(options, user)
-    return {{name: found[name] for name in ("worker_threads", "worker_memory", "environment")}}
-c.Backend.cluster_options.handler = here
+original = c.Backend.cluster_options.handler
+def local_config(options, user):  # the local backend has no limits and no images
+    config = original(options, user)
+    return {{name: config[name] for name in ("worker_threads", "worker_memory", "environment")}}
+c.Backend.cluster_options.handler = local_config
 """
 
 
 @pytest.mark.slow
-def test_a_real_gateway_starts_clusters_with_our_plots(started: Processes, tmp_path: Path) -> None:
+def test_real_gateway_starts_clusters_with_our_plots(started: Processes, tmp_path: Path) -> None:
     """With the commands, the options and the environment of the values, as processes."""
     pytest.importorskip("dask_gateway_server")
     pytest.importorskip("sqlalchemy")
@@ -239,15 +238,19 @@ def test_a_real_gateway_starts_clusters_with_our_plots(started: Processes, tmp_p
 
     gateway = values()["dask-gateway"]["gateway"]
     environment = gateway["backend"]["environment"]
-    del environment["NUMBA_CACHE_DIR"]  # kernels that are compiled already will do
+    del environment["NUMBA_CACHE_DIR"]  # use the kernels that are already compiled
     public = free_port()
     config = tmp_path / "config.py"
     config.write_text(
         GATEWAY.format(
-            private=free_port(), public=public, folder=tmp_path, python=sys.executable,
-            environment=environment, code=gateway["extraConfig"]["rescnet-options"],
+            private=free_port(),
+            public=public,
+            folder=tmp_path,
+            python=sys.executable,
+            environment=environment,
+            code=gateway["extraConfig"]["rescnet-options"],
         )
-    )  # fmt: skip
+    )
     server = started.start(sys.executable, "-m", "dask_gateway_server", "-f", config)
     url = f"http://127.0.0.1:{public}"
     started.wait_until(lambda: is_healthy(url), server)
@@ -265,18 +268,18 @@ def test_a_real_gateway_starts_clusters_with_our_plots(started: Processes, tmp_p
                 assert (worker["nthreads"], worker["memory_limit"]) == (2, 3 * 2**29)
                 assert client.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
                 listed = f"{cluster.dashboard_link.removesuffix('/status')}/individual-plots.json"
-                with urllib.request.urlopen(listed, timeout=30) as answer:
-                    plots = json.loads(answer.read()).values()
+                with urllib.request.urlopen(listed, timeout=30) as response:
+                    plots = json.loads(response.read()).values()
     assert {f"/individual-rescnet-{kind.name}" for kind in PLOTS} <= set(plots)
 
 
 # JupyterLab -------------------------------------------------------------------------------------
 
 
-def test_all_of_our_plots_are_laid_out() -> None:
-    """Once each, in the layout that the panel opens, and in the workspace."""
+def test_layout_has_all_plots() -> None:
+    """Each plot once, in the layout of the panel and in the workspace."""
     names = {f"individual-rescnet-{kind.name}" for kind in PLOTS}
-    layout = lab_settings()[PANEL]["defaultLayout"]
+    layout = lab_settings()[DASK_PANEL]["defaultLayout"]
     assert set(layout) == names
     assert len(names) == 6
     data = lab_workspace("a.ipynb")["data"]
@@ -285,41 +288,43 @@ def test_all_of_our_plots_are_laid_out() -> None:
     assert all(shown.count(f"/{name}'") == 1 for name in names)
 
 
-def test_a_scheduler_has_our_plots_from_the_start() -> None:
-    """By the preload that the gateway's schedulers have, before any run; and once."""
+def test_preload_adds_plots_to_the_scheduler() -> None:
+    """Before any run, each plot once."""
     preload = {"preload": ["rescnet_dist.dashboard.scheduler"]}
     with LocalCluster(
         n_workers=0, processes=False, dashboard_address="127.0.0.1:0", scheduler_kwargs=preload
     ) as cluster:
         assert install(cluster.scheduler)
         page = f"http://127.0.0.1:{cluster.scheduler.http_server.port}/individual-plots.json"
-        with urllib.request.urlopen(page, timeout=30) as answer:
-            plots = list(json.loads(answer.read()).values())
+        with urllib.request.urlopen(page, timeout=30) as response:
+            plots = list(json.loads(response.read()).values())
     for kind in PLOTS:
         assert plots.count(f"/individual-rescnet-{kind.name}") == 1
 
 
-def test_jupyterlab_takes_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From where the values put them, below the folder for configuration; they fit the panel's own
-    schema, and come beside its own plots."""
+def test_jupyterlab_reads_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the path in the values; they match the panel's schema, and its own plots stay."""
     utils = pytest.importorskip("jupyterlab_server.settings_utils")
     pytest.importorskip("dask_labextension")
     jsonschema = pytest.importorskip("jsonschema")
     (file,) = values()["jupyterhub"]["singleuser"]["extraFiles"].values()
-    assert file["mountPath"] == OVERRIDES
-    location = tmp_path / Path(OVERRIDES).relative_to("/etc/jupyter")
+    assert file["mountPath"] == LAB_OVERRIDES_PATH
+    location = tmp_path / Path(LAB_OVERRIDES_PATH).relative_to("/etc/jupyter")
     location.parent.mkdir()
     location.write_text(json.dumps(file["data"]))
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
     extensions = [str(Path(sys.prefix) / "share/jupyter/labextensions")]
     found, _ = utils.get_settings(
-        str(tmp_path / "app"), str(tmp_path / "schemas"), str(tmp_path / "user"), PANEL,
+        str(tmp_path / "app"),
+        str(tmp_path / "schemas"),
+        str(tmp_path / "user"),
+        DASK_PANEL,
         labextensions_path=extensions,
-    )  # fmt: skip
+    )
     schema = found["schema"]
     defaults = {name: entry["default"] for name, entry in schema["properties"].items()}
     jsonschema.validate(defaults, schema)
-    ours = file["data"][PANEL]["defaultLayout"]
+    ours = file["data"][DASK_PANEL]["defaultLayout"]
     assert ours.items() < defaults["defaultLayout"].items()
     for place_of in defaults["defaultLayout"].values():  # beside something that is there
         assert place_of["ref"] is None or place_of["ref"] in defaults["defaultLayout"]

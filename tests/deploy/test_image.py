@@ -1,4 +1,4 @@
-"""The image, as far as it can be checked without building it: rules, steps and entry points."""
+"""The image, checked without building it: rules, steps and entry points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from rescnet_dist.deploy.pods import COMM, DASHBOARD, USER, WORKER_COMM, WORKER_DASHBOARD
+from rescnet_dist.deploy.pods import (
+    DASHBOARD_PORT,
+    IMAGE_USER_ID,
+    SCHEDULER_PORT,
+    WORKER_DASHBOARD_PORT,
+    WORKER_PORT,
+)
 from rescnet_dist.deploy.settings import Deployment
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +35,7 @@ EXTRAS = ("dashboard", "gateway", "k8s", "s3")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction of a Dockerfile, and the stage that it belongs to."""
+    """One instruction of a Dockerfile, and its stage."""
 
     stage: int
     name: str
@@ -37,7 +43,7 @@ class Instruction:
 
 
 def instructions() -> list[Instruction]:
-    """The Dockerfile, with continued lines joined and its own defaults of arguments filled in."""
+    """Parse the Dockerfile, with continued lines joined and default arguments filled in."""
     lines = (IMAGE / "Dockerfile").read_text().splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
     found, stage, defaults = [], -1, dict[str, str]()
@@ -55,13 +61,13 @@ def instructions() -> list[Instruction]:
     return found
 
 
-def of(name: str) -> list[str]:
-    """The instructions of one kind."""
+def find_instructions(name: str) -> list[str]:
+    """Return the instructions of one kind."""
     return [i.text for i in instructions() if i.name == name]
 
 
 def last_stage(name: str) -> list[str]:
-    """Those of the last stage."""
+    """Return the instructions of one kind in the last stage."""
     everything = instructions()
     return [i.text for i in everything if i.name == name and i.stage == everything[-1].stage]
 
@@ -69,51 +75,53 @@ def last_stage(name: str) -> list[str]:
 # rules ------------------------------------------------------------------------------------------
 
 
-def test_bases_are_pinned_and_name_no_host() -> None:
-    """By name and version; never `latest`."""
-    assert len(of("FROM")) == 2
-    for base in of("FROM"):
+def test_base_images_are_pinned() -> None:
+    """By name and version, without a host; never `latest`."""
+    assert len(find_instructions("FROM")) == 2
+    for base in find_instructions("FROM"):
         image = base.split()[0]
         assert re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+-slim-[a-z]+", image), image
 
 
 def test_only_known_instructions_and_no_downloads() -> None:
-    """No ADD, no SHELL tricks, no curl, wget, sudo or apt-get without need."""
-    known = {"ARG", "FROM", "ENV", "RUN", "WORKDIR", "COPY", "LABEL", "USER", "EXPOSE",
-             "HEALTHCHECK", "CMD"}  # fmt: skip
-    assert {i.name for i in instructions()} == known
-    for command in of("RUN"):
+    """No ADD, no SHELL, no curl, wget, sudo or apt-get."""
+    known = "ARG FROM ENV RUN WORKDIR COPY LABEL USER EXPOSE HEALTHCHECK CMD"
+    assert {i.name for i in instructions()} == set(known.split())
+    for command in find_instructions("RUN"):
         assert not re.search(r"\b(curl|wget|sudo|apt-get|apt|cd|chmod 777)\b", command)
         assert "://" not in command
 
 
-def test_pip_keeps_no_cache_and_everything_is_pinned() -> None:
-    """Each `pip install` takes a version, the constraints, the wheel that was just made, or what
-    whoever builds it asks for."""
-    lines = [command for command in of("RUN") if "pip install" in command or "pip wheel" in command]
+def test_pip_installs_are_pinned() -> None:
+    """Each has no cache, and a version, the constraints, the built wheel, or $PACKAGES."""
+    lines = [
+        command
+        for command in find_instructions("RUN")
+        if "pip install" in command or "pip wheel" in command
+    ]
     assert len(lines) == 5
     for line in lines:
         assert "--no-cache-dir" in line
         assert re.search(r"==|--requirement constraints.txt|--no-deps|\$PACKAGES", line), line
 
 
-def test_it_runs_as_a_numbered_user_that_is_not_root() -> None:
-    """The same that pods run as, so that Kubernetes can tell that it is not root."""
-    assert last_stage("USER") == [f"{USER}:{USER}"]
+def test_image_user_is_not_root() -> None:
+    """It is numeric, and the user of the pods, so that Kubernetes can verify it."""
+    assert last_stage("USER") == [f"{IMAGE_USER_ID}:{IMAGE_USER_ID}"]
     order = [i.name for i in instructions() if i.stage == 1]
-    assert order.index("USER") > order.index("COPY")  # which root owns, and it cannot change
+    assert order.index("USER") > order.index("COPY")  # so root owns the files
 
 
-def test_commands_are_in_exec_form_and_directories_absolute() -> None:
-    """So that signals reach them."""
+def test_command_is_in_exec_form() -> None:
+    """So that signals reach it; directories are absolute."""
     (command,) = last_stage("CMD")
     assert json.loads(command) == ["rescnet", "--help"]
-    assert not of("ENTRYPOINT")  # as pods, and hubs, state their commands
-    assert all(path.startswith("/") for path in of("WORKDIR"))
+    assert not find_instructions("ENTRYPOINT")  # pods and hubs have their own commands
+    assert all(path.startswith("/") for path in find_instructions("WORKDIR"))
 
 
-def test_labels_version_and_ports_are_those_of_the_project() -> None:
-    """Of pyproject.toml, the default image of the renderer, and the pods."""
+def test_labels_version_and_ports_match_the_project() -> None:
+    """pyproject.toml, the default image of the renderer, and the pods."""
     (labels,) = last_stage("LABEL")
     found = dict(part.split("=", 1) for part in shlex.split(labels))
     prefix = "org.opencontainers.image."
@@ -122,11 +130,11 @@ def test_labels_version_and_ports_are_those_of_the_project() -> None:
     assert found[f"{prefix}licenses"] == PROJECT["license"]
     assert Deployment("cluster").image == f"{PROJECT['name']}:{PROJECT['version']}"
     ports = set(map(int, last_stage("EXPOSE")[0].split()))
-    assert ports == {COMM, DASHBOARD, WORKER_DASHBOARD, WORKER_COMM, 8888}
+    assert ports == {SCHEDULER_PORT, DASHBOARD_PORT, WORKER_DASHBOARD_PORT, WORKER_PORT, 8888}
 
 
-def test_the_health_check_runs(tmp_path: Path) -> None:
-    """In exec form; it passes without a URL, and fails where nothing answers."""
+def test_health_check_runs(tmp_path: Path) -> None:
+    """In exec form; it passes without a URL, and fails if nothing responds."""
     (check,) = last_stage("HEALTHCHECK")
     options, command = check.split(" CMD ")
     assert all(option in options for option in ("--interval=", "--timeout=", "--start-period="))
@@ -138,14 +146,17 @@ def test_the_health_check_runs(tmp_path: Path) -> None:
         assert done.returncode == expected
 
 
-def test_what_is_copied_is_let_in_and_nothing_else() -> None:
-    """By the ignore file, which leaves out all but what it names."""
+def test_ignore_file_allows_copied_files_only() -> None:
+    """It excludes everything else from the build context."""
     lines = (IMAGE / "Dockerfile.dockerignore").read_text().splitlines()
     rules = [line for line in lines if not line.startswith("#")]
     assert rules[0] == "*"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
     copied = {
-        source for text in of("COPY") if "--from=" not in text for source in text.split()[:-1]
+        source
+        for text in find_instructions("COPY")
+        if "--from=" not in text
+        for source in text.split()[:-1]
     }
     assert copied == allowed
     assert all((ROOT / path).exists() for path in allowed)
@@ -155,7 +166,7 @@ def test_what_is_copied_is_let_in_and_nothing_else() -> None:
 
 
 def pins() -> dict[str, str]:
-    """The versions in the constraints, by name."""
+    """Return the versions in the constraints by name."""
     lines = (IMAGE / "constraints.txt").read_text().splitlines()
     entries = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.+]*", entry) for entry in entries)
@@ -163,20 +174,22 @@ def pins() -> dict[str, str]:
     return dict(entry.split("==") for entry in entries)
 
 
-def test_constraints_are_names_and_versions_that_the_project_accepts() -> None:
-    """No hash, no host; a pin for each direct dependency, within the range that it allows."""
+def test_constraints_match_the_project() -> None:
+    """A pin for each direct dependency, within its allowed range; no hash, no host."""
     found = pins()
-    wanted = PROJECT["dependencies"] + [
+    required = PROJECT["dependencies"] + [
         line for extra in EXTRAS for line in PROJECT["optional-dependencies"][extra]
     ]
-    for line in wanted:
+    for line in required:
         requirement = Requirement(line)
         assert requirement.specifier.contains(found[requirement.name]), line
 
 
-def test_the_image_has_what_a_hub_starts() -> None:
-    """A notebook of daskhub: JupyterLab with Dask's panel, its proxy and a client of the gateway;
-    and JupyterHub in the major version of the hub, as it warns of others."""
+def test_image_has_the_packages_of_a_hub() -> None:
+    """JupyterLab with Dask's panel, its proxy and the gateway's client.
+
+    JupyterHub has the major version of the hub, which warns of others.
+    """
     found = pins()
     needed = {"jupyterlab", "dask-labextension", "jupyter-server-proxy", "dask-gateway"}
     assert needed <= found.keys()
@@ -187,29 +200,34 @@ def test_the_image_has_what_a_hub_starts() -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_install_and_the_entry_points_run(tmp_path: Path) -> None:
-    """The RUN instructions of the build stage, in fresh virtual environments instead of an image;
-    then the commands of all pods, and a short training."""
-    copied = shutil.ignore_patterns("__pycache__")
-    for text in of("COPY"):
+def test_steps_and_entry_points_run(tmp_path: Path) -> None:
+    """The RUN instructions of the build stage, in virtual environments instead of an image.
+
+    Then the commands of all pods, and a short training.
+    """
+    ignored = shutil.ignore_patterns("__pycache__")
+    for text in find_instructions("COPY"):
         *sources, _ = text.split()
         for source in sources if "--from=" not in text else ():
             target = tmp_path / "src" / Path(source).name
             if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, target, ignore=copied)
+                shutil.copytree(ROOT / source, target, ignore=ignored)
             else:
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy(ROOT / source, target)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment |= dict(part.split("=", 1) for part in shlex.split(of("ENV")[0]))
-    for command in of("RUN"):
-        here = re.sub(r"/(opt|wheels)\b", rf"{tmp_path}/\1", command)
-        here = here.replace("python3 -m venv", f"{sys.executable} -m venv")
+    environment |= dict(part.split("=", 1) for part in shlex.split(find_instructions("ENV")[0]))
+    for command in find_instructions("RUN"):
+        local = re.sub(r"/(opt|wheels)\b", rf"{tmp_path}/\1", command)
+        local = local.replace("python3 -m venv", f"{sys.executable} -m venv")
         done = subprocess.run(
-            ["sh", "-ec", here], cwd=tmp_path / "src", env=environment, capture_output=True,
+            ["sh", "-ec", local],
+            cwd=tmp_path / "src",
+            env=environment,
+            capture_output=True,
             text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{here}\n{done.stdout}{done.stderr}"
+        )
+        assert done.returncode == 0, f"{local}\n{done.stdout}{done.stderr}"
     binaries = tmp_path / "opt/rescnet/bin"
     environment |= {"PATH": f"{binaries}:/usr/bin:/bin", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
 

@@ -1,4 +1,4 @@
-"""Every manifest is valid, runs without privileges, and asks for what the plan says."""
+"""Manifests: valid, unprivileged, and sized by the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cluster import Workers
 from rescnet_dist.deploy import OVERLAYS, with_overlay
-from rescnet_dist.deploy.sizes import BESIDE, STEP
+from rescnet_dist.deploy.sizes import POD_STEP_BYTES, WORKER_OVERHEAD_BYTES
 from rescnet_dist.planning import Problem, estimate
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
@@ -29,7 +29,7 @@ import kubernetes_validate
 from schemas import check, crd, pods  # type: ignore[import-not-found]
 
 TREE = Path(__file__).parents[2] / "deploy/kubernetes"
-EXAMPLE = [  # what the tree is made from
+EXAMPLE = [  # options of the tree
     *("--preset", "cifar10", "--images", "50000x32x32x3", "--classes", "10", "--workers", "32"),
     *("--threads", "4", "--data", "s3://bucket/cifar10.zarr", "--name", "cifar10"),
     *("--store", "s3://bucket/runs/cifar10"),
@@ -48,7 +48,7 @@ RENDERS = {
 
 
 def render(*arguments: str) -> list[dict[str, Any]]:
-    """The manifests that `rescnet deploy render` prints."""
+    """Return the manifests that `rescnet deploy render` prints."""
     done = CliRunner().invoke(main, ["deploy", "render", *arguments])
     assert done.exit_code == 0, done.output
     return list(yaml.safe_load_all(done.stdout))
@@ -56,18 +56,18 @@ def render(*arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, list[dict[str, Any]]]:
-    """Some renders, by name."""
+    """Rendered manifests by name."""
     return {name: render(*arguments) for name, arguments in RENDERS.items()}
 
 
-def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The only manifest of a kind."""
-    (found,) = (document for document in documents if document["kind"] == kind)
-    return found
+def find_one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Return the only manifest of a kind."""
+    (match,) = (document for document in documents if document["kind"] == kind)
+    return match
 
 
-def built(folder: Path) -> list[dict[str, Any]]:
-    """What kustomize makes of a folder."""
+def build(folder: Path) -> list[dict[str, Any]]:
+    """Build a folder with kustomize."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
     done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
@@ -76,8 +76,9 @@ def built(folder: Path) -> list[dict[str, Any]]:
 
 
 FOLDERS = [
-    "base", *(f"overlays/{overlay}{part}" for overlay in OVERLAYS for part in ("", "/job")),
-]  # fmt: skip
+    "base",
+    *(f"overlays/{overlay}{part}" for overlay in OVERLAYS for part in ("", "/job")),
+]
 
 
 # schemas ----------------------------------------------------------------------------------------
@@ -85,15 +86,15 @@ FOLDERS = [
 
 @pytest.mark.parametrize("name", RENDERS)
 def test_renders_are_valid(rendered: dict[str, list[dict[str, Any]]], name: str) -> None:
-    """Against Kubernetes and the operator's CRDs, no unknown field in either."""
+    """By the schemas of Kubernetes and of the operator's CRDs, without unknown fields."""
     assert rendered[name]
     for document in rendered[name]:
         check(document)
 
 
 @pytest.mark.parametrize("path", sorted(TREE.glob("base/*/*.yaml")), ids=str)
-def test_files_of_the_bases_are_valid(path: Path) -> None:
-    """As they lie there, without kustomize."""
+def test_base_files_are_valid(path: Path) -> None:
+    """As they are, without kustomize."""
     for document in yaml.safe_load_all(path.read_text()):
         if document["kind"] != "Kustomization":
             check(document)
@@ -102,7 +103,7 @@ def test_files_of_the_bases_are_valid(path: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_kustomize_builds_valid_manifests(folder: str) -> None:
     """Each base and overlay."""
-    documents = built(TREE / folder)
+    documents = build(TREE / folder)
     assert {"NetworkPolicy", "PodDisruptionBudget"} < {d["kind"] for d in documents}
     for document in documents:
         check(document)
@@ -122,20 +123,20 @@ def test_kustomize_builds_valid_manifests(folder: str) -> None:
         ("ServiceAccount", ("automountServiceAccountTokens",), False),
     ],
 )
-def test_a_misspelt_field_is_caught(kind: str, path: tuple[str, ...], value: Any) -> None:
-    """The schemas do refuse something."""
+def test_misspelled_field_raises(kind: str, path: tuple[str, ...], value: Any) -> None:
+    """A check of the schemas themselves."""
     document = copy.deepcopy(next(d for d in render(*ON_DIGITS) if d["kind"] == kind))
-    location = document
+    parent = document
     for step in path[:-1]:
-        location = location[step]
-    location[path[-1]] = value
+        parent = parent[step]
+    parent[path[-1]] = value
     with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
         check(document)
 
 
-def test_a_misspelt_field_deep_in_a_container_is_caught_by_either_schema() -> None:
-    """Of the CRD alone, and of the pod alone."""
-    document = one(render(*ON_DIGITS), "DaskJob")
+def test_misspelled_container_field_raises_in_both_schemas() -> None:
+    """In the CRD's schema alone, and in the pod's alone."""
+    document = find_one(render(*ON_DIGITS), "DaskJob")
     worker = document["spec"]["cluster"]["spec"]["worker"]["spec"]["containers"][0]
     worker["securityContext"]["readOnlyRootFileSystem"] = True
     with pytest.raises(jsonschema.ValidationError, match="readOnlyRootFileSystem"):
@@ -144,12 +145,14 @@ def test_a_misspelt_field_deep_in_a_container_is_caught_by_either_schema() -> No
         check(document)
 
 
-def test_the_operator_makes_valid_objects_of_them() -> None:
-    """Its own functions, on our manifests: Deployments, a Pod and a worker group; and the address
-    of the scheduler stays ours, as its own would not be encrypted."""
+def test_operator_makes_valid_objects() -> None:
+    """By its own functions: Deployments, a Pod and a worker group.
+
+    The scheduler's address stays ours, as the operator's would not be encrypted.
+    """
     from dask_kubernetes.operator.controller import controller
 
-    job = one(render(*EXAMPLE, "--overlay", "cloud-spot"), "DaskJob")
+    job = find_one(render(*EXAMPLE, "--overlay", "cloud-spot"), "DaskJob")
     spec, labels = job["spec"]["cluster"]["spec"], job["metadata"]["labels"]
     worker = controller.build_worker_deployment_spec(
         "cifar10-default", "rescnet", "cifar10", "0123456789", spec["worker"]["spec"], {}, labels
@@ -163,8 +166,8 @@ def test_the_operator_makes_valid_objects_of_them() -> None:
     runner = controller.build_job_pod_spec(
         "cifar10", "cifar10", "rescnet", job["spec"]["job"]["spec"], {}, labels
     )
-    for made in (worker, scheduler, service, runner):
-        kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
+    for document in (worker, scheduler, service, runner):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     group = controller.build_default_worker_group_spec("cifar10", spec["worker"], {}, labels)
     check(group)
     check(controller.build_cluster_spec("cifar10", spec["worker"], spec["scheduler"], {}, labels))
@@ -175,11 +178,11 @@ def test_the_operator_makes_valid_objects_of_them() -> None:
     assert service["metadata"]["name"] == "cifar10-scheduler"
 
 
-# one source -------------------------------------------------------------------------------------
+# generated files---------------------------------------------------------------------------------
 
 
-def test_the_tree_is_what_the_command_writes(tmp_path: Path) -> None:
-    """To the letter: `rescnet deploy kustomize deploy/kubernetes` with the example's options."""
+def test_tree_is_up_to_date(tmp_path: Path) -> None:
+    """It equals the output of `rescnet deploy kustomize` with the example's options."""
     done = CliRunner().invoke(main, ["deploy", "kustomize", str(tmp_path), *EXAMPLE])
     assert done.exit_code == 0, done.output
 
@@ -192,23 +195,23 @@ def test_the_tree_is_what_the_command_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("kind", ["job", "cluster"])
 def test_kustomize_and_render_agree(overlay: str, kind: str) -> None:
-    """An overlay that kustomize builds, and the same one rendered."""
+    """The same overlay, built by kustomize and rendered."""
 
     def by_name(documents: list[dict[str, Any]]) -> dict[Any, Any]:
         return {(d["kind"], d["metadata"]["name"]): d for d in documents}
 
     name = ["--name", "rescnet-cluster"] if kind == "cluster" else []
-    wanted = render(*EXAMPLE, "--kind", kind, "--overlay", overlay, *name)
-    assert by_name(built(TREE / f"overlays/{overlay}/{kind}")) == by_name(wanted)
+    expected = render(*EXAMPLE, "--kind", kind, "--overlay", overlay, *name)
+    assert by_name(build(TREE / f"overlays/{overlay}/{kind}")) == by_name(expected)
 
 
-def test_an_overlay_leaves_what_it_is_given_as_it_was() -> None:
-    """And changes requests without limits."""
+def test_overlay_does_not_change_its_input() -> None:
+    """And changes requests, not limits."""
     before = render(*ON_DIGITS)
-    kept = copy.deepcopy(before)
+    original = copy.deepcopy(before)
     after = with_overlay(before, "local")
-    assert before == kept
-    resources = dict(pods(one(after, "DaskJob")))["scheduler"]["containers"][0]["resources"]
+    assert before == original
+    resources = dict(pods(find_one(after, "DaskJob")))["scheduler"]["containers"][0]["resources"]
     assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == ("100m", "1")
 
 
@@ -216,8 +219,8 @@ def test_an_overlay_leaves_what_it_is_given_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("name", RENDERS)
-def test_pods_have_no_privileges(rendered: dict[str, list[dict[str, Any]]], name: str) -> None:
-    """All of them, whatever the overlay."""
+def test_pods_are_unprivileged(rendered: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """All pods, with each overlay."""
     found = [pod for document in rendered[name] for pod in pods(document)]
     assert len(found) == (2 if "cluster" in name else 3)
     for part, pod in found:
@@ -241,10 +244,10 @@ def test_pods_have_no_privileges(rendered: dict[str, list[dict[str, Any]]], name
         assert "livenessProbe" in container or part == "driver"
 
 
-def test_everything_is_encrypted_and_threads_and_malloc_are_set(
+def test_encryption_threads_and_malloc_are_set(
     rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
-    """In every container; compiled kernels go where it can write."""
+    """In every container; the kernel cache is in a writable folder."""
     for documents in rendered.values():
         for _, pod in (pod for document in documents for pod in pods(document)):
             variables = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
@@ -256,24 +259,24 @@ def test_everything_is_encrypted_and_threads_and_malloc_are_set(
             assert variables.get("DASK_SCHEDULER_ADDRESS", "tls://").startswith("tls://")
 
 
-def test_credentials_are_referred_to_where_they_are_needed() -> None:
-    """By the driver and the workers; not at all where a service account has the rights."""
-    job = one(render(*ON_DIGITS, "--secret", "keys"), "DaskJob")
+def test_credentials_are_references() -> None:
+    """In the driver and the workers; none with a service account."""
+    job = find_one(render(*ON_DIGITS, "--secret", "keys"), "DaskJob")
     for part, pod in pods(job):
-        given = [v["valueFrom"] for v in pod["containers"][0]["env"] if "valueFrom" in v]
-        sources = [source["secretKeyRef"] for source in given if "secretKeyRef" in source]
+        references = [v["valueFrom"] for v in pod["containers"][0]["env"] if "valueFrom" in v]
+        sources = [source["secretKeyRef"] for source in references if "secretKeyRef" in source]
         assert {source["name"] for source in sources} == (
             set() if part == "scheduler" else {"keys"}
         )
     documents = render(*ON_DIGITS, "--service-account", "trainer")
     assert "ServiceAccount" not in {document["kind"] for document in documents}
-    for _, pod in pods(one(documents, "DaskJob")):
+    for _, pod in pods(find_one(documents, "DaskJob")):
         assert pod["serviceAccountName"] == "trainer"
         assert not any("secretKeyRef" in str(v) for v in pod["containers"][0]["env"])
 
 
-def test_the_network_is_closed_but_for_what_the_parts_need() -> None:
-    """Deny by default; the scheduler does not reach the store, the driver takes no connection."""
+def test_network_policies() -> None:
+    """Deny by default; the scheduler cannot reach the store, the driver accepts no connection."""
     documents = render(*ON_DIGITS, "--endpoint", "http://s3.storage:8333")
     policies = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "NetworkPolicy"}
     assert policies["rescnet-deny"]["ingress"] == policies["rescnet-deny"]["egress"] == []
@@ -292,16 +295,16 @@ def test_the_network_is_closed_but_for_what_the_parts_need() -> None:
         for peer in rule.get("to", ())
         if "ipBlock" in peer
     ]
-    assert set(blocks) == {"169.254.170.23/32"}  # and never 169.254.169.254, a node's own rights
+    assert set(blocks) == {"169.254.170.23/32"}  # never 169.254.169.254, of the node
     assert all(set(spec["policyTypes"]) == {"Ingress", "Egress"} for spec in policies.values())
 
 
 # spot -------------------------------------------------------------------------------------------
 
 
-def test_spot_nodes_are_for_workers_only() -> None:
-    """Which leave within the notice; scheduler and driver keep away from such nodes."""
-    job = one(render(*ON_DIGITS, "--overlay", "cloud-spot", "--notice", "120"), "DaskJob")
+def test_only_workers_run_on_spot_nodes() -> None:
+    """They retire within the notice; scheduler and driver avoid spot nodes."""
+    job = find_one(render(*ON_DIGITS, "--overlay", "cloud-spot", "--notice", "120"), "DaskJob")
     for part, pod in pods(job):
         affinity = pod["affinity"]["nodeAffinity"]
         terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -311,7 +314,7 @@ def test_spot_nodes_are_for_workers_only() -> None:
         if part == "worker":
             assert pod["terminationGracePeriodSeconds"] == 115
             (container,) = pod["containers"]
-            assert container["lifecycle"]["preStop"]["exec"]["command"][-1].endswith("leave")
+            assert container["lifecycle"]["preStop"]["exec"]["command"][-1].endswith("retire")
             variables = {v["name"]: v.get("value") for v in container["env"]}
             assert variables["RESCNET_LEAVE_SECONDS"] == "110"
             assert {"name": "RESCNET_WORKER_NAME"}.items() <= container["env"][-1].items()
@@ -321,38 +324,38 @@ def test_spot_nodes_are_for_workers_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "words"),
+    ("node", "message"),
     [
         (
             ("--node-cpus", "3920m"),
-            "nodes that have 3.92 processors to give: use threads of at most 3",
+            "nodes with 3.92 allocatable processors. Use --threads of at most 3",
         ),
-        (("--node-storage", "20GiB"), "MiB of ephemeral storage, room to spill"),
+        (("--node-storage", "20GiB"), "MiB of ephemeral storage, to spill"),
         (("--node-cpus", "four"), "--node-cpus four is not a number of CPUs"),
     ],
 )
-def test_what_no_node_has_room_for_is_refused(node: tuple[str, str], words: str) -> None:
-    """By what nodes have to give, which is less than they are sold as."""
+def test_pods_that_fit_no_node_raise(node: tuple[str, str], message: str) -> None:
+    """By the allocatable resources of a node, which are less than its nominal ones."""
     failed = CliRunner().invoke(main, ["deploy", "render", *EXAMPLE, *node])
     assert failed.exit_code == 2
-    assert words in failed.output
-    roomy = ("--node-cpus", "7.9", "--node-storage", "90GiB", "--node-memory", "30GiB")
-    assert CliRunner().invoke(main, ["deploy", "render", *EXAMPLE, *roomy]).exit_code == 0
+    assert message in failed.output
+    large = ("--node-cpus", "7.9", "--node-storage", "90GiB", "--node-memory", "30GiB")
+    assert CliRunner().invoke(main, ["deploy", "render", *EXAMPLE, *large]).exit_code == 0
 
 
-def test_a_given_share_of_held_out_images_is_passed_on() -> None:
-    """Even the usual one: it counts before the validation images of a data set."""
+def test_given_validation_fraction_is_passed_on() -> None:
+    """Even the default one: it takes precedence over a data set's validation images."""
     for given in ([], ["--validation", "0.1"]):
-        job = one(render(*ON_DIGITS, *given), "DaskJob")
+        job = find_one(render(*ON_DIGITS, *given), "DaskJob")
         arguments = job["spec"]["job"]["spec"]["containers"][0]["args"]
         assert ("--validation" in arguments) == bool(given)
 
 
 @pytest.mark.parametrize("memory", [None, "12GiB", "40GiB"])
-def test_sizes_are_those_of_the_plan(memory: str | None) -> None:
-    """Requests, limits and what Dask is told; and the job is held to the plan."""
+def test_sizes_match_the_plan(memory: str | None) -> None:
+    """Requests, limits and Dask's memory limit; and the job has the options of the plan."""
     given = ["--memory", memory] if memory else []
-    job = one(render(*EXAMPLE, *given), "DaskJob")
+    job = find_one(render(*EXAMPLE, *given), "DaskJob")
     worker = dict(pods(job))["worker"]["containers"][0]
     arguments = worker["args"]
     limit = int(arguments[arguments.index("--memory-limit") + 1])
@@ -361,13 +364,13 @@ def test_sizes_are_those_of_the_plan(memory: str | None) -> None:
     spec = NetworkSpec.preset("cifar10")
     found = estimate(problem, spec, RunSpec(validation=0.1), workers, None)
     assert found.peak_memory <= workers.share * limit
-    if memory is None:  # and not much more than it takes
-        assert limit <= 1.06 * found.peak_memory / workers.share + STEP
+    if memory is None:  # and not much more than needed
+        assert limit <= 1.06 * found.peak_memory / workers.share + POD_STEP_BYTES
     else:
         assert limit == int(memory.removesuffix("GiB")) * 2**30
     resources = worker["resources"]
     assert resources["requests"] == resources["limits"]
-    assert resources["limits"]["memory"] == f"{(limit + BESIDE) // 2**20}Mi"
+    assert resources["limits"]["memory"] == f"{(limit + WORKER_OVERHEAD_BYTES) // 2**20}Mi"
     assert resources["limits"]["cpu"] == arguments[arguments.index("--nthreads") + 1] == "4"
     assert job["spec"]["cluster"]["spec"]["worker"]["replicas"] == 32
     command = dict(pods(job))["driver"]["containers"][0]["args"]
@@ -377,44 +380,46 @@ def test_sizes_are_those_of_the_plan(memory: str | None) -> None:
         assert value is None or command[command.index(flag) + 1] == str(value)
 
 
-def test_where_a_node_has_less_another_plan_is_taken() -> None:
-    """The scatter matrix is cut into tiles then, and the pod is no larger than that takes."""
-    job = one(render(*EXAMPLE, "--node-memory", "12GiB", "--node-cpus", "4"), "DaskJob")
+def test_small_node_gives_a_tiled_plan() -> None:
+    """The scatter matrix is cut into tiles, and the pod has the size of that plan."""
+    job = find_one(render(*EXAMPLE, "--node-memory", "12GiB", "--node-cpus", "4"), "DaskJob")
     pod = dict(pods(job))["worker"]["containers"][0]
     assert 7 * 1024 < int(pod["resources"]["limits"]["memory"].removesuffix("Mi")) < 9 * 1024
     assert "--tile-features" in dict(pods(job))["driver"]["containers"][0]["args"]
 
 
-def test_the_job_trains_what_was_asked_for(tmp_path: Path) -> None:
-    """Its options give the same specs again, also where they came from a file."""
+def test_job_options_give_the_same_specs(tmp_path: Path) -> None:
+    """Also if the specs came from a file."""
     config = tmp_path / "network.toml"
     config.write_text(
         "[network]\nfilters = 9\nlevels = [2, 1]\npower = true\npatience = 3\n[run]\nseed = 5\n"
         "[augment]\ncopies = 1\nflip = true\n"
     )
-    (_, driver), *_ = pods(one(render(*ON_DIGITS, "--config", str(config)), "DaskJob"))
+    (_, driver), *_ = pods(find_one(render(*ON_DIGITS, "--config", str(config)), "DaskJob"))
     command = [*driver["containers"][0]["command"], *driver["containers"][0]["args"]]
-    assert command[:6] == ["rescnet", "train", "digits", "--store", "s3://bucket/runs/1",
-                           "--or-resume"]  # fmt: skip
+    start = ["rescnet", "train", "digits", "--store", "s3://bucket/runs/1", "--or-resume"]
+    assert command[:6] == start
     train = main.get_command(None, "train")  # type: ignore[arg-type]
     assert train
     flags = train.make_context("train", command[2:]).params
     preset, data = flags.pop("preset"), flags.pop("data")
     given = resolve_specs(preset, None, data, flags)
-    asked = resolve_specs(None, str(config), "digits", {})
-    assert given[0] == asked[0]
-    assert given[2] == asked[2]
+    expected = resolve_specs(None, str(config), "digits", {})
+    assert given[0] == expected[0]
+    assert given[2] == expected[2]
     assert (given[1].seed, given[1].validation) == (5, 0.1)
     assert given[1].chunk_images
 
 
-def test_the_cluster_scales_between_one_and_all() -> None:
-    """And its scheduler answers the operator's autoscaler, by HTTP."""
+def test_cluster_scales_between_one_and_all() -> None:
+    """And its scheduler has the HTTP route of the operator's autoscaler."""
     documents = render(*EXAMPLE, "--kind", "cluster")
-    assert one(documents, "DaskAutoscaler")["spec"] == {
-        "cluster": "cifar10", "minimum": 1, "maximum": 32,
-    }  # fmt: skip
-    cluster = one(documents, "DaskCluster")
+    assert find_one(documents, "DaskAutoscaler")["spec"] == {
+        "cluster": "cifar10",
+        "minimum": 1,
+        "maximum": 32,
+    }
+    cluster = find_one(documents, "DaskCluster")
     assert cluster["spec"]["worker"]["replicas"] == 1
     scheduler = cluster["spec"]["scheduler"]["spec"]["containers"][0]
     routes = {v["name"]: v.get("value") for v in scheduler["env"]}
@@ -422,9 +427,9 @@ def test_the_cluster_scales_between_one_and_all() -> None:
 
 
 @pytest.mark.slow
-def test_commands_are_stated_and_are_there() -> None:
-    """As the scripts that the operator's defaults name are gone."""
-    for part, pod in pods(one(render(*ON_DIGITS), "DaskJob")):
+def test_commands_exist() -> None:
+    """The scripts of the operator's defaults do not exist in recent versions of Dask."""
+    for part, pod in pods(find_one(render(*ON_DIGITS), "DaskJob")):
         command = pod["containers"][0]["command"]
         assert (
             command
@@ -454,29 +459,32 @@ SECRET = "AKIA-a-secret"
     [
         (["--memory", "300MiB"], "MiB of memory per worker"),
         (["--memory", "much"], "--memory much is not a size of memory of 64 MiB or more"),
-        (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes that have 8,192 MiB"),
-        (["--node-memory", "100MiB"], "use memory of at most 0 MiB, or larger nodes"),
+        (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes with 8,192 MiB"),
+        (["--node-memory", "100MiB"], "Use --memory of at most 0 MiB, or larger nodes"),
         (["--node-memory", "512MiB"], "use workers of at least"),
-        (["--threads", "8", "--node-cpus", "4"], "use threads of at most 4, or larger nodes"),
+        (["--threads", "8", "--node-cpus", "4"], "Use --threads of at most 4, or larger nodes"),
         (["--workers", "0"], "0 is not in the range x>=1"),
         (["--overlay", "cloud-spt"], "Did you mean 'cloud-spot'?"),
         (["--kind", "jobs"], "Did you mean 'job'?"),
-        (["--name", "My_Run"], "--name 'My_Run' is no name for Kubernetes"),
-        (["--name", "a" * 41], "use at most 40 small letters"),
-        (["--namespace", "-ml"], "--namespace '-ml' is no name"),
-        (["--secret", "Keys"], "--secret 'Keys' is no name"),
+        (["--name", "My_Run"], "--name 'My_Run' is not a Kubernetes name"),
+        (["--name", "a" * 41], "Use at most 40 lowercase letters"),
+        (["--namespace", "-ml"], "--namespace '-ml' is not a Kubernetes name"),
+        (["--secret", "Keys"], "--secret 'Keys' is not a Kubernetes name"),
         (["--image", "rescnet-dist"], "--image rescnet-dist does not name one version"),
         (["--image", "rescnet-dist:latest"], "does not name one version"),
-        (["--data", f"s3://key:{SECRET}@bucket/a.zarr"], "--data s3://***@bucket/a.zarr carries"),
-        (["--store", f"s3://bucket/run?secret={SECRET}"], "carries credentials"),
-        (["--endpoint", f"https://me:{SECRET}@host"], "--endpoint https://***@host carries"),
-        (["--endpoint", "host:1"], "give it as https://host:port"),
-        (["--endpoint", "http://host:one"], "give it as https://host:port"),
-        (["--store", "runs/1"], "--store runs/1 is not reached from every pod"),
-        (["--store", "s3://bucket"], "give an s3://bucket/path URL"),
-        (["--data", "photos/"], "--data photos/ is not reached from every pod"),
-        (["--notice", "14"], "--notice 14 s is too short to leave in: give at least 15 s"),
-        (["--image", "Team/rescnet-dist:1"], "the name in small letters"),
+        (["--data", f"s3://key:{SECRET}@bucket/a.zarr"], "--data s3://***@bucket/a.zarr contains"),
+        (["--store", f"s3://bucket/run?secret={SECRET}"], "contains credentials"),
+        (["--endpoint", f"https://me:{SECRET}@host"], "--endpoint https://***@host contains"),
+        (["--endpoint", "host:1"], "Use the form https://host:port"),
+        (["--endpoint", "http://host:one"], "Use the form https://host:port"),
+        (["--store", "runs/1"], "--store runs/1 cannot be reached from every pod"),
+        (["--store", "s3://bucket"], "Use an s3://bucket/path URL"),
+        (["--data", "photos/"], "--data photos/ cannot be reached from every pod"),
+        (
+            ["--notice", "14"],
+            "--notice 14 s is too short for a worker to hand over its data. Use at least 15 s",
+        ),
+        (["--image", "Team/rescnet-dist:1"], "with a lowercase name"),
         (["--store", "s3://bucket/a", "--data", "s3://bucket/a"], "are both s3://bucket/a"),
         (["--images", "9000x32x32x3"], "is given without a number of classes. Add --classes."),
         (["--image", "rescnet-dist@latest"], "does not name one version"),
@@ -485,7 +493,7 @@ SECRET = "AKIA-a-secret"
         (["--first-filter-size", "29"], "first_filter_size=29"),
     ],
 )
-def test_bad_input_is_told_in_one_line(arguments: list[str], expected: str) -> None:
+def test_bad_options_give_one_line_error(arguments: list[str], expected: str) -> None:
     """With the value, the limit and the remedy; exit code 2, and nothing on standard output."""
     failed = CliRunner().invoke(main, ["deploy", "render", *ON_DIGITS, *arguments])
     assert failed.exit_code == 2
@@ -495,24 +503,29 @@ def test_bad_input_is_told_in_one_line(arguments: list[str], expected: str) -> N
     assert failed.output.startswith("Usage") or failed.output.count("\n") == 1
 
 
-def test_data_out_of_reach_must_be_described() -> None:
-    """Where nobody answers; also where no data are given at all."""
+def test_unreachable_data_needs_images_option() -> None:
+    """If the server does not respond; and if no data are given at all."""
     unknown = ["deploy", "render", "--preset", "digits", "--workers", "2", "--store", "s3://b/r"]
     failed = CliRunner().invoke(
-        main, [*unknown, "--data", "s3://b/d.zarr"],
-        env={"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k",
-             "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_MAX_ATTEMPTS": "1"},
-    )  # fmt: skip
+        main,
+        [*unknown, "--data", "s3://b/d.zarr"],
+        env={
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_MAX_ATTEMPTS": "1",
+        },
+    )
     assert failed.exit_code == 2
     assert "Describe it with --images" in failed.output
     assert SECRET not in failed.output
     failed = CliRunner().invoke(main, unknown)
     assert failed.exit_code == 2
-    assert "no --data: give an s3:// URL or 'digits'" in failed.output
+    assert "--data is missing. Use an s3:// URL or 'digits'" in failed.output
 
 
-def test_the_tree_cannot_be_written_where_a_file_is(tmp_path: Path) -> None:
-    """Told with the path."""
+def test_tree_over_a_file_raises(tmp_path: Path) -> None:
+    """With the path; and equal names raise, too."""
     (tmp_path / "base").write_text("in the way")
     failed = CliRunner().invoke(main, ["deploy", "kustomize", str(tmp_path), *EXAMPLE])
     assert failed.exit_code == 2

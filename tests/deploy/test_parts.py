@@ -1,4 +1,4 @@
-"""The rendered commands, with their environment, as processes: encrypted, healthy, and leaving."""
+"""Rendered commands as processes: encrypted, healthy, and retired by their hook."""
 
 from __future__ import annotations
 
@@ -12,46 +12,50 @@ import pytest
 from distributed import Client
 from kubelet import Cluster, render, wait_until
 
-from rescnet_dist.deploy.pods import DASHBOARD
+from rescnet_dist.deploy.pods import DASHBOARD_PORT
 
 SMALL = ("--data", "digits", "--store", "s3://bucket/run", "--workers", "1")
 
 
-def test_a_cluster_of_rendered_commands(deploy: Callable[..., Cluster]) -> None:
-    """Its parts find one another by TLS only, answer their probes and the autoscaler's question,
-    and a worker leaves by its own hook."""
-    there = deploy(render("--kind", "cluster", *SMALL))
-    scheduler, (worker,) = there.start_scheduler(), there.start_workers()
-    wait_until(lambda: "Registered to" in worker.log, there)
-    with Client(there.address, security=there.security, set_as_default=False) as client:
+def test_cluster_of_rendered_commands(deploy: Callable[..., Cluster]) -> None:
+    """The pods connect by TLS only and respond to their probes and to the autoscaler.
+
+    A worker is retired by its preStop hook.
+    """
+    cluster = deploy(render("--kind", "cluster", *SMALL))
+    scheduler, (worker,) = cluster.start_scheduler(), cluster.start_workers()
+    wait_until(lambda: "Registered to" in worker.log, cluster)
+    with Client(cluster.address, security=cluster.security, set_as_default=False) as client:
         (found,) = client.scheduler_info(n_workers=-1)["workers"].values()
         assert found["name"] == worker.environment["DASK_WORKER_NAME"] == worker.name
         arguments = worker.container["args"]
         limit = int(arguments[arguments.index("--memory-limit") + 1])
         assert found["memory_limit"] == limit
         assert client.submit(dask.config.get, "distributed.worker.memory.target").result() == 0.6
-    unencrypted = [sys.executable, "-c", "import sys; from distributed import Client; "
-                   f"Client('{there.address.replace('tls', 'tcp')}', timeout=3)"]  # fmt: skip
-    assert subprocess.run(unencrypted, capture_output=True).returncode != 0
+    code = (
+        "import sys; from distributed import Client; "
+        f"Client('{cluster.address.replace('tls', 'tcp')}', timeout=3)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode != 0
 
-    assert scheduler.healthy("readinessProbe")
-    assert scheduler.healthy("livenessProbe")
-    assert worker.healthy("startupProbe")
-    assert worker.healthy("livenessProbe")
-    assert json.loads(scheduler.get(DASHBOARD, "/api/v1/adaptive_target")) == {"workers": 0}
+    assert scheduler.is_healthy("readinessProbe")
+    assert scheduler.is_healthy("livenessProbe")
+    assert worker.is_healthy("startupProbe")
+    assert worker.is_healthy("livenessProbe")
+    assert json.loads(scheduler.get(DASHBOARD_PORT, "/api/v1/adaptive_target")) == {"workers": 0}
     worker.evict()
-    there.stop()
+    cluster.stop()
     assert "retired: tls://127." in (worker.folder / "hook").read_text()
     for pod in (worker, scheduler):
         assert pod.exits == [0], pod.log
         assert not list((pod.folder / "root").iterdir())
 
 
-def test_a_job_without_credentials_says_so(deploy: Callable[..., Cluster]) -> None:
-    """In its log, as the Secret is optional to Kubernetes; and may be started again."""
-    there = deploy(render(*SMALL), backoff=60)
-    driver = there.start_driver()
-    wait_until(lambda: driver.exits, there)
+def test_job_without_credentials(deploy: Callable[..., Cluster]) -> None:
+    """It logs that it has none, as the Secret is optional to Kubernetes, and can be restarted."""
+    cluster = deploy(render(*SMALL), backoff=60)
+    driver = cluster.start_driver()
+    wait_until(lambda: driver.exits, cluster)
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         assert variable not in driver.environment
     assert driver.exits[0] in (2, 75)
@@ -60,15 +64,15 @@ def test_a_job_without_credentials_says_so(deploy: Callable[..., Cluster]) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_that_follows_too_soon_is_restarted(deploy: Callable[..., Cluster]) -> None:
-    """As its Deployment gives it the name of the one before, which may not have gone yet."""
-    there = deploy(render("--kind", "cluster", *SMALL))
-    there.start_scheduler()
-    (before,) = there.start_workers()
-    wait_until(lambda: "Registered to" in before.log, there)
-    after = there.start_pod(before.name, before.spec)
-    wait_until(lambda: after.exits, there)
-    assert after.exits[0] != 0
-    assert "name taken" in after.log
-    before.evict()
-    wait_until(lambda: "Registered to" in after.last_log(), there)
+def test_worker_with_a_taken_name_is_restarted(deploy: Callable[..., Cluster]) -> None:
+    """Its Deployment gives it the name of the previous worker, which may still be running."""
+    cluster = deploy(render("--kind", "cluster", *SMALL))
+    cluster.start_scheduler()
+    (previous,) = cluster.start_workers()
+    wait_until(lambda: "Registered to" in previous.log, cluster)
+    replacement = cluster.start_pod(previous.name, previous.spec)
+    wait_until(lambda: replacement.exits, cluster)
+    assert replacement.exits[0] != 0
+    assert "name taken" in replacement.log
+    previous.evict()
+    wait_until(lambda: "Registered to" in replacement.last_log(), cluster)

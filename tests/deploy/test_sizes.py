@@ -1,5 +1,4 @@
-"""What scheduler and driver take, as the tasks of a layer become many, is less than their pods
-have."""
+"""Memory of scheduler and driver with many tasks in a layer, compared with their pods."""
 
 from __future__ import annotations
 
@@ -11,14 +10,19 @@ import pytest
 from images import IMAGE, this_image
 from kubelet import MIB, Cluster, render, wait_until
 
-from rescnet_dist.deploy.sizes import DRIVER, DRIVER_TIMES, SCHEDULER, SCHEDULER_PER_TASK
+from rescnet_dist.deploy.sizes import (
+    DRIVER_BASE_BYTES,
+    DRIVER_TRAFFIC_RATIO,
+    SCHEDULER_BASE_BYTES,
+    SCHEDULER_BYTES_PER_TASK,
+)
 from rescnet_dist.planning.requirements import (
     DRIVER_BYTES_PER_CHUNK,
     DRIVER_BYTES_PER_PASS,
     DRIVER_BYTES_PER_TASK,
 )
 
-MARGIN = 1.5  # that is left at least
+MIN_MARGIN_RATIO = 1.5
 
 
 @pytest.mark.slow
@@ -30,20 +34,20 @@ def test_scheduler_and_driver_take_less_than_their_pods(
     rendered = render("--data", "digits", "--store", "s3://runs/run", "--workers", "2")
     image = this_image()
     image["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
-    there = deploy(rendered, images={IMAGE: image}, backoff=600)
-    (container,) = there.document["spec"]["job"]["spec"]["containers"]
-    what = ["-m", "many_tasks", str(accumulators), str(passes)]
-    container.update(command=["python"], args=what)
-    scheduler = there.start_scheduler()
-    there.start_workers()
-    driver = there.start_driver()
-    wait_until(lambda: driver.exits, there, 500)
+    cluster = deploy(rendered, images={IMAGE: image}, backoff=600)
+    (container,) = cluster.document["spec"]["job"]["spec"]["containers"]
+    arguments = ["-m", "many_tasks", str(accumulators), str(passes)]
+    container.update(command=["python"], args=arguments)
+    scheduler = cluster.start_scheduler()
+    cluster.start_workers()
+    driver = cluster.start_driver()
+    wait_until(lambda: driver.exits, cluster, 500)
     assert driver.exits == [0], driver.log
     tasks = 2 * accumulators
-    of_scheduler = SCHEDULER + tasks * SCHEDULER_PER_TASK
-    moved = DRIVER_BYTES_PER_PASS + accumulators * DRIVER_BYTES_PER_CHUNK
-    moved += tasks * DRIVER_BYTES_PER_TASK
-    of_driver = DRIVER + DRIVER_TIMES * moved
-    for pod, size in ((scheduler, of_scheduler), (driver, of_driver)):
+    scheduler_bytes = SCHEDULER_BASE_BYTES + tasks * SCHEDULER_BYTES_PER_TASK
+    traffic = DRIVER_BYTES_PER_PASS + accumulators * DRIVER_BYTES_PER_CHUNK
+    traffic += tasks * DRIVER_BYTES_PER_TASK
+    driver_bytes = DRIVER_BASE_BYTES + DRIVER_TRAFFIC_RATIO * traffic
+    for pod, size in ((scheduler, scheduler_bytes), (driver, driver_bytes)):
         print(f"{tasks:,} tasks: {pod.name} {pod.peak / MIB:.0f} MiB of {size / MIB:.0f} MiB")
-        assert MARGIN * pod.peak < size
+        assert MIN_MARGIN_RATIO * pod.peak < size
