@@ -172,7 +172,7 @@ def find_named_dataset(name: str) -> NamedDataset:
     'cifar-10-python.tar.gz'
     """
     if name not in DATASETS:
-        raise DataError(f"There is no data set named {name!r}: {suggest_name(name, DATASETS)}")
+        raise DataError(f"There is no data set named {name!r}. {suggest_name(name, DATASETS)}")
     return DATASETS[name]
 
 

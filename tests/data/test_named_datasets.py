@@ -51,7 +51,7 @@ def test_unknown_name_suggests_nearest() -> None:
     """The error also lists all names."""
     message = get_error(lambda: fetch_dataset("cifar-10"))
     assert "'cifar-10'" in message
-    assert "did you mean 'cifar10'?" in message
+    assert "did you mean 'cifar10'?" in message.lower()
     assert "Known: cifar10, cifar100, fashion-mnist, mnist, tiny-imagenet" in message
 
 

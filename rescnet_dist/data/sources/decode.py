@@ -47,7 +47,7 @@ class DecodeOptions:
             )
         if self.channels not in (None, *CHANNELS):
             raise SpecError(
-                f"channels={self.channels!r} is unknown: "
+                f"channels={self.channels!r} is unknown. "
                 f"{suggest_name(str(self.channels), CHANNELS)}"
             )
 
