@@ -19,15 +19,14 @@ from dask.delayed import delayed
 
 from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import (
-    IMAGE_NAMES,
-    LABEL_NAMES,
     Array,
     ArrayReference,
     Images,
     as_images,
 )
-from rescnet_dist.data.labels import as_labels, classes_array
+from rescnet_dist.data.labels import as_labels
 from rescnet_dist.data.named import DATASETS, fetch_dataset
+from rescnet_dist.data.normalize import decode_labels, normalize_dataset
 from rescnet_dist.data.sources import (
     DecodeOptions,
     Reader,
@@ -38,8 +37,8 @@ from rescnet_dist.data.sources import (
     infer_image_format,
 )
 from rescnet_dist.data.sources.files import translate_read_errors
-from rescnet_dist.data.sources.source import NumberedNames, parse_split_name
-from rescnet_dist.data.stored import GROUP_NAMES, StoredImages, find_stored
+from rescnet_dist.data.sources.source import NumberedNames
+from rescnet_dist.data.stored import StoredImages, find_stored
 from rescnet_dist.errors import (
     CorruptDataError,
     DataError,
@@ -109,7 +108,7 @@ def open_dataset(
             raise DataError(
                 "resize and channels cannot be applied to a Dataset. They are for files of images."
             )
-        return _normalize(source if isinstance(source, xr.Dataset) else _open_netcdf(url))
+        return normalize_dataset(source if isinstance(source, xr.Dataset) else _open_netcdf(url))
     stored = find_stored(url)
     if stored and options == DecodeOptions():
         return _open_stored(stored)
@@ -137,7 +136,7 @@ def open_source(url: str) -> Source:
         if "/" in url or os.path.exists(url):
             raise
         suggestion = suggest_name(url, ["digits", *DATASETS])
-        raise DataError(f"{error} If it is a name: {suggestion}") from None
+        raise DataError(f"{error} If it is the name of a data set: {suggestion}") from None
 
 
 def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitData | None:
@@ -162,7 +161,7 @@ def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitD
     groups = dataset["groups"].data if "groups" in dataset else None
     names = dataset.attrs.get("class_names")
     files = dataset["file"].to_numpy() if "file" in dataset.coords else None
-    return SplitData(as_images(dataset["images"]), _decode_labels(labels, names), groups, files)
+    return SplitData(as_images(dataset["images"]), decode_labels(labels, names), groups, files)
 
 
 def has_test_split(source: str | None) -> bool:
@@ -381,71 +380,5 @@ def _get_stored_split(stored: StoredImages, split: str) -> SplitData | None:
         da.from_zarr(stored.location.open_array(path))[rows] if path else None
         for path in (stored.labels_path, stored.groups_path)
     )
-    named_labels = _decode_labels(labels, stored.class_names)
+    named_labels = decode_labels(labels, stored.class_names)
     return SplitData(Images(images[rows], reference), named_labels, groups)
-
-
-def _normalize(dataset: xr.Dataset) -> xr.Dataset:
-    """Return a Dataset with the standard names of variables and order of dimensions."""
-    standard_names = {}
-    for name, aliases in (
-        ("images", IMAGE_NAMES),
-        ("labels", LABEL_NAMES),
-        ("groups", GROUP_NAMES),
-    ):
-        found = next((alias for alias in aliases if alias in dataset.data_vars), None)
-        if found:
-            standard_names[found] = name
-    if "images" not in standard_names.values():
-        raise DataError(
-            f"The Dataset has the variables {list(dataset.data_vars)}. Name the one with the "
-            "images images, and the one with their labels labels."
-        )
-    variables = {name: dataset[found] for found, name in standard_names.items()}
-    images = variables.pop("images")
-    if images.ndim not in (3, 4):
-        raise DataError(
-            f"images has the dimensions {images.dims}. Images must be (image, y, x, channel)."
-        )
-    if set(images.dims) <= set(IMAGE_DIMS):
-        images = images.transpose(*(dim for dim in IMAGE_DIMS if dim in images.dims))
-    pixels = images.data if images.ndim == 4 else images.data[..., np.newaxis]
-    coords = {"split": ("image", _normalize_splits(dataset["split"]))} if "split" in dataset else {}
-    return xr.Dataset(
-        {
-            "images": (IMAGE_DIMS, pixels),
-            **{name: ("image", v.data) for name, v in variables.items()},
-        },
-        coords=coords,
-        attrs=dataset.attrs,
-    )
-
-
-def _normalize_splits(names: xr.DataArray) -> Array:
-    """Return the standard names of splits (N,)."""
-    found, inverse = np.unique(names.to_numpy().astype(str), return_inverse=True)
-    splits = [parse_split_name(name) or "" for name in found.tolist()]
-    if not all(splits):
-        raise DataError(
-            f"The Dataset has the splits {found.tolist()}. Name them train, val or test."
-        )
-    return np.asarray(np.array(splits)[inverse])
-
-
-def _decode_labels(labels: Any, names: Any) -> Any:
-    """Return the class names (N,) that labels (N,) index; the labels if there are no names."""
-    if labels is None or names is None or not len(names):
-        return labels
-    classes = classes_array(list(names))
-
-    def decode_block(codes: Array) -> Array:
-        if len(codes) and not (codes.min() >= 0 and codes.max() < len(classes)):
-            raise DataError(
-                f"Labels are from {codes.min()} to {codes.max()}, and there are {len(classes)} "
-                "class names. Labels must be from 0 to the number of names minus 1."
-            )
-        return np.asarray(classes[codes])
-
-    if isinstance(labels, da.Array):
-        return labels.map_blocks(decode_block, dtype=classes.dtype, meta=np.empty(0, classes.dtype))
-    return decode_block(labels)

@@ -2,6 +2,7 @@
 
 from rescnet_dist.store.checksums import Checksums, checksum, read_block, read_region
 from rescnet_dist.store.claim import Claim, check_unclaimed
+from rescnet_dist.store.filesystem import describe_missing_bucket, file_system
 from rescnet_dist.store.layers import (
     StoredLayers,
     layer_path,
@@ -14,12 +15,7 @@ from rescnet_dist.store.layers import (
     write_image_scale,
     write_layer,
 )
-from rescnet_dist.store.location import (
-    Location,
-    chunk_problem,
-    describe_missing_bucket,
-    file_system,
-)
+from rescnet_dist.store.location import Location, chunk_problem
 from rescnet_dist.store.retry import with_retries
 from rescnet_dist.store.run import (
     FORMAT_VERSION,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import fsspec
 import numpy as np
 import zarr
 from fsspec.implementations.local import LocalFileSystem
@@ -35,6 +31,12 @@ from rescnet_dist.errors import (
     mask_secrets,
 )
 from rescnet_dist.store.checksums import checksum, read_region, read_verified
+from rescnet_dist.store.filesystem import (
+    create_file,
+    describe_missing_bucket,
+    file_system,
+    replace_file,
+)
 from rescnet_dist.store.retry import is_out_of_space, is_transient, with_retries
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,9 +52,6 @@ NODE_TYPE_ERRORS = (
     NodeTypeValidationError,
 )
 
-PROTOCOL = re.compile(r"(\w+)://")
-MISSING_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # in server messages
-PROTOCOL_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
 
 COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as level 3, and twice as fast
 
@@ -227,14 +226,14 @@ class Location:
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
         is_local = isinstance(fs, LocalFileSystem)
-        self._write(lambda: _replace_file(path, text) if is_local else fs.pipe_file(path, text))
+        self._write(lambda: replace_file(path, text) if is_local else fs.pipe_file(path, text))
 
     def create_json(self, record: Any) -> bool:
         """Write a JSON record atomically unless there is one; return whether it is this one."""
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
         if isinstance(fs, LocalFileSystem):
-            return self._write(lambda: _create_file(path, text))
+            return self._write(lambda: create_file(path, text))
         with CREATE_LOCK:
             try:
                 fs.pipe_file(path, text, mode="create")
@@ -385,36 +384,6 @@ class Location:
             ) from None
 
 
-def describe_missing_bucket(error: FileNotFoundError, url: str) -> str | None:
-    """Return the message for a bucket that does not exist; None if that is not the problem.
-
-    >>> describe_missing_bucket(FileNotFoundError("The specified bucket does not exist"), "s3://a/b")
-    'There is no bucket for s3://a/b. Check the URL and the endpoint, or create the bucket first.'
-    """
-    if not MISSING_BUCKET.search(str(error)):
-        return None
-    return (
-        f"There is no bucket for {url}. Check the URL and the endpoint, or create the bucket first."
-    )
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path there."""
-    try:
-        fs, path = fsspec.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        extra = next(
-            (PROTOCOL_EXTRAS[name] for name in PROTOCOL.findall(url) if name in PROTOCOL_EXTRAS),
-            None,
-        )
-        if extra is None or not isinstance(error, ImportError):
-            raise StoreError(f"{url} cannot be opened: {error}.") from error
-        raise StoreError(
-            f'{url} cannot be opened ({error}). Run pip install "rescnet-dist[{extra}]".'
-        ) from error
-    return fs, path
-
-
 def chunk_problem(location: Location, path: str, number: int, expected: int | None = None) -> str:
     """Return what is wrong with a chunk of whole rows of the array at `path`; "" if nothing is.
 
@@ -440,32 +409,3 @@ def _list_codecs(array: zarr.Array[Any]) -> list[str]:
     metadata: Any = array.metadata
     codecs = [*(getattr(metadata, "filters", ()) or ()), getattr(metadata, "compressor", None)]
     return [codec.codec_id for codec in codecs if codec is not None]
-
-
-def _create_file(path: str, text: bytes) -> bool:
-    """Create a file with this text atomically; return False if it exists already."""
-    with _partial_file(path, text) as partial_path:
-        try:
-            os.link(partial_path, path)
-        except FileExistsError:
-            return False
-    return True
-
-
-def _replace_file(path: str, text: bytes) -> None:
-    """Create or replace a file with this text atomically."""
-    with _partial_file(path, text) as partial_path:
-        os.replace(partial_path, path)
-
-
-@contextmanager
-def _partial_file(path: str, text: bytes) -> Iterator[str]:
-    """Create a temporary file with this text next to `path`; yield its path and remove it."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    partial_path = f"{path}.{uuid.uuid4().hex}.partial"
-    try:
-        LocalFileSystem().pipe_file(partial_path, text)
-        yield partial_path
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(partial_path)

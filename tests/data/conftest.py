@@ -13,7 +13,7 @@ import pytest
 from download_helpers import Handler, Server
 from import_helpers import BAD_IMAGES, TaskBudget, save_image, write_within_budget
 
-from rescnet_dist.data import importing
+from rescnet_dist.data import import_record, importing
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def bad_photos(photos: Path, tmp_path: Path) -> Path:
 def limit_tasks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """A function that sets the number of tasks that may run; returns a list of their rows."""
     monkeypatch.setattr(importing, "_write_rows", write_within_budget)
-    monkeypatch.setattr(importing, "MAX_TASK_CHUNKS", 1)
+    monkeypatch.setattr(import_record, "MAX_TASK_CHUNKS", 1)
 
     def set_limit(limit: int = 10**9) -> list[int]:
         TaskBudget.remaining, TaskBudget.starts = limit, []

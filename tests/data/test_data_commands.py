@@ -57,9 +57,9 @@ def test_info_numbers_and_warnings(
         json.loads(run_command("data", "info", source, "--json").stdout)["warnings"]
         == found["warnings"]
     )
-    words = run_command("data", "info", out).output
+    output = run_command("data", "info", out).output
     for part in (*found["warnings"], "40 of 8×8×1, uint8", "of 16 images", "cat", "29", "MiB"):
-        assert part in words
+        assert part in output
 
 
 def test_info_of_skipped_images(
@@ -68,11 +68,11 @@ def test_info_of_skipped_images(
     """Their number, and name and reason of the first of them."""
     monkeypatch.setattr(importing, "MAX_RECORDED_IMAGES", 3)
     import_dataset(bad_photos, tmp_path / "out", client, on_error="skip")
-    words = run_command("data", "info", tmp_path / "out").output
-    assert "skipped   4 images, such as\n" in words
+    output = run_command("data", "info", tmp_path / "out").output
+    assert "skipped   4 images, such as\n" in output
     assert (
         f"          {bad_photos}/{BAD_IMAGES[0]}: The file is not a PNG, JPEG or WebP image.\n"
-        in words
+        in output
     )
     found = json.loads(run_command("data", "info", tmp_path / "out", "--json").stdout)
     assert found["skipped"] == 4
@@ -170,9 +170,9 @@ def test_sheet_of_any_dtype(tmp_path: Path, pixels: Any) -> None:
 
 def test_names_command() -> None:
     """All names are listed, with home page and cache folder."""
-    words = run_command("data", "names").output
-    assert all(name in words for name in ("digits", *DATASETS))
-    assert "kept in" in words
+    output = run_command("data", "names").output
+    assert all(name in output for name in ("digits", *DATASETS))
+    assert "kept in" in output
     assert json.loads(run_command("data", "names", "--json").stdout).keys() == DATASETS.keys()
 
 

@@ -18,7 +18,7 @@ from import_helpers import BAD_IMAGES, CHUNK, read_pixels, read_tree, run_comman
 from PIL import Image
 
 import rescnet_dist as rd
-from rescnet_dist.data import importing
+from rescnet_dist.data import import_record, importing
 from rescnet_dist.data.importing import ImportResult, import_dataset
 from rescnet_dist.data.sources import Samples
 from rescnet_dist.errors import DataError, SpecError, StoreError
@@ -70,7 +70,7 @@ def test_import_is_deterministic(
     import_dataset(photos, tmp_path / "a", client, chunk_images=CHUNK)
     expected = read_tree(tmp_path / "a")
     for name, tasks, chosen in (("b", 4, client), ("c", 1, client), ("d", 3, one_thread_client)):
-        monkeypatch.setattr(importing, "MAX_TASK_CHUNKS", tasks)
+        monkeypatch.setattr(import_record, "MAX_TASK_CHUNKS", tasks)
         import_dataset(photos, tmp_path / name, chosen, chunk_images=CHUNK)
         assert read_tree(tmp_path / name) == expected
 
@@ -95,7 +95,7 @@ def test_task_size_of_large_images(tmp_path: Path) -> None:
     )
     assert job.task == 1
     small = importing.Job(job.dest, job.options, (32, 32, 3), "|u1", 600)
-    assert small.task == 600 * importing.MAX_TASK_CHUNKS
+    assert small.task == 600 * import_record.MAX_TASK_CHUNKS
 
 
 def test_encoded_images_are_read_lazily(
@@ -157,16 +157,8 @@ def test_import_starts_a_cluster(photos: Path, tmp_path: Path) -> None:
 
 def test_resize_and_convert_on_import(client: Client, bad_photos: Path, tmp_path: Path) -> None:
     """Images of other sizes or channels are then no error; broken images still are."""
-    command = (
-        "data",
-        "import",
-        bad_photos,
-        tmp_path / "out",
-        "--resize",
-        "4x6",
-        "--channels",
-        "gray",
-    )
+    options = ("--resize", "4x6", "--channels", "gray")
+    command = ("data", "import", bad_photos, tmp_path / "out", *options)
     result = run_command(*command)
     assert result.exit_code == 2
     assert "2 of 30 images cannot be used" in result.output

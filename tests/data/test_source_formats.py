@@ -98,7 +98,7 @@ def test_uncompressed_npz_is_read_by_row(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w") as archive:
         entry = zipfile.ZipInfo("images.npy")
-        entry.extra = b"\x99\x99\x04\x00abcd"  # which lies between header and data
+        entry.extra = b"\x99\x99\x04\x00abcd"  # between header and data
         archive.writestr(entry, make_npy(COLOR))
         archive.writestr("labels.npy", make_npy(LABELS))
     data = rd.open_dataset(path)

@@ -257,11 +257,11 @@ def test_second_driver_fails_while_first_runs(
     result = CliRunner().invoke(main, ["resume", url])
     assert result.exit_code == 2
     for message in (str(caught.value), str(caught_by_fit.value), result.output):
-        for words in (
+        for part in (
             *(url, f"process {os.getpid()} on {socket.gethostname()}", "last renewed 20"),
             *("Wait until it ends", "if it is dead", "--take-over", "take_over=True"),
         ):
-            assert words in message
+            assert part in message
     gate.opened.set()
     assert first.result(TEST_TIMEOUT_SECONDS).depth_ == 2
     assert_same_bits(model(url), expected_model)

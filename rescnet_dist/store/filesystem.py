@@ -1,0 +1,78 @@
+"""File systems of URLs, and files of the local one that are written atomically."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from rescnet_dist.errors import StoreError
+
+PROTOCOL = re.compile(r"(\w+)://")
+MISSING_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # in server messages
+PROTOCOL_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, and the path there."""
+    try:
+        fs, path = fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        extra = next(
+            (PROTOCOL_EXTRAS[name] for name in PROTOCOL.findall(url) if name in PROTOCOL_EXTRAS),
+            None,
+        )
+        if extra is None or not isinstance(error, ImportError):
+            raise StoreError(f"{url} cannot be opened: {error}.") from error
+        raise StoreError(
+            f'{url} cannot be opened ({error}). Run pip install "rescnet-dist[{extra}]".'
+        ) from error
+    return fs, path
+
+
+def describe_missing_bucket(error: FileNotFoundError, url: str) -> str | None:
+    """Return the message for a bucket that does not exist; None if that is not the problem.
+
+    >>> describe_missing_bucket(FileNotFoundError("The specified bucket does not exist"), "s3://a/b")
+    'There is no bucket for s3://a/b. Check the URL and the endpoint, or create the bucket first.'
+    """
+    if not MISSING_BUCKET.search(str(error)):
+        return None
+    return (
+        f"There is no bucket for {url}. Check the URL and the endpoint, or create the bucket first."
+    )
+
+
+def create_file(path: str, text: bytes) -> bool:
+    """Create a file with this text atomically; return False if it exists already."""
+    with _partial_file(path, text) as partial_path:
+        try:
+            os.link(partial_path, path)
+        except FileExistsError:
+            return False
+    return True
+
+
+def replace_file(path: str, text: bytes) -> None:
+    """Create or replace a file with this text atomically."""
+    with _partial_file(path, text) as partial_path:
+        os.replace(partial_path, path)
+
+
+@contextmanager
+def _partial_file(path: str, text: bytes) -> Iterator[str]:
+    """Create a temporary file with this text next to `path`; yield its path and remove it."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial_path = f"{path}.{uuid.uuid4().hex}.partial"
+    try:
+        LocalFileSystem().pipe_file(partial_path, text)
+        yield partial_path
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(partial_path)
