@@ -178,7 +178,7 @@ def write_image_with_nan(folder: Path) -> str:
         (
             lambda folder: {"listeners": [make_label_remover(folder / "run")]},
             StoreError,
-            "there is no Zarr array at .*data/labels: check the URL",
+            "no Zarr array at .*data/labels.*heck the URL",
         ),
     ],
     ids=["data", "singular", "store"],
