@@ -418,7 +418,7 @@ def test_a_saved_network_is_not_overwritten(fitted: ResCNetClassifier, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_labels_that_cannot_be_saved_leave_nothing_behind(client: Client, tmp_path: Path) -> None:
+def test_labels_that_cannot_be_saved_leave_nothing(client: Client, tmp_path: Path) -> None:
     """A network in memory may have labels of any kind; a stored one may not."""
     labels = [frozenset([y]) for y in Y.tolist()]
     clf = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X, labels)
@@ -496,7 +496,7 @@ def test_the_current_client_is_used(
     assert get_client() is client
 
 
-def test_without_a_client_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_without_a_client_nothing_is_left(tmp_path: Path) -> None:
     """The embedded cluster ends with the fit, or with its error; none becomes the current one."""
     open_before = {c for c in LocalCluster._instances if c.status.name == "running"}
     clf = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X, Y)

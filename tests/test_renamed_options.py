@@ -44,7 +44,7 @@ def test_products_flag_names_matmul_precision(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_centre_names_center() -> None:
+def test_old_value_of_cells_names_the_new_one() -> None:
     """In the constructor and in TOML; the command line lists its choices."""
     message = r"cells='centre' has been renamed\. Use cells='center'\."
     with pytest.raises(SpecError, match=message):

@@ -36,7 +36,7 @@ from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
 from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.spec import AugmentSpec
 
-MAX_LISTED_IMAGES = 5  # of those that an import has skipped
+MAX_LISTED_SKIPPED_IMAGES = 5  # of those that an import has skipped
 
 
 @click.group("data", **HELP_SETTINGS)
@@ -143,7 +143,7 @@ def print_skipped(count: int, images: Sequence[tuple[str, str]]) -> None:
     if count:
         more = ", such as" if images else ""
         click.echo(f"skipped   {pluralize(count, 'image')}{more}")
-    for name, reason in images[:MAX_LISTED_IMAGES]:
+    for name, reason in images[:MAX_LISTED_SKIPPED_IMAGES]:
         click.echo(f"          {mask_secrets(name)}: {reason}")
 
 

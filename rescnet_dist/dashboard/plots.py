@@ -13,7 +13,7 @@ from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.view import RunView
 from rescnet_dist.train import PHASES
 
-MIB = 2**20
+BYTES_PER_MIB = 2**20
 NAN = float("nan")  # a single object: lists that contain the same object compare equal
 RUN_COLORS = Category10[10]
 PHASE_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
@@ -315,16 +315,16 @@ class MemoryPlot(RunPlot):
         workers = [worker.rsplit("/", 1)[-1] for worker, _ in shown]
         if self.workers.factors != workers:
             self.workers.factors = workers
-        mib = [memory / MIB for _, memory in shown]
+        mib = [memory / BYTES_PER_MIB for _, memory in shown]
         text = [f"{value:,.0f} MiB" for value in mib]
         set_data(self.source, {"worker": workers, "mib": mib, "text": text})
         planned, limit = (view.planned_memory, view.memory_limit) if view else (None, None)
-        ends = [value / MIB for value in (planned, limit) if value] + mib
+        ends = [value / BYTES_PER_MIB for value in (planned, limit) if value] + mib
         # a limit that is far away would squeeze everything else
-        near = [end for end in ends if end <= 3 * max([*mib, (planned or 0) / MIB])]
+        near = [end for end in ends if end <= 3 * max([*mib, (planned or 0) / BYTES_PER_MIB])]
         self.x_range.end = 1.08 * max(near, default=1)
         for line, value in zip(self.lines.values(), (planned, limit), strict=True):
-            line.location = value / MIB if value else -1
+            line.location = value / BYTES_PER_MIB if value else -1
         self.set_title(view)
 
 
@@ -363,12 +363,12 @@ class StorePlot(RunPlot):
         layers = view.layers if view else []
         columns: Columns = {
             "layer": [layer.layer for layer in layers],
-            "read": [layer.read / MIB for layer in layers],
-            "written": [layer.written / MIB for layer in layers],
+            "read": [layer.read / BYTES_PER_MIB for layer in layers],
+            "written": [layer.written / BYTES_PER_MIB for layer in layers],
         }
         for name in ("planned_read", "planned_written"):
             planned = getattr(view, name) if view else None
-            columns[name] = [NAN if planned is None else planned / MIB] * len(layers)
+            columns[name] = [NAN if planned is None else planned / BYTES_PER_MIB] * len(layers)
         columns["planned_read"][:1] = [NAN] * bool(layers)  # the first layer reads no maps
         set_data(self.source, columns)
         self.set_title(view)

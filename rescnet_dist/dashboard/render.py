@@ -22,7 +22,7 @@ from rescnet_dist.train import PHASES
 HTML_TEMPLATE = "report.html.jinja"
 NOT_RECORDED = "not recorded"
 FORMATS = ("html", "markdown", "json")
-MAX_LISTED_CLASSES = 30  # of the data, by name
+MAX_REPORT_CLASSES = 30  # of the data, by name
 MAX_WORKER_LINES = 5  # with more workers, the memory chart shows the largest of them only
 LAYER_COLUMNS = (
     *("layer", "training %", "validation %", "positive %", "negative %"),
@@ -176,7 +176,7 @@ def data_rows(report: Report) -> list[tuple[str, str]]:
     """Return names and texts that describe the data of a run."""
     data = report.data
     height, width, channels = data["image_shape"]
-    names, more = data["classes"][:MAX_LISTED_CLASSES], len(data["classes"]) - MAX_LISTED_CLASSES
+    names, more = data["classes"][:MAX_REPORT_CLASSES], len(data["classes"]) - MAX_REPORT_CLASSES
     copies = "none"
     if data["copies"]:
         copies = f"{data['copies']} of each training image, {data['rows']:,} rows in all"
