@@ -1,4 +1,4 @@
-"""Make the results of the README, one command each: python make.py NAME writes NAME.json.
+"""Make the results of the book, one command each: python make.py NAME writes NAME.json.
 
 NAME.toml holds the settings, as `rescnet train --config` takes them. The depth is chosen on images
 held out of the training data; the test images are read once, at the end.
@@ -77,7 +77,7 @@ HERE = Path(__file__).parent
 RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
 MIRRORED = {"cifar10"}  # data sets whose images mean the same when they are mirrored
 SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
-IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}  # to train on
+TRAINING_IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}
 FLIPS = AugmentSpec(copies=1, flip=True)
 PACKAGES = ("rescnet-dist", "numpy", "scipy", "numba", "dask", "distributed", "zarr")
 HEAD = ("result", "what", "layers", "validation %", "test %", "paper %", "s per layer", "machine")
@@ -85,8 +85,7 @@ HEAD = ("result", "what", "layers", "validation %", "test %", "paper %", "s per 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a result is of: a title, the name of its data, and the share that the paper reaches,
-    and how, where it does the like."""
+    """A result: its title, the name of its data, and the paper's comparable accuracy, if any."""
 
     title: str
     data: str
@@ -98,7 +97,7 @@ RESULTS = {
     "digits": Result("embedded digits", "digits"),
     "mnist": Result("MNIST", "mnist", 0.9952, "231 layers"),
     "mnist-shifts": Result(
-        "MNIST, shifted, turned copies", "mnist", 0.9952, "231 layers, no copies"
+        "MNIST, shifted, rotated copies", "mnist", 0.9952, "231 layers, no copies"
     ),
     "cifar10": Result("CIFAR-10", "cifar10", 0.8754, "937 layers, stride 1"),
     "cifar10-stride1": Result("CIFAR-10, stride 1", "cifar10", 0.8754, "937 layers"),
@@ -112,11 +111,11 @@ RESULTS = {
 
 @click.command(**HELP_SETTINGS)
 @click.argument("name", required=False)
-@click.option("--data", help="the data, if not at their public home: what `rescnet train` takes")
+@click.option("--data", help="the data, as for `rescnet train`  [default: fetched by name]")
 @click.option("--test", "test_data", help="the test data, if --data has no test split")
 @click.option("--store", help="URL of the run store  [default: runs/NAME]")
 @click.option("--into", default=str(HERE), help="folder of the JSON files  [default: make.py's]")
-@click.option("--table", "as_table", is_flag=True, help="print the README's table of all results")
+@click.option("--table", "as_table", is_flag=True, help="print the table of all results")
 @cluster_options
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
@@ -133,8 +132,8 @@ def main(
     """Train the network of the result NAME, evaluate it once on the test images, and write
     NAME.json.
 
-    Given again, the command goes on with the run in its store. Options of the network and the run
-    win over those of NAME.toml, and are told in NAME.json.
+    The same command resumes the run in its store. Options of the network and the run override
+    NAME.toml and are recorded in NAME.json.
 
     \b
     Example:
@@ -145,26 +144,28 @@ def main(
     with exit_codes(), raise_on_signal():
         if as_table:
             if name:
-                raise RescnetError(f"--table is of all results: leave {name!r} out")
-            click.echo(table(stored_results(Path(into))))
+                raise RescnetError(
+                    f"--table prints all results, but {name!r} is given. Omit the name."
+                )
+            click.echo(format_table(read_results(Path(into))))
             return
         if name not in RESULTS:
-            problem = f"there is no result {name!r}" if name else "which result? Give its name"
-            raise RescnetError(f"{problem}: {suggest_name(name or '', RESULTS)}")
-        where, path = pop_cluster_options(flags), os.path.join(into, f"{name}.json")
+            problem = f"There is no result {name!r}." if name else "No result is named."
+            raise RescnetError(f"{problem} {suggest_name(name or '', RESULTS)}")
+        cluster_flags, path = pop_cluster_options(flags), os.path.join(into, f"{name}.json")
         with suppress(OSError):
             os.makedirs(into, exist_ok=True)
-        check_folder(path)  # tells what is wrong with it
+        check_folder(path)  # raises an error that says what is wrong
         given = {key: value for key, value in flags.items() if value is not None}
         location = store or f"runs/{name}"
-        record = make(name, data, test_data, location, where, given)
+        record = make(name, data, test_data, location, cluster_flags, given)
         with open_atomic(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        click.echo(table([record]))
+        click.echo(format_table([record]))
         click.echo(f"wrote {path}; the run is at {mask_secrets(location)}", err=True)
 
 
-# a result ---------------------------------------------------------------------------------------
+# making a result ------------------------------------------------------------------------------
 
 
 def make(
@@ -172,44 +173,44 @@ def make(
     data: str | None,
     test_data: str | None,
     store: str,
-    where: dict[str, Any],
+    cluster_flags: dict[str, Any],
     given: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train, or go on, and evaluate; all that is told of a result, as plain values."""
+    """Train or resume, evaluate once on the test images, and return the record of the result."""
     result = RESULTS[name]
     source = data or result.data
     spec, run_spec, augment = resolve_specs(None, str(HERE / f"{name}.toml"), source, given)
     if not run_spec.validation:
         raise SpecError(
-            "validation=0.0 holds no images out, and the depth is chosen on those: give a share "
-            "above 0, such as 0.1"
+            "validation=0.0 holds no images out, but the depth is chosen on held-out images. Give "
+            "a fraction above 0, such as 0.1."
         )
-    with naming_the_data(result.data):
+    with explain_missing_data(result.data):
         training = training_set(source, None, augment=augment)
-        if not test_data and not has_test_split(source):  # else the network is judged by `train`
-            raise DataError(f"{source} has no images to test: name those by --test")
+        if not test_data and not has_test_split(source):  # else `train` would be evaluated
+            raise DataError(f"{source} has no test images. Name them with --test.")
         if training.image_shape != SHAPES[result.data]:
             raise DataError(
-                f"{source} has images of {training.image_shape} (height, width, channels), and "
-                f"those of {result.data} are {SHAPES[result.data]}: give those by --data"
+                f"{source} has images of {training.image_shape} (height, width, channels), but "
+                f"those of {result.data} are {SHAPES[result.data]}. Name its data with --data."
             )
-        check_test_set(test_data or source, training)  # their shape: they are read at the end
-    with cluster(where, gpus=Backend.of(run_spec).on_gpu) as client:
+        check_test_set(test_data or source, training)  # their shape only
+    with cluster(cluster_flags, gpus=Backend.of(run_spec).on_gpu) as client:
         train(store, spec, run_spec, training, source, client)
         found, run = describe_run(store), RunStore.open(store)
         environment = run.attributes()["environment"]
-        test = judge(run, test_data or source, averaged=result.data in MIRRORED)
+        test = evaluate(run, test_data or source, average_flips=result.data in MIRRORED)
     curve = [
         {key: layer[key] for key in ("layer", "train", "validation")} | {"test": share}
         for layer, share in zip(found["layers"], test["curve"], strict=False)
-    ]  # a run that stops early has grown one layer more than it has judged
+    ]  # a run that stops early has one layer more than it has evaluated
     depth, held_out = found["depth"], run.data_array("train")[...] == 0
     seconds = [layer["seconds"] for layer in found["layers"]]
     return {
         "version": RESULT_VERSION,
         "name": name,
         "title": result.title,
-        "command": command(name, data, test_data, given),
+        "command": format_command(name, data, test_data, given),
         "spec": {kind: found[kind] for kind in ("network", "run", "augment")},
         "seed": found["run"]["seed"],
         "plan": found["plan"],
@@ -217,7 +218,7 @@ def make(
             "name": result.data,
             "image_shape": found["image_shape"],
             "classes": found["classes"],
-            "train": digest(training.images[0].array, training.codes[0]),
+            "train": describe_data(training.images[0].array, training.codes[0]),
             "held_out": int(np.count_nonzero(held_out)),
             "test": test["data"],
         },
@@ -240,15 +241,15 @@ def make(
 
 
 @contextmanager
-def naming_the_data(name: str) -> Iterator[None]:
-    """Say how to come by data that cannot be had."""
+def explain_missing_data(name: str) -> Iterator[None]:
+    """Add to a DataError how the data of a result can be obtained."""
     try:
         yield
     except DataError as error:
         raise DataError(
-            f"{error}\nThe result is of {name}. Where there is a network, `rescnet data import "
-            f"{name} {name}.zarr` fetches it; give such a store, or a file .npz with x_train, "
-            "y_train, x_test and y_test, by --data"
+            f"{error}\nThe result needs {name}. With a network connection, `rescnet data import "
+            f"{name} {name}.zarr` fetches it. Give such a store, or an .npz file with x_train, "
+            "y_train, x_test and y_test, with --data."
         ) from None
 
 
@@ -260,13 +261,15 @@ def train(
     source: str,
     client: Client,
 ) -> None:
-    """Train in a run store, or go on with the same run if it is there; what it was grown on is noted
-    in it, as it may be judged elsewhere."""
-    there = find_matching_run(store, spec, run_spec, training, source)
+    """Train in a run store, or resume the same run in it.
+
+    The environment is recorded in the store: the run may be evaluated on another machine.
+    """
+    exists = find_matching_run(store, spec, run_spec, training, source)
     check_run(store, spec, run_spec, training, free=False)
-    before = len(RunStore.open(store).commits()) if there else 0
-    with TerminalProgress(Console(stderr=True)) as progress, naming_how_to_go_on():
-        if there:
+    before = len(RunStore.open(store).commits()) if exists else 0
+    with TerminalProgress(Console(stderr=True)) as progress, explain_resuming():
+        if exists:
             resume_run(store, client, [progress], changes=Changes.to(run_spec))
         else:
             begin_run(
@@ -281,50 +284,57 @@ def train(
             )
     run = RunStore.open(store)
     if len(run.commits()) > before or "environment" not in run.attributes():
-        run.update_attributes(environment=environment_of(client))
+        run.update_attributes(environment=get_environment(client))
 
 
 @contextmanager
-def naming_how_to_go_on() -> Iterator[None]:
-    """Say so where training is interrupted."""
+def explain_resuming() -> Iterator[None]:
+    """Say that an interrupted run can be resumed."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise type(stop)("the same command goes on with it") from None
+        raise type(stop)("the same command resumes the run") from None
 
 
-def judge(run: RunStore, source: str, *, averaged: bool) -> dict[str, Any]:
-    """Read the test images, once: the share that is right after each layer that was judged in
-    training, and, if `averaged`, with the chosen layers over each image and its mirror image."""
-    began = time.perf_counter()
-    backend = RunSpec.from_stored(run.attributes()["run"]).array_backend  # with the run's products
+def evaluate(run: RunStore, source: str, *, average_flips: bool) -> dict[str, Any]:
+    """Read the test images once and return the accuracy after each layer evaluated in training.
+
+    With `average_flips`, also the accuracy at the chosen depth with scores averaged over each image
+    and its mirror image.
+    """
+    started = time.perf_counter()
+    backend = RunSpec.from_stored(run.attributes()["run"]).array_backend
     network, result = Network.load(run.url).on(backend), run.result()
     part = select_split(source, None, "test")
     images = Images(np.asarray(part.images.array))
     codes = np.asarray(encode(part.labels, network.classes, unknown=-1))
     grown = StoredLayers(run.location, len(result["accuracies"] if result else ()))
-    right = replace(network, layers=grown).staged_correct(images, codes)
-    scores = network.scores(images, FLIPS) if averaged else None
+    correct = replace(network, layers=grown).staged_correct(images, codes)
+    scores = network.scores(images, FLIPS) if average_flips else None
     return {
-        "data": digest(images.array, codes),
-        "curve": (right / len(codes)).tolist(),
+        "data": describe_data(images.array, codes),
+        "curve": (correct / len(codes)).tolist(),
         "averaged": None if scores is None else float((scores.argmax(axis=1) == codes).mean()),
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - started,
     }
 
 
-def digest(images: Any, codes: Any) -> dict[str, Any]:
-    """Number of images (N, H, W, d) and the SHA-256 of their pixels, then of their classes as
-    numbers (N,) of 8 bytes: the same wherever the images are from, and in whatever chunks."""
-    found = hashlib.sha256()
+def describe_data(images: Any, codes: Any) -> dict[str, Any]:
+    """Return the number of images (N, H, W, d) and the SHA-256 of pixels and codes (N,) as int64.
+
+    It does not depend on the source of the images, nor on their chunks.
+    """
+    digest = hashlib.sha256()
     for block in da.asarray(images).rechunk({1: -1, 2: -1, 3: -1}).blocks:
-        found.update(np.ascontiguousarray(block.compute()).data)
-    found.update(np.asarray(codes).astype("<i8").data)
-    return {"images": len(codes), "sha256": found.hexdigest()}
+        digest.update(np.ascontiguousarray(block.compute()).data)
+    digest.update(np.asarray(codes).astype("<i8").data)
+    return {"images": len(codes), "sha256": digest.hexdigest()}
 
 
-def command(name: str, data: str | None, test_data: str | None, given: dict[str, Any]) -> str:
-    """The command that makes a result; of files on this machine it has the names alone."""
+def format_command(
+    name: str, data: str | None, test_data: str | None, given: dict[str, Any]
+) -> str:
+    """Return the command that makes a result, with the names of local files only."""
     words = ["python", "notebooks/results/make.py", name]
     for option, url in (("--data", data), ("--test", test_data)):
         if url:
@@ -335,12 +345,12 @@ def command(name: str, data: str | None, test_data: str | None, given: dict[str,
     return shlex.join(words + [word for key in given for word in flag(key, given[key])])
 
 
-# where it was made ------------------------------------------------------------------------------
+# the environment ------------------------------------------------------------------------------
 
 
-def environment_of(client: Client) -> dict[str, Any]:
-    """Versions, which are those of the workers too, and what machines the workers are on."""
-    machines = list(client.run(machine).values())
+def get_environment(client: Client) -> dict[str, Any]:
+    """Return versions, which the workers share, and the machines of the workers."""
+    machines = list(client.run(describe_machine).values())
     return {
         "versions": {"python": platform.python_version()} | {n: version(n) for n in PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
@@ -350,17 +360,19 @@ def environment_of(client: Client) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores and, where CuPy finds any, GPUs of this machine, and the bytes that this
-    process may take of one, by which the run was planned."""
-    found: dict[str, Any] = {"processor": processor(), "cores": available_cores()}
+def describe_machine() -> dict[str, Any]:
+    """Return processor, cores and, if CuPy finds any, GPUs of this machine.
+
+    gpu_memory is the number of bytes of a GPU that this process may use, as in the plan of the run.
+    """
+    found: dict[str, Any] = {"processor": find_processor(), "cores": available_cores()}
     try:
         import cupy
 
         devices = range(cupy.cuda.runtime.getDeviceCount())
         names = [cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in devices]
         memory = Backend("cupy").memory()
-    except Exception:  # not installed, or without a driver, in as many ways as there are versions
+    except Exception:  # not installed or no driver: the error depends on the version
         return found
     return found | {
         "gpus": [name.decode() for name in names],
@@ -369,66 +381,66 @@ def machine() -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """The name of the processor, as far as the system tells it."""
+def find_processor() -> str:
+    """Return the name of the processor, if the system knows it."""
     if shutil.which("lscpu"):
-        told = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
-        for line in told.splitlines():
+        output = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
+        for line in output.splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "Model name" and value.strip() not in ("", "-"):
                 return value.strip()
     return platform.processor() or platform.machine()
 
 
-# the README's table -----------------------------------------------------------------------------
+# the table of results -----------------------------------------------------------------------------
 
 
-def stored_results(folder: Path) -> list[dict[str, Any]]:
-    """All results in a folder, in the order of `RESULTS`."""
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Read all results in a folder, in the order of `RESULTS`."""
     if not folder.is_dir():
-        raise RescnetError(f"there is no folder {folder}: name that of the results by --into")
+        raise RescnetError(f"There is no folder {folder}. Name the folder of results with --into.")
     found = []
     for path in (folder / f"{name}.json" for name in RESULTS):
         if path.exists():
             try:
                 found.append(json.loads(path.read_text()))
-                table(found[-1:])
+                format_table(found[-1:])
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 raise RescnetError(
-                    f"{path} is not what this command writes ({type(error).__name__}: {error}): "
-                    "remove it, or make it again"
+                    f"{path} is not a result of this command ({type(error).__name__}: {error}). "
+                    "Remove it, or make it again."
                 ) from None
     if not found:
-        raise RescnetError(f"there is no result in {folder}: name the folder of some by --into")
+        raise RescnetError(f"There is no result in {folder}. Name another folder with --into.")
     return found
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Results as a Markdown table; averaging over flips is a row of its own."""
+def format_table(results: list[dict[str, Any]]) -> str:
+    """Return results as a Markdown table, with a row of its own for averaging over flips."""
     lines = [HEAD, ("---",) * len(HEAD)]
     for result in results:
         paper, name, title = result["paper"], f"`{result['name']}`", result["title"]
         count = result["data"]["train"]["images"]
-        if count != IMAGES[result["data"]["name"]]:  # which the paper's figure is not of
+        if count != TRAINING_IMAGES[result["data"]["name"]]:  # the paper's figure is for all images
             paper, title = None, f"{title}, {count:,} images"
-        told = f"{100 * paper['test']:.2f} ({paper['how']})" if paper else "–"
+        paper_text = f"{100 * paper['test']:.2f} ({paper['how']})" if paper else "–"
         layers = f"{result['depth']} of {len(result['curve'])}"
-        seconds, where = f"{result['seconds']['median_layer']:.2g}", machine_text(result)
+        seconds, machine = f"{result['seconds']['median_layer']:.2g}", format_machine(result)
         validation = f"{100 * result['validation']:.2f}"
         test, averaged = (
-            share_text(result[key], result["data"]["test"]["images"])
+            format_accuracy(result[key], result["data"]["test"]["images"])
             for key in ("test", "test_averaged_over_flips")
         )
-        lines.append((name, title, layers, validation, test, told, seconds, where))
+        lines.append((name, title, layers, validation, test, paper_text, seconds, machine))
         if averaged:
             lines.append((name, "… averaged over flips", layers, "", averaged, "", "", ""))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def share_text(share: float | None, count: int) -> str:
-    """A share of so many images in per cent, with one standard deviation.
+def format_accuracy(share: float | None, count: int) -> str:
+    """Format the accuracy on `count` images in percent, with one standard deviation.
 
-    >>> share_text(0.984, 1000)
+    >>> format_accuracy(0.984, 1000)
     '98.40 ± 0.40'
     """
     if share is None:
@@ -436,8 +448,8 @@ def share_text(share: float | None, count: int) -> str:
     return f"{100 * share:.2f} ± {100 * (share * (1 - share) / count) ** 0.5:.2f}"
 
 
-def machine_text(result: dict[str, Any]) -> str:
-    """What computed: the GPUs of a run on those, else the processors."""
+def format_machine(result: dict[str, Any]) -> str:
+    """Return the GPUs of a run that used them, else the processors."""
     on_gpu = result["spec"]["run"].get("array_backend", "numpy") != "numpy"
     names = []
     for kind in result["environment"]["machines"]:

