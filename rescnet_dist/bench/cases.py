@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.bench import engine, gpu, peers
-from rescnet_dist.bench.engine import CLASSES
+from rescnet_dist.bench.engine import BENCH_CLASSES
 from rescnet_dist.bench.timing import (
     Result,
     best_seconds,
@@ -191,9 +191,9 @@ def layer(quick: bool) -> list[Result]:
     spec = NetworkSpec.preset("cifar10").replace(filters=filters, block=16, stride=4)
     shape, rng = (32, 32, 3), np.random.default_rng(0)
     images, maps = make_textures(rng, n, 32, 3), make_textures(rng, n, 32, filters)
-    labels, train = np.arange(n) % CLASSES, np.ones(n, bool)
-    growing = random_layer(Problem(n, shape, CLASSES), spec)
-    scores = np.zeros((n, CLASSES), np.float32)
+    labels, train = np.arange(n) % BENCH_CLASSES, np.ones(n, bool)
+    growing = random_layer(Problem(n, shape, BENCH_CLASSES), spec)
+    scores = np.zeros((n, BENCH_CLASSES), np.float32)
 
     def fold(part: slice, statistics: LayerStatistics) -> LayerStatistics:
         for start in range(part.start, part.stop, chunk):
@@ -205,7 +205,7 @@ def layer(quick: bool) -> list[Result]:
                     scores[rows],
                     labels[rows],
                     train[rows],
-                    np.zeros(CLASSES, np.int64),
+                    np.zeros(BENCH_CLASSES, np.int64),
                 )
             )
         return statistics
@@ -221,7 +221,7 @@ def layer(quick: bool) -> list[Result]:
         kernel = growing.bank.filters.transpose(3, 2, 0, 1)
         tensors = peers.tensor(images), peers.tensor(maps)
         weights = library.as_tensor(np.ascontiguousarray(kernel, dtype=np.float32))
-        targets = library.as_tensor(one_hot(labels, CLASSES).astype(np.float32))
+        targets = library.as_tensor(one_hot(labels, BENCH_CLASSES).astype(np.float32))
         theirs["PyTorch"] = best_seconds(
             lambda: peers.layer_pass(*tensors, weights, targets, 16, 4), 1
         )

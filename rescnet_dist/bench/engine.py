@@ -21,14 +21,14 @@ from rescnet_dist.train import begin_run, describe_run
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-CLASSES = 10
+BENCH_CLASSES = 10
 NO_VALIDATION = RunSpec(validation=0.0)
 
 
 def make_images(n: int) -> tuple[Array, Array]:
     """Return noisy images (n, 32, 32, 3) uint8 of 10 classes, and labels (n,)."""
-    rng, labels = np.random.default_rng(0), np.arange(n) % CLASSES
-    means = rng.integers(60, 190, (CLASSES, 32, 32, 3))
+    rng, labels = np.random.default_rng(0), np.arange(n) % BENCH_CLASSES
+    means = rng.integers(60, 190, (BENCH_CLASSES, 32, 32, 3))
     noise = rng.standard_normal((n, 32, 32, 3), np.float32)
     noise *= 60
     noise += means.astype(np.float32)[labels]
@@ -70,25 +70,28 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
     They run in one thread of this process, chunk by chunk, on random maps in memory.
     """
     images, labels = make_images(n)
-    problem = Problem(n, images.shape[1:], CLASSES)
+    problem = Problem(n, images.shape[1:], BENCH_CLASSES)
     one = Workers(count=1, slots=1, threads=1, machine_threads=1, memory=None)
     groups = make_plan(problem, spec, RunSpec(), one).groups()
     growing = random_layer(problem, spec)
     maps = growing.bank.maps(
         LayerInput.of(layer_pixels(images, growing.image_scale, spec), make_maps(n, spec.filters))
     )
-    scores, train = np.zeros((n, CLASSES), np.float32), np.ones(n, bool)
+    scores, train = np.zeros((n, BENCH_CLASSES), np.float32), np.ones(n, bool)
     with blas_threads(1):
         begin = time.perf_counter()
         statistics = growing.empty(*problem.image_shape, scatter=True)
         for start, stop in (chunk for group in groups for chunk in group.chunks()):
-            rows, class_offsets = slice(start, stop), np.bincount(labels[:start], minlength=CLASSES)
+            rows, class_offsets = (
+                slice(start, stop),
+                np.bincount(labels[:start], minlength=BENCH_CLASSES),
+            )
             statistics = statistics.fold(
                 growing.step(
                     images[rows], maps[rows], scores[rows], labels[rows], train[rows], class_offsets
                 )
             )
-        fit_classifier(statistics.features, spec, 2, CLASSES)
+        fit_classifier(statistics.features, spec, 2, BENCH_CLASSES)
         fit_bank(statistics.inputs, spec, 3)
         return time.perf_counter() - begin
 
