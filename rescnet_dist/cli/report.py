@@ -11,7 +11,7 @@ from rescnet_dist.cli.clusters import working
 from rescnet_dist.cli.files import check_folder, finished_file
 from rescnet_dist.cli.options import SHOW
 from rescnet_dist.dashboard.evaluation import MAX_EVALUATION_IMAGES
-from rescnet_dist.dashboard.render import FORMATS, render_report
+from rescnet_dist.dashboard.render import REPORT_FORMATS, render_report
 from rescnet_dist.dashboard.report import make_report
 from rescnet_dist.errors import RescnetError
 
@@ -26,7 +26,10 @@ ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
     "output for other formats]",
 )  # fmt: skip
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), help="[default: by the ending of --output]"
+    "--format",
+    "form",
+    type=click.Choice(REPORT_FORMATS),
+    help="[default: by the ending of --output]",
 )
 @click.option(
     "--images", type=click.IntRange(min=1), default=MAX_EVALUATION_IMAGES, show_default=True,
