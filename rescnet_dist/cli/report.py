@@ -11,7 +11,7 @@ from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.dashboard.evaluation import MAX_EVALUATION_IMAGES
-from rescnet_dist.dashboard.render import FORMATS, render_report
+from rescnet_dist.dashboard.render import REPORT_FORMATS, render_report
 from rescnet_dist.dashboard.report import make_report
 from rescnet_dist.errors import RescnetError
 
@@ -27,7 +27,7 @@ FORMAT_BY_EXTENSION = {".html": "html", ".htm": "html", ".md": "markdown", ".jso
     "standard output for other formats]",
 )
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), help="[default: by the extension of --output]"
+    "--format", "form", type=click.Choice(REPORT_FORMATS), help="[default: by the extension of --output]"
 )
 @click.option(
     "--images",

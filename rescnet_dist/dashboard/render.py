@@ -21,7 +21,7 @@ from rescnet_dist.train import PHASES
 
 HTML_TEMPLATE = "report.html.jinja"
 NOT_RECORDED = "not recorded"
-FORMATS = ("html", "markdown", "json")
+REPORT_FORMATS = ("html", "markdown", "json")
 MAX_REPORT_CLASSES = 30  # of the data, by name
 MAX_WORKER_LINES = 5  # with more workers, the memory chart shows the largest of them only
 LAYER_COLUMNS = (
@@ -32,7 +32,7 @@ ChartEntry = tuple[str, list[tuple[str, str]], str]  # title, legend of (CSS cla
 
 
 def render_report(report: Report, form: str) -> str:
-    """Return a report in one of the `FORMATS`."""
+    """Return a report in one of the `REPORT_FORMATS`."""
     if form == "json":
         return json.dumps(report.to_dict(), indent=1) + "\n"
     return to_markdown(report) if form == "markdown" else to_html(report)

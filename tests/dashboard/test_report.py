@@ -23,7 +23,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.report import report_command
 from rescnet_dist.dashboard.evaluation import sample_from_run
-from rescnet_dist.dashboard.render import FORMATS, NOT_RECORDED, render_report
+from rescnet_dist.dashboard.render import NOT_RECORDED, REPORT_FORMATS, render_report
 from rescnet_dist.dashboard.report import Report, make_report
 from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce_command
 from rescnet_dist.kernels import project_to_simplex
@@ -172,7 +172,7 @@ def test_class_names_are_escaped(run_copy: Path) -> None:
     assert any(name in text for text in page.texts)
     text = render_report(found, "markdown")
     assert "<script>" not in text.replace("\\<", "")
-    assert all("secret" not in render_report(found, form) for form in FORMATS)
+    assert all("secret" not in render_report(found, form) for form in REPORT_FORMATS)
     assert found.command
     assert "Replace *** with them" in " ".join(found.notes)
 
@@ -223,7 +223,7 @@ def test_report_without_a_layer(run_copy: Path) -> None:
     found = make_report(run_copy)
     assert found.evaluation is None
     assert "no finished layer yet" in found.outcome
-    for form in FORMATS:
+    for form in REPORT_FORMATS:
         assert "no finished layer yet" in render_report(found, form)
     assert not References(render_report(found, "html")).found
 
@@ -234,7 +234,7 @@ def test_report_without_images(run_copy: Path) -> None:
     found = make_report(run_copy)
     assert found.evaluation is None
     assert found.pictures.banks
-    for form in FORMATS:
+    for form in REPORT_FORMATS:
         assert "the images of the run cannot be read" in render_report(found, form)
     page = References(render_report(found, "html"))
     assert page.opened["svg"] == 4

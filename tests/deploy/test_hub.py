@@ -326,5 +326,5 @@ def test_jupyterlab_reads_the_settings(tmp_path: Path, monkeypatch: pytest.Monke
     jsonschema.validate(defaults, schema)
     ours = file["data"][DASK_PANEL]["defaultLayout"]
     assert ours.items() < defaults["defaultLayout"].items()
-    for place_of in defaults["defaultLayout"].values():  # beside something that is there
-        assert place_of["ref"] is None or place_of["ref"] in defaults["defaultLayout"]
+    for position in defaults["defaultLayout"].values():  # relative to an existing plot
+        assert position["ref"] is None or position["ref"] in defaults["defaultLayout"]
