@@ -26,12 +26,12 @@ from tests.cli.damage import (
     X,
     Y,
     add_claim,
-    set_attribute,
     edit_record,
     may_be_written,
     overwrite,
     read_contents,
     remove,
+    set_attribute,
     truncate,
     write_data,
 )
