@@ -1,4 +1,4 @@
-"""`rescnet` in this process, and a small data set to call it with."""
+"""Helpers for tests of commands: run `rescnet` in this process, write a small data set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(*arguments: Any) -> Result:
 
 
 def stored_digits(folder: Path, count: int, chunk: int) -> str:
-    """The URL of a Zarr store of so many digits, images and labels, made in a folder."""
+    """Write a Zarr store of `count` digits with labels into a folder; return its URL."""
     images, labels = rd.load_digits()
     group = zarr.open_group(folder / "digits.zarr", mode="w")
     group.create_array("images", data=images[:count], chunks=(chunk, 28, 28, 1))

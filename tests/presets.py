@@ -1,4 +1,4 @@
-"""What the presets are for: height, width and channels of their images."""
+"""Height, width and channels of the images that each preset is for."""
 
 IMAGES = {
     "digits": (28, 28, 1),

@@ -1,5 +1,4 @@
-"""What users get wrong: every error names the value, the limit and the remedy, and nothing is left
-behind."""
+"""Errors for bad input: messages with value, limit and remedy, and no files left over."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ import pytest
 import xarray as xr
 import zarr
 from distributed import Client, LocalCluster
-from sklearn.exceptions import NotFittedError
 
 import rescnet_dist as rd
 from rescnet_dist import (
@@ -41,81 +39,83 @@ RUN = RunSpec(chunk_images=8, accumulators=2, solve_threads=1)
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a case works with: an empty folder, where a run would go, and a fitted classifier."""
+class Context:
+    """The context of a case: an empty folder for a run, and a fitted classifier."""
 
     folder: Path
     fitted: ResCNetClassifier
 
     @property
     def store(self) -> Path:
-        """A place that holds nothing."""
+        """URL of a store that does not exist."""
         return self.folder / "run"
 
 
 def fit(
     images: Any = X, labels: Any = Y, spec: Any = SPEC, validation: Any = None, **parameters: Any
-) -> Callable[[Place], Any]:
-    """A case: training into an explicit store."""
+) -> Callable[[Context], Any]:
+    """Return a case that trains into a store."""
 
-    def action(location: Place) -> None:
-        given = {"store": location.store, "run": RUN, **parameters}
+    def action(context: Context) -> None:
+        given = {"store": context.store, "run": RUN, **parameters}
         clf = ResCNetClassifier(spec, **given)
         clf.fit(images, labels, validation=validation)
 
     return action
 
 
-def predict(images: Any, method: str = "predict") -> Callable[[Place], Any]:
-    """A case: predicting, and computing what is lazy, by a fitted classifier."""
+def predict(images: Any, method: str = "predict") -> Callable[[Context], Any]:
+    """Return a case that predicts with a fitted classifier and computes the result."""
 
-    def action(location: Place) -> None:
-        np.asarray(getattr(location.fitted, method)(images))
+    def action(context: Context) -> None:
+        np.asarray(getattr(context.fitted, method)(images))
 
     return action
 
 
-def with_pixel(value: float, image: int = 7) -> Array:
-    """The images with one odd pixel."""
+def set_pixel(value: float, image: int = 7) -> Array:
+    """Return the images with one pixel changed."""
     changed = FLOATS.copy()
     changed[image, 3, 4, 0] = value
     return changed
 
 
-def lazily(images: Array) -> da.Array:
-    """In chunks of six images."""
+def to_dask(images: Array) -> da.Array:
+    """Return images as a dask array in chunks of six."""
     return da.from_array(images, chunks=(6, *images.shape[1:]))
 
 
-def with_label(label: Any, where: int = 5) -> Array:
-    """The labels as objects, with one odd one."""
+def set_label(label: Any, where: int = 5) -> Array:
+    """Return the labels as objects with one changed."""
     labels = Y.astype(object)
     labels[where] = label
     return labels
 
 
-def unknown_length(array: da.Array) -> da.Array:
-    """The array with chunks of unknown length."""
+def forget_chunk_sizes(array: da.Array) -> da.Array:
+    """Return the array with chunks of unknown length."""
     return array[da.from_array(np.ones(len(array), bool), chunks=array.chunks[0])]
 
 
-def in_zarr(then: Callable[[str], Callable[[Place], Any]], **arrays: Any) -> Callable[[Place], Any]:
-    """A case that is about the URL of a Zarr group of some arrays."""
+def in_zarr(
+    then: Callable[[str], Callable[[Context], Any]], **arrays: Any
+) -> Callable[[Context], Any]:
+    """Return a case on the URL of a Zarr group of some arrays."""
 
-    def action(location: Place) -> None:
+    def action(context: Context) -> None:
         with tempfile.TemporaryDirectory() as folder:
             group = zarr.open_group(f"{folder}/data.zarr", mode="w")
             for name, values in arrays.items():
                 group.create_array(name, data=values, chunks=(6, *values.shape[1:]))
-            then(f"{folder}/data.zarr")(location)
+            then(f"{folder}/data.zarr")(context)
 
     return action
 
 
-def at_a_run(then: Callable[[Path], Any], **attributes: Any) -> Callable[[Place], Any]:
-    """A case that is about a store with a run of these attributes, which must stay as it is."""
+def at_a_run(then: Callable[[Path], Any], **attributes: Any) -> Callable[[Context], Any]:
+    """Return a case on a run with these attributes, which must not change."""
 
-    def action(location: Place) -> None:
+    def action(context: Context) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run = RunStore.create(f"{folder}/run", {})
             run.update_attributes(
@@ -132,10 +132,10 @@ def at_a_run(then: Callable[[Path], Any], **attributes: Any) -> Callable[[Place]
     return action
 
 
-def at_something_else(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
-    """A case that is about a folder with something else in it, which must stay as it is."""
+def at_something_else(then: Callable[[Path], Any]) -> Callable[[Context], Any]:
+    """Return a case on a folder with another file, which must not change."""
 
-    def action(location: Place) -> None:
+    def action(context: Context) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "thesis.txt").write_text("years of work")
             try:
@@ -146,24 +146,24 @@ def at_something_else(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
     return action
 
 
-def at_a_network(then: Callable[[Path], Any]) -> Callable[[Place], Any]:
-    """A case that is about a saved network."""
+def at_a_network(then: Callable[[Path], Any]) -> Callable[[Context], Any]:
+    """Return a case on a saved network."""
 
-    def action(location: Place) -> None:
+    def action(context: Context) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            location.fitted.save(Path(folder) / "network")
+            context.fitted.save(Path(folder) / "network")
             then(Path(folder) / "network")
 
     return action
 
 
 def fit_into(store: Path) -> None:
-    """Train into a given store."""
+    """Train into a store."""
     ResCNetClassifier(SPEC, store=store, run=RUN).fit(X, Y)
 
 
 NEWER = FORMAT_VERSION + 1
-Case = tuple[Callable[[Place], Any], type[RescnetError], list[str]]
+Case = tuple[Callable[[Context], Any], type[RescnetError], list[str]]
 
 IMAGES: dict[str, Case] = {
     "a table": (fit(X.reshape(20, -1)), DataError, ["X has shape (20, 196)", "(N, H, W)"]),
@@ -181,11 +181,11 @@ IMAGES: dict[str, Case] = {
     "complex": (fit(X.astype(complex)), DataError, ["dtype complex128", "must be numbers"]),
     "text": (fit(X.astype(str)), DataError, ["dtype <U", "must be numbers"]),
     "nan": (
-        fit(with_pixel(np.nan)),
+        fit(set_pixel(np.nan)),
         DataError,
         ["Image 7 of X", "pixel value nan", "replace or drop"],
     ),
-    "beyond single precision": (
+    "larger than single precision": (
         fit(X.astype(np.float64) * 1e300),
         DataError,
         [
@@ -195,34 +195,34 @@ IMAGES: dict[str, Case] = {
             "divide all images",
         ],
     ),
-    "infinite": (fit(with_pixel(-np.inf)), DataError, ["Image 7 of X", "pixel value -inf"]),
+    "infinite": (fit(set_pixel(-np.inf)), DataError, ["Image 7 of X", "pixel value -inf"]),
     "lazy nan": (
-        fit(lazily(with_pixel(np.nan, 13))),
+        fit(to_dask(set_pixel(np.nan, 13))),
         DataError,
         ["Image 13 of X", "pixel value nan", "replace or drop"],
     ),
     "lazy infinite": (
-        fit(lazily(with_pixel(np.inf, 19))),
+        fit(to_dask(set_pixel(np.inf, 19))),
         DataError,
         ["Image 19 of X", "pixel value inf"],
     ),
     "nan at a URL": (
-        in_zarr(lambda url: fit(url), images=with_pixel(np.nan), labels=Y),
+        in_zarr(lambda url: fit(url), images=set_pixel(np.nan), labels=Y),
         DataError,
         ["Image 7 of X", "pixel value nan"],
     ),
     "unknown chunks": (
-        fit(unknown_length(LAZY)),
+        fit(forget_chunk_sizes(LAZY)),
         DataError,
         ["X has chunks of unknown length", "compute_chunk_sizes()"],
     ),
     "missing URL": (
-        lambda location: fit(str(location.folder / "nowhere"), None)(location),
+        lambda context: fit(str(context.folder / "nowhere"), None)(context),
         DataError,
         ["nowhere", "Check the URL"],
     ),
     "missing path": (
-        lambda location: fit(location.folder / "nowhere", None)(location),
+        lambda context: fit(context.folder / "nowhere", None)(context),
         DataError,
         ["nowhere", "Check the URL"],
     ),
@@ -273,7 +273,7 @@ LABELS: dict[str, Case] = {
         ["NaN", "Give every image a class"],
     ),
     "nan among objects": (
-        fit(labels=with_label(float("nan"))),
+        fit(labels=set_label(float("nan"))),
         DataError,
         ["NaN", "Give every image a class"],
     ),
@@ -283,7 +283,7 @@ LABELS: dict[str, Case] = {
         ["NaT", "Give every image a class"],
     ),
     "unknown chunks": (
-        fit(labels=unknown_length(da.from_array(Y, chunks=6))),
+        fit(labels=forget_chunk_sizes(da.from_array(Y, chunks=6))),
         DataError,
         ["y has chunks of unknown length", "compute_chunk_sizes()"],
     ),
@@ -312,8 +312,8 @@ VALIDATION: dict[str, Case] = {
     ),
     "a negative share": (fit(validation=-0.1), SpecError, ["validation=-0.1 is out of range"]),
     "no number": (fit(validation=float("nan")), SpecError, ["validation=nan is out of range"]),
-    "a word": (fit(validation="some"), RescnetError, ["validation='some'", "share"]),
-    "images alone": (fit(validation=(X,)), RescnetError, ["validation", "(X, y)"]),
+    "a word": (fit(validation="some"), RescnetError, ["validation='some'", "fraction"]),
+    "images only": (fit(validation=(X,)), RescnetError, ["validation", "(X, y)"]),
     "a triple": (fit(validation=(X, Y, Y)), RescnetError, ["validation", "(X, y)"]),
     "too few images to split": (
         fit(X[:4], Y[:4], validation=0.1),
@@ -351,12 +351,12 @@ VALIDATION: dict[str, Case] = {
         ["validation y has 3 labels for 20 images"],
     ),
     "nan": (
-        fit(validation=(with_pixel(np.nan), Y)),
+        fit(validation=(set_pixel(np.nan), Y)),
         DataError,
         ["Image 7 of validation X", "pixel value nan"],
     ),
     "lazy nan": (
-        fit(validation=(lazily(with_pixel(np.nan)), Y)),
+        fit(validation=(to_dask(set_pixel(np.nan)), Y)),
         DataError,
         ["Image 7 of validation X", "pixel value nan"],
     ),
@@ -366,22 +366,22 @@ SPECS: dict[str, Case] = {
     "unknown preset": (
         fit(spec="mnits"),
         SpecError,
-        ["unknown preset 'mnits'", "did you mean 'mnist'?", "cifar10"],
+        ["Unknown preset 'mnits'", "Did you mean 'mnist'?", "cifar10"],
     ),
     "unknown option": (
-        lambda location: SPEC.replace(filtres=3),
+        lambda context: SPEC.replace(filtres=3),
         SpecError,
-        ["NetworkSpec has no option 'filtres'", "did you mean 'filters'?", "max_layers"],
+        ["NetworkSpec has no option 'filtres'", "Did you mean 'filters'?", "max_layers"],
     ),
     "unknown option of a run": (
-        lambda location: RUN.replace(chunk_image=3),
+        lambda context: RUN.replace(chunk_image=3),
         SpecError,
-        ["RunSpec has no option 'chunk_image'", "did you mean 'chunk_images'?"],
+        ["RunSpec has no option 'chunk_image'", "Did you mean 'chunk_images'?"],
     ),
     "unknown choice": (
-        lambda location: SPEC.replace(residual="regres"),
+        lambda context: SPEC.replace(residual="regres"),
         SpecError,
-        ["residual='regres'", "did you mean 'regress'?", "classify"],
+        ["residual='regres'", "Did you mean 'regress'?", "classify"],
     ),
     "a dictionary": (
         fit(spec={"filters": 4}),
@@ -411,9 +411,9 @@ SPECS: dict[str, Case] = {
         ["patience=2", "there are no validation images", "omit patience"],
     ),
     "floor above the rate": (
-        lambda location: SPEC.replace(learning_rate=0.1, rate_floor=0.5),
+        lambda context: SPEC.replace(learning_rate=0.1, rate_floor=0.5),
         SpecError,
-        ["rate_floor=0.5 is above learning_rate=0.1", "lower one"],
+        ["rate_floor=0.5 is above learning_rate=0.1", "lower floor"],
     ),
     "negative seed": (fit(random_state=-1), SpecError, ["seed=-1 is out of range", "at least 0"]),
     "a word for a seed": (fit(random_state="lucky"), RescnetError, ["random_state='lucky'"]),
@@ -448,15 +448,15 @@ STORES: dict[str, Case] = {
     "load a run without layers": (
         at_a_run(rd.load),
         StoreError,
-        ["no finished layer yet", "resume it first"],
+        ["no finished layer yet", "Resume it first"],
     ),
     "resume nothing": (
-        lambda location: ResCNetClassifier.resume(location.store),
+        lambda context: ResCNetClassifier.resume(context.store),
         StoreError,
         ["run", "Check the URL"],
     ),
     "load nothing": (
-        lambda location: rd.load(location.store),
+        lambda context: rd.load(context.store),
         StoreError,
         ["run", "Check the URL"],
     ),
@@ -471,14 +471,14 @@ STORES: dict[str, Case] = {
         ["is not a rescnet-run store", "rescnet-network", "Check the URL"],
     ),
     "resume data": (
-        in_zarr(lambda url: lambda location: ResCNetClassifier.resume(url), images=X),
+        in_zarr(lambda url: lambda context: ResCNetClassifier.resume(url), images=X),
         StoreError,
         ["is not a rescnet-run store", "Check the URL"],
     ),
     "save over something": (
-        lambda location: at_something_else(location.fitted.save)(location),
+        lambda context: at_something_else(context.fitted.save)(context),
         StoreError,
-        ["already holds something", "choose another URL"],
+        ["already holds something", "Choose another URL"],
     ),
 }
 
@@ -496,34 +496,34 @@ PREDICTION: dict[str, Case] = {
     ),
     "no images": (predict(X[:0]), DataError, ["(0, 14, 14, 1)", "empty"]),
     "objects": (predict(X.astype(object), "decision_function"), DataError, ["dtype object"]),
-    "nan": (predict(with_pixel(np.nan)), DataError, ["Image 7 of X", "pixel value nan"]),
+    "nan": (predict(set_pixel(np.nan)), DataError, ["Image 7 of X", "pixel value nan"]),
     "lazy nan": (
-        predict(lazily(with_pixel(np.nan, 13))),
+        predict(to_dask(set_pixel(np.nan, 13))),
         DataError,
         ["Image 13 of X", "pixel value nan"],
     ),
     "unknown chunks": (
-        predict(unknown_length(LAZY)),
+        predict(forget_chunk_sizes(LAZY)),
         DataError,
         ["X has chunks of unknown length", "compute_chunk_sizes()"],
     ),
     "labels of another length": (
-        lambda location: location.fitted.score(X, Y[:5]),
+        lambda context: context.fitted.score(X, Y[:5]),
         DataError,
         ["y has 5 labels for 20 images"],
     ),
     "missing labels": (
-        lambda location: location.fitted.staged_score(X),
+        lambda context: context.fitted.staged_score(X),
         DataError,
         ["y is missing", "Give labels"],
     ),
     "unhashable labels": (
-        lambda location: location.fitted.score(X, [{1}] * 20),
+        lambda context: context.fitted.score(X, [{1}] * 20),
         DataError,
         ["hashable"],
     ),
     "a layer too many": (
-        lambda location: location.fitted.network_.maps(X[:1], 2),
+        lambda context: context.fitted.network_.maps(X[:1], 2),
         DataError,
         ["layer=2", "layers 1 to 1"],
     ),
@@ -545,14 +545,14 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def fitted(threads_cluster: LocalCluster) -> ResCNetClassifier:
-    """A classifier of one layer."""
+    """Return a classifier of one layer."""
     with Client(threads_cluster):
         return ResCNetClassifier(SPEC, run=RUN).fit(X, Y)
 
 
 @pytest.mark.parametrize(("action", "error", "fragments"), CASES.values(), ids=CASES.keys())
-def test_bad_input_is_refused_with_value_limit_and_remedy(
-    action: Callable[[Place], Any],
+def test_bad_input_raises_an_error_with_value_limit_and_remedy(
+    action: Callable[[Context], Any],
     error: type[RescnetError],
     fragments: list[str],
     client: Client,
@@ -560,57 +560,30 @@ def test_bad_input_is_refused_with_value_limit_and_remedy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One row of the tables above; no store is left, not even a half-written one."""
+    """One row of the tables above; no store is left over, not even a partial one."""
     (tmp_path / "temporary").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     with pytest.raises(error) as caught:
-        action(Place(tmp_path / "work", fitted))
+        action(Context(tmp_path / "work", fitted))
     message = str(caught.value)
     for fragment in fragments:
         assert fragment in message
-    assert "np." not in message, "values are shown as users write them"
+    assert "np." not in message, "values must be printed as users write them"
     assert list((tmp_path / "work").iterdir()) == []
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "predict",
-        "predict_proba",
-        "decision_function",
-        "score",
-        "staged_score",
-        "staged_predict",
-        "save",
-    ],
-)
-def test_a_classifier_that_is_not_fitted_says_so(method: str, tmp_path: Path) -> None:
-    """With scikit-learn's own error, whatever is asked of it."""
-    arguments = {"save": (tmp_path / "network",), "score": (X, Y), "staged_score": (X, Y)}
-    with pytest.raises(NotFittedError, match="not fitted yet"):
-        getattr(ResCNetClassifier(), method)(*arguments.get(method, (X,)))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_same_place_can_be_used_after_a_refusal(client: Client, tmp_path: Path) -> None:
-    """Nothing is in the way of the corrected data."""
+def test_store_can_be_used_after_an_error(client: Client, tmp_path: Path) -> None:
+    """The corrected data can be trained on."""
     clf = ResCNetClassifier(SPEC, store=tmp_path / "run", run=RUN)
     with pytest.raises(DataError, match="Image 13 of X"):
-        clf.fit(lazily(with_pixel(np.nan, 13)), Y)
+        clf.fit(to_dask(set_pixel(np.nan, 13)), Y)
     assert clf.fit(LAZY, Y).depth_ == 1
 
 
-def test_labels_that_cannot_be_stored_can_be_trained_on_without_a_store(client: Client) -> None:
-    """As the message says, it is the store that cannot hold them."""
+def test_any_labels_can_be_trained_on_without_a_store(client: Client) -> None:
+    """Only the store cannot have them, as the message says."""
     labels = [frozenset([y]) for y in Y.tolist()]
     clf = ResCNetClassifier(SPEC, run=RUN).fit(X, labels)
     assert set(clf.predict(X).tolist()) <= set(labels)
-
-
-def test_every_error_is_a_value_error() -> None:
-    """So that scikit-learn and users' own code catch them as they catch others."""
-    for error in (DataError, SpecError, StoreError):
-        assert issubclass(error, RescnetError)
-        assert issubclass(error, ValueError)

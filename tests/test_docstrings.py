@@ -35,8 +35,8 @@ CHECKS = {
     "RT03": "return value without a description",
     "YD01": "no Yields section although it yields",
 }
-# Not for dataclasses, whose fields are documented as Attributes: numpydoc does not compare those with
-# the signature, `test_dataclass_fields_are_documented` does. Nor for inherited constructors.
+# Not for dataclasses, whose fields are documented as Attributes, which numpydoc does not compare
+# with the signature (`test_dataclass_fields_are_documented` does), nor for inherited constructors.
 PARAMETER_CHECKS = {"PR01", "PR02"}
 PACKAGES = (rescnet_dist, kernels)
 

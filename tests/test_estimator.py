@@ -1,4 +1,4 @@
-"""The Python face: a scikit-learn classifier that predicts lazily where it is asked to."""
+"""The scikit-learn estimator: parameters, predictions in memory and lazily, stores, clusters."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ FLIPS = AugmentSpec(copies=1, flip=True)
 
 @pytest.fixture(scope="module")
 def fitted(threads_cluster: LocalCluster) -> ResCNetClassifier:
-    """A classifier of two layers that lives in memory."""
+    """Return a classifier of two layers in memory."""
     with Client(threads_cluster):
         return ResCNetClassifier(SPEC, run=RUN).fit(X, Y)
 
 
-def refuse(*args: Any, **kwargs: Any) -> None:
-    """A scheduler that fails the test: nothing may compute while a graph is built."""
+def fail_to_compute(*args: Any, **kwargs: Any) -> None:
+    """Fail the test, as a scheduler: nothing may compute while a graph is built."""
     raise AssertionError("computed while a graph was built")
 
 
 # parameters -------------------------------------------------------------------------------------
 
 
-def test_parameters_are_stored_as_they_are_and_nothing_else_is_done() -> None:
-    """As scikit-learn asks of __init__: even nonsense is kept until fit."""
+def test_init_only_stores_its_parameters() -> None:
+    """As scikit-learn requires: even invalid values are kept until fit."""
     names = ("spec", "store", "random_state", "run", "augment")
     given: dict[str, Any] = {name: object() for name in names}
     clf = ResCNetClassifier(given["spec"], **{k: v for k, v in given.items() if k != "spec"})
@@ -72,8 +72,8 @@ def test_parameters_are_stored_as_they_are_and_nothing_else_is_done() -> None:
     assert vars(clf) == clf.get_params()
 
 
-def test_a_clone_has_equal_parameters_and_is_not_fitted(fitted: ResCNetClassifier) -> None:
-    """And changing it leaves the original as it is."""
+def test_clone_has_equal_parameters_and_is_not_fitted(fitted: ResCNetClassifier) -> None:
+    """Changing it does not change the original."""
     copy = clone(fitted)
     assert copy.get_params() == fitted.get_params()
     with pytest.raises(NotFittedError):
@@ -85,8 +85,8 @@ def test_a_clone_has_equal_parameters_and_is_not_fitted(fitted: ResCNetClassifie
         copy.set_params(depth=3)
 
 
-def test_tags_say_classifier_of_images() -> None:
-    """Not of tables."""
+def test_tags_of_an_image_classifier() -> None:
+    """It takes images, not tables."""
     clf = ResCNetClassifier()
     assert is_classifier(clf)
     tags = get_tags(clf)
@@ -96,7 +96,7 @@ def test_tags_say_classifier_of_images() -> None:
     assert tags.target_tags.required
 
 
-def test_fit_returns_the_classifier_with_its_attributes(fitted: ResCNetClassifier) -> None:
+def test_fit_sets_attributes_and_returns_the_classifier(fitted: ResCNetClassifier) -> None:
     """The network, classes, depth and accuracies."""
     assert isinstance(fitted, ResCNetClassifier)
     assert fitted.depth_ == fitted.network_.depth == 2
@@ -108,10 +108,10 @@ def test_fit_returns_the_classifier_with_its_attributes(fitted: ResCNetClassifie
 
 
 @pytest.mark.parametrize("spec", [None, "digits"])
-def test_without_a_spec_the_digits_preset_is_trained(
+def test_default_spec_is_the_digits_preset(
     client: Client, tmp_path: Path, spec: str | None
 ) -> None:
-    """Its name means the same."""
+    """Its name gives the same network."""
 
     def stop(event: Any) -> None:
         raise KeyboardInterrupt
@@ -125,7 +125,7 @@ def test_without_a_spec_the_digits_preset_is_trained(
 # scikit-learn -----------------------------------------------------------------------------------
 
 
-def test_a_grid_search_chooses_a_spec(client: Client) -> None:
+def test_grid_search_over_specs(client: Client) -> None:
     """Two specs over two folds, then a fit of the better one."""
     weak = ONE_LAYER.replace(filters=2, levels=[1])
     search = GridSearchCV(ResCNetClassifier(run=RUN), {"spec": [weak, ONE_LAYER]}, cv=2)
@@ -136,32 +136,32 @@ def test_a_grid_search_chooses_a_spec(client: Client) -> None:
     assert search.predict(X_TEST).shape == (50,)
 
 
-def test_cross_validation_works_with_any_labels(client: Client) -> None:
-    """Each fold is a fresh run; labels are strings here."""
+def test_cross_validation_with_string_labels(client: Client) -> None:
+    """Each fold is a new run."""
     names = np.array([f"digit {y}" for y in Y])
     scores = cross_val_score(ResCNetClassifier(ONE_LAYER, run=RUN), X, names, cv=2)
     assert scores.shape == (2,)
     assert scores.min() > 0.4
 
 
-def test_a_pipeline_ends_with_it(client: Client) -> None:
-    """What comes before may change the images."""
+def test_pipeline(client: Client) -> None:
+    """Earlier steps may change the images."""
     invert = FunctionTransformer(lambda images: 255 - images)
     pipeline = make_pipeline(invert, ResCNetClassifier(ONE_LAYER, run=RUN)).fit(X, Y)
     assert pipeline.score(X_TEST, Y_TEST) > 0.4
 
 
-# lazy in, lazy out ------------------------------------------------------------------------------
+# lazy predictions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["predict", "decision_function", "predict_proba"])
 @pytest.mark.parametrize("augment", [None, FLIPS], ids=["plain", "averaged"])
-def test_predictions_of_a_dask_array_are_built_without_computing(
+def test_predictions_of_a_dask_array_are_lazy(
     fitted: ResCNetClassifier, method: str, augment: AugmentSpec | None
 ) -> None:
-    """And are, once computed, those of the same images in memory."""
+    """The computed result equals that of the same images in memory."""
     lazy = da.from_array(X_TEST, chunks=(20, 14, 14, 1))
-    with dask.config.set(scheduler=refuse):
+    with dask.config.set(scheduler=fail_to_compute):
         result = getattr(fitted, method)(lazy, augment=augment)
     expected = getattr(fitted, method)(X_TEST, augment=augment)
     assert isinstance(result, da.Array)
@@ -173,8 +173,8 @@ def test_predictions_of_a_dask_array_are_built_without_computing(
     np.testing.assert_allclose(computed, expected, atol=1e-5)
 
 
-def test_images_that_fail_to_load_do_not_fail_the_graph(fitted: ResCNetClassifier) -> None:
-    """Not one block is read before it is asked for, and then only that block."""
+def test_lazy_images_are_loaded_only_when_computed(fitted: ResCNetClassifier) -> None:
+    """Only the blocks that are needed are loaded."""
 
     def load(block_info: Any = None) -> Array:
         start, stop = block_info[None]["array-location"][0]
@@ -199,14 +199,14 @@ def test_images_that_fail_to_load_do_not_fail_the_graph(fitted: ResCNetClassifie
 def test_predictions_do_not_depend_on_chunks(
     fitted: ResCNetClassifier, rows: list[int], side: int
 ) -> None:
-    """Along images and within them."""
+    """Neither along images nor within them."""
     images = X[: sum(rows)]
     lazy = da.from_array(images, chunks=(tuple(rows), side, side, 1))
     scores = fitted.decision_function(lazy).compute(scheduler="sync")
     np.testing.assert_allclose(scores, fitted.decision_function(images), atol=1e-5)
 
 
-def test_predictions_are_equal_for_every_kind_of_images(
+def test_predictions_are_equal_for_all_input_types(
     fitted: ResCNetClassifier, tmp_path: Path
 ) -> None:
     """NumPy, lists, dask, xarray of either, a Zarr array and a Zarr group at a URL."""
@@ -226,62 +226,62 @@ def test_predictions_are_equal_for_every_kind_of_images(
         "array path": tmp_path / "bare",
         "group URL": f"file://{tmp_path}/group",
     }
-    expected, share = fitted.predict(X_TEST), fitted.score(X_TEST, Y_TEST)
+    expected, accuracy = fitted.predict(X_TEST), fitted.score(X_TEST, Y_TEST)
     for name, source in sources.items():
         np.testing.assert_array_equal(np.asarray(fitted.predict(source)), expected, err_msg=name)
-        assert fitted.score(source, Y_TEST) == share, name
-        assert fitted.staged_score(source, Y_TEST)[-1] == share, name
+        assert fitted.score(source, Y_TEST) == accuracy, name
+        assert fitted.staged_score(source, Y_TEST)[-1] == accuracy, name
     for y in (None, Y_TEST.tolist(), da.from_array(Y_TEST, chunks=7), xr.DataArray(Y_TEST)):
-        assert fitted.score(tmp_path / "group", y) == share
+        assert fitted.score(tmp_path / "group", y) == accuracy
 
 
-# what is predicted ------------------------------------------------------------------------------
+# labels and scores ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name", [str, lambda y: (y, "digit"), lambda y: None if y == 3 else f"{y}", frozenset, bytes]
 )
-def test_labels_of_any_kind_come_back(client: Client, name: Any) -> None:
+def test_predict_returns_labels_of_any_type(client: Client, name: Any) -> None:
     """As they were given, eagerly and lazily."""
-    few = Y < 4
-    labels = [name([y]) if name in (frozenset, bytes) else name(y) for y in Y[few].tolist()]
-    clf = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X[few], labels)
-    predicted = clf.predict(X[few]).tolist()
+    first = Y < 4
+    labels = [name([y]) if name in (frozenset, bytes) else name(y) for y in Y[first].tolist()]
+    clf = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X[first], labels)
+    predicted = clf.predict(X[first]).tolist()
     assert set(predicted) == set(labels) == set(clf.classes_.tolist())
     assert {type(p) for p in predicted} == {type(label) for label in labels}
-    lazy = clf.predict(da.from_array(X[few], chunks=(9, 14, 14, 1))).compute()
+    lazy = clf.predict(da.from_array(X[first], chunks=(9, 14, 14, 1))).compute()
     assert lazy.tolist() == predicted
-    right = np.mean([p == label for p, label in zip(predicted, labels, strict=True)])
-    assert clf.score(X[few], labels) == right > 0.8
+    accuracy = np.mean([p == label for p, label in zip(predicted, labels, strict=True)])
+    assert clf.score(X[first], labels) == accuracy > 0.8
 
 
-def test_labels_come_back_from_a_store_as_given(client: Client, tmp_path: Path) -> None:
+def test_stored_networks_return_labels_as_given(client: Client, tmp_path: Path) -> None:
     """From the run, and from a network saved from it."""
     labels = [("digit", y, None) for y in Y.tolist()]
     clf = ResCNetClassifier(ONE_LAYER, store=tmp_path / "run", run=RUN).fit(X, labels)
     clf.save(tmp_path / "network")
     for url in (tmp_path / "run", tmp_path / "network"):
-        again = rd.load(url)
-        assert again.classes_.tolist() == clf.classes_.tolist() == sorted(set(labels))
-        assert again.predict(X_TEST).tolist() == clf.predict(X_TEST).tolist()
+        loaded = rd.load(url)
+        assert loaded.classes_.tolist() == clf.classes_.tolist() == sorted(set(labels))
+        assert loaded.predict(X_TEST).tolist() == clf.predict(X_TEST).tolist()
 
 
-def test_probabilities_sum_to_one_and_agree_with_the_prediction(fitted: ResCNetClassifier) -> None:
+def test_probabilities_sum_to_one_and_match_predictions(fitted: ResCNetClassifier) -> None:
     """None is negative."""
-    chances = fitted.predict_proba(X_TEST)
-    assert chances.shape == (50, 10)
-    np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-9)
-    assert chances.min() >= 0
-    np.testing.assert_array_equal(fitted.classes_[chances.argmax(axis=1)], fitted.predict(X_TEST))
+    proba = fitted.predict_proba(X_TEST)
+    assert proba.shape == (50, 10)
+    np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-9)
+    assert proba.min() >= 0
+    np.testing.assert_array_equal(fitted.classes_[proba.argmax(axis=1)], fitted.predict(X_TEST))
 
 
-def test_scores_are_shares_of_right_predictions(fitted: ResCNetClassifier) -> None:
+def test_score_is_the_fraction_of_correct_predictions(fitted: ResCNetClassifier) -> None:
     """After the last layer and after each; weights count, unknown labels are errors."""
-    right = fitted.predict(X_TEST) == Y_TEST
-    assert fitted.score(X_TEST, Y_TEST) == right.mean()
+    is_correct = fitted.predict(X_TEST) == Y_TEST
+    assert fitted.score(X_TEST, Y_TEST) == is_correct.mean()
     weights = np.linspace(0, 1, 50)
     weighted = fitted.score(X_TEST, Y_TEST, sample_weight=weights)
-    assert weighted == pytest.approx((right * weights).sum() / weights.sum())
+    assert weighted == pytest.approx((is_correct * weights).sum() / weights.sum())
     staged = fitted.staged_score(X_TEST, Y_TEST)
     assert staged.shape == (2,)
     assert staged[-1] == fitted.score(X_TEST, Y_TEST)
@@ -289,8 +289,8 @@ def test_scores_are_shares_of_right_predictions(fitted: ResCNetClassifier) -> No
     assert fitted.staged_score(X_TEST, ["unknown"] * 50).tolist() == [0, 0]
 
 
-def test_labels_after_each_layer(fitted: ResCNetClassifier) -> None:
-    """The last are the predictions; their shares right are the staged scores; lazy of lazy."""
+def test_staged_predict(fitted: ResCNetClassifier) -> None:
+    """The last labels are the predictions, and their accuracies the staged scores."""
     staged = fitted.staged_predict(X_TEST)
     assert staged.shape == (2, 50)
     np.testing.assert_array_equal(staged[-1], fitted.predict(X_TEST))
@@ -298,7 +298,7 @@ def test_labels_after_each_layer(fitted: ResCNetClassifier) -> None:
         (staged == Y_TEST).mean(axis=1), fitted.staged_score(X_TEST, Y_TEST)
     )
     assert (staged[0] != staged[1]).any()
-    with dask.config.set(scheduler=refuse):
+    with dask.config.set(scheduler=fail_to_compute):
         lazy = fitted.staged_predict(da.from_array(X_TEST, chunks=(20, 14, 14, 1)))
     assert lazy.chunks == ((2,), (20, 20, 10))
     np.testing.assert_array_equal(lazy.compute(), staged)
@@ -320,8 +320,8 @@ def test_flips_average_over_an_image_and_its_mirror_image(fitted: ResCNetClassif
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_images_beyond_single_precision_are_refused(fitted: ResCNetClassifier) -> None:
-    """Rather than all taken for the first class, as an argmax of NaN has it."""
+def test_images_that_overflow_single_precision_are_an_error(fitted: ResCNetClassifier) -> None:
+    """An argmax of NaN would give the first class for all."""
     images = X[:3].astype(np.float64)
     images[1] *= 1e25
     with pytest.raises(rd.DataError, match=r"Image 1 of X has values .*e\+27.* same scale"):
@@ -329,31 +329,29 @@ def test_images_beyond_single_precision_are_refused(fitted: ResCNetClassifier) -
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_held_out_images_beyond_single_precision_are_refused(client: Client) -> None:
-    """Rather than a depth chosen by scores that are no numbers."""
-    far = X[:30].astype(np.float64) * 1e25
+def test_validation_images_that_overflow_are_an_error(client: Client) -> None:
+    """Otherwise the depth would be chosen by scores that are not finite."""
+    large = X[:30].astype(np.float64) * 1e25
     clf = ResCNetClassifier(ONE_LAYER.replace(max_layers=2), run=RUN.replace(validation=0.0))
-    with pytest.raises(
-        rd.DataError, match=r"0 training images and 30 validation images have non-finite"
-    ):
-        clf.fit(X[30:].astype(np.float64), Y[30:], validation=(far, Y[:30]))
+    with pytest.raises(rd.DataError, match=r"0 training images and 30 validation images have"):
+        clf.fit(X[30:].astype(np.float64), Y[30:], validation=(large, Y[:30]))
 
 
-def test_images_on_another_scale_are_warned_of(fitted: ResCNetClassifier) -> None:
-    """As are those divided by 255, which are one dark gray to the network."""
+def test_images_of_another_value_range_give_a_warning(fitted: ResCNetClassifier) -> None:
+    """Images divided by 255 are all nearly black to the network."""
     with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values from 0 to 255"):
         fitted.predict(X[:5].astype(np.float32) / 255)
     lazy = da.from_array(X[:50].astype(np.float32) / 255, (20, -1, -1, -1))
-    for scored in (fitted.score, fitted.staged_score):  # which compute it all anyway
+    for method in (fitted.score, fitted.staged_score):  # these compute all images anyway
         with pytest.warns(UserWarning, match=r"values from 0 to 1, .* trained on values"):
-            scored(lazy, Y[:50])
+            method(lazy, Y[:50])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted.predict(X[:5].astype(np.float32))
 
 
-def test_images_without_channels_can_be_trained_on(client: Client) -> None:
-    """(N, H, W) gives the model of (N, H, W, 1)."""
+def test_images_without_channels(client: Client) -> None:
+    """(n, H, W) gives the model of (n, H, W, 1)."""
     flat = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X[..., 0], Y)
     deep = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X, Y)
     np.testing.assert_array_equal(
@@ -361,8 +359,8 @@ def test_images_without_channels_can_be_trained_on(client: Client) -> None:
     )
 
 
-def test_training_data_may_be_lazy(client: Client, tmp_path: Path) -> None:
-    """Dask images and labels in any chunks give the bits that NumPy ones give."""
+def test_lazy_training_data_give_the_same_model(client: Client, tmp_path: Path) -> None:
+    """Dask images and labels in any chunks give the same bits as NumPy arrays."""
     reference = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X, Y).decision_function(X_TEST)
     lazy_x, lazy_y = da.from_array(X, chunks=(33, 7, 14, 1)), da.from_array(Y, chunks=50)
     dims = ("image", "y", "x", "channel")
@@ -377,8 +375,8 @@ def test_training_data_may_be_lazy(client: Client, tmp_path: Path) -> None:
 # seeds ------------------------------------------------------------------------------------------
 
 
-def test_equal_seeds_give_equal_models_and_none_gives_another_each_time(client: Client) -> None:
-    """random_state wins over the seed of the run spec."""
+def test_equal_seeds_give_equal_models(client: Client) -> None:
+    """random_state overrides the seed of the run spec; None gives another each time."""
     run = RUN.replace(seed=99, validation=0.2)
 
     def scores(seed: int | None) -> Array:
@@ -392,34 +390,32 @@ def test_equal_seeds_give_equal_models_and_none_gives_another_each_time(client: 
 # stored forms -----------------------------------------------------------------------------------
 
 
-def test_a_saved_classifier_predicts_the_same_bits(
-    fitted: ResCNetClassifier, tmp_path: Path
-) -> None:
-    """Eagerly and lazily, from a network that was in memory; and it can be saved again."""
+def test_saved_classifier_predicts_the_same_bits(fitted: ResCNetClassifier, tmp_path: Path) -> None:
+    """Eagerly and lazily, from a network in memory; it can be saved again."""
     fitted.save(tmp_path / "network")
-    again = ResCNetClassifier.load(tmp_path / "network")
+    loaded = ResCNetClassifier.load(tmp_path / "network")
     for number in (2, 3):
         np.testing.assert_array_equal(
-            again.decision_function(X_TEST), fitted.decision_function(X_TEST)
+            loaded.decision_function(X_TEST), fitted.decision_function(X_TEST)
         )
-        assert (again.depth_, again.spec) == (2, SPEC)
-        np.testing.assert_array_equal(again.classes_, fitted.classes_)
-        again.save(tmp_path / f"network {number}")
-        again = rd.load(tmp_path / f"network {number}")
-    lazy = again.predict(da.from_array(X_TEST, chunks=(20, 14, 14, 1)))
+        assert (loaded.depth_, loaded.spec) == (2, SPEC)
+        np.testing.assert_array_equal(loaded.classes_, fitted.classes_)
+        loaded.save(tmp_path / f"network {number}")
+        loaded = rd.load(tmp_path / f"network {number}")
+    lazy = loaded.predict(da.from_array(X_TEST, chunks=(20, 14, 14, 1)))
     np.testing.assert_array_equal(lazy.compute(), fitted.predict(X_TEST))
 
 
-def test_a_saved_network_is_not_overwritten(fitted: ResCNetClassifier, tmp_path: Path) -> None:
-    """Nor is anything else."""
+def test_save_does_not_overwrite(fitted: ResCNetClassifier, tmp_path: Path) -> None:
+    """Neither a network nor anything else."""
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(rd.StoreError, match="already holds something: choose another URL"):
+    with pytest.raises(rd.StoreError, match=r"already holds something\. Choose another URL"):
         fitted.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_labels_that_cannot_be_saved_leave_nothing(client: Client, tmp_path: Path) -> None:
-    """A network in memory may have labels of any kind; a stored one may not."""
+def test_labels_that_cannot_be_saved_leave_no_files(client: Client, tmp_path: Path) -> None:
+    """A network in memory may have labels of any type; a stored one may not."""
     labels = [frozenset([y]) for y in Y.tolist()]
     clf = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X, labels)
     with pytest.raises(rd.DataError, match="cannot be stored"):
@@ -427,38 +423,38 @@ def test_labels_that_cannot_be_saved_leave_nothing(client: Client, tmp_path: Pat
     assert not (tmp_path / "network").exists()
 
 
-def test_a_run_store_loads_as_the_classifier_that_made_it(client: Client, tmp_path: Path) -> None:
+def test_load_a_run_store(client: Client, tmp_path: Path) -> None:
     """With its accuracies, at the chosen depth."""
     clf = ResCNetClassifier(SPEC, store=str(tmp_path / "run"), run=RUN).fit(X, Y, validation=0.2)
     assert clf.run_url_ == str(tmp_path / "run")
-    again = rd.load(tmp_path / "run")
-    assert again.accuracies_ == clf.accuracies_
-    assert again.depth_ == clf.depth_
-    np.testing.assert_array_equal(again.predict(X_TEST), clf.predict(X_TEST))
+    loaded = rd.load(tmp_path / "run")
+    assert loaded.accuracies_ == clf.accuracies_
+    assert loaded.depth_ == clf.depth_
+    np.testing.assert_array_equal(loaded.predict(X_TEST), clf.predict(X_TEST))
 
 
-def test_a_fitted_classifier_can_be_pickled(fitted: ResCNetClassifier) -> None:
-    """As scikit-learn users do; its temporary store is not needed."""
-    again = pickle.loads(pickle.dumps(fitted))
-    assert again.get_params() == fitted.get_params()
-    np.testing.assert_array_equal(again.predict(X_TEST), fitted.predict(X_TEST))
+def test_fitted_classifier_can_be_pickled(fitted: ResCNetClassifier) -> None:
+    """Its temporary store is not needed."""
+    copy = pickle.loads(pickle.dumps(fitted))
+    assert copy.get_params() == fitted.get_params()
+    np.testing.assert_array_equal(copy.predict(X_TEST), fitted.predict(X_TEST))
 
 
-def test_the_temporary_store_is_gone_after_fit(
+def test_temporary_store_is_removed_after_fit(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After success, after an error, and after an interruption."""
+    """After success and after an interruption."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    seen: list[int] = []
+    counts: list[int] = []
 
-    def look(event: Any) -> None:
-        seen.append(len(list(tmp_path.iterdir())))
+    def count_files(event: Any) -> None:
+        counts.append(len(list(tmp_path.iterdir())))
 
     def stop(event: Any) -> None:
         raise KeyboardInterrupt
 
-    ResCNetClassifier(ONE_LAYER, run=RUN, listeners=[look]).fit(X, Y)
-    assert max(seen) == 1  # it was there
+    ResCNetClassifier(ONE_LAYER, run=RUN, listeners=[count_files]).fit(X, Y)
+    assert max(counts) == 1
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(KeyboardInterrupt):
         ResCNetClassifier(ONE_LAYER, run=RUN, listeners=[stop]).fit(X, Y)
@@ -469,35 +465,36 @@ def test_the_temporary_store_is_gone_after_fit(
 
 
 @pytest.fixture
-def no_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails a test in which an embedded cluster is started."""
+def no_embedded_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that starts an embedded cluster."""
 
-    def refuse_cluster(*args: Any, **kwargs: Any) -> None:
+    def fail_to_start(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr(connect, "LocalCluster", refuse_cluster)
+    monkeypatch.setattr(connect, "LocalCluster", fail_to_start)
     return
 
 
-@pytest.mark.usefixtures("no_cluster_of_its_own")
-def test_the_current_client_is_used(
+@pytest.mark.usefixtures("no_embedded_cluster")
+def test_fit_runs_on_the_current_client(
     client: Client, threads_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """Every task of a fit runs on its cluster, and it is still open afterwards."""
-    ran: list[str] = []
+    """All tasks run on its cluster, and it is still open afterwards."""
+    tasks: list[str] = []
     scheduler = threads_cluster.scheduler
     before = dict(scheduler.task_prefixes)
     done = {name: prefix.state_counts["memory"] for name, prefix in before.items()}
     ResCNetClassifier(ONE_LAYER, store=tmp_path / "run", run=RUN).fit(X, Y)
     for name, prefix in scheduler.task_prefixes.items():
-        ran += [name] * (prefix.state_counts["memory"] - done.get(name, 0))
-    assert ran.count("survey-fold") == ran.count("grow-fold") == ran.count("score-fold") == 2
+        tasks += [name] * (prefix.state_counts["memory"] - done.get(name, 0))
+    for name in ("survey-fold", "grow-fold", "score-fold"):
+        assert tasks.count(name) == 2
     assert client.status == "running"
     assert get_client() is client
 
 
-def test_without_a_client_nothing_is_left(tmp_path: Path) -> None:
-    """The embedded cluster ends with the fit, or with its error; none becomes the current one."""
+def test_embedded_cluster_is_closed_after_fit(tmp_path: Path) -> None:
+    """Also after an error; it never becomes the current client."""
     open_before = {c for c in LocalCluster._instances if c.status.name == "running"}
     clf = ResCNetClassifier(ONE_LAYER, run=RUN).fit(X, Y)
 
@@ -506,17 +503,17 @@ def test_without_a_client_nothing_is_left(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         ResCNetClassifier(ONE_LAYER, store=tmp_path / "run", listeners=[fail]).fit(X, Y)
-    again = ResCNetClassifier.resume(tmp_path / "run")
+    resumed = ResCNetClassifier.resume(tmp_path / "run")
     assert {c for c in LocalCluster._instances if c.status.name == "running"} == open_before
     with pytest.raises(ValueError, match="No global client"):
         get_client()
-    assert clf.predict(X_TEST).shape == again.predict(X_TEST).shape
+    assert clf.predict(X_TEST).shape == resumed.predict(X_TEST).shape
 
 
-def test_predictions_use_the_current_client_too(
+def test_predictions_run_on_the_current_client(
     fitted: ResCNetClassifier, client: Client, threads_cluster: LocalCluster
 ) -> None:
-    """Of images in memory and of lazy ones, with the same outcome."""
+    """For images in memory and lazy ones, with the same result."""
     before = threads_cluster.scheduler.transition_counter
     expected = fitted.predict(X_TEST)
     assert threads_cluster.scheduler.transition_counter > before
@@ -526,44 +523,46 @@ def test_predictions_use_the_current_client_too(
         np.testing.assert_array_equal(lazy.compute(), expected)
 
 
-def test_two_networks_never_share_a_result_on_a_cluster(
-    fitted: ResCNetClassifier, client: Client
-) -> None:
-    """While the cluster holds the scores by one, those by another are computed anew."""
+def test_two_networks_have_different_dask_keys(fitted: ResCNetClassifier, client: Client) -> None:
+    """Persisted scores of one are not returned for the other."""
     lazy = da.from_array(X_TEST, chunks=(50, 14, 14, 1))
-    held = fitted.decision_function(lazy).persist()
+    persisted = fitted.decision_function(lazy).persist()
     other = ResCNetClassifier(SPEC, run=RUN, random_state=1).fit(X, Y)
     scores = other.decision_function(lazy).compute()
     np.testing.assert_array_equal(scores, other.decision_function(X_TEST))
-    assert not np.array_equal(scores, held.compute())
+    assert not np.array_equal(scores, persisted.compute())
 
 
-def test_a_network_with_other_layers_is_another_to_a_cluster(
+def test_network_with_other_layers_has_different_dask_keys(
     fitted: ResCNetClassifier, client: Client
 ) -> None:
-    """While the cluster holds the scores by all of its layers, those by the first are its own."""
+    """Persisted scores of all layers are not returned for the first layer."""
     network, images = fitted.network_, Images(da.from_array(X_TEST, chunks=(50, 14, 14, 1)))
-    held = network.scores(images).persist()
+    persisted = network.scores(images).persist()
     first = replace(network, layers=network.layers[:1])
-    found = first.scores(images).compute()
-    np.testing.assert_array_equal(found, network.staged_scores(images).compute()[:, 0])
-    assert not np.array_equal(found, held.compute())
+    scores = first.scores(images).compute()
+    np.testing.assert_array_equal(scores, network.staged_scores(images).compute()[:, 0])
+    assert not np.array_equal(scores, persisted.compute())
 
 
-def test_a_run_spec_sets_the_plan(client: Client, tmp_path: Path) -> None:
-    """What it leaves open is planned for the cluster; validation given to fit wins."""
+def test_run_spec_sets_the_plan(client: Client, tmp_path: Path) -> None:
+    """Other values are planned for the cluster; validation of fit overrides the spec."""
     run = RunSpec(chunk_images=33, split_every=3)
     ResCNetClassifier(ONE_LAYER, store=tmp_path / "run", run=run).fit(X, Y, validation=0.25)
     attributes = RunStore.open(tmp_path / "run").attributes()
     assert attributes["plan"] == {
-        "images": N, "chunk_images": 33, "accumulators": 2, "split_every": 3, "solve_threads": 2,
+        "images": N,
+        "chunk_images": 33,
+        "accumulators": 2,
+        "split_every": 3,
+        "solve_threads": 2,
         "tile_features": None,
-    }  # fmt: skip
+    }
     assert attributes["run"]["validation"] == 0.25
 
 
 def test_fit_inside_a_task_does_not_block_its_worker(tmp_path: Path) -> None:
-    """As a search over settings on a cluster does it: the task hands its only thread back."""
+    """As in a search on a cluster: the task gives back its only thread."""
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
@@ -575,19 +574,19 @@ def test_fit_inside_a_task_does_not_block_its_worker(tmp_path: Path) -> None:
     assert fitted.depth_ == 1
 
 
-def test_two_classes_follow_scikit_learn(client: Client) -> None:
-    """One score per image, positive for the second class, as its scorers expect."""
-    two = Y < 2
-    images, labels = X[two], np.array(["no", "yes"])[Y[two]]
+def test_decision_function_of_two_classes(client: Client) -> None:
+    """One score per image, positive for the second class, as in scikit-learn."""
+    binary = Y < 2
+    images, labels = X[binary], np.array(["no", "yes"])[Y[binary]]
     clf = ResCNetClassifier(SPEC.replace(max_layers=1), run=RUN).fit(images, labels)
-    ahead = clf.decision_function(images)
-    assert ahead.shape == (len(images),)
-    np.testing.assert_array_equal(np.where(ahead > 0, "yes", "no"), clf.predict(images))
+    scores = clf.decision_function(images)
+    assert scores.shape == (len(images),)
+    np.testing.assert_array_equal(np.where(scores > 0, "yes", "no"), clf.predict(images))
     assert cross_val_score(clf, images, labels, cv=2, scoring="roc_auc").min() > 0.9
 
 
-def test_a_random_state_object_gives_the_seed(client: Client) -> None:
-    """As scikit-learn has it: the same stream, the same network."""
+def test_random_state_object_gives_the_seed(client: Client) -> None:
+    """The same stream gives the same network."""
     fits = [
         ResCNetClassifier(
             SPEC.replace(max_layers=1), run=RUN, random_state=np.random.RandomState(seed)

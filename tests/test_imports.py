@@ -1,4 +1,4 @@
-"""The import direction, and that everything public says what it is for."""
+"""The direction of imports, and docstrings of all public names."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ MAY_IMPORT = {
 NOT_IN_KERNELS = {"dask", "distributed", "fsspec", "xarray", "zarr"}
 
 
-def get_split(path: Path) -> str:
-    """The part of the package a file belongs to: its top-level folder or module."""
+def get_part(path: Path) -> str:
+    """Return the part of the package that a file belongs to: its top-level folder or module."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Full names of what a file imports, wherever in the file; relative imports are resolved."""
+def iter_imports(path: Path) -> Iterator[str]:
+    """Yield the full names that a file imports anywhere; relative imports are resolved."""
     folder = ["rescnet_dist", *path.relative_to(ROOT).parent.parts]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -64,34 +64,37 @@ def imported(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
 def test_imports_run_one_way(path: Path) -> None:
-    """errors ← tables ← spec ← kernels ← (reduce | store | data | cluster) ← planning ← train
-    ← network ← dashboard ← estimator ← cli."""
-    part = get_split(path)
-    assert part in MAY_IMPORT, f"{part} is new: say in MAY_IMPORT what it may import"
-    own = [name.split(".") for name in imported(path) if name.split(".")[0] == "rescnet_dist"]
-    # a name of the package itself comes from its __init__, which imports everything
+    """A part imports only from the parts below it.
+
+    errors ← formatting ← spec ← kernels ← (reduce | store | data | cluster) ← planning ← train
+    ← network ← dashboard ← estimator ← cli.
+    """
+    part = get_part(path)
+    assert part in MAY_IMPORT, f"{part} is new. Add to MAY_IMPORT what it may import."
+    own = [name.split(".") for name in iter_imports(path) if name.split(".")[0] == "rescnet_dist"]
+    # A name of the package itself comes from its __init__, which imports everything.
     parts = {name[1] if name[1:] and name[1] in MAY_IMPORT else "__init__" for name in own}
     assert parts <= MAY_IMPORT[part] | {part}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda p: p.stem)
-def test_kernels_know_no_cluster_and_no_storage(path: Path) -> None:
-    """Kernels take arrays and give arrays."""
-    assert not {name.split(".")[0] for name in imported(path)} & NOT_IN_KERNELS
+def test_kernels_import_no_cluster_and_no_storage(path: Path) -> None:
+    """Kernels take and return arrays."""
+    assert not {name.split(".")[0] for name in iter_imports(path)} & NOT_IN_KERNELS
 
 
-def test_relative_imports_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check itself resolves `from ..train import x` and imports inside functions."""
+def test_relative_imports_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check sees `from ..train import x` and imports inside functions."""
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     file = tmp_path / "store" / "bad.py"
     file.parent.mkdir()
     file.write_text("def f():\n    from ..train import loop\n    import dask.array\n")
-    assert list(imported(file)) == ["rescnet_dist.train.loop", "dask.array"]
+    assert list(iter_imports(file)) == ["rescnet_dist.train.loop", "dask.array"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_every_module_says_what_it_is_for(path: Path) -> None:
-    """The first line of a module's docstring is a sentence."""
+def test_every_module_has_a_docstring(path: Path) -> None:
+    """Its first line is a sentence."""
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring, "no docstring"
     first = docstring.splitlines()[0]
@@ -101,23 +104,23 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_everything_public_has_a_docstring(path: Path) -> None:
+def test_all_public_definitions_have_a_docstring(path: Path) -> None:
     """Public functions and classes of a module, and public methods of public classes."""
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     bodies = [("", ast.parse(path.read_text()).body)]
-    silent = []
+    missing = []
     while bodies:
         owner, body = bodies.pop()
         for node in body:
             if isinstance(node, definitions) and not node.name.startswith("_"):
                 if not ast.get_docstring(node):
-                    silent.append(f"{owner}{node.name}")
+                    missing.append(f"{owner}{node.name}")
                 if isinstance(node, ast.ClassDef):
                     bodies.append((f"{owner}{node.name}.", node.body))
-    assert not silent
+    assert not missing
 
 
-def test_commands_start_without_scikit_learn() -> None:
-    """Which takes most of a second, and few of them need it."""
-    look = "import sys, rescnet_dist.cli.commands; sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", look]).returncode == 0
+def test_commands_do_not_import_scikit_learn() -> None:
+    """It takes most of a second, and few commands need it."""
+    code = "import sys, rescnet_dist.cli.commands; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

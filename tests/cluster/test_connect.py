@@ -1,5 +1,4 @@
-"""Clusters of all kinds, as users reach them: by address, file, gateway and client, with TLS; who
-may listen and connect; and secrets, which are nowhere to be seen."""
+"""Connections to clusters by address, file, gateway and client, with TLS; and hidden secrets."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train import ChunkDone, Event
 from rescnet_dist.train.task_events import progress_topic
 
-pytestmark = pytest.mark.slow  # minutes of real processes that come and go
+pytestmark = pytest.mark.slow  # minutes of real processes that start and stop
 
 Model = dict[str, np.ndarray[Any, Any]]
 
@@ -63,7 +62,7 @@ SECRET = "a-hidden-word"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The images and labels in a Zarr store."""
+    """Return the path of a Zarr store of the images and labels."""
     path = tmp_path_factory.mktemp("data") / "digits.zarr"
     group = zarr.open_group(str(path), mode="w")
     group.create_array("images", data=X, chunks=(30, *X.shape[1:]))
@@ -73,7 +72,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The network and the run as a file for the command."""
+    """Return the path of a TOML file with the specs."""
     path = tmp_path_factory.mktemp("config") / "network.toml"
     path.write_text(SPEC.to_toml() + RUN.to_toml())
     return path
@@ -81,7 +80,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> Model:
-    """The model that is trained in this process."""
+    """Return the arrays of the model that is trained in this process."""
     store = tmp_path_factory.mktemp("expected") / "run"
     with Client(threads_cluster):
         ResCNetClassifier(SPEC, store=store, run=RUN).fit(X, Y)
@@ -90,7 +89,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> 
 
 @pytest.fixture(scope="module")
 def scheduler_file(processes_in: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A scheduler and a worker, each a process of its own."""
+    """Yield the scheduler file of a scheduler and a worker in processes of their own."""
     with processes_in(tmp_path_factory.mktemp("cluster")) as started:
         _, file = started.scheduler()
         started.worker(file)
@@ -98,7 +97,7 @@ def scheduler_file(processes_in: Any, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def address(scheduler_file: Path) -> str:
-    """The address in a scheduler's file."""
+    """Return the address in a scheduler file."""
     return str(json.loads(scheduler_file.read_text())["address"])
 
 
@@ -107,40 +106,40 @@ def rescnet(*arguments: Any) -> Result:
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
-def chunks_done_at(scheduler: str, store: Any) -> int:
-    """Chunks that the workers of a scheduler have done of a run."""
+def count_chunks_done(scheduler: str, store: Any) -> int:
+    """Return the number of chunks of a run that the workers of a scheduler have done."""
     with Client(scheduler, set_as_default=False) as client:
         events = client.get_events(progress_topic(RunStore.open(store)))
     return len([event for _, event in events if event["kind"] == "chunk"])
 
 
-# how a cluster is named -------------------------------------------------------------------------
+# options that name a cluster --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["--scheduler", "--scheduler-file"])
-def test_the_command_uses_the_cluster_that_is_named(
+def test_commands_use_the_named_cluster(
     option: str, scheduler_file: Path, data: Path, config: Path, tmp_path: Path, expected: Model
 ) -> None:
-    """By its address and by its file: all commands, and the work is done there."""
+    """By its address and by its file; all commands, and its workers do the work."""
     scheduler = address(scheduler_file)
-    where = (option, scheduler if option == "--scheduler" else scheduler_file)
+    cluster = (option, scheduler if option == "--scheduler" else scheduler_file)
     store = tmp_path / "run"
-    planned = rescnet("plan", data, "--config", config, "--no-measure", *where)
+    planned = rescnet("plan", data, "--config", config, "--no-measure", *cluster)
     assert planned.exit_code == 0, planned.output
-    assert "1 workers, 1 threads" in planned.output
-    done = rescnet("train", data, "--config", config, "--store", store, *where)
+    assert "1 worker, 1 thread" in planned.output
+    done = rescnet("train", data, "--config", config, "--store", store, *cluster)
     assert done.exit_code == 0, done.output
-    assert chunks_done_at(scheduler, store) == 9  # three chunks: survey, layer, scores
+    assert count_chunks_done(scheduler, store) == 9  # three chunks: survey, layer, scores
     assert_same_bits(model(store), expected)
-    more = rescnet("resume", store, "--max-layers", 2, *where)
+    more = rescnet("resume", store, "--max-layers", 2, *cluster)
     assert more.exit_code == 0, more.output
-    assert chunks_done_at(scheduler, store) == 15
-    assert rescnet("evaluate", store, data, *where).exit_code == 0
-    assert rescnet("check", store, *where).exit_code == 0
+    assert count_chunks_done(scheduler, store) == 15
+    assert rescnet("evaluate", store, data, *cluster).exit_code == 0
+    assert rescnet("check", store, *cluster).exit_code == 0
 
 
-def test_the_current_client_is_used(scheduler_file: Path, tmp_path: Path, expected: Model) -> None:
-    """What Python users have set up is what does the work, and it is left as it was."""
+def test_fit_uses_the_current_client(scheduler_file: Path, tmp_path: Path, expected: Model) -> None:
+    """Its workers do the work, and it stays open."""
     events: list[Event] = []
     with Client(scheduler_file=str(scheduler_file)) as client:
         workers = set(client.scheduler_info()["workers"])
@@ -167,7 +166,7 @@ c.ClusterConfig.worker_cmd = [sys.executable, "-m", "dask", "worker"]
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -175,10 +174,10 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def gateway(processes_in: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Dask gateway with a password, which starts clusters as processes of this machine."""
+    """Yield the URL of a Dask gateway with a password that starts clusters as processes."""
     pytest.importorskip("dask_gateway")
     pytest.importorskip("dask_gateway_server")
-    pytest.importorskip("sqlalchemy")  # which its local clusters need
+    pytest.importorskip("sqlalchemy")  # needed by its local clusters
     folder, public = tmp_path_factory.mktemp("gateway"), free_port()
     settings = {"private": free_port(), "public": public, "secret": SECRET, "folder": folder}
     (folder / "config.py").write_text(GATEWAY.format(**settings))
@@ -190,7 +189,7 @@ def gateway(processes_in: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def is_healthy(address: str) -> bool:
-    """Whether a gateway answers."""
+    """Return whether a gateway answers."""
     try:
         with urllib.request.urlopen(f"{address}/api/health", timeout=1) as answer:
             return bool(answer.status == 200)
@@ -201,26 +200,27 @@ def is_healthy(address: str) -> bool:
     return False
 
 
-def password(word: str) -> dict[str, Any]:
-    """Dask's configuration with the password of a gateway."""
+def password_config(word: str) -> dict[str, Any]:
+    """Return Dask's configuration with the password of a gateway."""
     return {"gateway.auth.type": "basic", "gateway.auth.kwargs": {"password": word}}
 
 
-def test_the_command_uses_a_cluster_of_a_gateway(
+def test_commands_use_a_cluster_of_a_gateway(
     gateway: str, data: Path, config: Path, tmp_path: Path, expected: Model
 ) -> None:
-    """The only one, or the one that is named; and it runs on when the command is done."""
+    """The only one, or the named one; and it keeps running after the command."""
     from dask_gateway import BasicAuth, Gateway
 
     store = tmp_path / "run"
     train = ("train", data, "--config", config, "--store", store, "--gateway", gateway)
-    with dask.config.set(password(SECRET)):
-        nothing = rescnet(*train)
-        assert nothing.exit_code == 2
-        assert f"gateway at {gateway} has 0 clusters of yours (running: none)" in nothing.output
-        connect.CLOSED.append(admin := Gateway(gateway, auth=BasicAuth(password=SECRET)))
+    with dask.config.set(password_config(SECRET)):
+        failed = rescnet(*train)
+        assert failed.exit_code == 2
+        assert f"gateway at {gateway} has 0 clusters of yours (running: none)" in failed.output
+        admin = Gateway(gateway, auth=BasicAuth(password=SECRET))
+        connect.GATEWAY_REFERENCES.append(admin)
         with admin, admin.new_cluster(shutdown_on_close=True) as running:
-            connect.CLOSED.append(running)
+            connect.GATEWAY_REFERENCES.append(running)
             running.scale(1)
             done = rescnet(*train)
             assert done.exit_code == 0, done.output
@@ -232,11 +232,11 @@ def test_the_command_uses_a_cluster_of_a_gateway(
             assert other.exit_code == 2
             assert f"has no cluster no of yours (running: {running.name})" in other.output
             assert [report.name for report in admin.list_clusters()] == [running.name]
-    with dask.config.set(password("a-wrong-word")):
+    with dask.config.set(password_config("a-wrong-word")):
         refused = rescnet(*train[:-3], tmp_path / "b", "--gateway", gateway)
     assert refused.exit_code == 2
-    assert f"no Dask gateway answers at {gateway}" in refused.output
-    assert "check the address and your rights" in refused.output
+    assert f"No Dask gateway answers at {gateway}" in refused.output
+    assert "Check the address and your permissions" in refused.output
     assert "a-wrong-word" not in refused.output
     assert not (tmp_path / "b").exists()
 
@@ -245,7 +245,7 @@ def test_the_command_uses_a_cluster_of_a_gateway(
 
 
 def make_certificate(folder: Path) -> dict[str, str]:
-    """A certificate for loopback that signs itself, as Dask's options and settings have it."""
+    """Write a self-signed certificate for loopback; return its paths as Dask's options."""
     pytest.importorskip("cryptography")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -280,13 +280,13 @@ def make_certificate(folder: Path) -> dict[str, str]:
     return {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem")}
 
 
-def tls(files: dict[str, str]) -> dict[str, Any]:
-    """Dask's configuration of a client that trusts and shows a certificate."""
-    own = {f"distributed.comm.tls.client.{name}": path for name, path in files.items()}
-    return {"distributed.comm.tls.ca-file": files["cert"], **own}
+def tls_config(files: dict[str, str]) -> dict[str, Any]:
+    """Return Dask's configuration of a client that trusts and presents a certificate."""
+    client = {f"distributed.comm.tls.client.{name}": path for name, path in files.items()}
+    return {"distributed.comm.tls.ca-file": files["cert"], **client}
 
 
-def test_a_scheduler_is_reached_by_tls_with_the_right_certificate_only(
+def test_tls_needs_the_right_certificate(
     started: Any,
     data: Path,
     config: Path,
@@ -294,23 +294,23 @@ def test_a_scheduler_is_reached_by_tls_with_the_right_certificate_only(
     expected: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As Dask's configuration has it; without one, or with a stranger's, nothing is begun."""
-    ours, strangers = make_certificate(tmp_path / "ours"), make_certificate(tmp_path / "strangers")
+    """From Dask's configuration; with no or another certificate nothing is started."""
+    ours, others = make_certificate(tmp_path / "ours"), make_certificate(tmp_path / "others")
     options = ("--tls-ca-file", ours["cert"], "--tls-cert", ours["cert"], "--tls-key", ours["key"])
     _, file = started.scheduler("--protocol", "tls", *options)
     started.worker(file, *options)
     assert address(file).startswith("tls://127.0.0.1:")
     train = ("train", data, "--config", config, "--scheduler", address(file), "--store")
-    with dask.config.set(tls(ours)):
+    with dask.config.set(tls_config(ours)):
         done = rescnet(*train, tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert_same_bits(model(tmp_path / "run"), expected)
     monkeypatch.setattr(connect, "CONNECT_SECONDS", 2)
-    for settings in (tls(strangers), {}):
+    for settings in (tls_config(others), {}):
         with dask.config.set(settings):
             refused = rescnet(*train, tmp_path / "refused")
         assert refused.exit_code == 2, refused.output
-        assert f"no Dask scheduler answers at {address(file)}" in refused.output
+        assert f"No Dask scheduler answers at {address(file)}" in refused.output
         assert "the TLS settings of Dask's configuration" in refused.output
         assert not (tmp_path / "refused").exists()
 
@@ -318,16 +318,16 @@ def test_a_scheduler_is_reached_by_tls_with_the_right_certificate_only(
 # versions ---------------------------------------------------------------------------------------
 
 
-def test_workers_with_other_software_are_refused_by_name(
+def test_workers_with_other_versions_are_an_error(
     started: Any, scheduler_file: Path, data: Path, config: Path, tmp_path: Path
 ) -> None:
-    """A worker that has another release says so: all that differs is listed, nothing is written."""
+    """All differences are listed, and nothing is written."""
     for name, version in (("rescnet_dist", "0.0.1"), ("scipy", "1.0.0")):
         folder = tmp_path / "other" / f"{name}-{version}.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}")
-    where = ("--scheduler-file", scheduler_file)
-    train = ("train", data, "--config", config, "--store", tmp_path / "run", *where)
+    options = ("--store", tmp_path / "run", "--scheduler-file", scheduler_file)
+    train = ("train", data, "--config", config, *options)
     odd = started.worker(scheduler_file, PYTHONPATH=str(tmp_path / "other"))
     with Client(scheduler_file=str(scheduler_file), set_as_default=False) as client:
         client.wait_for_workers(2, timeout=60)
@@ -337,7 +337,7 @@ def test_workers_with_other_software_are_refused_by_name(
     assert refused.exit_code == 2, refused.output
     for words in (
         *("versions differ from this process's", "rescnet-dist 0.", "scipy 1."),
-        *("has rescnet-dist 0.0.1", "has scipy 1.0.0", "install the same everywhere"),
+        *("has rescnet-dist 0.0.1", "has scipy 1.0.0", "Install the same versions everywhere"),
     ):
         assert words in refused.output
     assert "has numpy" not in refused.output
@@ -346,11 +346,11 @@ def test_workers_with_other_software_are_refused_by_name(
     assert done.exit_code == 0, done.output
 
 
-# who listens ------------------------------------------------------------------------------------
+# open ports -------------------------------------------------------------------------------------
 
 
-def listening() -> set[tuple[str, int]]:
-    """Addresses that this process and those it has started listen on."""
+def list_listening() -> set[tuple[str, int]]:
+    """Return the addresses that this process and its children listen on."""
     this = psutil.Process()
     return {
         (found.laddr.ip, found.laddr.port)
@@ -361,12 +361,12 @@ def listening() -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("processes", [True, False])
-def test_the_embedded_cluster_listens_on_loopback_only(processes: bool) -> None:
+def test_embedded_cluster_listens_on_loopback_only(processes: bool) -> None:
     """Neither scheduler, workers, nannies nor dashboards can be reached from another machine."""
-    before = listening()
+    before = list_listening()
     with current_client(processes=processes) as client:
         client.wait_for_workers(1, timeout=60)
-        opened = listening() - before
+        opened = list_listening() - before
     assert len(opened) >= (4 if processes else 1)
     assert {ip for ip, _ in opened} <= {"127.0.0.1", "::1"}, opened
 
@@ -375,10 +375,10 @@ def test_the_embedded_cluster_listens_on_loopback_only(processes: bool) -> None:
 
 
 class Guarded(SimpleHTTPRequestHandler):
-    """Serves files to whoever knows the secret."""
+    """An HTTP server of files behind a password."""
 
     def do_GET(self) -> None:
-        """A file, or 401."""
+        """Send a file, or status 401."""
         word = base64.b64encode(f"me:{SECRET}".encode()).decode()
         if self.headers.get("Authorization") == f"Basic {word}":
             super().do_GET()
@@ -391,12 +391,12 @@ class Guarded(SimpleHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def guarded(data: Path) -> Iterator[str]:
-    """The URL of the data at a server on loopback, with the secret in it."""
+    """Yield the URL of the data at a server on loopback, with the secret in it."""
     handler = functools.partial(Guarded, directory=str(data.parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -404,7 +404,7 @@ def guarded(data: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_secret_in_a_url_is_nowhere_to_be_seen(
+def test_secret_in_a_url_is_in_no_output_and_no_file(
     client: Client, guarded: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It opens the data, and is in no output, no file name and no file of the run."""
@@ -432,29 +432,30 @@ def test_a_secret_in_a_url_is_nowhere_to_be_seen(
         assert SECRET not in path.name
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
-    assert RunStore.open(store).images()[0].shape == X.shape  # a copy, as the URL cannot be kept
+    # The run has a copy of the images, because their URL must not be stored.
+    assert RunStore.open(store).images()[0].shape == X.shape
 
 
-def test_what_python_shows_of_a_secret_is_masked(client: Client, guarded: str) -> None:
-    """What users and logs print: the classifier, places, events and errors."""
+def test_secret_is_masked_in_python_output(client: Client, guarded: str) -> None:
+    """In the text of the classifier, locations, events and errors."""
     events: list[Event] = []
     clf = ResCNetClassifier(SPEC, store=guarded, run=RUN, listeners=[events.append])
     assert "http://***@127.0.0.1" in repr(clf)
-    shown = [repr(clf), clf._repr_html_(), str(clf._repr_mimebundle_()), repr(clf.get_params)]
+    texts = [repr(clf), clf._repr_html_(), str(clf._repr_mimebundle_()), repr(clf.get_params)]
     location = Location.of(guarded)
-    shown += [repr(location), str(location), repr(RunStore(location)), str(RunStore(location))]
-    shown += [repr(training_set(guarded, None))]
+    texts += [repr(location), str(location), repr(RunStore(location)), str(RunStore(location))]
+    texts += [repr(training_set(guarded, None))]
     for action in (lambda: clf.fit(X, Y), lambda: ResCNetClassifier.load(guarded)):
         with pytest.raises(RescnetError) as caught:
             action()
-        shown += [str(caught.value), repr(caught.value)]
+        texts += [str(caught.value), repr(caught.value)]
     ResCNetClassifier(SPEC, run=RUN, listeners=[events.append]).fit(guarded)
-    for text in (*shown, *map(repr, events)):
+    for text in (*texts, *map(repr, events)):
         assert SECRET not in text
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "masked"),
     [
         ("s3://key:word@host/a", "s3://***@host/a"),
         ("https://me:w@rd@host/a@b", "https://***@host/a@b"),
@@ -465,17 +466,17 @@ def test_what_python_shows_of_a_secret_is_masked(client: Client, guarded: str) -
         ("tcp://10.0.0.1:8786 and me@home", "tcp://10.0.0.1:8786 and me@home"),
     ],
 )  # fmt: skip
-def test_secrets_of_urls_are_masked_and_nothing_else(text: str, shown: str) -> None:
+def test_only_secrets_of_urls_are_masked(text: str, masked: str) -> None:
     """User and password, signatures, tokens and keys."""
-    assert mask_secrets(text) == shown
-    assert str(DataError(text)) == shown
+    assert mask_secrets(text) == masked
+    assert str(DataError(text)) == masked
 
 
 # no pickle --------------------------------------------------------------------------------------
 
 
 class Harm:
-    """Leaves a file when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -484,8 +485,8 @@ class Harm:
         return os.mkdir, (str(self.path),)
 
 
-def pickled_array(folder: Path, values: Any, filters: list[str], harm: Path) -> None:
-    """An array of Zarr's version 2 whose one chunk is a pickle."""
+def write_pickled_array(folder: Path, values: Any, filters: list[str], harm: Path) -> None:
+    """Write an array of Zarr format 2 whose only chunk is a pickle."""
     folder.mkdir(parents=True)
     record = {
         **{"zarr_format": 2, "shape": values.shape, "chunks": values.shape, "order": "C"},
@@ -498,7 +499,7 @@ def pickled_array(folder: Path, values: Any, filters: list[str], harm: Path) -> 
 
 @pytest.mark.parametrize("filters", [["pickle"], ["vlen-utf8", "pickle"]])
 @pytest.mark.parametrize("name", ["images", "labels"])
-def test_nothing_that_is_read_from_data_is_unpickled(
+def test_data_are_never_unpickled(
     client: Client,
     data: Path,
     tmp_path: Path,
@@ -506,27 +507,27 @@ def test_nothing_that_is_read_from_data_is_unpickled(
     name: str,
     filters: list[str],
 ) -> None:
-    """Neither images nor labels, even where NumCodecs would let it happen."""
+    """Neither images nor labels, even if NumCodecs allows it."""
     monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
     location, harm = Path(shutil.copytree(data, tmp_path / "data.zarr")), tmp_path / "harm"
     (location / "zarr.json").unlink()
     (location / ".zgroup").write_text('{"zarr_format": 2}')
-    for kept, values in (("images", X), ("labels", Y)):
-        shutil.rmtree(location / kept)
-        if kept == name:
-            pickled_array(location / kept, values, filters, harm)
+    for array, values in (("images", X), ("labels", Y)):
+        shutil.rmtree(location / array)
+        if array == name:
+            write_pickled_array(location / array, values, filters, harm)
         else:
-            zarr.create_array(location, name=kept, data=values, zarr_format=2)
+            zarr.create_array(location, name=array, data=values, zarr_format=2)
     with pytest.raises(RescnetError, match="pickle"):
         ResCNetClassifier(SPEC, store=tmp_path / "run", run=RUN).fit(str(location))
     assert not harm.exists()
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_that_is_read_from_a_run_is_unpickled(
+def test_runs_are_never_unpickled(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is anything pickled: all there is are Zarr's chunks and JSON."""
+    """Nor is anything pickled: a run has only Zarr chunks and JSON."""
     monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
     store, harm = tmp_path / "run", tmp_path / "harm"
     ResCNetClassifier(SPEC, store=store, run=RUN).fit(X, Y)
@@ -535,19 +536,19 @@ def test_nothing_that_is_read_from_a_run_is_unpickled(
             json.loads(path.read_text())
     for name in ("layers/0001/filters", "image_scale/low", "data/labels"):
         before = zarr.open_array(store / name, mode="r")[...]
-        shutil.move(store / name, tmp_path / "kept")
-        pickled_array(store / name, before, ["vlen-utf8", "pickle"], harm)
+        shutil.move(store / name, tmp_path / "original")
+        write_pickled_array(store / name, before, ["vlen-utf8", "pickle"], harm)
         for action in READERS:
             with pytest.raises(StoreError, match=r"stored by pickle|problems"):
                 action(store)
         shutil.rmtree(store / name)
-        shutil.move(tmp_path / "kept", store / name)
+        shutil.move(tmp_path / "original", store / name)
     assert not harm.exists()
     assert rescnet("check", store).exit_code == 0
 
 
 def _check(store: Path) -> None:
-    """The command's findings as an error."""
+    """Raise the problems that `rescnet check` finds."""
     found = rescnet("check", store)
     assert found.exit_code == 1, found.output
     raise StoreError(f"problems: {found.output}")

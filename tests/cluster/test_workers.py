@@ -1,4 +1,4 @@
-"""Workers as a run finds them: which there are, their GPUs, and Dask's profiler on them."""
+"""Workers of a cluster: their number, their GPUs, and the profiler of Dask."""
 
 from __future__ import annotations
 
@@ -10,49 +10,53 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import ClusterError
 from rescnet_dist.cluster import Workers, list_workers, workers
-from rescnet_dist.cluster.workers import _least_of_a_gpu
+from rescnet_dist.cluster.workers import _smallest_gpu_share
 from rescnet_dist.kernels import Backend
 
 
-def test_workers_are_there_whatever_the_client_keeps_of_them(
+def test_workers_are_listed_by_the_scheduler(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which Dask replaces now and then, by an answer without any."""
+    """The client's copy is replaced now and then by an answer without workers."""
     monkeypatch.setattr(Client, "scheduler_info", lambda *_args, **_more: {"workers": {}})
-    found = Workers.among(list_workers(client))
-    assert found
-    assert found.count == len(client.nthreads())
+    present = Workers.among(list_workers(client))
+    assert present
+    assert present.count == len(client.nthreads())
 
 
 @pytest.mark.parametrize(
-    ("gpus", "least"),
+    ("gpus", "share"),
     [
         ([None], None),
         ([("a", "0", 80, 80)], 80),
         ([("a", "0", 80, 80), ("a", "0", 80, 80), ("b", "0", 80, 80)], 40),
-        ([("a", "0", 80, 30), ("a", "0", 80, 30)], 30),  # each its own limit
+        ([("a", "0", 80, 30), ("a", "0", 80, 30)], 30),  # the limit of each process
         ([("a", "0", 80, 60), ("a", "0", 80, 60)], 40),
         ([("a", "0", 80, 100), ("b", "0", 80, 70)], 70),
     ],
 )
-def test_workers_count_on_their_part_of_a_gpu(gpus: list[Any], least: int | None) -> None:
-    """Or on what they may take, where that is less."""
-    assert _least_of_a_gpu(gpus) == least
+def test_gpu_memory_is_divided_by_the_workers_that_share_it(
+    gpus: list[Any], share: int | None
+) -> None:
+    """Or it is what a process may use, if that is less."""
+    assert _smallest_gpu_share(gpus) == share
 
 
-def test_workers_of_a_gpu_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what is planned of its memory is for one task."""
+def test_gpu_workers_must_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan for the memory of a GPU is for one task."""
     monkeypatch.setattr(Backend, "prepare", lambda _: None)
     monkeypatch.setattr(Backend, "memory", lambda _: ("gpu", 2**30, 2**30))
-    with pytest.raises(ClusterError, match="workers of 2 threads: start them with --nthreads 1"):
+    with pytest.raises(
+        ClusterError, match=r"workers with 2 threads\. Start them with --nthreads 1"
+    ):
         Workers.of(client, Backend("cupy"))
 
 
 @pytest.mark.parametrize("deadlocks", [False, True])
-def test_workers_take_no_profiles_where_that_can_stop_python(
+def test_profiler_is_stopped_if_it_can_deadlock(
     deadlocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And keep few of them where it cannot."""
+    """Otherwise its history is limited."""
     monkeypatch.setattr(workers, "PROFILER_DEADLOCKS", deadlocks)
     with (
         dask.config.set({"distributed.worker.profile.enabled": True}),
@@ -65,8 +69,8 @@ def test_workers_take_no_profiles_where_that_can_stop_python(
         assert worker.periodic_callbacks["profile"].is_running()
         for _ in range(2):
             client.submit(workers.limit_profiler, pure=False).result(timeout=30)
-        client.run(lambda: None)  # behind what was put onto the worker's loop
+        client.run(lambda: None)  # after the callbacks on the worker's loop
         assert worker.periodic_callbacks["profile"].is_running() != deadlocks
-        assert worker.profile_history.maxlen == workers.PROFILES
-        assert worker.profile_keys_history.maxlen == workers.PROFILES
-    workers.limit_profiler()  # where there is no worker
+        assert worker.profile_history.maxlen == workers.PROFILE_HISTORY_SECONDS
+        assert worker.profile_keys_history.maxlen == workers.PROFILE_HISTORY_SECONDS
+    workers.limit_profiler()  # does nothing outside of a worker

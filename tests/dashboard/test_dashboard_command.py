@@ -29,14 +29,14 @@ from rescnet_dist.errors import CorruptDataError
 def test_command_serves_until_a_signal(run: Path, started: Any, end: signal.Signals) -> None:
     """It ends with code 0, serves a page, and listens on loopback only."""
     process = started.start(sys.executable, "-m", "rescnet_dist", "dashboard", run, "--port", "0")
-    started.wait_until(lambda: "Ctrl-C" in started.said(), process)
-    (url,) = re.findall(r"watch\s+(http://127.0.0.1:\d+/)\n", started.said())
+    started.wait_until(lambda: "Ctrl-C" in started.read_output(), process)
+    (url,) = re.findall(r"page\s+(http://127.0.0.1:\d+/)\n", started.read_output())
     assert b"rescnet: small" in urllib.request.urlopen(url).read()
     sockets = psutil.Process(process.pid).net_connections()
     assert {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
     process.send_signal(end)
     assert process.wait(20) == 0
-    assert "Traceback" not in started.said()
+    assert "Traceback" not in started.read_output()
 
 
 def missing_store(folder: Path, _run: Path) -> str:

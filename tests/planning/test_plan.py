@@ -1,4 +1,4 @@
-"""The plan: what it says of memory is what workers take, and what does not fit is refused."""
+"""The plan: estimated and measured memory, its choice, and errors if nothing fits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError, load_digits
 from rescnet_dist.cluster import Workers
 from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
-from rescnet_dist.planning.choose import MARGIN
-from rescnet_dist.planning.requirements import accumulators_held, traffic
+from rescnet_dist.planning.choose import ADVISED_MEMORY_MARGIN
+from rescnet_dist.planning.requirements import max_resident_accumulators, traffic
 from rescnet_dist.store import RunStore
 
 MIB = 2**20
@@ -28,8 +28,8 @@ WORKERS = Workers(count=2, slots=2, threads=1, machine_threads=1, memory=848 * M
 MANY = Problem(images=100_000, image_shape=(32, 32, 3), classes=10)
 
 
-def images_at(folder: Path, n: int, shape: tuple[int, int, int], dtype: str) -> str:
-    """The URL of a Zarr store of n noise images of 10 classes."""
+def write_images(folder: Path, n: int, shape: tuple[int, int, int], dtype: str) -> str:
+    """Write a Zarr store of n random images of 10 classes; return its URL."""
     rng, url = np.random.default_rng(0), str(folder / "data.zarr")
     group = zarr.open_group(url, mode="w")
     images = group.create_array("images", shape=(n, *shape), dtype=dtype, chunks=(64, *shape))
@@ -40,13 +40,13 @@ def images_at(folder: Path, n: int, shape: tuple[int, int, int], dtype: str) -> 
     return url
 
 
-def peak_resident() -> int:
-    """Bytes that were resident in this process at most; run on workers."""
+def read_peak_rss() -> int:
+    """Return the peak resident bytes of this process; run on workers."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
 
 
-# name: spec, images, shape and dtype of the data, run, threads of the one worker
+# Spec, number, shape and dtype of the images, run, and threads of the one worker.
 CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int]] = {
     "small": (SMALL, 200, (14, 14, 1), "uint8", RunSpec(), 1),
     "large chunks": (CIFAR, 2400, (32, 32, 3), "uint8", RunSpec(chunk_images=1200), 1),
@@ -82,30 +82,30 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
 }
 
 
-IN_EVERY_RUN = ("small",)
+FAST_CASES = ("small",)
 
 
 @pytest.mark.parametrize(
     "case",
-    [
-        case if case in IN_EVERY_RUN else pytest.param(case, marks=pytest.mark.slow)
-        for case in CASES
-    ],
+    [case if case in FAST_CASES else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
 )
-def test_workers_take_what_the_plan_says(tmp_path: Path, case: str) -> None:
-    """Peak resident memory lies between half of the planned figure and all of it."""
+def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> None:
+    """Peak resident memory is between half of the estimate and the estimate."""
     spec, n, shape, dtype, run, threads = CASES[case]
-    url = images_at(tmp_path, n, shape, dtype)
+    url = write_images(tmp_path, n, shape, dtype)
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=threads, processes=True, memory_limit="6GiB",
+            n_workers=1,
+            threads_per_worker=threads,
+            processes=True,
+            memory_limit="6GiB",
             dashboard_address="127.0.0.1:0",
         ) as cluster,
         Client(cluster) as client,
-    ):  # fmt: skip
+    ):
         planned = rd.plan(url, spec=spec, run=run, measure=False)
         clf = ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(url)
-        (measured,) = client.run(peak_resident).values()
+        (measured,) = client.run(read_peak_rss).values()
     ratio = measured / planned.peak_memory
     print(f"{case}: {measured / MIB:.0f} of {planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}")
     assert 0.5 <= ratio <= 1.0
@@ -118,19 +118,22 @@ def test_workers_take_what_the_plan_says(tmp_path: Path, case: str) -> None:
 
 @pytest.fixture
 def small_workers() -> Iterator[Client]:
-    """Two worker processes of 736 MiB each."""
+    """Yield a client of two worker processes of 736 MiB each."""
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, memory_limit="736MiB",
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit="736MiB",
             dashboard_address="127.0.0.1:0",
         ) as cluster,
         Client(cluster) as client,
-    ):  # fmt: skip
+    ):
         yield client
 
 
 def test_less_memory_gives_smaller_chunks_then_tiles() -> None:
-    """Every plan fits its workers, and none is cut up further than it must be."""
+    """Every plan fits its workers, and is divided no further than necessary."""
     chunks, tiles = [], []
     for memory in (16_000, 2_000, 1_000, 880, 780, 720, 690):
         workers = replace(WORKERS, memory=memory * MIB)
@@ -143,8 +146,8 @@ def test_less_memory_gives_smaller_chunks_then_tiles() -> None:
     assert tiles[0] == math.inf > tiles[-1]
 
 
-def test_one_more_byte_than_there_is_does_not_fit() -> None:
-    """The limit itself does, and the next smaller plan is taken below it."""
+def test_plan_fits_exactly_at_its_memory_limit() -> None:
+    """One byte less gives the next smaller plan."""
     plan = make_plan(MANY, CIFAR, RunSpec(), WORKERS)
     need = peak_memory(MANY, CIFAR, plan, WORKERS)
     exactly = replace(WORKERS, memory=need, share=1.0)
@@ -155,25 +158,25 @@ def test_one_more_byte_than_there_is_does_not_fit() -> None:
     assert peak_memory(MANY, CIFAR, smaller, below) < need
 
 
-def test_the_plan_knows_no_number_of_images_in_its_memory() -> None:
-    """Ten times the images, the same memory, up to one accumulator that waits in the tree."""
+def test_memory_of_a_plan_is_independent_of_the_number_of_images() -> None:
+    """Ten times the images need the same memory."""
     plan = make_plan(MANY, CIFAR, RunSpec(), WORKERS)
     more = replace(MANY, images=10 * MANY.images)
-    again = make_plan(more, CIFAR, RunSpec(), WORKERS)
-    assert again == replace(plan, images=more.images)
-    assert peak_memory(more, CIFAR, again, WORKERS) == peak_memory(MANY, CIFAR, plan, WORKERS)
+    larger = make_plan(more, CIFAR, RunSpec(), WORKERS)
+    assert larger == replace(plan, images=more.images)
+    assert peak_memory(more, CIFAR, larger, WORKERS) == peak_memory(MANY, CIFAR, plan, WORKERS)
 
 
 @pytest.mark.parametrize(
-    ("accumulators", "split_every", "threads", "held"),
+    ("accumulators", "split_every", "threads", "expected"),
     [(1, 2, 1, 3), (2, 2, 1, 3), (4, 2, 1, 4), (8, 2, 1, 5), (4, 2, 4, 6), (64, 2, 1, 8)],
 )
-def test_accumulators_held_at_a_time(
-    accumulators: int, split_every: int, threads: int, held: int
+def test_resident_accumulators(
+    accumulators: int, split_every: int, threads: int, expected: int
 ) -> None:
     """Counted by hand: being filled, waiting for a partner, and two with their sum."""
     plan = Plan(1000, 10, accumulators, split_every, 1)
-    assert accumulators_held(plan, threads) == held
+    assert max_resident_accumulators(plan, threads) == expected
 
 
 @pytest.mark.parametrize(
@@ -192,14 +195,14 @@ def test_accumulators_held_at_a_time(
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_value_that_does(
+def test_error_of_a_run_that_does_not_fit_has_a_value_that_does(
     spec: NetworkSpec, run: RunSpec, message: str
 ) -> None:
-    """With a margin, as workers grow by themselves; one more than that value does not."""
-    with pytest.raises(SpecError, match=message.format(r"(\d+)")) as refused:
+    """With a margin, because workers grow; one more than that value does not fit."""
+    with pytest.raises(SpecError, match=message.format(r"(\d+)")) as caught:
         make_plan(MANY, spec, run, WORKERS)
-    assert f"of each worker's {WORKERS.memory // MIB} MiB" in str(refused.value)
-    value = int(re.search(message.format(r"(\d+)"), str(refused.value))[1])
+    assert f"of each worker's {WORKERS.memory // MIB} MiB" in str(caught.value)
+    value = int(re.search(message.format(r"(\d+)"), str(caught.value))[1])
     name = message.split("=")[0]
 
     def with_value(changed: int, memory: float) -> Plan:
@@ -208,39 +211,38 @@ def test_what_does_not_fit_is_refused_with_a_value_that_does(
         return make_plan(MANY, network, settings, replace(WORKERS, memory=int(memory)))
 
     with_value(value, WORKERS.memory)
-    with_value(value, WORKERS.memory / MARGIN)
+    with_value(value, WORKERS.memory / ADVISED_MEMORY_MARGIN)
     with pytest.raises(SpecError):
-        with_value(value + 1, WORKERS.memory / MARGIN)
+        with_value(value + 1, WORKERS.memory / ADVISED_MEMORY_MARGIN)
     needed = int(
-        re.search(r"workers of at least ([\d,]+) MiB", str(refused.value))[1].replace(",", "")
+        re.search(r"workers of at least ([\d,]+) MiB", str(caught.value))[1].replace(",", "")
     )
     make_plan(MANY, spec, run, replace(WORKERS, memory=needed * MIB))
     grown = replace(WORKERS, memory=needed * MIB, resident=WORKERS.resident + 8 * MIB)
     make_plan(MANY, spec, run, grown)
 
 
-def test_train_refuses_what_the_plan_refuses(small_workers: Client, tmp_path: Path) -> None:
-    """With the same words, and nothing is written."""
+def test_train_and_plan_raise_the_same_error(small_workers: Client, tmp_path: Path) -> None:
+    """Nothing is written."""
     X, y = load_digits()
     run, spec = RunSpec(chunk_images=5000), NetworkSpec.preset("digits")
-    refusals = []
+    messages = []
     for action in (
         lambda: rd.plan(X, y, spec, run=run, measure=False),
         lambda: ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(X, y),
     ):
-        with pytest.raises(SpecError, match="chunk_images=5000 by chunk_images of") as refused:
+        with pytest.raises(SpecError, match="chunk_images=5000 by chunk_images of") as caught:
             action()
-        refusals.append(re.sub(r"[\d,]+ MiB|at most \d+", "", str(refused.value)))
-    assert refusals[0] == refusals[1]
+        messages.append(re.sub(r"[\d,]+ MiB|at most \d+", "", str(caught.value)))
+    assert messages[0] == messages[1]
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_small_memory_limit_forces_tiles_with_the_same_result(
+def test_small_memory_limit_gives_tiles_and_the_same_result(
     small_workers: Client, tmp_path: Path
 ) -> None:
-    """A scatter matrix of over 100 MiB on workers of 736 MiB: tiled and within the limit, and the
-    scores are those of one matrix in one process without a limit."""
+    """A scatter matrix of over 100 MiB on workers of 736 MiB gives the same scores in tiles."""
     X, y = (array[:160] for array in load_digits())
     spec = NetworkSpec(filters=23, block=7, stride=4, max_layers=1, filter_size=1, ridge=0.3)
     tiled = ResCNetClassifier(spec, store=tmp_path / "tiled").fit(X, y)
@@ -249,7 +251,7 @@ def test_a_small_memory_limit_forces_tiles_with_the_same_result(
     features = tiled.network_.layers[0].classifier.weights.shape[2]
     assert 4 * features**2 > 100 * MIB
     assert features > 2 * plan["tile_features"]
-    assert max(small_workers.run(peak_resident).values()) < 736 * MIB
+    assert max(small_workers.run(read_peak_rss).values()) < 736 * MIB
     assert not (tmp_path / "tiled" / "work").exists()
     one_piece = RunSpec(
         chunk_images=plan["chunk_images"], accumulators=plan["accumulators"], solve_threads=1
@@ -266,11 +268,10 @@ def test_a_small_memory_limit_forces_tiles_with_the_same_result(
 
 
 @pytest.mark.parametrize("residual", [pytest.param("classify", marks=pytest.mark.slow), "regress"])
-def test_tiles_give_the_network_of_one_matrix(
+def test_tiles_give_the_same_network_as_one_matrix(
     client: Client, tmp_path: Path, residual: str
 ) -> None:
-    """For tiles that do not divide the features, over three layers, with validation images among
-    them; and resuming a tiled run gives the same bits."""
+    """Tiles that do not divide the features, three layers, validation images; and on resume."""
     X, y = (array[:200] for array in load_digits())
     X = X[:, ::2, ::2]
     spec = SMALL.replace(max_layers=3, residual=residual, ridge=0.3, learning_rate=0.5)
@@ -286,36 +287,36 @@ def test_tiles_give_the_network_of_one_matrix(
     np.testing.assert_array_equal(resumed.decision_function(X), tiled.decision_function(X))
 
 
-# telling ----------------------------------------------------------------------------------------
+# forecasts --------------------------------------------------------------------------------------
 
 
-def test_a_plan_tells_what_a_run_takes(client: Client, tmp_path: Path) -> None:
-    """Every figure is there, in words and as plain values, and nothing is left behind."""
+def test_forecast_has_all_estimates(client: Client, tmp_path: Path) -> None:
+    """As text and as JSON-serializable values; no file is left over."""
     X, y = (array[:300] for array in load_digits())
-    found = rd.plan(X, y, "digits", store=tmp_path / "run", validation=0.1)
-    words = str(found)
+    forecast = rd.plan(X, y, "digits", store=tmp_path / "run", validation=0.1)
+    text = str(forecast)
     for name in ("features", "chunks", "tasks", "memory", "driver", "traffic", "store", "time"):
-        assert f"\n{name} " in words
-    assert found.features == 2520
-    assert found.layer_seconds > 0
-    assert found.seconds == pytest.approx(4 * found.layer_seconds)
-    values = found.to_dict()
-    assert values["plan"]["chunk_images"] == found.plan.chunk_images
+        assert f"\n{name} " in text
+    assert forecast.features == 2520
+    assert forecast.layer_seconds > 0
+    assert forecast.seconds == pytest.approx(4 * forecast.layer_seconds)
+    values = forecast.to_dict()
+    assert values["plan"]["chunk_images"] == forecast.plan.chunk_images
     assert not list(tmp_path.iterdir())
 
 
-def test_the_planned_store_holds_what_the_run_leaves(client: Client, tmp_path: Path) -> None:
-    """Within a tenth for what can be counted: images, twice the maps, the layers."""
+def test_estimated_store_size_matches_the_run(client: Client, tmp_path: Path) -> None:
+    """Within a tenth: images, twice the maps, and the layers."""
     X, y = (array[:400] for array in load_digits())
     spec, run = NetworkSpec.preset("digits").replace(max_layers=2), RunSpec(keep_maps="all")
-    found = rd.plan(X, y, spec, run=run, measure=False)
+    forecast = rd.plan(X, y, spec, run=run, measure=False)
     ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(X, y)
     stored = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
-    assert stored == pytest.approx(found.traffic.store, rel=0.1)
+    assert stored == pytest.approx(forecast.traffic.store, rel=0.1)
 
 
 @pytest.mark.slow
-def test_the_time_told_is_about_the_time_taken(tmp_path: Path) -> None:
+def test_estimated_time_matches_the_measured_time(tmp_path: Path) -> None:
     """Within a factor of two, for the pass of the second layer of two networks."""
     X, y = (array[:3000] for array in load_digits())
     with (
@@ -328,15 +329,15 @@ def test_the_time_told_is_about_the_time_taken(tmp_path: Path) -> None:
             "few features": NetworkSpec.preset("digits").replace(max_layers=2),
             "many features": NetworkSpec(filters=32, block=7, max_layers=2, ridge=0.3),
         }.items():
-            told = rd.plan(X, y, spec, store=tmp_path / name).layer_seconds
+            estimated = rd.plan(X, y, spec, store=tmp_path / name).layer_seconds
             ResCNetClassifier(spec, store=tmp_path / name).fit(X, y)
-            taken = RunStore.open(tmp_path / name).commits()[2]["seconds"]
-            print(f"{name}: told {told:.1f} s, taken {taken:.1f} s")
-            assert 0.5 < taken / told < 2
+            measured = RunStore.open(tmp_path / name).commits()[2]["seconds"]
+            print(f"{name}: estimated {estimated:.1f} s, measured {measured:.1f} s")
+            assert 0.5 < measured / estimated < 2
 
 
-def test_traffic_counts_tiles_too() -> None:
-    """Features are written once and read once per block and once more."""
+def test_traffic_counts_tiles() -> None:
+    """Features are written once, and read once per block and once more."""
     plan = Plan(MANY.images, 100, 4, 2, 1)
     one = traffic(MANY, CIFAR, plan)
     tiled = traffic(MANY, CIFAR, replace(plan, tile_features=512))
