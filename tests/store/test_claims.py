@@ -542,7 +542,7 @@ def test_a_run_that_ended_since_the_look_is_not_begun_again(
         fit(store)
 
     monkeypatch.setattr(lifecycle, "check_run", look_and_be_slow)
-    with pytest.raises(StoreError, match="already holds another run.*hoose another URL"):
+    with pytest.raises(StoreError, match=r"already holds another run.*hoose another URL"):
         fit(store)
     assert RunStore.open(store).result()["depth"] == 2
     assert verify_run(store) == []
