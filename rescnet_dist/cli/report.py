@@ -27,7 +27,10 @@ FORMAT_BY_EXTENSION = {".html": "html", ".htm": "html", ".md": "markdown", ".jso
     "standard output for other formats]",
 )
 @click.option(
-    "--format", "form", type=click.Choice(REPORT_FORMATS), help="[default: by the extension of --output]"
+    "--format",
+    "form",
+    type=click.Choice(REPORT_FORMATS),
+    help="[default: by the extension of --output]",
 )
 @click.option(
     "--images",

@@ -177,7 +177,9 @@ RUNS: dict[str, Case] = {
     "resume data": (None, ("resume", "data.zarr"), ["is not a rescnet-run store", "Check the URL"]),
     "resume a network": (None, ("resume", "network"), ["is not a rescnet-run store"]),
     "resume to fewer layers": (
-        None, ("resume", "run", "--max-layers", "1"), ["max_layers=1", "has 2 layers", "at least 2"]
+        None,
+        ("resume", "run", "--max-layers", "1"),
+        ["max_layers=1", "less than the 2 layers", "at least 2"],
     ),
     "resume to no layer": (
         None, ("resume", "run", "--max-layers", "0"), ["max_layers=0", "at least"]
