@@ -324,7 +324,7 @@ def test_images_that_overflow_single_precision_are_an_error(fitted: ResCNetClass
     """An argmax of NaN would give the first class for all."""
     images = X[:3].astype(np.float64)
     images[1] *= 1e25
-    with pytest.raises(rd.DataError, match=r"Image 1 of X has values .*e\+27.* same scale"):
+    with pytest.raises(rd.DataError, match=r"image 1 of X has values .*e\+27.* same scale"):
         fitted.predict(images)
 
 
