@@ -15,7 +15,7 @@ import inspect
 import io
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -48,7 +48,7 @@ def cell(text: str) -> str:
     return line(text).replace("|", "\\|")
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a Markdown table; empty columns are left out."""
     kept = [n for n in range(len(header)) if any(row[n] for row in rows)]
     lines = [
@@ -138,9 +138,10 @@ def cli_markdown() -> str:
     """Return the reference of all commands: usage, help, arguments, options, defaults."""
     spec_fields = {field.name for spec in spec_classes() for field in dataclasses.fields(spec)}
     return "\n\n".join(
-        part for name, command, context in commands()
+        part
+        for name, command, context in commands()
         for part in _command(name, command, context, spec_fields)
-    )  # fmt: skip
+    )
 
 
 def _command(
@@ -288,16 +289,18 @@ def _presets() -> str:
     presets, base = import_module("rescnet_dist.spec").PRESETS, spec_classes()[0]()
     names = list(presets)
     changed = [
-        field.name for field in dataclasses.fields(base)
+        field.name
+        for field in dataclasses.fields(base)
         if any(getattr(presets[n], field.name) != getattr(base, field.name) for n in names)
-    ]  # fmt: skip
+    ]
     rows = [
         (
-            code(field), code(_default_text(getattr(base, field))),
+            code(field),
+            code(_default_text(getattr(base, field))),
             *(code(_default_text(getattr(presets[n], field))) for n in names),
         )
         for field in changed
-    ]  # fmt: skip
+    ]
     return "\n\n".join(
         [
             f"{anchor('spec', 'presets')}\n## Presets",
@@ -344,11 +347,12 @@ def events_markdown() -> str:
     parts = [f"The events have version `{train.EVENTS_VERSION}`."]
     rows = [
         (
-            f"[`{kind.__name__}`](#{anchor('event', kind.__name__)[1:-2]})", code(event_kind(kind)),
+            f"[`{kind.__name__}`](#{anchor('event', kind.__name__)[1:-2]})",
+            code(event_kind(kind)),
             ", ".join(code(name) for name in callback_methods(kind)),
         )
         for kind in event_classes()
-    ]  # fmt: skip
+    ]
     parts.append(table(("class", "`event` in JSON lines", "method of `Callback`"), rows))
     for kind in event_classes():
         parts += [anchor("event", kind.__name__), f"### {kind.__name__}", *_fields(kind)]
@@ -365,7 +369,11 @@ def _nested(kinds: list[type]) -> list[str]:
     for kind in kinds:
         for hint in typing.get_type_hints(kind).values():
             for part in (hint, *typing.get_args(hint)):
-                if dataclasses.is_dataclass(part) and part.__name__ not in found:
+                if (
+                    isinstance(part, type)
+                    and dataclasses.is_dataclass(part)
+                    and part.__name__ not in found
+                ):
                     found.append(part.__name__)
     return found
 
@@ -422,8 +430,11 @@ def errors_markdown() -> str:
     rows = []
     for kind in known:
         depth = len(_line(kind, known)) - 1
-        bases = [f"{b.__module__.removeprefix('builtins')}.{b.__name__}".lstrip(".")
-                 for b in kind.__bases__ if b not in known]  # fmt: skip
+        bases = [
+            f"{b.__module__.removeprefix('builtins')}.{b.__name__}".lstrip(".")
+            for b in kind.__bases__
+            if b not in known
+        ]
         text = cell(split_docstring(kind)[0].split("\n\n")[0])
         text += f" Also a {' and '.join(code(name) for name in bases)}." if bases else ""
         link = f"[`{kind.__name__}`](#{anchor('error', kind.__name__)[1:-2]})"

@@ -154,7 +154,9 @@ STORES: dict[str, Case] = {
         ["memory://run is in this process's memory", "Use a folder or a bucket"],
     ),
     "data that are a run": (
-        None, ("train", "run", "--preset", "digits", "--store", "new"), ["has the variables", "none with images"]
+        None,
+        ("train", "run", "--preset", "digits", "--store", "new"),
+        ["has the variables", "none with images"],
     ),
     "images without labels": (
         write_data(images=X), OTHER, ["other.zarr has no labels", "name the variable labels"]

@@ -27,8 +27,7 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 from distributed import Client
-from models import assert_same_bits
-from models import read_model as model
+from models import assert_same_bits, read_model
 
 from rescnet_dist import (
     DataError,
@@ -84,7 +83,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> 
     store = tmp_path_factory.mktemp("expected") / "run"
     with Client(threads_cluster):
         ResCNetClassifier(SPEC, store=store, run=RUN).fit(X, Y)
-    return model(store)
+    return read_model(store)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +129,7 @@ def test_commands_use_the_named_cluster(
     done = rescnet("train", data, "--config", config, "--store", store, *cluster)
     assert done.exit_code == 0, done.output
     assert count_chunks_done(scheduler, store) == 9  # three chunks: survey, layer, scores
-    assert_same_bits(model(store), expected)
+    assert_same_bits(read_model(store), expected)
     more = rescnet("resume", store, "--max-layers", 2, *cluster)
     assert more.exit_code == 0, more.output
     assert count_chunks_done(scheduler, store) == 15
@@ -147,7 +146,7 @@ def test_fit_uses_the_current_client(scheduler_file: Path, tmp_path: Path, expec
         clf.fit(X, Y)
         assert client.status == "running"
     assert {event.worker for event in events if isinstance(event, ChunkDone)} == workers
-    assert_same_bits(model(tmp_path / "run"), expected)
+    assert_same_bits(read_model(tmp_path / "run"), expected)
 
 
 # a Dask gateway ---------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def test_commands_use_a_cluster_of_a_gateway(
             running.scale(1)
             done = rescnet(*train)
             assert done.exit_code == 0, done.output
-            assert_same_bits(model(store), expected)
+            assert_same_bits(read_model(store), expected)
             name = ("--gateway-cluster", running.name)
             more = rescnet("resume", store, "--max-layers", 2, "--gateway", gateway, *name)
             assert more.exit_code == 0, more.output
@@ -304,7 +303,7 @@ def test_tls_needs_the_right_certificate(
     with dask.config.set(tls_config(ours)):
         done = rescnet(*train, tmp_path / "run")
     assert done.exit_code == 0, done.output
-    assert_same_bits(model(tmp_path / "run"), expected)
+    assert_same_bits(read_model(tmp_path / "run"), expected)
     monkeypatch.setattr(connect, "CONNECT_SECONDS", 2)
     for settings in (tls_config(others), {}):
         with dask.config.set(settings):
@@ -460,12 +459,14 @@ def test_secret_is_masked_in_python_output(client: Client, guarded: str) -> None
         ("s3://key:word@host/a", "s3://***@host/a"),
         ("https://me:w@rd@host/a@b", "https://***@host/a@b"),
         ("https://h/a?sig=x%2F1&v=2", "https://h/a?sig=***&v=2"),
-        ("https://h/a?X-Amz-Security-Token=x;X-Goog-Signature=y z",
-         "https://h/a?X-Amz-Security-Token=***;X-Goog-Signature=*** z"),
+        (
+            "https://h/a?X-Amz-Security-Token=x;X-Goog-Signature=y z",
+            "https://h/a?X-Amz-Security-Token=***;X-Goog-Signature=*** z",
+        ),
         ("https://h/a?access_token=x&api_key=y", "https://h/a?access_token=***&api_key=***"),
         ("tcp://10.0.0.1:8786 and me@home", "tcp://10.0.0.1:8786 and me@home"),
     ],
-)  # fmt: skip
+)
 def test_only_secrets_of_urls_are_masked(text: str, masked: str) -> None:
     """User and password, signatures, tokens and keys."""
     assert mask_secrets(text) == masked

@@ -15,8 +15,7 @@ import pytest
 from commands import run, stored_digits
 from distributed import Client
 from kubelet import MIB, Cluster, Pod, render, wait_until
-from models import assert_same_bits
-from models import read_model as model
+from models import assert_same_bits, read_model
 
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
@@ -53,7 +52,7 @@ def train_locally(job: Cluster, data: str, store: Path) -> dict[str, Any]:
     arguments = job.document["spec"]["job"]["spec"]["containers"][0]["args"]
     done = run("train", data, "--store", store, *arguments[arguments.index("--preset") :])
     assert done.exit_code == 0, done.output
-    return dict(model(store))
+    return dict(read_model(store))
 
 
 def deploy_job(
@@ -184,4 +183,4 @@ def test_job_with_removed_pods_gives_the_same_bits(
         assert margin * pod.peak < pod.memory_limit, pod.name
         assert not list((pod.folder / "root").iterdir()), pod.name
     assert verify_run(store) == []
-    assert_same_bits(model(store), train_locally(job, local, tmp_path / "laptop"))
+    assert_same_bits(read_model(store), train_locally(job, local, tmp_path / "laptop"))

@@ -41,8 +41,10 @@ def test_the_book_builds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     done = subprocess.run(
         [*command, "-d", tmp_path / "doctrees", BOOK, tmp_path / "html"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     for page in PAGES:
         assert (tmp_path / "html" / page).exists(), page

@@ -99,7 +99,7 @@ def test_only_public_names_are_used(path: Path) -> None:
                     assert node.attr in rd.__all__
 
 
-# executing them ------------------------------------------------------------------------------------
+# executing them --------------------------------------------------------------------------------
 
 
 def execute(name: str, folder: Path) -> str:

@@ -51,8 +51,10 @@ def test_every_command_and_option_is_in_the_reference(cli: str) -> None:
         name, command = waiting.pop()
         context, text = click.Context(command), section(cli, name)
         if isinstance(command, click.Group):
-            members = {member: command.get_command(context, member) for member in
-                       command.list_commands(context)}  # fmt: skip
+            members = {
+                member: command.get_command(context, member)
+                for member in command.list_commands(context)
+            }
             waiting += [(f"{name} {member}", found) for member, found in members.items() if found]
         for parameter in command.params:
             if isinstance(parameter, click.Argument):

@@ -24,8 +24,7 @@ import pytest
 from click.testing import CliRunner
 from dask import delayed
 from distributed import Client
-from models import assert_same_bits
-from models import read_model as model
+from models import assert_same_bits, read_model
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load_digits
 from rescnet_dist.cli import main
@@ -119,7 +118,7 @@ def expected_model(
     store = tmp_path_factory.mktemp("undisturbed") / "run"
     with Client(threads_cluster):
         fit_run(store)
-    return model(store)
+    return read_model(store)
 
 
 def fit_run(store: Any, images: Any = X, **more: Any) -> ResCNetClassifier:
@@ -264,7 +263,7 @@ def test_second_driver_fails_while_first_runs(
             assert part in message
     gate.opened.set()
     assert first.result(TEST_TIMEOUT_SECONDS).depth_ == 2
-    assert_same_bits(model(url), expected_model)
+    assert_same_bits(read_model(url), expected_model)
 
 
 # expired and void claims ------------------------------------------------------------------------
@@ -384,7 +383,7 @@ def test_driver_stops_before_pass_after_takeover(
         r"\. This driver stops",
     ):
         old.result(TEST_TIMEOUT_SECONDS)
-    assert_same_bits(model(url), expected_model)
+    assert_same_bits(read_model(url), expected_model)
     assert verify_run(url) == []
     (record,) = read_claims(url)
     assert record["released"], "the old driver must not change the new claim"
@@ -417,7 +416,7 @@ def test_driver_commits_nothing_after_takeover(
     with pytest.raises(StoreError, match=f"taken over by process {os.getpid()}"):
         old.result(TEST_TIMEOUT_SECONDS)
     assert read_commits(store) == before
-    assert_same_bits(model(store), expected_model)
+    assert_same_bits(read_model(store), expected_model)
     assert verify_run(store) == []
 
 
@@ -525,7 +524,7 @@ def test_one_of_many_drivers_creates_run(
         "ResCNetClassifier",
         *["StoreError"] * 3,
     ]
-    assert_same_bits(model(store), expected_model)
+    assert_same_bits(read_model(store), expected_model)
     assert verify_run(store) == []
 
 
