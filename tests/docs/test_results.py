@@ -350,3 +350,19 @@ def test_counts_of_held_out_images() -> None:
     assert found["cifar10-classify"]["curve"][59]["train"] == pytest.approx(0.997, abs=5e-4)
     chunks = [found[n]["plan"]["chunk_images"] for n in ("cifar10", "cifar10-f128-other-chunks")]
     assert chunks == [1786, 3572]
+
+
+def test_page_shows_the_trials_of_late_fusion() -> None:
+    """The numbers of its table are those of the recorded trials."""
+    record = json.loads((SCRIPT.parent / "trials/late-fusion.json").read_text())
+    text, test = PAGE.read_text(), record["test"]
+    networks = [trial for trial in record["trials"] if trial["name"] in test["members"]]
+    assert len(networks) == 2
+    for trial in networks:
+        layers = f"{trial['depth']} of {trial['layers']}"
+        validation = f"{100 * trial['validation_averaged_over_flips']:.2f}"
+        accuracy = f"{test['members'][trial['name']]['test_flips']:.2f}"
+        assert f"| {trial['seed']} | {layers} | {validation} | {accuracy} |" in text
+    mean = record["fusion"]["full_size"]["mean"]
+    assert f"| mean of both scores (chosen) | | | | {mean:.2f} | {test['accuracy']:.2f} |" in text
+    assert f"{len(record['trials'])} networks" in text
