@@ -404,7 +404,7 @@ def test_bad_input_ends_with_one_line(digits_run: str, copied: Path, tmp_path: P
         ("half",): "not completely written",
         ("newer",): "version 99",
         ("copy", "-o", "nowhere/a.html"): "nowhere",
-        ("copy", "-o", "a.pdf"): "no format is known by",
+        ("copy", "-o", "a.pdf"): "has the unknown extension '.pdf'",
         ("copy", "-o", "empty", "--format", "html"): "cannot be written",
         ("copy", "--images", "0"): "--images",
         ("copy", "--test", "digits"): "(14, 14, 1)",

@@ -771,7 +771,7 @@ def test_names_are_listed() -> None:
     """All that are known, with where they come from and are kept."""
     words = run("data", "names").output
     assert all(name in words for name in ("digits", *DATASETS))
-    assert "kept in" in words
+    assert "downloaded to" in words
     assert json.loads(run("data", "names", "--json").stdout).keys() == DATASETS.keys()
 
 
@@ -783,7 +783,7 @@ def test_what_is_no_data_set_is_named(client: Client, tmp_path: Path) -> None:
         assert result.exit_code == 2, result.output
         assert str(tmp_path / "none") in result.output
         result = run("data", command, "cifar-10", *options)
-        assert "did you mean 'cifar10'?" in result.output
+        assert "Did you mean 'cifar10'?" in result.output
 
 
 # training ---------------------------------------------------------------------------------------

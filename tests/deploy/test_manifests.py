@@ -311,7 +311,7 @@ def test_spot_nodes_are_for_workers_only() -> None:
         if part == "worker":
             assert pod["terminationGracePeriodSeconds"] == 115
             (container,) = pod["containers"]
-            assert container["lifecycle"]["preStop"]["exec"]["command"][-1].endswith("leave")
+            assert container["lifecycle"]["preStop"]["exec"]["command"][-1].endswith("retire")
             variables = {v["name"]: v.get("value") for v in container["env"]}
             assert variables["RESCNET_LEAVE_SECONDS"] == "110"
             assert {"name": "RESCNET_WORKER_NAME"}.items() <= container["env"][-1].items()
@@ -456,7 +456,7 @@ SECRET = "AKIA-a-secret"
         (["--memory", "much"], "--memory much is not a size of memory of 64 MiB or more"),
         (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes that have 8,192 MiB"),
         (["--node-memory", "100MiB"], "use memory of at most 0 MiB, or larger nodes"),
-        (["--node-memory", "512MiB"], "use workers of at least"),
+        (["--node-memory", "512MiB"], "Use workers of at least"),
         (["--threads", "8", "--node-cpus", "4"], "use threads of at most 4, or larger nodes"),
         (["--workers", "0"], "0 is not in the range x>=1"),
         (["--overlay", "cloud-spt"], "Did you mean 'cloud-spot'?"),

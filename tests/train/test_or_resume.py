@@ -219,7 +219,7 @@ def test_workers_too_small_for_the_plan_are_refused(
             assert failed.exit_code == 2, failed.output
             assert "The run keeps the plan it started with" in failed.output
             assert "of each worker's 400 MiB may be used before Dask spills" in failed.output
-            advised = re.search(r"workers of at least ([\d,]+) MiB, or of fewer", failed.output)
+            advised = re.search(r"workers of at least ([\d,]+) MiB, or with fewer", failed.output)
             assert advised, failed.output
             assert 500 < int(advised[1].replace(",", "")) < 4000
             assert files_in(url).items() <= before.items()
@@ -231,7 +231,7 @@ def test_a_store_must_be_named(data_url: str) -> None:
     """As a store named after the time is another one each time."""
     failed = CliRunner().invoke(main, ["train", data_url, "--or-resume", *SMALL])
     assert failed.exit_code == 2
-    assert "name it with --store" in failed.output
+    assert "Add --store URL" in failed.output
 
 
 @pytest.mark.slow
