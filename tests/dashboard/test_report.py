@@ -404,7 +404,7 @@ def test_bad_input_gives_one_line_error(digits_run: str, run_copy: Path, tmp_pat
         ("half",): "not completely written",
         ("newer",): "version 99",
         ("copy", "-o", "nowhere/a.html"): "nowhere",
-        ("copy", "-o", "a.pdf"): "no format is known by",
+        ("copy", "-o", "a.pdf"): "has the unknown extension '.pdf'",
         ("copy", "-o", "empty", "--format", "html"): "cannot be written",
         ("copy", "--images", "0"): "--images",
         ("copy", "--test", "digits"): "(14, 14, 1)",

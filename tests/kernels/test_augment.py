@@ -286,7 +286,7 @@ def test_uniforms_are_uniform_and_independent() -> None:
 
 INVALID_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "copies of nothing": ({"copies": 2}, "copies=2 would all be the same"),
-    "changes of no copies": ({"flip": True}, "give copies of at least 1"),
+    "changes of no copies": ({"flip": True}, "Use copies of at least 1"),
     "negative copies": ({"copies": -1, "flip": True}, "copies=-1 is out of range"),
     "too many copies": ({"copies": 10_001, "flip": True}, "at most 10000"),
     "no crop": ({"copies": 1, "crop": 0.0}, "crop=0.0 is out of range"),
@@ -310,7 +310,7 @@ def test_augmentation_unsuitable_for_images_raises() -> None:
     for options, message in (
         ({"shift": 8}, "shift=8 leaves nothing of images of 8×9 .* at most 7"),
         ({"cutout": 9}, "cutout=9 leaves nothing"),
-        ({"saturation": 0.5}, "saturation=0.5 .* have 1 channels"),
+        ({"saturation": 0.5}, r"saturation=0.5 .* 3 channels, but these have 1\."),
     ):
         with pytest.raises(SpecError, match=message):
             AugmentSpec(copies=1, **options).check_images(8, 9, 1)

@@ -218,7 +218,7 @@ def test_workers_too_small_for_plan_are_rejected(
             assert failed.exit_code == 2, failed.output
             assert "The run keeps the plan it started with" in failed.output
             assert "of each worker's 400 MiB may be used before Dask spills" in failed.output
-            advised = re.search(r"workers of at least ([\d,]+) MiB, or of fewer", failed.output)
+            advised = re.search(r"workers of at least ([\d,]+) MiB, or with fewer", failed.output)
             assert advised, failed.output
             assert 500 < int(advised[1].replace(",", "")) < 4000
             assert read_files(url).items() <= before.items()
@@ -230,7 +230,7 @@ def test_or_resume_needs_store(data_url: str) -> None:
     """The default store is named after the time, so that it differs each time."""
     failed = CliRunner().invoke(main, ["train", data_url, "--or-resume", *SMALL])
     assert failed.exit_code == 2
-    assert "name it with --store" in failed.output
+    assert "Add --store URL" in failed.output
 
 
 @pytest.mark.slow
