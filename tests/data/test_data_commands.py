@@ -172,7 +172,7 @@ def test_names_command() -> None:
     """All names are listed, with home page and cache folder."""
     output = run_command("data", "names").output
     assert all(name in output for name in ("digits", *DATASETS))
-    assert "kept in" in output
+    assert "downloaded to" in output
     assert json.loads(run_command("data", "names", "--json").stdout).keys() == DATASETS.keys()
 
 
