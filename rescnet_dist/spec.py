@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import math
 import tomllib
@@ -106,6 +107,12 @@ class Spec:
     """Base class of the specs: validated replacement, and conversion to and from dicts and TOML."""
 
     table: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        """Show the options in the signature, which `__new__` would hide."""
+        if "__init__" in cls.__dict__:  # the second time, when dataclass has added slots
+            parameters = inspect.signature(cls.__init__).parameters.values()
+            cls.__signature__ = inspect.Signature(list(parameters)[1:])  # type: ignore[attr-defined]
 
     def __new__(cls, *_args: Any, **values: Any) -> Self:
         """Raise SpecError for an unknown option, before the dataclass raises a TypeError."""

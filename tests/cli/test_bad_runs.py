@@ -139,7 +139,7 @@ STORES: dict[str, Case] = {
         ["nonsense://***@host/run cannot be opened"],
     ),
     "a file in the way": (
-        overwrite("new", "hello"), TRAIN, ["already holds something", "choose another URL"]
+        overwrite("new", "hello"), TRAIN, ["already holds something", "Choose another URL"]
     ),
     "a file instead of a folder": (
         overwrite("file", "hello"), (*TRAIN[:-1], "file/run"), ["file/run"]
@@ -159,7 +159,7 @@ STORES: dict[str, Case] = {
         ["has the variables", "none with images"],
     ),
     "images without labels": (
-        write_data(images=X), OTHER, ["other.zarr has no labels", "name the variable labels"]
+        write_data(images=X), OTHER, ["other.zarr has no labels", "Name the variable labels"]
     ),
     "labels of another length": (
         write_data(images=X, labels=Y[:10]), OTHER, ["10 labels for 150 images"]
@@ -195,7 +195,7 @@ RUNS: dict[str, Case] = {
         ["format version 99", "install a newer release"]
     ),
     "data half written": (
-        set_attribute("data_complete", None), RESUME, ["never completely written", "remove it"]
+        set_attribute("data_complete", None), RESUME, ["never completely written", "Remove it"]
     ),
     "a network of another release": (
         set_attribute("network", {"filters": 4, "wings": 2}), RESUME, ["no option 'wings'"]
@@ -218,7 +218,7 @@ RUNS: dict[str, Case] = {
         overwrite("run/result.json", '{"a": 1}'), RESUME, ["result.json", "damaged"]
     ),
     "a claim of another driver": (
-        add_claim(), RESUME, ["process 1 on elsewhere", "last sign of life", "--take-over"]
+        add_claim(), RESUME, ["process 1 on elsewhere", "last renewed", "--take-over"]
     ),
     "a layer that is gone": (
         remove("run/layers/0001"), RESUME, ["layers/0001 is missing", "train again"]
@@ -235,7 +235,7 @@ RUNS: dict[str, Case] = {
         ["Rows 40 to 80 of data/images are missing or altered"],
     ),
     "labels removed": (
-        remove("run/data/labels"), RESUME, ["data/labels", "there is no Zarr array"]
+        remove("run/data/labels"), RESUME, ["data/labels", "There is no Zarr array"]
     ),
     "check nothing": (None, ("check", "nowhere"), ["There is no Zarr group at"]),
     "check a network": (None, ("check", "network"), ["is not a rescnet-run store"]),
@@ -246,15 +246,15 @@ RUNS: dict[str, Case] = {
     ),
 }  # fmt: skip
 
-RESTORE = "put back a copy of its zarr.json, or train again"
-REMOVE = "remove it, then resume the run, which makes it again"
+RESTORE = "Restore a copy of its zarr.json, or train again"
+REMOVE = "remove it, then resume the run, which writes it anew"
 
 ATTRIBUTES: dict[str, Case] = {
     "no JSON": (
-        overwrite("run/zarr.json", "hello"), RESUME, ["Zarr group", "damaged", "zarr.json back"]
+        overwrite("run/zarr.json", "hello"), RESUME, ["Zarr group", "damaged", "Restore its zarr.json"]
     ),
     "a list": (
-        overwrite("run/zarr.json", "[1]"), RESUME, ["Zarr group", "damaged", "zarr.json back"]
+        overwrite("run/zarr.json", "[1]"), RESUME, ["Zarr group", "damaged", "Restore its zarr.json"]
     ),
     "a version in words": (
         set_attribute("format_version", "one"), RESUME, ["format version one", "versions up to 4"]
@@ -304,7 +304,7 @@ RECORDS: dict[str, Case] = {
     "too few checksums": (
         edit_record("run/commits/0002.json", checksums={"maps/0002": [1]}),
         RESUME,
-        ["commits/0002.json has 1 checksums of maps/0002", "chunks: the record", REMOVE],
+        ["commits/0002.json has 1 checksums of maps/0002", "chunks. The record is damaged", REMOVE],
     ),
     "an accuracy in words": (
         edit_record("run/commits/0002.json", accuracy="high"),
@@ -358,12 +358,12 @@ RECORDS: dict[str, Case] = {
 }  # fmt: skip
 
 LINKED = ("resume", "linked", "--max-layers", "2")
-RESTORE_DATA = "put the images back as they were when the run began"
+RESTORE_DATA = "Put the images back as they were when the run began"
 
 DATA: dict[str, Case] = {
-    "gone": (remove("data.zarr"), LINKED, ["there is no Zarr array at", "data.zarr/images"]),
+    "gone": (remove("data.zarr"), LINKED, ["There is no Zarr array at", "data.zarr/images"]),
     "without images": (
-        remove("data.zarr/images"), LINKED, ["there is no Zarr array at", "data.zarr/images"]
+        remove("data.zarr/images"), LINKED, ["There is no Zarr array at", "data.zarr/images"]
     ),
     "cut short": (
         truncate("data.zarr/images/c/1/0/0/0"),

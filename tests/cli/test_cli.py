@@ -187,8 +187,8 @@ def test_help_shows_an_example(name: str):
     [
         (["train", "--preset", "cifar"], "Did you mean 'cifar10'"),
         (["train", "nowhere.zarr", "--preset", "cifar10"], "nowhere.zarr"),
-        (["train", "nowhere.zarr"], "nowhere.zarr: check the URL"),
-        (["train", "--test", "nowhere.zarr"], "nowhere.zarr: check the URL"),
+        (["train", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
+        (["train", "--test", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
         (["train", "--filters", "0"], "filters=0 is out of range. It must be at least 1"),
         (["train", "--filters", "many"], "'many' is not a valid integer"),
         (["train", "--levels", "4;2"], "such as 4,2,1"),
@@ -199,15 +199,15 @@ def test_help_shows_an_example(name: str):
         (["train", "--block", "40"], "block=40 is larger than the image (28×28 pixels)"),
         (["train", "--validation", "2"], "validation=2.0 is out of range"),
         (["train", "--scheduler", "tcp://127.0.0.1:1"], "No Dask scheduler answers"),
-        (["info", "nowhere"], "there is no Zarr group at"),
-        (["resume", "nowhere"], "there is no Zarr group at"),
+        (["info", "nowhere"], "There is no Zarr group at"),
+        (["resume", "nowhere"], "There is no Zarr group at"),
         (["resume", "nowhere", "--filters", "8"], "another run with `rescnet train --filters"),
         (["resume", "nowhere", "--copies=2"], "except --max-layers, --maps, --checkpoint-every"),
         (["resume", "nowhere", "--no-rectify"], "another run with `rescnet train --no-rectify"),
         (["resume", "nowhere", "--preset", "digits"], "another run with `rescnet train --preset"),
         (["resume", "nowhere", "--store", "x"], "No such option '--store'"),
         (["resume", "nowhere", "--tests", "x"], "No such option '--tests'"),
-        (["predict", "nowhere", "digits"], "there is no Zarr group at"),
+        (["predict", "nowhere", "digits"], "There is no Zarr group at"),
         (["presets", "imagenet"], "Unknown preset 'imagenet'"),
         (["fit"], "No such command 'fit'"),
     ],
@@ -334,7 +334,7 @@ def test_resume_rejects_fewer_layers_than_finished(stored_run: str):
     """A resume never removes layers."""
     result = run("resume", stored_run, "--max-layers", 1)
     assert result.exit_code == 2
-    assert "max_layers=1 is less than the 2 layers of the run at" in result.output
+    assert "max_layers=1 is less than the 3 layers of the run at" in result.output
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_info_of_skipped_images(
         f"{bad_photos}/{bad}" for bad in BAD_IMAGES[:3]
     ]
     import_dataset(tmp_path / "clean", tmp_path / "clean.zarr", client)
-    assert "skipped" not in run_command("data", "info", tmp_path / "clean.zarr").output
+    assert "skipped  " not in run_command("data", "info", tmp_path / "clean.zarr").output
 
 
 def test_info_without_warnings(client: Client, photos: Path) -> None:

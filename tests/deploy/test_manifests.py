@@ -461,7 +461,7 @@ SECRET = "AKIA-a-secret"
         (["--memory", "much"], "--memory much is not a size of memory of 64 MiB or more"),
         (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes with 8,192 MiB"),
         (["--node-memory", "100MiB"], "Use --memory of at most 0 MiB, or larger nodes"),
-        (["--node-memory", "512MiB"], "use workers of at least"),
+        (["--node-memory", "512MiB"], "Use workers of at least"),
         (["--threads", "8", "--node-cpus", "4"], "Use --threads of at most 4, or larger nodes"),
         (["--workers", "0"], "0 is not in the range x>=1"),
         (["--overlay", "cloud-spt"], "Did you mean 'cloud-spot'?"),

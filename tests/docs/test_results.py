@@ -225,7 +225,7 @@ def test_bad_input_is_rejected(
         (("digits", "--validation", "0"), "validation=0.0 holds no images out"),
         (("digits", "--test", arrays), "Test images are"),
         (("cifar10", "--data", "digits"), r"digits has images of \(28, 28, 1\).*are \(32, 32, 3\)"),
-        (("digits", "--table"), "Omit the name 'digits'"),
+        (("digits", "--table"), "'digits' is given. Omit the name"),
         (("--table",), "digits.json is not a result of this command"),
         (("digits", "--max-layers", "0"), "max_layers=0 is out of range"),
     )

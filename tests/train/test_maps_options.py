@@ -130,7 +130,9 @@ def test_change_to_maps_in_memory_that_do_not_fit_is_rejected(
     monkeypatch.setattr(Workers, "of", lambda *_: small)
     result = CliRunner().invoke(main, ["resume", str(tmp_path / "run"), "--maps", "memory"])
     assert result.exit_code == 2
-    assert re.search(r"do not fit in memory.*larger workers \(of at least \d+ MiB\)", result.output)
+    assert re.search(
+        r"do not fit in memory.*larger workers \(with at least \d+ MiB\)", result.output
+    )
     assert RunStore.open(tmp_path / "run").attributes() == before
 
 
@@ -204,7 +206,7 @@ def test_change_that_contradicts_run_is_rejected(client: Client, tmp_path: Path)
     with pytest.raises(Stopped):
         fit(tmp_path / "run", run=RUN.replace(keep_maps="all"), listeners=[stop_after(2)])
     before = RunStore.open(tmp_path / "run").attributes()
-    with pytest.raises(SpecError, match="leave one of them out"):
+    with pytest.raises(SpecError, match="Leave one of them out"):
         ResCNetClassifier.resume(tmp_path / "run", maps="memory")
     assert RunStore.open(tmp_path / "run").attributes() == before
 
