@@ -98,7 +98,7 @@ class StoreUnreachableError(StoreError):
     """
 
 
-class StoreClosedError(StoreError):
+class StorePermissionError(StoreError):
     """A store, or a part of it, exists but this user may not read it.
 
     Check the credentials and the permissions of the store.
@@ -121,7 +121,7 @@ class ClusterLostError(ClusterError):
 
 
 class PassError(RescnetError):
-    """A pass over the data failed repeatedly on the same chunk.
+    """A pass over the data failed repeatedly without finishing a chunk.
 
     The message has the cause of the last failure. Fix that, then resume the run.
     """

@@ -127,13 +127,13 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images as a NumPy, dask or xarray array; or a data set, as `open_dataset` accepts or
+            Images as a NumPy, dask or xarray array; or a dataset, as `open_dataset` accepts or
             returns, of which the train split is used.
         y : array-like of shape (n,) or None, default None
-            Labels of any hashable type; None if the data set has them.
+            Labels of any hashable type; None if the dataset has them.
         validation : tuple (X, y), float or None, default None
             Validation images and labels, or the fraction of the images to hold out; None uses the
-            val split of the data set, if any. The validation accuracy chooses the depth.
+            val split of the dataset, if any. The validation accuracy chooses the depth.
         groups : array-like of shape (n,) or None, default None
             Group of each image. Images of one group are held out together or not at all.
 
@@ -194,13 +194,13 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images as a NumPy, dask or xarray array; or a data set, as `open_dataset` accepts or
+            Images as a NumPy, dask or xarray array; or a dataset, as `open_dataset` accepts or
             returns, of which the train split is used.
         y : array-like of shape (n,) or None, default None
-            Labels of any hashable type; None if the data set has them.
+            Labels of any hashable type; None if the dataset has them.
         validation : tuple (X, y), float or None, default None
             Validation images and labels, or the fraction of the images to hold out; None uses the
-            val split of the data set, if any. The validation accuracy chooses the depth.
+            val split of the dataset, if any. The validation accuracy chooses the depth.
         groups : array-like of shape (n,) or None, default None
             Group of each image. Images of one group are held out together or not at all.
         measure : bool, default True
@@ -362,7 +362,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         DataError
-            If the images have another shape than those the network was trained on.
+            If the images have a different shape from the training images.
         """
         scores = self._scores(evaluation_images(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
@@ -387,7 +387,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         DataError
-            If the images have another shape than those the network was trained on.
+            If the images have a different shape from the training images.
         """
         scores = self._scores(evaluation_images(X), augment)
         if isinstance(scores, da.Array):
@@ -413,7 +413,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         DataError
-            If the images have another shape than those the network was trained on.
+            If the images have a different shape from the training images.
         """
         scores = self._scores(evaluation_images(X), augment)
         if isinstance(scores, da.Array):
@@ -439,9 +439,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images; or a data set, of which the test split is used.
+            Images; or a dataset, of which the test split is used.
         y : array-like of shape (n,) or None, default None
-            Labels; None if X is a data set, which has them.
+            Labels; None if X is a dataset, which has them.
         sample_weight : array-like of shape (n,) or None, default None
             Weights of the images.
         augment : AugmentSpec, int or None, default None
@@ -456,7 +456,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         DataError
-            If the images have another shape than those the network was trained on.
+            If the images have a different shape from the training images.
         """
         check_is_fitted(self)
         part = select_split(X, y, "test")
@@ -473,9 +473,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images; or a data set, of which the test split is used.
+            Images; or a dataset, of which the test split is used.
         y : array-like of shape (n,) or None, default None
-            Labels; None if X is a data set, which has them.
+            Labels; None if X is a dataset, which has them.
         augment : AugmentSpec, int or None, default None
             Average the scores over each image and its augmented copies. An int is the number of
             copies, made as in training.
@@ -488,7 +488,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         DataError
-            If the images have another shape than those the network was trained on.
+            If the images have a different shape from the training images.
         """
         check_is_fitted(self)
         part = select_split(X, y, "test")
@@ -517,7 +517,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         DataError
-            If the images have another shape than those the network was trained on.
+            If the images have a different shape from the training images.
         """
         check_is_fitted(self)
         scores = self.network_.staged_scores(evaluation_images(X), self._resolve_augment(augment))
@@ -635,10 +635,10 @@ def plan(
     Parameters
     ----------
     X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-        Images as a NumPy, dask or xarray array; or a data set, as `open_dataset` accepts or
+        Images as a NumPy, dask or xarray array; or a dataset, as `open_dataset` accepts or
         returns, of which the train split is used.
     y : array-like of shape (n,) or None, default None
-        Labels; None if the data set has them.
+        Labels; None if the dataset has them.
     spec : NetworkSpec, str or None, default None
         The network, or the name of a preset; None is the `digits` preset.
     store : str, os.PathLike or None, default None

@@ -151,7 +151,7 @@ class Network:
         return replace(self, backend=backend)
 
     def check_images(self, images: Images) -> None:
-        """Raise DataError for images of another shape than those of the training.
+        """Raise DataError for images of a different shape from the training images.
 
         Images in memory whose values have quite another range give a warning. Lazy images are not
         computed.
@@ -225,7 +225,7 @@ class Network:
         Raises
         ------
         DataError
-            If the images have another shape than those of the training.
+            If the images have a different shape from the training images.
         """
         self.check_images(images)
         array, classes = self._rechunk_images(images), len(self.classes)
@@ -258,7 +258,7 @@ class Network:
         Raises
         ------
         DataError
-            If the images have another shape than those of the training.
+            If the images have a different shape from the training images.
         """
         self.check_images(images)
         array, classes = self._rechunk_images(images), len(self.classes)
@@ -297,7 +297,7 @@ class Network:
         Raises
         ------
         DataError
-            If there is no such layer, or the images have another shape than those of the training.
+            If there is no such layer, or the images have a different shape from the training images.
         """
         if not 1 <= layer <= self.depth:
             raise DataError(
@@ -320,7 +320,7 @@ class Network:
         images : Images
             Images of shape (n, H, W, d).
         codes : ndarray or dask.array.Array of shape (n,)
-            Index of the class of each image; −1 for a label that is no class of the network.
+            Index of the class of each image; −1 for a label that is not a class of the network.
         augment : AugmentSpec or None, default None
             Average the scores over each image and its augmented copies.
 
@@ -332,7 +332,7 @@ class Network:
         Raises
         ------
         DataError
-            If the images have another shape than those of the training.
+            If the images have a different shape from the training images.
         """
         self.check_images(images)
         self.look_at(images)

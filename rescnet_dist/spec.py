@@ -200,7 +200,7 @@ class Spec:
 
     @classmethod
     def _check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise SpecError for names that are no options; a renamed one names its new spelling."""
+        """Raise SpecError for unknown options; the error for a renamed one has the new name."""
         options = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for name in values:
             if name not in options:
@@ -499,7 +499,7 @@ class NetworkSpec(Spec):
         Parameters
         ----------
         name : {"digits", "mnist", "cifar10", "cifar100", "tiny-imagenet"}
-            The network for the bundled digits, or one of the four networks of the paper.
+            The network for the embedded digits, or one of the four networks of the paper.
 
         Returns
         -------

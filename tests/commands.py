@@ -1,4 +1,4 @@
-"""Helpers for tests of commands: run `rescnet` in this process, write a small data set."""
+"""Helpers for tests of commands: run `rescnet` in this process, write a small dataset."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ IMAGES: dict[str, Case] = {
 }
 
 LABELS: dict[str, Case] = {
-    "missing": (fit(labels=None), DataError, ["y is missing", "URL of a data set"]),
+    "missing": (fit(labels=None), DataError, ["y is missing", "URL of a dataset"]),
     "too few": (fit(labels=Y[:19]), DataError, ["19 labels for 20 images", "one label per image"]),
     "lazy, too many": (
         fit(labels=da.from_array(np.tile(Y, 2), chunks=7)),

@@ -35,7 +35,7 @@ DIALECT = {
     *("colour", "colours", "coloured", "grey", "centre", "centred", "normalise", "normalised"),
     *("standardise", "standardised", "factorise", "factorisation", "neighbour", "licence"),
 }
-ALLOWED = {"write_behind", "WriteBehind"}  # as caches call it
+ALLOWED = {"write_behind", "WriteBehind", "tell"}  # as caches, and files, call it
 UNITS = {"seconds": "SECONDS", "bytes": "BYTES"}
 RAISED = {
     *(name for name in dir(errors) if name.endswith("Error")),

@@ -75,7 +75,7 @@ from rescnet_dist.train import (
 
 HERE = Path(__file__).parent
 RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
-MIRRORED = {"cifar10"}  # data sets whose images mean the same when they are mirrored
+MIRRORED = {"cifar10"}  # datasets whose images mean the same when they are mirrored
 SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 TRAINING_IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}
 FLIPS = AugmentSpec(copies=1, flip=True)

@@ -65,9 +65,9 @@ from rescnet_dist.train import (
     begin_run,
     check_resume,
     check_run,
+    describe_plan_difference,
     describe_run,
     find_matching_run,
-    other_plan,
     resume_run,
     verify_run,
 )
@@ -121,7 +121,7 @@ def train_command(
     ):
         with open_listeners(url, reporter, client) as listeners:
             if stored:
-                if note := other_plan(stored, run_spec):
+                if note := describe_plan_difference(stored, run_spec):
                     click.echo(note, err=True)
                 run = resume_run(url, client, listeners, changes=Changes.to(run_spec))
             else:
@@ -409,7 +409,7 @@ def _format_changes(values: dict[str, Any], default: Spec) -> str:
 def check_command(url: str, as_json: bool, **flags: Any) -> None:
     """Verify a run store: find chunks that are missing, altered or stale.
 
-    Chunks are compared with the commit records of the run. RUN may be an imported data set too. The
+    Chunks are compared with the commit records of the run. RUN may be an imported dataset too. The
     exit code is 0 if all chunks are as committed, else 1.
 
     \b

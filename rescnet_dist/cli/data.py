@@ -41,7 +41,7 @@ MAX_LISTED_SKIPPED_IMAGES = 5  # of those that an import has skipped
 
 @click.group("data", **HELP_SETTINGS)
 def data_command() -> None:
-    """Data sets: import and inspect them, and preview augmentation."""
+    """Datasets: import and inspect them, and preview augmentation."""
 
 
 class Size(click.ParamType):
@@ -152,7 +152,7 @@ def print_skipped(count: int, images: Sequence[tuple[str, str]]) -> None:
 @click.option("--sheet", help="PNG file with samples of each class to write")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info_command(data: str, sheet: str | None, as_json: bool) -> None:
-    """Describe a data set: shape, splits, classes, chunks, bytes and possible problems.
+    """Describe a dataset: shape, splits, classes, chunks, bytes and possible problems.
 
     All images are read once to find duplicates between splits and constant images.
 
@@ -214,7 +214,7 @@ def preview_command(data: str, output: str, images: int, seed: int, **flags: Any
 @data_command.command("names", **HELP_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def names_command(as_json: bool) -> None:
-    """List the data sets that have a name, their origin and the folder of downloads."""
+    """List the datasets that have a name, their origin and the folder of downloads."""
     if as_json:
         click.echo(json.dumps({name: dataset.home for name, dataset in DATASETS.items()}))
         return

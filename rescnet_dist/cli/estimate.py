@@ -80,7 +80,7 @@ def estimate_command(
     forecast = estimate(problem, spec, run_spec, described, None)
     if described.gpu_memory is None:
         with cluster({}) as client, show_status("measuring"):
-            speed = calibrate(client, problem, spec, Workers.of(client), None)
+            speed = calibrate(client, problem, spec, Workers.from_client(client), None)
         forecast = estimate(problem, spec, run_spec, described, speed)
     click.echo(json.dumps(forecast.to_dict()) if as_json else forecast)
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "bench": "Benchmark the passes on this machine, relative to other...",
     "check": "Verify a run store: find chunks that are missing, altered or...",
     "dashboard": "Show one or more runs in a browser: accuracy, time, memory,...",
-    "data": "Data sets: import and inspect them, and preview augmentation.",
+    "data": "Datasets: import and inspect them, and preview augmentation.",
     "deploy": "Write Kubernetes manifests for the Dask operator, or values for...",
     "estimate": "Estimate the cost of a run on a cluster with workers as fast as...",
     "evaluate": "Compute the accuracy of the network at RUN, a run or a saved...",
@@ -115,6 +115,6 @@ def main() -> None:
 
     \b
     Example:
-      rescnet train                     train on the bundled digits
+      rescnet train                     train on the embedded digits
       rescnet info runs/digits-...      print the result
     """

@@ -16,7 +16,7 @@ from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.formatting import format_bytes
-from rescnet_dist.train import look_for_runs
+from rescnet_dist.train import scan_runs
 
 FILE_COLUMNS = 1000  # width of the table without a terminal, so that nothing is cut off
 
@@ -57,7 +57,7 @@ def runs_command(url: str, order: str, as_json: bool) -> None:
       rescnet runs s3://bucket/runs --sort accuracy
     """
     with show_status(f"looking for runs in {mask_secrets(url)}"):
-        runs, skipped = look_for_runs(url)
+        runs, skipped = scan_runs(url)
     if order in SORT_KEYS:
         runs.sort(key=lambda run: _sort_last_if_none(SORT_KEYS[order](run)))
     elif order == "state":

@@ -314,7 +314,7 @@ def check_versions(client: Client) -> None:
         listing = ", ".join(f"{name} {version}" for name, version in expected.items())
         raise ClusterError(
             f"The cluster's versions differ from this process's ({listing}): {'; '.join(lines)}. "
-            "Install the same versions everywhere, best by one image."
+            "Install the same versions everywhere, for example with one container image."
         )
 
 

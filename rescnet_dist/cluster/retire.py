@@ -1,6 +1,6 @@
 """Retire a Dask worker: move its results to other workers before it stops.
 
-A pod runs `python -m rescnet_dist.cluster.retire` when it is told to stop. The command never fails:
+A pod runs `python -m rescnet_dist.cluster.retire` when it is terminated. The command never fails:
 results that are not moved are computed again.
 """
 

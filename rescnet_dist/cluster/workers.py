@@ -73,7 +73,7 @@ class Workers:
         return None if self.gpu_memory is None else int(GPU_MEMORY_FRACTION * self.gpu_memory)
 
     @classmethod
-    def of(cls, client: Client, backend: Backend = NUMPY_BACKEND) -> Workers:
+    def from_client(cls, client: Client, backend: Backend = NUMPY_BACKEND) -> Workers:
         """Return the workers that a client's cluster has now, after waiting for a first one.
 
         Raise ClusterError for workers with other versions, or without the GPU that the backend
@@ -82,7 +82,7 @@ class Workers:
         wait_for_worker(client)
         check_versions(client)
         resident, cores, gpu_memory = _prepare_workers(client, backend)
-        workers = cls.among(list_workers(client))
+        workers = cls.from_worker_info(list_workers(client))
         if backend.on_gpu and workers is not None and workers.threads > 1:
             raise ClusterError(
                 f'array_backend="cupy" runs one task at a time on a GPU, but there are workers '
@@ -102,7 +102,7 @@ class Workers:
         )
 
     @classmethod
-    def among(cls, found: dict[str, Any]) -> Workers | None:
+    def from_worker_info(cls, found: dict[str, Any]) -> Workers | None:
         """Return the workers that `list_workers` has found, with baseline RSS; None without any."""
         if not found:
             return None
@@ -130,7 +130,7 @@ def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT_SECONDS) -> 
     except TimeoutError:
         raise ClusterError(
             f"The cluster at {client.scheduler.address} has had no worker for {seconds:.0f} s. "
-            "Start workers (the log of one that does not come says why), then run this again, or "
+            "Start workers (if one does not join, see its log), then run this again, or "
             "wait longer (--wait)."
         ) from None
 

@@ -66,7 +66,7 @@ def sample_from_run(run: RunStore, limit: int = MAX_EVALUATION_IMAGES) -> Sample
 
 
 def sample_from_data(X: Any, y: Any, network: Network, limit: int | None = None) -> Sample:
-    """Return images X with labels y, or the test split of a data set X, as a sample.
+    """Return images X with labels y, or the test split of a dataset X, as a sample.
 
     The sample has all images, or at most `limit` of them, evenly spaced.
     """

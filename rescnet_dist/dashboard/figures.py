@@ -189,7 +189,7 @@ class Plots:
         Raises
         ------
         DataError
-            If the image has another shape than the training images, or the network has no such
+            If the image has a different shape from the training images, or the network has no such
             layer.
         """
         pixels = self._as_image(image)
@@ -219,11 +219,11 @@ class Plots:
 
         Parameters
         ----------
-        X : array-like of shape (n, H, W) or (n, H, W, d), or data set, optional
-            Images, or a data set whose test split is used. By default, the images that the run
+        X : array-like of shape (n, H, W) or (n, H, W, d), or dataset, optional
+            Images, or a dataset whose test split is used. By default, the images that the run
             of the network held out.
         y : array-like of shape (n,), optional
-            Labels of the images. A data set has its own.
+            Labels of the images. A dataset has its own.
 
         Returns
         -------

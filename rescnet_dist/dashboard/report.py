@@ -148,7 +148,7 @@ def make_report(
         The network is evaluated on at most this many evenly spaced images: those that the run
         held out, or training images if it held out none.
     test : str, optional
-        Data set to evaluate the network on instead.
+        Dataset to evaluate the network on instead.
     pictures : bool
         Whether to make the pictures, too.
 

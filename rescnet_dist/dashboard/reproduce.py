@@ -34,7 +34,7 @@ def reproduce_command(
         words += ["--preset", preset]
     words += flags(network, base)
     planned = run.replace(**{name: getattr(plan, name) for name in PLAN_FIELDS})
-    # the command uses the data set's own validation split by itself
+    # the command uses the dataset's own validation split by itself
     has_own_split = held_out and run.validation == 0
     if not has_own_split:
         words += flag("validation", planned.validation)

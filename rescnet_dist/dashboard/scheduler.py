@@ -172,7 +172,7 @@ def _serve(scheduler: Any, board: Board) -> bool:
     scheduler.http_application.add_application(ours)
     ours.initialize(IOLoop.current())
     ours.start()
-    # Dask, and by it JupyterLab's extension, lists the pages of its first application only
+    # Dask, and therefore JupyterLab's extension, lists the pages of its first application only
     dask_pages[0]._applications.update(ours._applications)
     variables["pages"].insert(min(3, len(variables["pages"])), PAGE_NAME)
     names = {path.strip("/"): f"Rescnet {kinds[0].name.title()}" for path, kinds in single.items()}

@@ -1,4 +1,4 @@
-"""Data sets: sources, import, splits, and the images and labels of a run."""
+"""Datasets: sources, import, splits, and the images and labels of a run."""
 
 from rescnet_dist.data.dataset import (
     evaluation_images,

@@ -1,6 +1,6 @@
-"""Data sets as lazy xarray Datasets, and the split of one that is asked for.
+"""Datasets as lazy xarray Datasets, and the split of one that is asked for.
 
-A data set may be the URL of any source, of a Zarr store or of a netCDF file, a name, or an xarray
+A dataset may be the URL of any source, of a Zarr store or of a netCDF file, a name, or an xarray
 Dataset. If it has splits, networks are fitted to `train` and evaluated on `test`.
 """
 
@@ -69,7 +69,7 @@ def open_dataset(
     resize: tuple[int, int] | None = None,
     channels: str | None = None,
 ) -> xr.Dataset:
-    """Open a data set as a lazy xarray Dataset.
+    """Open a dataset as a lazy xarray Dataset.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def open_dataset(
     Raises
     ------
     DataError
-        If the data set cannot be read.
+        If the dataset cannot be read.
     SpecError
         If `resize` or `channels` is invalid.
 
@@ -136,11 +136,11 @@ def open_source(url: str) -> Source:
         if "/" in url or os.path.exists(url):
             raise
         suggestion = suggest_name(url, ["digits", *DATASETS])
-        raise DataError(f"{error} If it is the name of a data set: {suggestion}") from None
+        raise DataError(f"{error} If it is the name of a dataset: {suggestion}") from None
 
 
 def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitData | None:
-    """Return a split of a data set, or all images if it has no splits; None if it has others."""
+    """Return a split of a dataset, or all images if it has no splits; None if it has others."""
     if not isinstance(source, xr.Dataset):
         url = os.fspath(source)
         if url == "digits":
@@ -165,7 +165,7 @@ def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitD
 
 
 def has_test_split(source: str | None) -> bool:
-    """Return whether a data set, at a URL or of a name, has a test split."""
+    """Return whether a dataset, at a URL or of a name, has a test split."""
     try:
         return bool(source) and "test" in open_source(source or "").splits
     except RescnetError:
@@ -173,7 +173,7 @@ def has_test_split(source: str | None) -> bool:
 
 
 def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
-    """Return images of an array or of the split of a data set, with labels y or its own labels."""
+    """Return images of an array or of the split of a dataset, with labels y or its own labels."""
     labels_name = name.replace("X", "y")
     if not isinstance(X, str | os.PathLike | xr.Dataset):
         images = as_images(X, name=name)
@@ -189,7 +189,7 @@ def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
 
 
 def evaluation_images(X: Any) -> Images:
-    """Return images of an array, or of the evaluation split of a data set."""
+    """Return images of an array, or of the evaluation split of a dataset."""
     return (
         evaluation_split(X).images
         if isinstance(X, str | os.PathLike | xr.Dataset)
@@ -198,12 +198,12 @@ def evaluation_images(X: Any) -> Images:
 
 
 def evaluation_split(source: str | os.PathLike[str] | xr.Dataset) -> SplitData:
-    """Return the test split of a data set, or all of it if it has no splits, or only one."""
+    """Return the test split of a dataset, or all of it if it has no splits, or only one."""
     return _require_split(source, "test")
 
 
 def open_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> xr.Dataset:
-    """Open one split of a data set as a data set of its own."""
+    """Open one split of a dataset as a dataset of its own."""
     dataset = open_dataset(source)
     names = dataset["split"].to_numpy() if "split" in dataset.coords else np.zeros(0, str)
     if split not in names:
@@ -212,9 +212,9 @@ def open_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> xr.Da
 
 
 def _require_split(X: Any, split: str) -> SplitData:
-    """Return a split of a data set; raise DataError if it is missing.
+    """Return a split of a dataset; raise DataError if it is missing.
 
-    If the data set has a single split, that is also its test split.
+    If the dataset has a single split, that is also its test split.
     """
     data = get_split(X, split)
     if data is not None:
@@ -228,7 +228,7 @@ def _require_split(X: Any, split: str) -> SplitData:
 
 
 def _describe_missing_split(source: Any, split: str, splits: list[str]) -> str:
-    """Return the message for a split that a data set does not have."""
+    """Return the message for a split that a dataset does not have."""
     found = (
         f"It has images in {', '.join(splits)}; name one of these splits."
         if splits
@@ -238,8 +238,8 @@ def _describe_missing_split(source: Any, split: str, splits: list[str]) -> str:
 
 
 def _describe_source(source: Any) -> str:
-    """Return how error messages call a data set."""
-    return "The data set" if isinstance(source, xr.Dataset) else mask_secrets(os.fspath(source))
+    """Return the name of a dataset in error messages."""
+    return "The dataset" if isinstance(source, xr.Dataset) else mask_secrets(os.fspath(source))
 
 
 # sources ----------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def _read_rows(location: Location, start: int, stop: int) -> Array:
     except CorruptDataError as error:
         raise DataError(
             f"{location.url} is damaged. {error} `rescnet check` lists all such chunks; import the "
-            "data set again."
+            "dataset again."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The embedded data set: 6,000 training and 1,000 test images of handwritten digits, 28×28."""
+"""The embedded dataset: 6,000 training and 1,000 test images of handwritten digits, 28×28."""
 
 from __future__ import annotations
 

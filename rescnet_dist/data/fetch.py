@@ -172,7 +172,7 @@ def _transfer(
     done = _get_length(partial)
     response = _request(url, done, timeout)
     if response is None:
-        return  # The file ends here. Its checksum tells whether it is complete.
+        return  # The file ends here. Its checksum shows whether it is complete.
     with response:
         try:
             total = _parse_total(response, done)

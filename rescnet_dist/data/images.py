@@ -85,7 +85,7 @@ def are_finite(images: Array) -> Array:
 def check_finite(images: Array, numbers: Array | int, name: str = "X") -> None:
     """Raise DataError if images (n, …) have pixels that are NaN, infinite or too large for float32.
 
-    `numbers` are those of the images in the data set, (n,), or the number of the first one.
+    `numbers` are those of the images in the dataset, (n,), or the number of the first one.
     """
     finite = are_finite(images)
     if not finite.all():

@@ -1,7 +1,7 @@
 """Import of any source to one Zarr store: parallel, resumable and atomic.
 
 Chunks of rows are written as they are decoded. Each finished task writes a small record, by which
-an interrupted import is resumed. Readers see no data set before the metadata of its group, which is
+an interrupted import is resumed. Readers see no dataset before the metadata of its group, which is
 a single object and is written last.
 """
 
@@ -56,7 +56,7 @@ class ImportResult:
     Attributes
     ----------
     url : str
-        The URL of the data set.
+        The URL of the dataset.
     splits : dict of str to int
         The number of images of each split.
     classes : tuple
@@ -105,14 +105,14 @@ def import_dataset(
 ) -> ImportResult:
     """Import the images of a source to a new Zarr store.
 
-    Images are bad if they cannot be decoded, are of another shape than the first one, or have
+    Images are bad if they cannot be decoded, have a different shape from the first one, or have
     values that are not finite. An interrupted import is resumed by the same call, and the same
     source gives the same bits, whether it was interrupted or not.
 
     Parameters
     ----------
     source : str or path
-        A data set, as for `open_dataset`.
+        A dataset, as for `open_dataset`.
     dest : str or path
         The URL of the new store, at any location that fsspec supports.
     client : distributed.Client, optional
@@ -132,7 +132,7 @@ def import_dataset(
     Returns
     -------
     ImportResult
-        The splits and classes of the data set, and the images that were left out.
+        The splits and classes of the dataset, and the images that were left out.
 
     Raises
     ------
@@ -291,7 +291,7 @@ def _describe_bad_images(bad: list[BadImage], source: Source, location: Location
 
 
 def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> ImportResult:
-    """Write labels, then the group's metadata, which completes the data set, and clean up."""
+    """Write labels, then the group's metadata, which completes the dataset, and clean up."""
     skipped_numbers, first = np.fromiter(skipped, np.int64, len(skipped)), 0
     labels, ranges, row = [], {}, 0
     for split, count in source.splits.items():

@@ -1,4 +1,4 @@
-"""Summaries of data sets, with warnings: duplicates, class imbalance, constant images."""
+"""Summaries of datasets, with warnings: duplicates, class imbalance, constant images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """A summary of a data set.
+    """A summary of a dataset.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class DatasetInfo:
     chunk_images : int
         The number of images per chunk.
     stored_bytes, decoded_bytes : int
-        The size of the data set as it is stored, None if unknown, and decoded.
+        The size of the dataset as it is stored, None if unknown, and decoded.
     splits : dict of str to int
         The number of images of each split.
     classes : dict of str to dict
@@ -67,10 +67,10 @@ class DatasetInfo:
 
 
 def inspect_dataset(source: str | os.PathLike[str] | xr.Dataset) -> DatasetInfo:
-    """Read all images of a data set once, in parallel, and return a summary."""
+    """Read all images of a dataset once, in parallel, and return a summary."""
     dataset = open_dataset(source)
     if "labels" not in dataset:
-        raise DataError("The data set has no variable with labels. Name it labels or label.")
+        raise DataError("The dataset has no variable with labels. Name it labels or label.")
     images, labels = dataset["images"].chunk(), dataset["labels"].to_numpy()
     names = dataset.attrs.get("class_names") or sorted(np.unique(labels).tolist())
     codes = labels if "class_names" in dataset.attrs else np.searchsorted(names, labels)

@@ -19,7 +19,7 @@ MAX_LISTED_CLASSES = 20  # in an error message
 def as_labels(source: Any, count: int, *, name: str = "y") -> Array | da.Array:
     """Return labels (N,), NumPy or dask; raise DataError if they are not `count` labels."""
     if source is None:
-        raise DataError(f"{name} is missing. Give labels, or the URL of a data set that has them.")
+        raise DataError(f"{name} is missing. Give labels, or the URL of a dataset that has them.")
     data = source.data if hasattr(source, "dims") else source
     if not isinstance(data, da.Array | np.ndarray):
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):

@@ -1,4 +1,4 @@
-"""The named data sets: where they are published, and their download into the cache."""
+"""The named datasets: where they are published, and their download into the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY_IMAGES = re.compile(r"tiny-imagenet-200/(?:train/(n\d+)|val)/images/([^/]+\
 
 @dataclass(frozen=True, slots=True)
 class NamedDataset:
-    """A data set with a name: its home page, its files, and the form in which it is read.
+    """A dataset with a name: its home page, its files, and the form in which it is read.
 
     `form` is "folder" if the folder of the files is read, "file" if the one file is, and
     "tiny-imagenet" if a folder extracted from the archive is.
@@ -166,18 +166,18 @@ DATASETS = {
 
 
 def find_named_dataset(name: str) -> NamedDataset:
-    """Return the description of a data set, by its name.
+    """Return the description of a dataset, by its name.
 
     >>> find_named_dataset("cifar10").files[0].name
     'cifar-10-python.tar.gz'
     """
     if name not in DATASETS:
-        raise DataError(f"There is no data set named {name!r}. {suggest_name(name, DATASETS)}")
+        raise DataError(f"There is no dataset named {name!r}. {suggest_name(name, DATASETS)}")
     return DATASETS[name]
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of all downloaded data sets.
+    """Return the folder of all downloaded datasets.
 
     It is `cache`, the environment variable RESCNET_CACHE, or `rescnet` in XDG_CACHE_HOME or
     ~/.cache, whichever is set first.
@@ -200,12 +200,12 @@ def fetch_dataset(
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Download a data set into the cache, unless it is there; return its folder or file.
+    """Download a dataset into the cache, unless it is there; return its folder or file.
 
     That is the folder with the four files for mnist and fashion-mnist, the .tar.gz file itself for
     cifar10 and cifar100, and for tiny-imagenet a folder with train/WNID/*.JPEG and
     val/WNID/*.JPEG. Files in the cache are verified each time, also those put there by hand.
-    `progress` is called with the number of bytes so far and of all files of the data set.
+    `progress` is called with the number of bytes so far and of all files of the dataset.
     """
     if isinstance(dataset, str):
         dataset = find_named_dataset(dataset)
@@ -220,7 +220,7 @@ def fetch_dataset(
 
 
 def _download_files(dataset: NamedDataset, folder: Path, progress: Progress | None) -> list[Path]:
-    """Download all files of a data set; raise DataError that names all missing ones."""
+    """Download all files of a dataset; raise DataError that names all missing ones."""
     paths = list[Path]()
     for index, file in enumerate(dataset.files):
         before = sum(path.stat().st_size for path in paths)

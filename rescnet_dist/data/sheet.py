@@ -57,12 +57,12 @@ def sheet(
     images: int = 10,
     seed: int = 0,
 ) -> Any:
-    """Return a picture of a data set, which notebooks display.
+    """Return a picture of a dataset, which notebooks display.
 
     Parameters
     ----------
     source : str, path or xarray.Dataset
-        A data set, as for `open_dataset`.
+        A dataset, as for `open_dataset`.
     augment : AugmentSpec, optional
         If given, each image is followed by its copies, exactly as a run with the same seed makes
         them.
@@ -79,7 +79,7 @@ def sheet(
     Raises
     ------
     DataError
-        If `images` is less than 1, if `augment` makes no copies, or if the data set cannot be read.
+        If `images` is less than 1, if `augment` makes no copies, or if the dataset cannot be read.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def sheet(
 
 
 def class_sheet(source: str | os.PathLike[str] | xr.Dataset, per_class: int = 10) -> Any:
-    """Return a contact sheet of the first images of each class of a data set."""
+    """Return a contact sheet of the first images of each class of a dataset."""
     dataset = open_dataset(source)
     labels, names = dataset["labels"].to_numpy(), dataset.attrs.get("class_names")
     codes = range(len(names)) if names else np.unique(labels).tolist()

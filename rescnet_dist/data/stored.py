@@ -28,8 +28,8 @@ from rescnet_dist.store import IMAGE_DIMS, Location, chunk_problem, read_region,
 
 GROUP_NAMES = ("groups", "group")
 METADATA_FILES = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
-DATASET_FORMAT = "rescnet-dataset"  # the format attribute of imported data sets
-UNFINISHED_FILE = "import.json"  # exists while a data set is being imported
+DATASET_FORMAT = "rescnet-dataset"  # the format attribute of imported datasets
+UNFINISHED_FILE = "import.json"  # exists while a dataset is being imported
 
 
 class StoredImages(Source):
@@ -117,13 +117,13 @@ def _read(location: Location, path: str, names: NumberedNames) -> Samples:
 
 
 def is_imported(url: str | os.PathLike[str]) -> bool:
-    """Return whether there is an imported data set at a URL."""
+    """Return whether there is an imported dataset at a URL."""
     location = Location.of(url)
     return "zarr.json" in location.names() and location.attributes().get("format") == DATASET_FORMAT
 
 
 def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
-    """Return the problems of the imported data set at a URL, one for each damaged chunk.
+    """Return the problems of the imported dataset at a URL, one for each damaged chunk.
 
     Chunks are read in parallel, on the cluster of the current Dask client if there is one.
     """

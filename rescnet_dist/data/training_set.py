@@ -90,8 +90,8 @@ def training_set(
     """Return the training set of images X and labels y, and of a validation pair (X, y).
 
     Raise DataError if they do not fit. Of lazy arrays only the distinct labels are computed. If
-    `own_validation`, the split val of the data set X, if it has one, is the validation part.
-    `groups` (N,) are labels of any hashable type, by default those of the data set; images of the
+    `own_validation`, the split val of the dataset X, if it has one, is the validation part.
+    `groups` (N,) are labels of any hashable type, by default those of the dataset; images of the
     same group are never on both sides of a split.
     """
     part = select_split(X, y, "train")
@@ -127,7 +127,7 @@ def check_test_set(X: Any, training: TrainingSet) -> None:
 
 
 def _check_shape(images: Images, training: Images, purpose: str) -> None:
-    """Raise DataError if images are of another shape than training images."""
+    """Raise DataError if images have a different shape from the training images."""
     if images.shape[1:] != training.shape[1:]:
         raise DataError(
             f"{purpose.capitalize()} images are {images.shape[1:]} and training images are "

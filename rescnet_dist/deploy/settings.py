@@ -16,7 +16,7 @@ LABEL_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 NOTICE_MARGIN_SECONDS = 5  # of an eviction notice, left to Kubernetes itself
 WORKER_EXIT_SECONDS = 5  # of the rest, for starting Python before, and ending the worker after
 MIN_NOTICE_SECONDS = 15  # a worker cannot hand over its data in less
-EMBEDDED_DATA = "digits"  # the data set inside the package
+EMBEDDED_DATA = "digits"  # the dataset inside the package
 
 
 @dataclass(frozen=True, slots=True)

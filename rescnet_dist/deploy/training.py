@@ -20,7 +20,7 @@ def training_flags(
     """Return options that give the same specs and plan, for any number of workers at the start.
 
     They are the nearest preset, and what differs from it and from the defaults. held_out says that
-    the validation fraction was given, so that it takes precedence over a data set's own validation
+    the validation fraction was given, so that it takes precedence over a dataset's own validation
     images.
     """
     preset, base = nearest_preset(spec)

@@ -44,7 +44,7 @@ def memory() -> tuple[str, int, int]:
     return str(device.pci_bus_id), total, min(limit or total, total)
 
 
-def used_share() -> float:
+def used_memory_fraction() -> float:
     """Return the used fraction of the GPU memory that this process may use.
 
     Memory that CuPy has pooled for later use counts as free. If other processes have left less than

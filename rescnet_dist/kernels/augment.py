@@ -48,7 +48,7 @@ def augment_images(images: Array, index: Array, copy: Array, spec: AugmentSpec, 
     images : ndarray of shape (n, H, W, d)
         The original images. Booleans are converted to uint8.
     index : ndarray of int, shape (n,)
-        The index of each image in its data set, a key of its random numbers.
+        The index of each image in its dataset, a key of its random numbers.
     copy : ndarray of int, shape (n,)
         The number of the copy to make of each image. Copy 0 is the image itself.
     spec : AugmentSpec

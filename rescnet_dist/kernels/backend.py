@@ -89,9 +89,9 @@ class Backend:
         """
         return self._device().memory() if self.on_gpu else None
 
-    def used_share(self) -> float:
+    def used_memory_fraction(self) -> float:
         """Return the fraction of the GPU's memory that is in use."""
-        return float(self._device().used_share())
+        return float(self._device().used_memory_fraction())
 
     def free(self) -> None:
         """Release the GPU memory that this process has pooled for later use."""

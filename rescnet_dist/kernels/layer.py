@@ -22,7 +22,7 @@ from rescnet_dist.kernels.residual import probabilities
 from rescnet_dist.spec import NetworkSpec
 
 SLAB_BYTES = 4 * 2**20  # size of the maps and images in float32 processed at a time, for the cache
-GPU_SLAB_BYTES = 2048 * 2**20  # the same on a GPU, more than keeps all of it busy
+GPU_SLAB_BYTES = 2048 * 2**20  # the same on a GPU, enough to saturate it
 CONTRAST_COPIES = 6  # copies of images in float32 while their local contrast is computed
 
 

@@ -16,15 +16,15 @@ def block_starts(length: int, block: int, stride: int) -> range:
     return range(0, length - block + 1, stride)
 
 
-def cell_of_block(length: int, block: int, stride: int, level: int, cells: str) -> list[int]:
+def assign_cells(length: int, block: int, stride: int, level: int, cells: str) -> list[int]:
     """Return the pyramid cell, from 0, of each block along an axis at a pyramid level.
 
     cells="center": ceil(center / (length/level)), pixels counted from 1 as in PCANet's own code.
     cells="even": the blocks are divided evenly between the `level` cells.
 
-    >>> cell_of_block(32, 16, 4, 4, "center")
+    >>> assign_cells(32, 16, 4, 4, "center")
     [0, 1, 1, 2, 2]
-    >>> cell_of_block(32, 16, 4, 4, "even")
+    >>> assign_cells(32, 16, 4, 4, "even")
     [0, 0, 1, 2, 3]
     """
     starts = block_starts(length, block, stride)
@@ -49,8 +49,8 @@ def pyramid(
         )
     cells_by_level, live = [], 0
     for level in levels:
-        rows = np.array(cell_of_block(height, block, stride, level, cells))
-        columns = np.array(cell_of_block(width, block, stride, level, cells))
+        rows = np.array(assign_cells(height, block, stride, level, cells))
+        columns = np.array(assign_cells(width, block, stride, level, cells))
         _, numbers = np.unique(rows[:, None] * level + columns, return_inverse=True)
         cells_by_level.append(live + numbers.reshape(len(rows), len(columns)))
         live += int(numbers.max()) + 1

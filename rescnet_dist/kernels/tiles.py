@@ -1,6 +1,6 @@
 """Tiled scatter matrix of the features, and its Cholesky factor, tile by tile.
 
-This is for so many features that no worker can hold their scatter matrix. Tile (i, j), j ≤ i, is
+Used if no worker can hold the scatter matrix of the features. Tile (i, j), j ≤ i, is
 the part of the matrix for feature blocks i and j. No function here holds more than four tiles.
 """
 

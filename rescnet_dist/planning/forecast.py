@@ -163,7 +163,7 @@ def forecast(
     Nothing is written, except one object next to `store` while its speed is measured.
     """
     problem = Problem.of(data, run_spec)
-    workers = Workers.of(client, Backend.of(run_spec))
+    workers = Workers.from_client(client, Backend.of(run_spec))
     make_plan(problem, spec, run_spec, workers)  # raises before anything is measured
     measure = measure and workers.gpu_memory is None  # only CPUs can be timed
     speed = calibrate(client, problem, spec, workers, store) if measure else None
@@ -195,7 +195,7 @@ def estimate(
         plan=plan,
         workers=workers,
         features=problem.features(spec),
-        peak_memory=peak_memory(problem, spec, plan, workers) + tier.on_host,
+        peak_memory=peak_memory(problem, spec, plan, workers) + tier.host_cache_bytes,
         traffic=traffic(
             problem,
             spec,

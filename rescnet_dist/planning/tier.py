@@ -47,7 +47,7 @@ class Tier:
     reason: str
 
     @property
-    def on_host(self) -> int:
+    def host_cache_bytes(self) -> int:
         """Bytes that a worker keeps in the main memory of its machine."""
         return self.cached_bytes if self.in_memory and not self.on_gpu else 0
 

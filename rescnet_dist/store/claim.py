@@ -200,7 +200,7 @@ def _is_running(record: dict[str, Any]) -> bool:
     try:
         process = psutil.Process(record["pid"])
         is_alive = process.status() != psutil.STATUS_ZOMBIE
-        # The start time tells it from a later process with the same pid.
+        # The start time distinguishes it from a later process with the same pid.
         return bool(is_alive and abs(process.create_time() - record["process_started"]) < 1)
     except psutil.Error:
         return False

@@ -25,8 +25,8 @@ from zarr.storage import FsspecStore, LocalStore
 
 from rescnet_dist.errors import (
     CorruptDataError,
-    StoreClosedError,
     StoreError,
+    StorePermissionError,
     StoreUnreachableError,
     mask_secrets,
 )
@@ -137,7 +137,7 @@ class Location:
         It is never the error itself, which may belong to a library that the driver does not have,
         or may not be picklable.
         """
-        closed = StoreClosedError if isinstance(error, PermissionError) else StoreError
+        closed = StorePermissionError if isinstance(error, PermissionError) else StoreError
         kind = StoreUnreachableError if is_transient(error) else closed
         reason = str(error) or type(error).__name__
         return kind(
@@ -179,7 +179,7 @@ class Location:
             return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
         raise problem
 
-    def listing(self) -> dict[str, bool] | None:
+    def list_entries(self) -> dict[str, bool] | None:
         """Return the names directly under this location, and whether each is a folder.
 
         It is None if nothing, or a file, is here.
@@ -274,7 +274,7 @@ class Location:
 
     def _describe_contents(self) -> str:
         """Return what is at this location instead of what was expected, and a remedy."""
-        found = self.listing()
+        found = self.list_entries()
         if found is None:
             return f"It {'is a file' if self.exists() else 'does not exist'}. Check the URL."
         if "commits" in found:  # Only runs have it.

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rescnet_dist.errors import StoreError, StoreUnreachableError
 
-RETRY_SECONDS = 120.0  # after which a store that keeps failing is given up
+RETRY_SECONDS = 120.0  # time limit for all attempts
 FIRST_RETRY_WAIT_SECONDS, MAX_RETRY_WAIT_SECONDS = 0.1, 10.0  # between two attempts
 
 PERMANENT_ERRORS = (

@@ -20,18 +20,18 @@ from rescnet_dist.train.events import (
     event_to_dict,
 )
 from rescnet_dist.train.lifecycle import begin_run, resume_run
-from rescnet_dist.train.listing import find_runs, look_for_runs
+from rescnet_dist.train.listing import find_runs, scan_runs
 from rescnet_dist.train.loop import train
-from rescnet_dist.train.metrics import PHASES, PassMetrics
+from rescnet_dist.train.metrics import STAGES, PassMetrics
 from rescnet_dist.train.prepare import CHANGEABLE, Changes, check_resume, check_run
-from rescnet_dist.train.resume import find_matching_run, other_plan
+from rescnet_dist.train.resume import describe_plan_difference, find_matching_run
 from rescnet_dist.train.task_events import progress_topic
 from rescnet_dist.train.verify import verify_run
 
 __all__ = [
     "CHANGEABLE",
     "EVENTS_VERSION",
-    "PHASES",
+    "STAGES",
     "Accuracy",
     "Callback",
     "Changes",
@@ -53,14 +53,14 @@ __all__ = [
     "check_listeners",
     "check_resume",
     "check_run",
+    "describe_plan_difference",
     "describe_run",
     "event_to_dict",
     "find_matching_run",
     "find_runs",
-    "look_for_runs",
-    "other_plan",
     "progress_topic",
     "resume_run",
+    "scan_runs",
     "train",
     "verify_run",
 ]

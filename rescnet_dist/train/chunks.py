@@ -29,7 +29,7 @@ from rescnet_dist.store import (
     write_block,
     write_region,
 )
-from rescnet_dist.train.cache import ChunkCache, ChunkState
+from rescnet_dist.train.chunk_cache import ChunkCache, ChunkState
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.state import RunState, Task
 from rescnet_dist.train.task_events import send
@@ -235,10 +235,10 @@ class Reader:
         paths = unsaved_scores_path(self.step), f"scores/{self.step:04d}"
         checksums = (self._expected_checksum(p, self._chunk_number(chunk.start)) for p in paths)
         expected = next((value for value in checksums if value is not None), None)
-        reason = f"neither stored nor in memory any more; recomputed from layer {first}"
+        reason = f"no longer in memory, and not stored; recomputed from layer {first}"
         if expected is not None and checksum(self.backend.get(scores)) != expected:
             reason += (
-                ", with other last digits than were committed, as on another processor or with "
+                ", differing from the committed values in the last digits, as on another processor or with "
                 "another NumPy"
             )
         rows = {"start": chunk.start, "stop": chunk.stop}

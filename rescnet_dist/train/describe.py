@@ -8,8 +8,8 @@ from typing import Any
 
 from rescnet_dist.errors import (
     CorruptDataError,
-    StoreClosedError,
     StoreError,
+    StorePermissionError,
     StoreUnreachableError,
 )
 from rescnet_dist.store import RunStore, check_unclaimed
@@ -99,7 +99,7 @@ def is_claimed(run: RunStore) -> bool:
     """Return whether a living driver writes to the run."""
     try:
         check_unclaimed(run.location)
-    except (StoreClosedError, StoreUnreachableError):
+    except (StorePermissionError, StoreUnreachableError):
         raise
     except StoreError:
         return True

@@ -39,7 +39,7 @@ def run_pass(
 
     Workers may die without limit while chunks get done. Other failures are retried, and end the
     pass with a PassError that names chunk and cause after `MAX_CONSECUTIVE_FAILURES` of them.
-    RescnetErrors, which say themselves what is wrong, end it at once.
+    A RescnetError is not retried: its message says what is wrong.
     """
     parts: Sequence[tuple[Any, ...]] = task.split(plan.groups(), counts)
     if caches:
@@ -98,7 +98,7 @@ class PassMonitor:
             self.bus.publish_nowait(_build_event(ChunkRebuilt, message))
 
     def _is_from_this_pass(self, message: dict[str, Any]) -> bool:
-        """Return whether a message is from this pass, not from one that was given up."""
+        """Return whether a message is from this pass, not from one that was abandoned."""
         return (message["phase"], message["layer"]) == (self.phase, self.layer)
 
     def describe_suspect(self, group: int, plan: Plan) -> str:

@@ -9,7 +9,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from rescnet_dist.errors import RescnetError, StoreClosedError, StoreError, StoreUnreachableError
+from rescnet_dist.errors import (
+    RescnetError,
+    StoreError,
+    StorePermissionError,
+    StoreUnreachableError,
+)
 from rescnet_dist.formatting import url_name
 from rescnet_dist.store import (
     RUN_FORMAT,
@@ -79,13 +84,13 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
     >>> find_runs(tempfile.mkdtemp())
     []
     """
-    return look_for_runs(url)[0]
+    return scan_runs(url)[0]
 
 
-def look_for_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
+def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
     """Return the list of `find_runs`, and the number of other files and stores skipped."""
     top = Location.of(url)
-    if with_retries(top.listing, f"reading {top}", timeout=10) is None:
+    if with_retries(top.list_entries, f"reading {top}", timeout=10) is None:
         problem = "is a file" if top.exists() else "does not exist"
         raise StoreError(
             f"{top} {problem}. A folder or bucket is needed. Check the URL, or start a run there "
@@ -108,7 +113,7 @@ def _inspect(location: Location, top: Location) -> tuple[ListedRun | None, list[
     """Return the run at a location; or the folders in it, and the number of other entries."""
     listed = ListedRun(location.url[len(top.url) :].strip("/") or url_name(str(top)), str(location))
     try:
-        names = with_retries(location.listing, f"reading {location}") or {}
+        names = with_retries(location.list_entries, f"reading {location}") or {}
         if _is_run(location, names):
             _fill_in(listed, location)
             return listed, [], 0
@@ -156,7 +161,7 @@ def _fill_in(listed: ListedRun, location: Location) -> None:
         _read_progress(listed, run, claimed)
     except StoreUnreachableError:
         raise
-    except (_FormatVersionError, StoreClosedError) as error:
+    except (_FormatVersionError, StorePermissionError) as error:
         listed.state, listed.problem = "unreadable", str(error)
     except RescnetError as error:
         listed.state, listed.problem = "damaged", str(error)

@@ -20,7 +20,7 @@ from rescnet_dist.planning import NO_WORKERS, Problem, check_fits, choose_tier, 
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
 from rescnet_dist.train import passes, tiled
-from rescnet_dist.train.cache import CacheSet
+from rescnet_dist.train.chunk_cache import CacheSet
 from rescnet_dist.train.decide import (
     Accuracy,
     Done,
@@ -282,12 +282,12 @@ class _Driver:
         if self.problem is None:
             self.problem = state.problem(self.run.images()[0].dtype.itemsize)
         if (new := worker_identities(found) - self.checked_workers) and state.backend.on_gpu:
-            self.gpu_memory = Workers.of(self.client, state.backend).gpu_memory
+            self.gpu_memory = Workers.from_client(self.client, state.backend).gpu_memory
             found = list_workers(self.client)
         elif new or not found:
             check_versions(self.client)
         self.checked_workers = worker_identities(found)
-        if not (present := Workers.among(found)):
+        if not (present := Workers.from_worker_info(found)):
             return
         workers = replace(present, gpu_memory=self.gpu_memory)
         check_fits(state.plan, self.problem, state.spec, workers)

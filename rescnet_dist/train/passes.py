@@ -50,8 +50,8 @@ from rescnet_dist.store import (
     write_classifier,
     write_image_scale,
 )
-from rescnet_dist.train import worker_cache
-from rescnet_dist.train.cache import EMPTY, ChunkCache, ChunkState
+from rescnet_dist.train import object_cache
+from rescnet_dist.train.chunk_cache import EMPTY, ChunkCache, ChunkState
 from rescnet_dist.train.chunks import (
     Chunk,
     FeatureWriter,
@@ -60,6 +60,7 @@ from rescnet_dist.train.chunks import (
     chunk_error_context,
     unsaved_scores_path,
 )
+from rescnet_dist.train.object_cache import load_state
 from rescnet_dist.train.overlap import read_ahead, write_behind
 from rescnet_dist.train.state import Array, RunState, Task
 from rescnet_dist.train.task_events import (
@@ -68,7 +69,6 @@ from rescnet_dist.train.task_events import (
     log_solving,
     log_task_done,
 )
-from rescnet_dist.train.worker_cache import load_state
 
 # counting ---------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
         scale = fit_image_scale(statistics, state.spec)
         bank = fit_first_bank(statistics, scale, state.spec)
     with_retries(lambda: write_image_scale(task.run.location, scale), f"image_scale of {task.run}")
-    worker_cache.put(task, "image scale", scale)
+    object_cache.put(task, "image scale", scale)
     store_bank(task, bank)
     return merged.checksums
 
@@ -171,7 +171,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
         lambda: _load_growing_layer(task, state), f"reading layer {layer} of {run}"
     )
     reader = Reader.of(task, group, state, layer - 1, cache)
-    images = worker_cache.get(task, "images", run.images)
+    images = object_cache.get(task, "images", run.images)
     backend, meter = state.backend, reader.meter
     saver = Saver.of(task, state) if task.save_maps else None
     feature_writer = FeatureWriter.of(run, state) if state.plan.tile_features else None
@@ -243,8 +243,8 @@ def _load_growing_layer(task: Task, state: RunState) -> GrowingLayer:
         spec=state.spec,
         number=layer,
         classes=state.classes,
-        image_scale=worker_cache.get(task, "image scale", lambda: read_image_scale(location)),
-        bank=worker_cache.get(task, "bank", lambda: read_bank(location, layer), layer),
+        image_scale=object_cache.get(task, "image scale", lambda: read_image_scale(location)),
+        bank=object_cache.get(task, "bank", lambda: read_bank(location, layer), layer),
         previous=_load_classifier(task, layer - 1) if layer > 1 else None,
         draws=functools.cache(draw),
     )
@@ -252,7 +252,7 @@ def _load_growing_layer(task: Task, state: RunState) -> GrowingLayer:
 
 def _load_classifier(task: Task, layer: int) -> Classifier:
     """Read the classifier of a layer, unless this worker has it cached."""
-    return worker_cache.get(
+    return object_cache.get(
         task, "classifier", lambda: read_classifier(task.run.location, layer), layer
     )
 
@@ -291,14 +291,14 @@ def store_classifier(task: Task, classifier: Classifier) -> None:
     with_retries(
         lambda: write_classifier(run.location, layer, classifier), f"layer {layer} of {run}"
     )
-    worker_cache.put(task, "classifier", classifier, layer)
+    object_cache.put(task, "classifier", classifier, layer)
 
 
 def store_bank(task: Task, bank: Bank) -> None:
     """Store and cache the filter bank of the layer after the task's layer."""
     run, layer = task.run, task.layer + 1
     with_retries(lambda: write_bank(run.location, layer, bank), f"layer {layer} of {run}")
-    worker_cache.put(task, "bank", bank, layer)
+    object_cache.put(task, "bank", bank, layer)
 
 
 # scoring the last layer -------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Ta
         lambda: _load_classifier(task, layer), f"reading layer {layer} of {run}"
     )
     reader, tally = Reader.of(task, group, state, layer, cache), Tally.empty(state.backend.xp)
-    read_state = partial(reader.read_state, worker_cache.get(task, "images", run.images))
+    read_state = partial(reader.read_state, object_cache.get(task, "images", run.images))
     with blas_threads(1), state.backend.working():
         for chunk, get_value in read_ahead(reader.chunks(), read_state):
             with chunk_error_context(group, chunk):
@@ -349,7 +349,7 @@ def save_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     """
     state, checksums = load_state(task), Checksums()
     reader = Reader.of(task, group, state, task.layer, cache)
-    saver, images = Saver.of(task, state), worker_cache.get(task, "images", task.run.images)
+    saver, images = Saver.of(task, state), object_cache.get(task, "images", task.run.images)
     with blas_threads(1):
         for chunk in reader.chunks():
             with chunk_error_context(group, chunk):

@@ -100,7 +100,7 @@ def prepare_run(
     check_versions(client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
-    workers = Workers.of(client, Backend.of(run_spec))
+    workers = Workers.from_client(client, Backend.of(run_spec))
     make_plan(Problem.of(data, run_spec), spec, run_spec, workers)  # raises if nothing fits
     stored = data.stored
     if stored and Location(stored.url).has_secret:
@@ -293,7 +293,7 @@ def check_layers(run: RunStore, layers: int) -> None:
 
     It is called before anything is added to the run.
     """
-    names = (run.location / "layers").listing() or {}
+    names = (run.location / "layers").list_entries() or {}
     for layer in range(1, layers + 1):
         if layer_path(layer).split("/")[1] not in names:
             raise CorruptDataError(
@@ -310,7 +310,7 @@ def prepare_resume(run: RunStore, client: Client, changes: Changes = NO_CHANGES)
     spec, run_spec = _apply_changes(run, changes)
     if changes.maps == "memory" and (state := RunState.of(run)).run_spec.maps != "memory":
         problem = state.problem(run.images()[0].dtype.itemsize)
-        workers = Workers.of(client, state.backend)
+        workers = Workers.from_client(client, state.backend)
 
         def choose(candidates: Workers) -> Tier:
             return choose_tier(problem, spec, run_spec, state.plan, candidates)

@@ -62,7 +62,7 @@ def is_incomplete(location: Location) -> bool:
     )
 
 
-def other_plan(attributes: dict[str, Any], run_spec: RunSpec) -> str | None:
+def describe_plan_difference(attributes: dict[str, Any], run_spec: RunSpec) -> str | None:
     """Describe the plan of a run if it differs from the one asked for; otherwise return None."""
     stored, requested = attributes.get("plan", {}), run_spec.to_dict()
     if all(stored.get(name) == requested[name] for name in PLAN_FIELDS if name in requested):

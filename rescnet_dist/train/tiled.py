@@ -1,4 +1,4 @@
-"""The pass of a layer whose scatter matrix fits in no worker: tiles of it, spread over workers.
+"""The pass of a layer whose scatter matrix does not fit on any worker, computed in tiles.
 
 The pass over the chunks has written the features to the run's work area. After it, one task per
 tile sums its part of the scatter matrix, one task per tile computes its part of the Cholesky factor
@@ -29,6 +29,7 @@ from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, read_block, with_retries, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.metrics import TaskMeter
+from rescnet_dist.train.object_cache import load_state
 from rescnet_dist.train.passes import (
     ChecksummedStatistics,
     Pass,
@@ -38,7 +39,6 @@ from rescnet_dist.train.passes import (
 )
 from rescnet_dist.train.state import Array, RunState, Task
 from rescnet_dist.train.task_events import log_io, log_solving, send
-from rescnet_dist.train.worker_cache import load_state
 
 
 def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:

@@ -251,10 +251,14 @@ REMOVE = "remove it, then resume the run, which writes it anew"
 
 ATTRIBUTES: dict[str, Case] = {
     "no JSON": (
-        overwrite("run/zarr.json", "hello"), RESUME, ["Zarr group", "damaged", "Restore its zarr.json"]
+        overwrite("run/zarr.json", "hello"),
+        RESUME,
+        ["Zarr group", "damaged", "Restore its zarr.json"],
     ),
     "a list": (
-        overwrite("run/zarr.json", "[1]"), RESUME, ["Zarr group", "damaged", "Restore its zarr.json"]
+        overwrite("run/zarr.json", "[1]"),
+        RESUME,
+        ["Zarr group", "damaged", "Restore its zarr.json"],
     ),
     "a version in words": (
         set_attribute("format_version", "one"), RESUME, ["format version one", "versions up to 4"]

@@ -19,7 +19,7 @@ def test_workers_are_listed_by_the_scheduler(
 ) -> None:
     """The client's copy is replaced now and then by an answer without workers."""
     monkeypatch.setattr(Client, "scheduler_info", lambda *_args, **_more: {"workers": {}})
-    present = Workers.among(list_workers(client))
+    present = Workers.from_worker_info(list_workers(client))
     assert present
     assert present.count == len(client.nthreads())
 
@@ -49,7 +49,7 @@ def test_gpu_workers_must_have_one_thread(client: Client, monkeypatch: pytest.Mo
     with pytest.raises(
         ClusterError, match=r"workers with 2 threads\. Start them with --nthreads 1"
     ):
-        Workers.of(client, Backend("cupy"))
+        Workers.from_client(client, Backend("cupy"))
 
 
 @pytest.mark.parametrize("deadlocks", [False, True])

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of data sets."""
+"""Fixtures of the tests of datasets."""
 
 from __future__ import annotations
 

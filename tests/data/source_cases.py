@@ -1,4 +1,4 @@
-"""Small data sets of every kind of source with their expected contents, and a common check."""
+"""Small datasets of every kind of source with their expected contents, and a common check."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fail_on_compute(*args: Any, **kwargs: Any) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A data set as files by path, and its expected contents.
+    """A dataset as files by path, and its expected contents.
 
     These are images (N, H, W, d), labels (N,) that index `names`, and the size of each split, in
     the order of the images. `url` is the path that is opened, relative to the folder.

@@ -1,4 +1,4 @@
-"""Builders of small data sets in every supported format, as other programs write them."""
+"""Builders of small datasets in every supported format, as other programs write them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Files = dict[str, bytes]
 
 
 def write_files(folder: Path, files: Files) -> Path:
-    """Write the files of a data set to a folder."""
+    """Write the files of a dataset to a folder."""
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Errors for damaged and unsupported data sets."""
+"""Errors for damaged and unsupported datasets."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ BAD_SOURCES: dict[str, tuple[Callable[[], Files], str]] = {
     "hidden images": (lambda: {"a/._1.png": b"", ".b/2.png": b""}, "no image files"),
     "images without class": (
         lambda: {"a/0.png": b"", "1.png": b""},
-        r"1\.png is in no folder that names its class\. .*or class/; move it there, or remove it",
+        r"1\.png is not in a folder that names its class\. .*or class/; move it there, or remove it",
     ),
     "splits without class": (
         lambda: {"train/0.png": b"", "test/1.png": b""},
-        r"1\.png is in no folder that names",
+        r"1\.png is not in a folder that names",
     ),
     "splits for some": (
         lambda: {"train/a/0.png": b"", "b/1.png": b""},

@@ -37,7 +37,7 @@ SEED = 20240229
 MAX_MEMORY_BYTES = 2**30  # of a process, for any file
 MAX_SECONDS = 20  # for any file
 Change = Callable[[bytes], bytes]
-Files = dict[str, bytes]  # of a data set, by path
+Files = dict[str, bytes]  # of a dataset, by path
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -48,7 +48,7 @@ def identity(content: bytes) -> bytes:
     return content
 
 
-# small data sets, changed below their checksums and compression --------------------------------
+# small datasets, changed below their checksums and compression --------------------------------
 
 
 def encode_image(image: Any, form: str, **options: Any) -> bytes:
@@ -280,7 +280,7 @@ DAMAGE_FUNCTIONS = (
 
 
 def make_damaged(name: str, count: int, seed: int) -> Iterator[Files]:
-    """Yield data sets with a file damaged as it is, below its checksums, or both."""
+    """Yield datasets with a file damaged as it is, below its checksums, or both."""
     rng = random.Random(f"{name} {seed}")
     for _ in range(count):
         kind = rng.choice(("outer", "inner", "inner", "both"))
@@ -507,7 +507,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 def write_files(folder: Path, files: Files) -> Path:
-    """Write the files of a data set to a folder."""
+    """Write the files of a dataset to a folder."""
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -515,7 +515,7 @@ def write_files(folder: Path, files: Files) -> Path:
 
 
 def read_dataset(folder: Path) -> str:
-    """Open a data set and read it whole; return "read" or "rejected"."""
+    """Open a dataset and read it whole; return "read" or "rejected"."""
     faulthandler.dump_traceback_later(MAX_SECONDS, exit=True, file=sys.__stderr__)
     try:
         data = rd.open_dataset(str(folder))
@@ -532,7 +532,7 @@ def read_dataset(folder: Path) -> str:
 
 
 def read_damaged(folder: Path, name: str, count: int, seed: int) -> tuple[dict[str, int], int]:
-    """Return the outcomes of many damaged data sets, and the peak memory."""
+    """Return the outcomes of many damaged datasets, and the peak memory."""
     found = Counter[str]()
     for number, files in enumerate(make_damaged(name, count, seed)):
         case = f"{number} of {name}, seed {seed}"
@@ -545,7 +545,7 @@ def read_damaged(folder: Path, name: str, count: int, seed: int) -> tuple[dict[s
 
 
 def read_one(folder: Path) -> tuple[str, int]:
-    """Return the outcome of one data set, and the peak memory."""
+    """Return the outcome of one dataset, and the peak memory."""
     return read_dataset(folder), get_peak_memory()
 
 

@@ -1,4 +1,4 @@
-"""Training, evaluation and prediction on imported data sets."""
+"""Training, evaluation and prediction on imported datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions and downloads of the named data sets."""
+"""Descriptions and downloads of the named datasets."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_cache_folder_from_environment(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def serve_dataset(server: Server, name: str, contents: dict[str, bytes]) -> NamedDataset:
-    """Return a named data set with other content, at a local server."""
+    """Return a named dataset with other content, at a local server."""
     dataset = find_named_dataset(name)
     files = tuple(server.file(contents[file.name], file.name) for file in dataset.files)
     return replace(dataset, files=files)
@@ -180,7 +180,7 @@ def test_tiny_imagenet_without_labels(server: Server, tmp_path: Path) -> None:
 def test_offline_error_names_all_missing_files(
     server: Server, unused_url: str, tmp_path: Path
 ) -> None:
-    """Once they are put there by hand, the data set can be read."""
+    """Once they are put there by hand, the dataset can be read."""
     contents = make_idx_files()
     dataset = serve_dataset(server, "mnist", contents)
     offline = replace(

@@ -1,4 +1,4 @@
-"""Zarr stores, xarray Datasets and netCDF files as data sets."""
+"""Zarr stores, xarray Datasets and netCDF files as datasets."""
 
 from __future__ import annotations
 

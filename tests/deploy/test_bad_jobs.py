@@ -139,7 +139,7 @@ def test_image_without_the_package(
     driver = cluster.start_driver("--wait", "8s")
     problem = wait_for_error(cluster, driver)
     assert "has had no worker for 8 s" in problem
-    assert "the log of one that does not come says why" in problem
+    assert "if one does not join, see its log" in problem
     assert worker.exits[0] != 0
     assert "No module named 'rescnet_dist'" in worker.log
     assert not list_files(store)
@@ -154,7 +154,7 @@ def test_image_without_the_package(
     wait_for_workers(cluster, worker)
     problem = wait_for_error(cluster, cluster.start_driver())
     assert f"{worker.name} (tls://{worker.ip}:8789) has rescnet-dist (not installed)" in problem
-    assert "Install the same versions everywhere, best by one image" in problem
+    assert "Install the same versions everywhere, for example with one container image" in problem
     assert not list_files(store)
 
 
@@ -183,7 +183,7 @@ def test_other_versions_on_the_cluster(
     assert f"{worker.name} (tls://{worker.ip}:8789)" in problem
     assert f"{other.name} (tls://{other.ip}:8789)" in problem
     assert " have rescnet-dist 0.0.9. " in problem
-    assert "best by one image" in problem
+    assert "with one container image" in problem
     assert not list_files(store)
 
 

@@ -344,7 +344,7 @@ def test_pods_that_fit_no_node_raise(node: tuple[str, str], message: str) -> Non
 
 
 def test_given_validation_fraction_is_passed_on() -> None:
-    """Even the default one: it takes precedence over a data set's validation images."""
+    """Even the default one: it takes precedence over a dataset's validation images."""
     for given in ([], ["--validation", "0.1"]):
         job = find_one(render(*ON_DIGITS, *given), "DaskJob")
         arguments = job["spec"]["job"]["spec"]["containers"][0]["args"]

@@ -166,7 +166,7 @@ def test_on_a_cluster_with_s3(tmp_path: Path) -> None:
     text = execute(CLUSTER, tmp_path)
     assert find_number(r"killed after layer (\d)", text) < 6
     assert "done with 6 layers, on 1 worker" in text
-    assert "unreadable" not in text  # the data set next to the run is not listed as a run
+    assert "unreadable" not in text  # the dataset next to the run is not listed as a run
     assert find_number(r"test accuracy ([\d.]+) %", text) >= 95
 
 

@@ -256,8 +256,8 @@ def test_run_equals_run_on_the_cpu(
     print(f"{matmul_precision}: relative error {error:.1e}")
     allowed = 2e-2 if matmul_precision == "half" else 1e-3
     assert error < allowed
-    on_host = ResCNetClassifier.load(tmp_path / "run").decision_function(images)
-    assert relative_error(clf.decision_function(images), on_host) < allowed
+    host_cache_bytes = ResCNetClassifier.load(tmp_path / "run").decision_function(images)
+    assert relative_error(clf.decision_function(images), host_cache_bytes) < allowed
 
 
 def test_two_towers_equal_those_of_the_cpu(

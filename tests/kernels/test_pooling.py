@@ -10,7 +10,7 @@ import oracle
 import pytest
 
 from rescnet_dist.kernels import extract_features, feature_count, second_order_features
-from rescnet_dist.kernels.pooling import cell_of_block
+from rescnet_dist.kernels.pooling import assign_cells
 
 OPTIONS = [
     {"zscore": zscore, "pool": pool, "cells": cells, "power": power}
@@ -224,7 +224,7 @@ def test_cells_equal_oracle(length, level, cells):
     for block, stride in product((2, 3, 5, 7), (1, 2, 3, 8)):
         starts = oracle.block_starts(length, block, stride)
         expected = oracle.block_cells(starts, length, block, level, cells)
-        found = cell_of_block(length, block, stride, level, cells)
+        found = assign_cells(length, block, stride, level, cells)
         assert [cell + 1 for cell in found] == expected
         assert found == sorted(found)
         assert 0 <= found[0] <= found[-1] < level

@@ -38,7 +38,7 @@ from rescnet_dist.train import (
     loop,
     verify_run,
 )
-from rescnet_dist.train.cache import ChunkCache, ChunkState
+from rescnet_dist.train.chunk_cache import ChunkCache, ChunkState
 from rescnet_dist.train.chunks import Reader
 
 

@@ -127,7 +127,7 @@ def test_change_to_maps_in_memory_that_do_not_fit_is_rejected(
         fit(tmp_path / "run", listeners=[stop_after(2)])
     before = RunStore.open(tmp_path / "run").attributes()
     small = Workers(count=1, slots=2, threads=2, machine_threads=2, memory=2**29)
-    monkeypatch.setattr(Workers, "of", lambda *_: small)
+    monkeypatch.setattr(Workers, "from_client", lambda *_: small)
     result = CliRunner().invoke(main, ["resume", str(tmp_path / "run"), "--maps", "memory"])
     assert result.exit_code == 2
     assert re.search(

@@ -96,7 +96,7 @@ class FileArray:
 
 
 def _describe_array(file: File, name: str) -> str:
-    """Return how error messages call an array."""
+    """Return the name of an array in error messages."""
     if name:
         return f"The array {name[:MAX_ERROR_CHARACTERS]} in {file.url}"
     return f"The array in {file.url}"

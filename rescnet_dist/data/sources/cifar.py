@@ -40,7 +40,7 @@ CLASS_NAME_FILES = {  # with the entry of the pickled dictionary; None: a text f
 
 
 def is_cifar(names: Sequence[str]) -> bool:
-    """Return whether files of these names are a CIFAR data set."""
+    """Return whether files of these names are a CIFAR dataset."""
     found = {name.rsplit("/", 1)[-1] for name in names}
     return bool(found & {"data_batch_1", "data_batch_1.bin", "test_batch", "test_batch.bin"}) or (
         {"train", "test", "meta"} <= found or {"train.bin", "test.bin"} <= found
@@ -84,7 +84,7 @@ def _read(parts: list[tuple[Member, slice]], names: NumberedNames) -> Samples:
 
 
 def open_cifar_tar(file: File) -> CifarSource:
-    """Return the data set in a tar file, which may be gzipped."""
+    """Return the dataset in a tar file, which may be gzipped."""
     return CifarSource(file.url, list_members(file))
 
 
@@ -120,7 +120,7 @@ def _read_batch(member: Member) -> tuple[Array, Array]:
 
 
 def _read_class_names(files: dict[str, Member]) -> list[str] | None:
-    """Read the class names from the files of a data set, by name; None if there are none."""
+    """Read the class names from the files of a dataset, by name; None if there are none."""
     for name, entry in CLASS_NAME_FILES.items():
         if name not in files:
             continue

@@ -42,7 +42,7 @@ class FolderSource(Source):
         if not folders:
             raise DataError(
                 f"{url} has no image files ({', '.join(IMAGE_SUFFIXES)}) and is no other known "
-                "kind of data set. Check the URL."
+                "kind of dataset. Check the URL."
             )
         if not any(folders.values()):  # a folder of images whose labels are to be predicted
             self.paths, self.splits, self.passed_over = {"test": images}, {"test": len(images)}, ()
@@ -92,7 +92,7 @@ class FolderSource(Source):
         for folder, parts in parts_by_folder.items():
             if len(parts) < depth + 1:
                 raise DataError(
-                    f"{self.url}/{_find_image(folder, folders)} is in no folder that names its "
+                    f"{self.url}/{_find_image(folder, folders)} is not in a folder that names its "
                     "class. Images belong in split/class/ or class/; move it there, or remove it."
                 )
         return depth, {
@@ -110,7 +110,7 @@ class FolderSource(Source):
 
 
 def _find_other_files(paths: Sequence[str], images: Container[str], depth: int) -> tuple[str, ...]:
-    """Return the paths below folders of classes, more than `depth` deep, that are no images."""
+    """Return the paths below folders of classes, more than `depth` deep, that are not images."""
     others = (path for path in paths if path.count("/") > depth and path not in images)
     return tuple(path for path in others if not path.endswith(WINDOWS_FILES))
 

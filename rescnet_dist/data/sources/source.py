@@ -170,7 +170,7 @@ class Source(ABC):
         return sum(self.splits.values())
 
 
-@lru_cache(maxsize=10_000)  # Data sets have many files in few folders.
+@lru_cache(maxsize=10_000)  # Datasets have many files in few folders.
 def parse_split_name(name: str) -> str | None:
     """Return the split that a name, such as that of a folder, stands for; None if it is none.
 

@@ -95,7 +95,7 @@ def has_room(backend: Backend) -> bool:
     A worker may have more groups than planned after other workers died.
     """
     if backend.on_gpu:
-        return backend.used_share() < GPU_MEMORY_FRACTION + CACHE_TOLERANCE_FRACTION
+        return backend.used_memory_fraction() < GPU_MEMORY_FRACTION + CACHE_TOLERANCE_FRACTION
     limit = this_worker().memory_manager.memory_limit
     fraction = spill_fraction() + CACHE_TOLERANCE_FRACTION
     return not limit or psutil.Process().memory_info().rss < fraction * limit

@@ -19,7 +19,7 @@ from rescnet_dist.store import (
     read_classifier,
     read_image_scale,
 )
-from rescnet_dist.train import begin_run, passes, worker_cache
+from rescnet_dist.train import begin_run, object_cache, passes
 from rescnet_dist.train.state import Task
 
 SPEC = NetworkSpec.preset("digits").replace(filters=4, max_layers=4)
@@ -33,46 +33,46 @@ def make_task(driver: str) -> Task:
 def test_cached_object_is_not_loaded_again() -> None:
     """It does not matter whether it was loaded or put."""
     one = make_task("one")
-    assert worker_cache.get(one, "a", lambda: 1) == 1
-    assert worker_cache.get(one, "a", lambda: 2) == 1
-    worker_cache.put(one, "a", 3)
-    assert worker_cache.get(one, "a", lambda: 2) == 3
+    assert object_cache.get(one, "a", lambda: 1) == 1
+    assert object_cache.get(one, "a", lambda: 2) == 1
+    object_cache.put(one, "a", 3)
+    assert object_cache.get(one, "a", lambda: 2) == 3
 
 
 def test_each_driver_has_its_own_objects() -> None:
     """Another run may be at the same URL later; drivers do not share objects."""
     for driver in ("this", "that"):
-        worker_cache.put(make_task(driver), "a", driver)
+        object_cache.put(make_task(driver), "a", driver)
     for driver in ("this", "that"):
-        assert worker_cache.get(make_task(driver), "a", lambda: "loaded") == driver
+        assert object_cache.get(make_task(driver), "a", lambda: "loaded") == driver
 
 
 def test_tasks_without_driver_bypass_cache() -> None:
     """Nothing is read from the cache or put into it."""
     for value in range(3):
-        assert worker_cache.get(make_task(""), "a", lambda value=value: value) == value
+        assert object_cache.get(make_task(""), "a", lambda value=value: value) == value
 
 
 def test_only_latest_layer_is_cached() -> None:
     """An object of another layer is replaced."""
     one = make_task("layers")
-    worker_cache.put(one, "bank", "first", 1)
-    worker_cache.put(one, "bank", "second", 2)
-    assert worker_cache.get(one, "bank", lambda: "read", 2) == "second"
-    assert worker_cache.get(one, "bank", lambda: "read", 1) == "read"
+    object_cache.put(one, "bank", "first", 1)
+    object_cache.put(one, "bank", "second", 2)
+    assert object_cache.get(one, "bank", lambda: "read", 2) == "second"
+    assert object_cache.get(one, "bank", lambda: "read", 1) == "read"
 
 
 def test_least_recently_used_objects_are_evicted() -> None:
     """Objects in use stay."""
     one = make_task("oldest")
-    worker_cache.put(one, "in use", 0)
-    for number in range(2 * worker_cache.MAX_CACHED_OBJECTS):
-        worker_cache.put(one, f"object {number}", number)
-        assert worker_cache.get(one, "in use", lambda: -1) == 0
-    assert worker_cache.get(one, "object 0", lambda: -1) == -1
+    object_cache.put(one, "in use", 0)
+    for number in range(2 * object_cache.MAX_CACHED_OBJECTS):
+        object_cache.put(one, f"object {number}", number)
+        assert object_cache.get(one, "in use", lambda: -1) == 0
+    assert object_cache.get(one, "object 0", lambda: -1) == -1
     assert (
-        worker_cache.get(one, f"object {2 * worker_cache.MAX_CACHED_OBJECTS - 1}", lambda: -1)
-        == 2 * worker_cache.MAX_CACHED_OBJECTS - 1
+        object_cache.get(one, f"object {2 * object_cache.MAX_CACHED_OBJECTS - 1}", lambda: -1)
+        == 2 * object_cache.MAX_CACHED_OBJECTS - 1
     )
 
 
@@ -82,7 +82,7 @@ def test_cached_objects_equal_stored_objects(client: Client, tmp_path: Path) -> 
     data = training_set(images[:200], labels[:200])
     run = begin_run(tmp_path / "run", SPEC, RunSpec(), data, client)
     # the latest of each name
-    cached = {name: entry for (_, name), entry in worker_cache._objects.items()}
+    cached = {name: entry for (_, name), entry in object_cache._objects.items()}
     assert_same(cached["image scale"][1], read_image_scale(run.location))
     assert_same(cached["bank"][1], read_bank(run.location, cached["bank"][0]))
     assert_same(cached["classifier"][1], read_classifier(run.location, cached["classifier"][0]))
