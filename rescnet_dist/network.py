@@ -297,7 +297,8 @@ class Network:
         Raises
         ------
         DataError
-            If there is no such layer, or the images have a different shape from the training images.
+            If there is no such layer, or the images have a different shape from the training
+            images.
         """
         if not 1 <= layer <= self.depth:
             raise DataError(

@@ -71,7 +71,7 @@ BAD_SOURCES: dict[str, tuple[Callable[[], Files], str]] = {
     "hidden images": (lambda: {"a/._1.png": b"", ".b/2.png": b""}, "no image files"),
     "images without class": (
         lambda: {"a/0.png": b"", "1.png": b""},
-        r"1\.png is not in a folder that names its class\. .*or class/; move it there, or remove it",
+        r"1\.png is not in a folder that names its class\. .*or class/; move it there, or remove",
     ),
     "splits without class": (
         lambda: {"train/0.png": b"", "test/1.png": b""},
