@@ -142,6 +142,7 @@ def open_run(url: str | os.PathLike[str]) -> Run:
     Returns
     -------
     Run
+        The run. In a notebook, it shows itself.
 
     Raises
     ------

@@ -45,7 +45,13 @@ class RunWriter(Callback):
         self.close(error)
 
     def on_run_start(self, event: RunStarted) -> None:
-        """Write the specs and the layers that are already committed."""
+        """Write the specs and the layers that are already committed.
+
+        Parameters
+        ----------
+        event : RunStarted
+            With url, accuracies.
+        """
         description = _describe_run(event.url)
         self._written, self._accuracies = set(), {a.layer: a for a in event.accuracies}
         self._begin(event.url, description)
@@ -55,13 +61,25 @@ class RunWriter(Callback):
         self._flush()
 
     def on_layer_end(self, event: PassDone) -> None:
-        """Write the time, traffic and memory of a layer."""
+        """Write the time, traffic and memory of a layer.
+
+        Parameters
+        ----------
+        event : PassDone
+            With layer, seconds, residual, observed.
+        """
         layer = LayerView.of(event_to_dict(event))
         self._write_new(event.layer, layer_scalars(layer), time.time())
         self._flush()
 
     def on_pass_end(self, event: PassDone) -> None:
-        """Write the accuracy that a pass measured: of the layer before it, or the last one."""
+        """Write the accuracy that a pass measured: of the layer before it, or the last one.
+
+        Parameters
+        ----------
+        event : PassDone
+            With accuracy (layer, train, validation), None if none was measured.
+        """
         if accuracy := event.accuracy:
             self._accuracies[accuracy.layer] = accuracy
             scalars = _accuracy_scalars(accuracy.train, accuracy.validation)
@@ -69,7 +87,13 @@ class RunWriter(Callback):
             self._flush()
 
     def on_run_end(self, event: RunDone) -> None:
-        """Write the chosen depth, its accuracy, and why it was chosen."""
+        """Write the chosen depth, its accuracy, and why it was chosen.
+
+        Parameters
+        ----------
+        event : RunDone
+            With depth, reason.
+        """
         chosen = {"chosen/depth": float(event.depth)}
         if found := self._accuracies.get(event.depth):
             held_out = {} if found.validation is None else {"chosen/validation": found.validation}

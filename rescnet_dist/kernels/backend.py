@@ -38,7 +38,18 @@ class Backend:
 
     @classmethod
     def of(cls, run_spec: RunSpec) -> Backend:
-        """Return the backend that a run asks for."""
+        """Return the backend that a run asks for.
+
+        Parameters
+        ----------
+        run_spec : RunSpec
+            The options of the run.
+
+        Returns
+        -------
+        Backend
+            The backend, which need not be available.
+        """
         return cls(run_spec.array_backend, run_spec.matmul_precision)
 
     @property
@@ -52,23 +63,57 @@ class Backend:
         return self._device().cupy if self.on_gpu else np
 
     def available(self) -> bool:
-        """Return whether this process can use the backend."""
+        """Return whether this process can use the backend.
+
+        Returns
+        -------
+        bool
+            False without CuPy or without a GPU if the backend needs them.
+        """
         try:
             return self.xp is not None
         except BackendError:
             return False
 
     def put(self, array: Any) -> Any:
-        """Copy a NumPy array to this backend; None stays None."""
+        """Copy a NumPy array to this backend.
+
+        Parameters
+        ----------
+        array : ndarray or None
+            An array of any shape.
+
+        Returns
+        -------
+        ndarray or None
+            The array of this backend; None stays None.
+        """
         return array if array is None or not self.on_gpu else self.xp.asarray(array)
 
     def get(self, array: Any) -> Any:
-        """Copy an array of this backend to a NumPy array; the inverse of `put`."""
+        """Copy an array of this backend to a NumPy array; the inverse of `put`.
+
+        Parameters
+        ----------
+        array : ndarray or None
+            An array of this backend, of any shape.
+
+        Returns
+        -------
+        ndarray or None
+            The NumPy array; None stays None.
+        """
         return to_host(array)
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Multiply matrices of this backend with its precision, in this thread, in the body."""
+        """Multiply matrices of this backend with its precision, in this thread, in the body.
+
+        Yields
+        ------
+        None
+            Nothing. The previous precision is restored after the body.
+        """
         if not self.on_gpu:
             yield
             return
@@ -83,14 +128,29 @@ class Backend:
             prepare()
 
     def memory(self) -> tuple[str, int, int] | None:
-        """Return the GPU's unique name, its bytes, and the bytes that this process may use.
+        """Return the memory of the GPU.
 
-        Returns None if the backend has no GPU.
+        Returns
+        -------
+        tuple of (str, int, int) or None
+            The GPU's unique name, its bytes, and the bytes that this process may use. None if the
+            backend has no GPU.
         """
         return self._device().memory() if self.on_gpu else None
 
     def used_memory_fraction(self) -> float:
-        """Return the fraction of the GPU's memory that is in use."""
+        """Return the fraction of the GPU's memory that is in use.
+
+        Returns
+        -------
+        float
+            The used fraction of the memory that this process may use.
+
+        Raises
+        ------
+        BackendError
+            If there is no CuPy or no GPU.
+        """
         return float(self._device().used_memory_fraction())
 
     def free(self) -> None:

@@ -59,16 +59,47 @@ class FeatureMoments:
         scatter: bool = True,
         xp: Any = np,
     ) -> FeatureMoments:
-        """Return the moments of no sample, in arrays of the module `xp`, numpy or cupy."""
+        """Return the moments of no sample.
+
+        Parameters
+        ----------
+        features : int
+            The number D of features.
+        targets : int
+            The number K of targets.
+        dtype : type, default float32
+            The dtype of the scatter.
+        scatter : bool, default True
+            Whether to gather the scatter.
+        xp : module, default numpy
+            The array module, numpy or cupy.
+
+        Returns
+        -------
+        FeatureMoments of D features and K targets
+            The identity of `merge`.
+        """
         square = None
         if scatter:
             square = _new_square(features, np.dtype(dtype), xp)
         return cls(0, xp.zeros(features), square, xp.zeros((targets, features)), xp.zeros(targets))
 
     def fold(self, features: Array, targets: Array) -> FeatureMoments:
-        """Return these moments with more samples, features (n, D) and targets (n, K).
+        """Return these moments with more samples.
 
         The memory of `scatter` is reused: `self` must not be used afterwards.
+
+        Parameters
+        ----------
+        features : ndarray of shape (n, D)
+            The features of the samples.
+        targets : ndarray of shape (n, K)
+            Their targets.
+
+        Returns
+        -------
+        FeatureMoments of D features and K targets
+            The moments including the samples.
         """
         if len(features) == 0:
             return self
@@ -109,7 +140,18 @@ class FeatureMoments:
         return mean
 
     def merge(self, other: FeatureMoments) -> FeatureMoments:
-        """Return the moments of both sets: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁."""
+        """Return the moments of both sets: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁.
+
+        Parameters
+        ----------
+        other : FeatureMoments of D features and K targets
+            The moments of other samples.
+
+        Returns
+        -------
+        FeatureMoments of D features and K targets
+            The merged moments, without a scatter if either has none.
+        """
         if self.scatter is None or other.scatter is None:
             return self._combine(other, None)
         return self._combine(other, _add_lower(self.scatter, other.scatter))
@@ -196,7 +238,27 @@ class Whitening:
 
     @classmethod
     def of(cls, moments: FeatureMoments, ridge: float) -> Whitening:
-        """Factorize the covariance, once for any number of right-hand sides."""
+        """Factorize the covariance, once for any number of right-hand sides.
+
+        Parameters
+        ----------
+        moments : FeatureMoments of D features
+            The moments, with their scatter.
+        ridge : float
+            The ridge γ, relative to the mean of the covariance's diagonal.
+
+        Returns
+        -------
+        Whitening of D features
+            The factorized covariance.
+
+        Raises
+        ------
+        ValueError
+            If the moments have no scatter.
+        SingularError
+            If the covariance cannot be factorized with this ridge.
+        """
         if moments.scatter is None:
             raise ValueError("The moments have no scatter to factorize. Gather them with one.")
         if on_gpu(moments.scatter):

@@ -71,8 +71,10 @@ class Draws:
     rank : ndarray of int, shape (t, m)
         The image of each patch, as its rank among the training images of that kind in the order of
         their index, so that a draw does not depend on chunks.
-    row, column : ndarray of int, shape (t, m)
-        The first pixel of each patch.
+    row : ndarray of int, shape (t, m)
+        The row of the first pixel of each patch.
+    column : ndarray of int, shape (t, m)
+        The column of the first pixel of each patch.
     """
 
     positives: int
@@ -156,11 +158,33 @@ class PatchSample:
 
     @classmethod
     def empty(cls, directions: int) -> PatchSample:
-        """Return a sample without patches, of p = `directions` elements."""
+        """Return a sample without patches.
+
+        Parameters
+        ----------
+        directions : int
+            The number p of elements of a patch.
+
+        Returns
+        -------
+        PatchSample of p elements
+            The identity of `merge`.
+        """
         return cls(np.zeros(0, np.int64), np.zeros((0, directions), np.float32))
 
     def merge(self, other: PatchSample) -> PatchSample:
-        """Return both samples together."""
+        """Return both samples together.
+
+        Parameters
+        ----------
+        other : PatchSample of p elements
+            A sample with other slots.
+
+        Returns
+        -------
+        PatchSample of p elements
+            The patches of both, sorted by slot.
+        """
         if not (len(self.slots) and len(other.slots)):
             return self if len(self.slots) else other
         slots = np.concatenate([self.slots, other.slots])
@@ -170,7 +194,20 @@ class PatchSample:
         return PatchSample(slots[order], patches)
 
     def rescale(self, low: Array, scale: Array) -> PatchSample:
-        """Return the patches of (image − low)·scale, low and scale (c,)."""
+        """Return the patches of (image − low)·scale.
+
+        Parameters
+        ----------
+        low : ndarray of shape (c,)
+            The offset of each channel.
+        scale : ndarray of shape (c,)
+            The scale of each channel.
+
+        Returns
+        -------
+        PatchSample of p elements
+            The patches after rescaling.
+        """
         repeats = self.patches.shape[1] // len(low)
         patches = self.patches - np.tile(low, repeats).astype(np.float32)
         patches *= np.tile(scale, repeats).astype(np.float32)

@@ -92,10 +92,25 @@ class GrowingLayer:
     def empty(
         self, height: int, width: int, channels: int, *, scatter: bool, xp: Any = np
     ) -> LayerStatistics:
-        """Return the statistics of no image (height, width, channels).
+        """Return the statistics of no image.
 
-        They are arrays of the module `xp`, numpy or cupy. `scatter`: whether to gather the scatter
-        of the features.
+        Parameters
+        ----------
+        height : int
+            The height H of an image.
+        width : int
+            The width W of an image.
+        channels : int
+            The number d of channels of an image.
+        scatter : bool
+            Whether to gather the scatter of the features.
+        xp : module, default numpy
+            The array module of the statistics, numpy or cupy.
+
+        Returns
+        -------
+        LayerStatistics
+            The statistics that a pass starts with.
         """
         return LayerStatistics(
             FeatureMoments.empty(

@@ -35,9 +35,19 @@ class LayerInput:
 
     @classmethod
     def of(cls, images: Array, maps: Array | None = None) -> LayerInput:
-        """Return the input of all images (n, H, W, d), with maps (n, H, W, f) if given.
+        """Return the input of all images.
 
-        Images are converted to float32 unless they are float64.
+        Parameters
+        ----------
+        images : ndarray of shape (n, H, W, d)
+            The images, which are converted to float32 unless they are float64.
+        maps : ndarray of shape (n, H, W, f), optional
+            The maps of the layer before; none by default.
+
+        Returns
+        -------
+        LayerInput of n images
+            The input, of the dtype of the converted images.
         """
         xp = get_array_module(images)
         images = xp.ascontiguousarray(images, np.float64 if images.dtype == "f8" else np.float32)
@@ -55,40 +65,97 @@ class LayerInput:
         return height, width, self.maps.shape[3] + channels
 
     def select(self, selection: Array | slice) -> LayerInput:
-        """Return the input of some of the selected images, by index, mask or slice."""
+        """Return the input of some of the selected images.
+
+        Parameters
+        ----------
+        selection : ndarray of int or bool, or slice
+            Indices or a mask of the selected images, or a slice of them.
+
+        Returns
+        -------
+        LayerInput
+            The input of those images, which shares the arrays.
+        """
         return replace(self, rows=self.rows[selection])
 
     def select_arrays(self) -> tuple[Array, Array]:
-        """Return the maps (m, H, W, f) and images (m, H, W, d) of the selected images."""
+        """Return the maps and the pixels of the selected images.
+
+        Returns
+        -------
+        maps : ndarray of shape (m, H, W, f)
+            Their maps, not copied if all images are selected.
+        images : ndarray of shape (m, H, W, d)
+            The images, likewise.
+        """
         if np.array_equal(self.rows, np.arange(len(self.images))):
             return self.maps, self.images
         rows = asarray_like(self.rows, self.images)
         return self.maps[rows], self.images[rows]
 
     def batches(self, step: int) -> Iterator[LayerInput]:
-        """Yield the input in batches of at most `step` images."""
+        """Yield the input in batches.
+
+        Parameters
+        ----------
+        step : int
+            The largest number of images in a batch.
+
+        Yields
+        ------
+        LayerInput of at most `step` images
+            The next batch.
+        """
         for start in range(0, len(self), step):
             yield self.select(slice(start, start + step))
 
     def write_patches(self, size: int, low: Array, scale: Array, into: Array) -> None:
-        """Write the patch matrix (im2col) of (input − low)·scale to into (m, H, W, size²·c).
+        """Write the patch matrix (im2col) of (input − low)·scale.
 
-        It holds the size×size patch around every pixel, 0 outside; low and scale (c,).
+        It holds the size×size patch around every pixel, 0 outside the image.
+
+        Parameters
+        ----------
+        size : int
+            The side of the patches, in pixels.
+        low : ndarray of shape (c,)
+            The offset of each channel.
+        scale : ndarray of shape (c,)
+            The scale of each channel.
+        into : ndarray of shape (m, H, W, size²·c)
+            The array to write to.
         """
         low, scale = low.astype(into.dtype), scale.astype(into.dtype)
         kernel("write_patches")(self.maps, self.images, self.rows, low, scale, size, into)
 
     def write_row_windows(self, shift: Array, reach: int, into: Array) -> None:
-        """Write the row window of every pixel, minus shift (c,), to into (H, m, W, 2·reach + 1, c).
+        """Write the row window of every pixel, minus `shift`.
 
-        It holds the pixel and its neighbors up to `reach` to the left and right, 0 outside.
+        It holds the pixel and its neighbors to the left and right, 0 outside the image.
+
+        Parameters
+        ----------
+        shift : ndarray of shape (c,)
+            The value of each channel that is subtracted.
+        reach : int
+            The number of neighbors on each side.
+        into : ndarray of shape (H, m, W, 2·reach + 1, c)
+            The array to write to.
         """
         kernel("write_row_windows")(self.maps, self.images, self.rows, shift, reach, into)
 
     def gather_sums(self) -> tuple[Array, Array, Array]:
-        """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images.
+        """Compute the extremes of each channel, and the sum over images, in float64.
 
-        All are in float64.
+        Returns
+        -------
+        low : ndarray of shape (c,)
+            The minimum of each channel.
+        high : ndarray of shape (c,)
+            The maximum of each channel.
+        sums : ndarray of shape (H, W, c)
+            The sum over the selected images.
         """
         if on_gpu(self.images):
             return gpu_kernels().gather_sums(*self.select_arrays())
@@ -99,7 +166,24 @@ class LayerInput:
         return low.astype(np.float64), high.astype(np.float64), sums
 
     def extract_patches(self, size: int, row: Array, y: Array, x: Array) -> Array:
-        """Return size×size patches (p, size²·c) with first pixels (y, x), (p,), of rows (p,)."""
+        """Extract p patches at given places.
+
+        Parameters
+        ----------
+        size : int
+            The side of the patches, in pixels.
+        row : ndarray of int, shape (p,)
+            The image of each patch, as its index among the selected images.
+        y : ndarray of int, shape (p,)
+            The row of the first pixel of each patch.
+        x : ndarray of int, shape (p,)
+            The column of the first pixel of each patch.
+
+        Returns
+        -------
+        ndarray of shape (p, size²·c)
+            The patches, flattened in the order row, column, channel.
+        """
         down, right = np.arange(size)[:, None], np.arange(size)
         indices = (self.rows[row][:, None, None], y[:, None, None] + down, x[:, None, None] + right)
         location = tuple(asarray_like(index, self.images) for index in indices)

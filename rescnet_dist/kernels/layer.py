@@ -32,8 +32,10 @@ class Bank:
 
     Attributes
     ----------
-    low, scale : ndarray of shape (c,)
-        Offset and scale of the min-max normalization of the input.
+    low : ndarray of shape (c,)
+        The offset of the min-max normalization of the input.
+    scale : ndarray of shape (c,)
+        The scale of the min-max normalization of the input.
     filters : ndarray of shape (k, k, c, f)
         The filters.
     bias : ndarray of shape (f,)
@@ -46,7 +48,20 @@ class Bank:
     bias: Array
 
     def maps(self, inputs: LayerInput, into: Array | None = None) -> Array:
-        """Return the maps (n, H, W, f) of inputs, written to `into` if given."""
+        """Compute the maps of a layer.
+
+        Parameters
+        ----------
+        inputs : LayerInput of n images of shape (H, W, c)
+            The raw input of the layer.
+        into : ndarray of shape (n, H, W, f), optional
+            The array to write to, as for `convolve`.
+
+        Returns
+        -------
+        ndarray of shape (n, H, W, f)
+            The maps: `into` if given, else a new array.
+        """
         return convolve(inputs, self.filters, self.bias, self.low, self.scale, into)
 
 
@@ -77,7 +92,20 @@ class Classifier:
     rate: float
 
     def correction(self, features: Array, spec: NetworkSpec) -> Array:
-        """Return the update (n, C) of the scores from the layer's features (n, D)."""
+        """Compute the update of the scores from the layer's features.
+
+        Parameters
+        ----------
+        features : ndarray of shape (n, D)
+            The features of the layer.
+        spec : NetworkSpec
+            The network.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            The values to add to the scores, with the learning rate applied.
+        """
         weights = self.weights.reshape(-1, self.weights.shape[2]).astype(features.dtype)
         outputs = features @ asarray_like(weights, features).T
         outputs = outputs.reshape(len(features), *self.intercept.shape)
@@ -120,8 +148,10 @@ class ImageScale:
 
     Attributes
     ----------
-    low, scale : ndarray of shape (d,)
-        Offset and scale of each channel.
+    low : ndarray of shape (d,)
+        The offset of each channel.
+    scale : ndarray of shape (d,)
+        The scale of each channel.
     """
 
     low: Array

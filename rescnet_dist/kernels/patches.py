@@ -33,11 +33,33 @@ class PatchMoments:
 
     @classmethod
     def empty(cls, directions: int) -> PatchMoments:
-        """Return the moments of no patch, of patches with p = `directions` elements."""
+        """Return the moments of no patch.
+
+        Parameters
+        ----------
+        directions : int
+            The number p of elements of a patch.
+
+        Returns
+        -------
+        PatchMoments of p elements
+            The identity of `merge`.
+        """
         return cls(0, np.zeros(directions), np.zeros((directions, directions)))
 
     def merge(self, other: PatchMoments) -> PatchMoments:
-        """Return the moments of both sets: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁."""
+        """Return the moments of both sets: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁.
+
+        Parameters
+        ----------
+        other : PatchMoments of p elements
+            The moments of other patches.
+
+        Returns
+        -------
+        PatchMoments of p elements
+            The merged moments.
+        """
         count = self.count + other.count
         if not (self.count and other.count):
             return self if self.count else other
@@ -47,12 +69,36 @@ class PatchMoments:
         return PatchMoments(count, mean, self.scatter + other.scatter + between)
 
     def select(self, directions: Array) -> PatchMoments:
-        """Return the moments of some elements, directions (p',), of the patches."""
+        """Return the moments of some elements of the patches.
+
+        Parameters
+        ----------
+        directions : ndarray of int, shape (p',)
+            The indices of the elements.
+
+        Returns
+        -------
+        PatchMoments of p' elements
+            The moments of these elements.
+        """
         scatter = self.scatter[np.ix_(directions, directions)]
         return PatchMoments(self.count, self.mean[directions], scatter)
 
     def rescale(self, low: Array, scale: Array) -> PatchMoments:
-        """Return the moments of the patches of (image − low)·scale, low and scale (c,)."""
+        """Return the moments of the patches of (image − low)·scale.
+
+        Parameters
+        ----------
+        low : ndarray of shape (c,)
+            The offset of each channel.
+        scale : ndarray of shape (c,)
+            The scale of each channel.
+
+        Returns
+        -------
+        PatchMoments of p elements
+            The moments after rescaling.
+        """
         repeats = len(self.mean) // len(low)
         low, scale = np.tile(low, repeats), np.tile(scale, repeats)
         return PatchMoments(

@@ -24,8 +24,10 @@ class BankStatistics:
 
     Attributes
     ----------
-    low, high : ndarray of shape (c,)
-        Minimum and maximum of each channel.
+    low : ndarray of shape (c,)
+        The minimum of each channel.
+    high : ndarray of shape (c,)
+        The maximum of each channel.
     moments : PatchMoments of k²c elements
         The moments of all patches.
     sample : PatchSample of k²c elements
@@ -39,7 +41,22 @@ class BankStatistics:
 
     @classmethod
     def empty(cls, channels: int, size: int, xp: Any = np) -> BankStatistics:
-        """Return the statistics of no image, in arrays of the module `xp`, numpy or cupy."""
+        """Return the statistics of no image.
+
+        Parameters
+        ----------
+        channels : int
+            The number c of channels.
+        size : int
+            The side k of the patches, in pixels.
+        xp : module, default numpy
+            The array module of the extremes, numpy or cupy.
+
+        Returns
+        -------
+        BankStatistics of c channels
+            The identity of `merge`.
+        """
         directions = size * size * channels
         return cls(
             xp.full(channels, np.inf),
@@ -58,15 +75,44 @@ class BankStatistics:
         draws: Draws,
         size: int,
     ) -> BankStatistics:
-        """Return the statistics of the training images, train (n,) bool, of a chunk.
+        """Compute the statistics of the training images of a chunk.
 
-        labels (n,); class_offsets (C,) as of `sample_patches`.
+        Parameters
+        ----------
+        inputs : LayerInput of n images
+            The raw input of the layer.
+        labels : ndarray of int, shape (n,)
+            The labels of the images.
+        train : ndarray of bool, shape (n,)
+            Which of them are training images.
+        class_offsets : ndarray of int, shape (C,)
+            The number of training images of each class in all chunks before this one.
+        draws : Draws
+            The draws of the layer.
+        size : int
+            The side k of the patches, in pixels.
+
+        Returns
+        -------
+        BankStatistics of c channels
+            The statistics of the chunk.
         """
         sample = sample_patches(inputs, labels, train, class_offsets, draws, size)
         return cls(*patch_statistics(inputs.select(train), size), sample)
 
     def merge(self, other: BankStatistics) -> BankStatistics:
-        """Return the statistics of both sets of images."""
+        """Return the statistics of both sets of images.
+
+        Parameters
+        ----------
+        other : BankStatistics of c channels
+            The statistics of other images.
+
+        Returns
+        -------
+        BankStatistics of c channels
+            The merged statistics.
+        """
         return BankStatistics(
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
@@ -75,7 +121,27 @@ class BankStatistics:
         )
 
     def select(self, channels: Array, draws: range, patches: int) -> BankStatistics:
-        """Return the statistics of some channels (c',) and some draws of `patches` patches each."""
+        """Return the statistics of some channels and some draws.
+
+        Parameters
+        ----------
+        channels : ndarray of int, shape (c',)
+            The indices of the channels. If they are all channels, all draws are returned too.
+        draws : range
+            The draws.
+        patches : int
+            The number of patches per draw.
+
+        Returns
+        -------
+        BankStatistics of c' channels
+            The selected statistics.
+
+        Raises
+        ------
+        ValueError
+            If patches of these draws are missing.
+        """
         if len(channels) == len(self.low):  # a single tower has all channels and draws
             return self
         size = len(self.moments.mean) // len(self.low)
@@ -94,7 +160,20 @@ class BankStatistics:
         )
 
     def rescale(self, low: Array, scale: Array) -> BankStatistics:
-        """Return the statistics of (inputs − low)·scale, low and scale (c,)."""
+        """Return the statistics of (inputs − low)·scale.
+
+        Parameters
+        ----------
+        low : ndarray of shape (c,)
+            The offset of each channel.
+        scale : ndarray of shape (c,)
+            The scale of each channel.
+
+        Returns
+        -------
+        BankStatistics of c channels
+            The statistics after rescaling.
+        """
         return BankStatistics(
             (self.low - low) * scale,
             (self.high - low) * scale,
@@ -126,15 +205,42 @@ class Tally:
 
     @classmethod
     def empty(cls, xp: Any = np) -> Tally:
-        """Return counts of no image, in arrays of the module `xp`, numpy or cupy."""
+        """Return the counts of no image.
+
+        Parameters
+        ----------
+        xp : module, default numpy
+            The array module of the counts, numpy or cupy.
+
+        Returns
+        -------
+        Tally
+            The identity of `merge`.
+        """
         return cls(*xp.zeros((4, 2), np.int64))
 
     @classmethod
     def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
-        """Count images by their scores (n, C) and labels (n,); train (n,) bool.
+        """Count images by their scores.
 
         An image is correct if its largest score is that of its label. Its largest error of λY − Ŷ,
         λ = target, is positive if the score of a class is too small.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (n, C)
+            The scores.
+        labels : ndarray of int, shape (n,)
+            The labels.
+        train : ndarray of bool, shape (n,)
+            Which images are training images.
+        target : float
+            The target λ of the score of an image's class.
+
+        Returns
+        -------
+        Tally
+            The counts.
         """
         labels, train = asarray_like(labels, scores), asarray_like(train, scores)
         correct = scores.argmax(axis=1) == labels
@@ -145,7 +251,18 @@ class Tally:
         return cls(*((kind & roles).sum(axis=1) for kind in kinds))
 
     def merge(self, other: Tally) -> Tally:
-        """Return the counts of both sets of images."""
+        """Return the counts of both sets of images.
+
+        Parameters
+        ----------
+        other : Tally
+            The counts of other images.
+
+        Returns
+        -------
+        Tally
+            The sums of the counts.
+        """
         return Tally(
             self.seen + other.seen,
             self.correct + other.correct,
@@ -154,7 +271,18 @@ class Tally:
         )
 
     def accuracy(self, role: int) -> float | None:
-        """Return the fraction of correct training (0) or validation (1) images, None if none."""
+        """Return the fraction of images that are classified correctly.
+
+        Parameters
+        ----------
+        role : int
+            0 for training images, 1 for validation images.
+
+        Returns
+        -------
+        float or None
+            The fraction; None if there are no such images.
+        """
         return float(self.correct[role] / self.seen[role]) if self.seen[role] else None
 
     @property
@@ -212,7 +340,20 @@ class LayerStatistics:
     tally: Tally
 
     def fold(self, chunk: GrownChunk) -> LayerStatistics:
-        """Return these statistics with one more chunk, reusing the memory of `self.features`."""
+        """Return these statistics with one more chunk.
+
+        The memory of `self.features` is reused: `self` must not be used afterwards.
+
+        Parameters
+        ----------
+        chunk : GrownChunk
+            The result of the layer's pass over the chunk.
+
+        Returns
+        -------
+        LayerStatistics
+            The statistics including the chunk.
+        """
         features, targets = chunk.features, chunk.targets
         if not chunk.train.all():
             train = asarray_like(np.flatnonzero(chunk.train), features)
@@ -222,14 +363,30 @@ class LayerStatistics:
         return LayerStatistics(moments, self.inputs.merge(inputs), self.tally.merge(tally))
 
     def copy_small_to_host(self) -> LayerStatistics:
-        """Return these statistics with all but the features' moments in the host's memory.
+        """Copy all but the features' moments to the host's memory.
 
         The features' moments, which are large, stay where they are. Waits for a GPU.
+
+        Returns
+        -------
+        LayerStatistics
+            The same statistics.
         """
         return LayerStatistics(self.features, to_host(self.inputs), to_host(self.tally))
 
     def merge(self, other: LayerStatistics) -> LayerStatistics:
-        """Return the statistics of both sets of images."""
+        """Return the statistics of both sets of images.
+
+        Parameters
+        ----------
+        other : LayerStatistics
+            The statistics of other images.
+
+        Returns
+        -------
+        LayerStatistics
+            The merged statistics.
+        """
         return LayerStatistics(
             self.features.merge(other.features),
             self.inputs.merge(other.inputs),

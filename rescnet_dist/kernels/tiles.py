@@ -68,11 +68,32 @@ class TileScatter:
 
     @classmethod
     def empty(cls, left_mean: Array, right_mean: Array) -> TileScatter:
-        """Return the tile of no sample."""
+        """Return the tile of no sample.
+
+        Parameters
+        ----------
+        left_mean : ndarray of float64, shape (a,)
+            The mean over all samples of the features of the tile's rows.
+        right_mean : ndarray of float64, shape (b,)
+            The mean over all samples of the features of the tile's columns.
+
+        Returns
+        -------
+        TileScatter of shape (a, b)
+            The tile, to which samples can be added.
+        """
         return cls(left_mean, right_mean, np.zeros((len(left_mean), len(right_mean))))
 
     def add(self, left: Array, right: Array) -> None:
-        """Add samples of both feature blocks, left (n, a) and right (n, b)."""
+        """Add samples of both feature blocks.
+
+        Parameters
+        ----------
+        left : ndarray of shape (n, a)
+            The features of the tile's rows.
+        right : ndarray of shape (n, b)
+            The features of the tile's columns.
+        """
         centered = [
             values - mean.astype(values.dtype)
             for values, mean in ((left, self.left_mean), (right, self.right_mean))
@@ -81,7 +102,13 @@ class TileScatter:
         self.count += len(left)
 
     def value(self) -> Array:
-        """Return the tile (a, b), corrected for the rounding of the means."""
+        """Return the tile, corrected for the rounding of the means.
+
+        Returns
+        -------
+        ndarray of float64, shape (a, b)
+            The tile of the scatter matrix.
+        """
         offsets = [
             mean - mean.astype(np.float32).astype(np.float64)
             for mean in (self.left_mean, self.right_mean)
@@ -112,13 +139,43 @@ class Standardizer:
 
     @classmethod
     def of(cls, squares: Array, count: int, ridge: float) -> Standardizer:
-        """Return the standardizer for the diagonal (D,) of a scatter of `count` samples."""
+        """Return the standardizer for a scatter matrix.
+
+        Parameters
+        ----------
+        squares : ndarray of shape (D,)
+            The diagonal of the scatter matrix.
+        count : int
+            The number of samples.
+        ridge : float
+            The ridge, relative to the mean of the covariance's diagonal.
+
+        Returns
+        -------
+        Standardizer of D features
+            The standardizer.
+        """
         scale = inverse_deviations(squares / count)
         diagonal = squares / count * scale**2
         return cls(scale, float(ridge * diagonal.mean()), ridge, count)
 
     def tile(self, scatter: Array, rows: slice, columns: slice) -> Array:
-        """Return the covariance tile (a, b) of two feature blocks from their scatter tile."""
+        """Return the covariance tile of two feature blocks.
+
+        Parameters
+        ----------
+        scatter : ndarray of shape (a, b)
+            Their tile of the scatter matrix.
+        rows : slice
+            The feature block of the tile's rows.
+        columns : slice
+            The feature block of the tile's columns.
+
+        Returns
+        -------
+        ndarray of shape (a, b)
+            The tile of the ridged covariance, in Fortran order.
+        """
         tile = scatter / self.count
         tile *= self.scale[rows, None]
         tile *= self.scale[columns]

@@ -238,8 +238,8 @@ class Reader:
         reason = f"no longer in memory, and not stored; recomputed from layer {first}"
         if expected is not None and checksum(self.backend.get(scores)) != expected:
             reason += (
-                ", differing from the committed values in the last digits, as on another processor or "
-                "with another NumPy"
+                ", differing from the committed values in the last digits, as on another processor "
+                "or with another NumPy"
             )
         rows = {"start": chunk.start, "stop": chunk.stop}
         send(self.task, "rebuilt", layer=self.step, reason=reason, **rows)

@@ -127,7 +127,7 @@ def test_other_last_digits_are_reported(client: Client, tmp_path: Path) -> None:
     )
     assert sorted(event.start for event in rebuilt) == [0, 50, 100, 150, 200]
     assert all("recomputed from layer 3" in event.reason for event in rebuilt)
-    assert [e.start for e in rebuilt if "other last digits" in e.reason] == [100]
+    assert [e.start for e in rebuilt if "in the last digits" in e.reason] == [100]
     assert len(RunStore.open(tmp_path / "run").commits()) == 8
 
 
