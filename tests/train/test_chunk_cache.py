@@ -34,7 +34,7 @@ from rescnet_dist.train import (
     Event,
     PassDone,
     PassStarted,
-    cache,
+    chunk_cache,
     loop,
     verify_run,
 )
@@ -181,7 +181,7 @@ def test_full_worker_caches_nothing_and_changes_no_bit(
     """Every layer is then recomputed from the last checkpoint."""
     steps = []
     advance = Reader._advance_state
-    monkeypatch.setattr(cache, "CACHE_TOLERANCE_FRACTION", -1.0)
+    monkeypatch.setattr(chunk_cache, "CACHE_TOLERANCE_FRACTION", -1.0)
     monkeypatch.setattr(
         Reader,
         "_advance_state",
