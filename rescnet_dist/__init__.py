@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter, open_run
     from rescnet_dist.data import import_dataset, load_digits, open_dataset
     from rescnet_dist.data.sheet import sheet
@@ -53,7 +54,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
+    """Import a public name on first use; `__version__` is that of the installed package."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("rescnet-dist")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

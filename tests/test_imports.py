@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,8 @@ def test_commands_do_not_import_scikit_learn() -> None:
     """It takes most of a second, and few commands need it."""
     code = "import sys, rescnet_dist.cli.commands; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_version_is_that_of_the_installed_package() -> None:
+    """It comes from one place, `version` in pyproject.toml."""
+    assert rescnet_dist.__version__ == version("rescnet-dist")
