@@ -92,10 +92,12 @@ class CorruptDataError(StoreError):
 
 
 class StoreUnreachableError(StoreError):
-    """A store does not answer after several retries.
+    """A store does not answer, in most operations after two minutes of retries.
 
     The cause may be temporary. Resume the run once the store can be reached.
     """
+
+    retried = False  # whether retries have ended with it
 
 
 class StorePermissionError(StoreError):

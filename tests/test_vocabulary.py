@@ -91,9 +91,9 @@ def constants(path: Path) -> Iterator[tuple[str, int, str]]:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
             targets = [node.target]
-        for target in targets:
-            if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]*", target.id):
-                yield target.id, node.lineno, text.splitlines()[node.lineno - 1]
+        for name in (name for target in targets for name in ast.walk(target)):
+            if isinstance(name, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]*", name.id):
+                yield name.id, node.lineno, text.splitlines()[node.lineno - 1]
 
 
 def test_no_constant_stands_for_two_things() -> None:
@@ -162,6 +162,6 @@ def test_messages_are_collected() -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.where)
 def test_messages_follow_one_form(message: Message) -> None:
-    """What was found, what was expected, what to do: sentences, the last of them a remedy."""
+    """Sentences, without words of the dialect."""
     assert re.search(r"(\.|\?|\{\}|`)$", message.text), message
     assert not words(re.sub(r"\{\}", "", message.text)) & DIALECT, message

@@ -43,6 +43,8 @@ def compare_results(results: Sequence[Result], before: dict[str, Any]) -> list[s
     lines = []
     for result in results:
         old = earlier.get(result.name, {}).get("ratio")
+        if result.name not in earlier:
+            lines.append(f"{result.name}: not in the earlier results, so not compared")
         if old is None or result.ratio is None:
             continue
         change = result.ratio / old if result.at_most else old / result.ratio

@@ -57,7 +57,7 @@ from rescnet_dist.errors import (
 from rescnet_dist.flags import option_name
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import forecast
-from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
+from rescnet_dist.spec import PRESETS, RENAMED_OPTIONS, AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     CHANGEABLE,
@@ -196,6 +196,7 @@ class FixedSettingsCommand(click.Command):
                 if parameter.name in names
                 for option in (*parameter.opts, *parameter.secondary_opts)
             }
+            settings |= {option_name(name) for name in RENAMED_OPTIONS}
             if (option := error.option_name) not in settings:
                 raise
             allowed = ", ".join(option_name(field.name) for field in fields(Changes))

@@ -31,8 +31,8 @@ GPU_MEMORY_OPTION = click.option(
 @click.option("--machines", type=click.IntRange(1), help="machines  [default: one per worker]")
 @click.option("--memory", default="8GiB", show_default=True, help="memory of each worker")
 @GPU_MEMORY_OPTION
-@click.option("--preset", help="network to start from; see `rescnet presets`")
-@click.option("--config", help="TOML file with a [network] and a [run] table; flags win over it")
+@click.option("--preset", help="preset network to start from; see `rescnet presets`")
+@click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)

@@ -11,7 +11,7 @@ from bokeh.plotting import figure
 
 from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.view import RunView
-from rescnet_dist.train import STAGES
+from rescnet_dist.train import PHASES
 
 BYTES_PER_MIB = 2**20
 NAN = float("nan")  # a single object: lists that contain the same object compare equal
@@ -241,20 +241,20 @@ class TimePlot(RunPlot):
     def __init__(self, views: Views) -> None:
         super().__init__(views)
         self.source = ColumnDataSource(
-            {name: [] for name in ("layer", *STAGES, "other", "total")}, name="time-bars"
+            {name: [] for name in ("layer", *PHASES, "other", "total")}, name="time-bars"
         )
         self.root = plot = _make_figure(self.title, "layer", "seconds")
         plot.vbar_stack(
-            [*STAGES, "other"],
+            [*PHASES, "other"],
             x="layer",
             width=0.8,
             color=[*PHASE_COLORS, OTHER_COLOR],
             source=self.source,
-            legend_label=[*STAGES, "other"],
+            legend_label=[*PHASES, "other"],
             line_color=None,
         )
         plot.y_range.start = 0
-        phases = [(name, f"@{name}{{0.0}} s") for name in (*STAGES, "other")]
+        phases = [(name, f"@{name}{{0.0}} s") for name in (*PHASES, "other")]
         tips = [("layer", "@layer"), *phases]
         plot.add_tools(HoverTool(tooltips=[*tips, ("total", "@total{0.0} s")]))
         _style_legend(plot)
@@ -264,7 +264,7 @@ class TimePlot(RunPlot):
         view = self.selected_run()
         layers = view.layers if view else []
         columns: Columns = {"layer": [layer.layer for layer in layers]}
-        for phase in STAGES:
+        for phase in PHASES:
             columns[phase] = [layer.phases.get(phase, 0.0) for layer in layers]
         phase_sums = [sum(layer.phases.values()) for layer in layers]
         # the rest of a layer's time is spent by the driver

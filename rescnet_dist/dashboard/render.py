@@ -17,7 +17,7 @@ from rescnet_dist.dashboard.svg import (
 )
 from rescnet_dist.errors import pluralize
 from rescnet_dist.formatting import format_bytes, format_time, plain_text
-from rescnet_dist.train import STAGES
+from rescnet_dist.train import PHASES
 
 HTML_TEMPLATE = "report.html.jinja"
 NOT_RECORDED = "not recorded"
@@ -111,7 +111,7 @@ def _time_chart(report: Report, x: list[int]) -> ChartEntry:
     chart = Chart(layer_span(x), padded_range(seconds, low=0), ("layer", "seconds"))
     phases = [(layer["observed"] or {}).get("seconds", {}) for layer in report.layers]
     low, legend = [0.0] * len(x), []
-    for number, phase in enumerate(STAGES, start=1):
+    for number, phase in enumerate(PHASES, start=1):
         if not any(phases):
             break
         high = [a + layer.get(phase, 0.0) for a, layer in zip(low, phases, strict=True)]

@@ -12,13 +12,15 @@ import numpy as np
 
 from rescnet_dist.data.sources import DecodeOptions, Source
 from rescnet_dist.data.stored import DATASET_FORMAT, UNFINISHED_FILE
-from rescnet_dist.errors import StoreError, mask_secrets
+from rescnet_dist.errors import StoreError, StoreUnreachableError, mask_secrets
 from rescnet_dist.store import Location, with_retries
 
 MAX_TASK_CHUNKS = 4  # that one task writes
 MAX_TASK_BYTES = 2**26  # of decoded images in a task of more than one chunk
 SKIPPED_FILE = "import-skipped.json"
 FILE_FIELDS = {"splits", "labels", "classes", "files"}  # of a record, set by the source's files
+HASHED_NAMES = {"location": "place"}
+RENAMED_CHANNELS = {"grey": "gray", "colour": "color"}  # in records of earlier releases
 FIELD_DESCRIPTIONS = {
     "source": "its source",
     "shape": "the shape of its images",
@@ -65,6 +67,8 @@ def _describe_contents(location: Location) -> str:
     """Return what a location holds, and a remedy."""
     try:
         attributes = with_retries(location.attributes, f"reading {location}")
+    except StoreUnreachableError:
+        raise
     except StoreError:
         attributes = {}
     if attributes.get("format") != DATASET_FORMAT:
@@ -80,6 +84,8 @@ def start_or_resume(job: Job, source: Source) -> None:
     """Write the record of an import; raise StoreError if there is one of another import."""
     record = _make_record(job, source)
     existing = with_retries((job.dest / UNFINISHED_FILE).read_json, f"reading {job.dest}")
+    if isinstance(existing, dict) and existing.get("channels") in RENAMED_CHANNELS:
+        existing["channels"] = RENAMED_CHANNELS[existing["channels"]]
     if existing is None:
         with_retries(lambda: (job.dest / UNFINISHED_FILE).write_json(record), str(job.dest))
     elif existing != record:
@@ -123,8 +129,13 @@ def _make_record(job: Job, source: Source) -> dict[str, Any]:
     for split in source.splits:
         labels.update(np.ascontiguousarray(source.labels[split]).tobytes())
     names = hashlib.sha256(json.dumps([str(name) for name in source.classes]).encode())
-    # The attributes of a source have the names, sizes and versions of its files.
-    attributes = {name: value for name, value in vars(source).items() if name != "passed_over"}
+    # The attributes of a source have the names, sizes and versions of its files. The hash of their
+    # names is stored: a renamed attribute keeps its first name here.
+    attributes = {
+        HASHED_NAMES.get(name, name): value
+        for name, value in vars(source).items()
+        if name != "passed_over"
+    }
     files = hashlib.sha256(repr(sorted(attributes.items())).encode())
     return {
         "format": DATASET_FORMAT,

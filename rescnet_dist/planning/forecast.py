@@ -73,12 +73,12 @@ class Forecast:
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as JSON-serializable values, without the network.
 
-        Runs store it, so its keys are part of the format: `Tier.cached_bytes` is named "held".
+        Runs store it, so its keys are part of the format and keep their first names.
         """
         values = asdict(self) | {"seconds": self.seconds}
         del values["spec"]
         values["tier"] = {
-            "held" if name == "cached_bytes" else name: value
+            {"cached_bytes": "held", "reason": "why"}.get(name, name): value
             for name, value in values["tier"].items()
         }
         return values

@@ -399,6 +399,8 @@ def chunk_problem(location: Location, path: str, number: int, expected: int | No
             return f"{path}, chunk {number}: the chunk is missing."
         start = number * array.chunks[0]
         read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)
+    except StoreUnreachableError:
+        raise
     except (StoreError, OSError) as error:
         return f"{path}, chunk {number}: {error}"
     return ""

@@ -42,7 +42,7 @@ def is_transient(error: BaseException) -> bool:
             *PERMANENT_ERRNOS,
         )
     if isinstance(error, StoreUnreachableError):
-        return True
+        return not error.retried
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500 and status not in RETRIABLE_STATUS:
         return False
@@ -69,12 +69,11 @@ def with_retries(
                     isinstance(error, OSError) or is_transient(error)
                 ):
                     raise
-                kind = StoreUnreachableError if is_transient(error) else StoreError
-                message = _describe_error(error, description, elapsed)
+                failure = _translate_error(error, description, elapsed)
             else:
-                message = None
-        if message:  # Not inside `except`: an error of a client library may fail to unpickle.
-            raise kind(message)
+                failure = None
+        if failure:  # Not inside `except`: an error of a client library may fail to unpickle.
+            raise failure
         time.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
 
@@ -84,14 +83,18 @@ def is_out_of_space(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in OUT_OF_SPACE_ERRNOS
 
 
-def _describe_error(error: Exception, description: str, elapsed: float) -> str:
-    """Return the message for an error of a store, with a remedy."""
+def _translate_error(error: Exception, description: str, elapsed: float) -> StoreError:
+    """Return the StoreError for an error of a store, with a remedy."""
     reason = str(error) or type(error).__name__
     if is_out_of_space(error):
-        return f"{description} cannot be written: {reason}. Free some space, then resume the run."
+        return StoreError(
+            f"{description} cannot be written: {reason}. Free some space, then resume the run."
+        )
     if is_transient(error):
-        return (
+        failure = StoreUnreachableError(
             f"{description} has failed for {elapsed:.0f} s: {reason}. "
             "Check the store, then resume the run."
         )
-    return f"{description} failed: {reason}. Check the URL and your permissions."
+        failure.retried = True
+        return failure
+    return StoreError(f"{description} failed: {reason}. Check the URL and your permissions.")

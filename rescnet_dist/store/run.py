@@ -121,6 +121,8 @@ class RunStore:
         check_unclaimed(self.location)
         try:
             kind = self.location.attributes().get("format")
+        except StoreUnreachableError:
+            raise
         except StoreError:
             kind = None
         is_run = kind == RUN_FORMAT

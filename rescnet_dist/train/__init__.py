@@ -22,7 +22,7 @@ from rescnet_dist.train.events import (
 from rescnet_dist.train.lifecycle import begin_run, resume_run
 from rescnet_dist.train.listing import find_runs, scan_runs
 from rescnet_dist.train.loop import train
-from rescnet_dist.train.metrics import STAGES, PassMetrics
+from rescnet_dist.train.metrics import PHASES, PassMetrics
 from rescnet_dist.train.prepare import CHANGEABLE, Changes, check_resume, check_run
 from rescnet_dist.train.resume import describe_plan_difference, find_matching_run
 from rescnet_dist.train.task_events import progress_topic
@@ -31,7 +31,7 @@ from rescnet_dist.train.verify import verify_run
 __all__ = [
     "CHANGEABLE",
     "EVENTS_VERSION",
-    "STAGES",
+    "PHASES",
     "Accuracy",
     "Callback",
     "Changes",

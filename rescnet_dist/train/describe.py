@@ -73,9 +73,9 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         "layers": [
             _describe_layer(record, accuracies.get(record["step"])) for record in commits[1:]
         ],
-        "network": attributes["network"],
-        "augment": attributes["augment"],
-        "run": attributes["run"],
+        "network": state.spec.to_dict(),
+        "augment": state.augment.to_dict(),
+        "run": state.run_spec.to_dict(),
         "plan": attributes["plan"],
         "expected": attributes.get("expected"),
         "provenance": attributes.get("provenance", {}),

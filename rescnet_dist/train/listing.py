@@ -176,6 +176,8 @@ def _read_attributes(listed: ListedRun, run: RunStore, claimed: bool) -> None:
     run.location.attributes()  # raises if they are damaged
     try:
         attributes = run.attributes()
+    except StoreUnreachableError:
+        raise
     except StoreError as error:
         raise _FormatVersionError(str(error)) from None
     with translate_attribute_errors(run.location):

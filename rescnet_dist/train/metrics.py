@@ -11,7 +11,7 @@ from typing import Any
 
 import zarr
 
-STAGES = ("read", "compute", "write", "reduce", "solve")
+PHASES = ("read", "compute", "write", "reduce", "solve")
 
 
 class TaskMeter:
@@ -22,7 +22,7 @@ class TaskMeter:
     """
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(STAGES[:3], 0.0)
+        self.seconds = dict.fromkeys(PHASES[:3], 0.0)
         self.read = self.written = 0
 
     @contextmanager
@@ -79,7 +79,7 @@ class MetricsCollector:
 
     def __init__(self) -> None:
         self._pass_started = self._last_chunk = self._solve_started = time.perf_counter()
-        self._seconds = dict.fromkeys(STAGES[:3], 0.0)
+        self._seconds = dict.fromkeys(PHASES[:3], 0.0)
         self._read = self._written = self._redone = 0
         self._memory: dict[str, int] = {}
 

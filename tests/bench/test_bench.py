@@ -120,6 +120,7 @@ def test_changed_ratios_are_reported() -> None:
         "a: 2.00 × slower than before (ratio 2.00, was 4.00)",
         "b: 2.00 × faster than before (ratio 8.00, was 4.00)",
         "c: 2.00 × slower than before (ratio 8.00, was 4.00)",
+        "e: not in the earlier results, so not compared",
     ]
 
 

@@ -29,7 +29,7 @@ from rescnet_dist import load_digits
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
 
-STAGES = ("read", "write", "reduce", "solve", "commit")
+PHASES = ("read", "write", "reduce", "solve", "commit")
 WORKERS, THREADS = 2, 2
 LAYERS = 6
 IMAGES = 160
@@ -113,7 +113,7 @@ def run_without_faults(chaos: ChaosCluster) -> Callable[..., FaultFreeRun]:
         chaos.injector.start([], lambda point, caller: None)
         run_to_completion(chaos, chaos.train(store, chaos.data, options), store)
         calls = chaos.injector.calls.copy()
-        for phase in IN_MEMORY if options == OPTIONS["in memory"] else STAGES:
+        for phase in IN_MEMORY if options == OPTIONS["in memory"] else PHASES:
             assert all(calls[step, phase] for step in range(1, LAYERS + 1)), phase
         return FaultFreeRun(options, read_contents(store), calls)
 
@@ -258,7 +258,7 @@ def test_killed_workers_change_no_bit(
 ) -> None:
     """Kill workers at any call, those that make it and others; one driver suffices."""
     expected, injector = run_without_faults(*get_options(variant)), chaos.injector
-    phases = STAGES[:4] if variant == "short" else 3 * (*STAGES, "store") + ("read", "write")
+    phases = PHASES[:4] if variant == "short" else 3 * (*PHASES, "store") + ("read", "write")
     if variant == "in memory":
         phases = 5 * IN_MEMORY
     points = draw_points(random.Random(seed), expected.calls, phases)
@@ -293,10 +293,10 @@ def test_killed_drivers_change_no_bit(
     if variant == "in memory":
         points += draw_points(rng, expected.calls, 4 * IN_MEMORY)
     elif variant == "short":
-        phases = ("commit", rng.choice((*STAGES[:4], "store", "create", "result")))
+        phases = ("commit", rng.choice((*PHASES[:4], "store", "create", "result")))
         points += draw_points(rng, expected.calls, phases)
     else:
-        phases = 2 * STAGES + ("store", "store", "create", "result")
+        phases = 2 * PHASES + ("store", "store", "create", "result")
         points += draw_points(rng, expected.calls, phases)
         points += [draw_point_at(rng, "prepare", None, 1)]
         for name in ("claim", "resume"):
@@ -326,9 +326,9 @@ def test_killed_store_changes_no_bit(
     expected, rng = run_without_faults(*IN_STORE), random.Random(seed)
     max_seconds = 3 if variant == "short" else 20  # longer than an S3 client retries by itself
     if variant == "short":
-        points = draw_points(rng, expected.calls, (rng.choice(STAGES),))
+        points = draw_points(rng, expected.calls, (rng.choice(PHASES),))
     else:
-        phases = (*STAGES, "store", "create", "remove", "result")
+        phases = (*PHASES, "store", "create", "remove", "result")
         points = draw_points(rng, expected.calls, phases)
         points += [draw_point_at(rng, name, None, 1) for name in ("claim", "prepare")]
 

@@ -90,7 +90,7 @@ def test_note_when_maps_leave_memory(run: Path) -> None:
             "features": False,
             "reason": "in the store",
         }
-        view.handle_event({"event": "maps_placed", "reason": "in the store", **placed})
+        view.handle_event({"event": "maps_placed", **placed})
     assert view.notes == ["layer 4: maps are now in the store"]
 
 

@@ -205,7 +205,7 @@ def test_too_small_workers(
     wait_for_workers(cluster, small)
     problem = wait_for_error(cluster, cluster.start_driver())
     assert "of each worker's 400 MiB may be used before Dask spills" in problem
-    assert "use workers of at least " in problem.lower()
+    assert "Use workers of at least " in problem
     assert not list_files(store)
 
     small.evict()
@@ -220,7 +220,7 @@ def test_too_small_workers(
     problem = wait_for_error(cluster, cluster.start_driver())
     assert "The run keeps the plan it started with, and these workers are too" in problem
     assert "of each worker's 400 MiB may be used before Dask spills" in problem
-    assert "use workers of at least " in problem.lower()
+    assert "Use workers of at least " in problem
     assert [f for f in list_files(store) if "claims" not in f] == [
         f for f in before if "claims" not in f
     ]

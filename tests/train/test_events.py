@@ -17,7 +17,7 @@ from rescnet_dist.errors import RescnetError, SpecError
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import (
     EVENTS_VERSION,
-    STAGES,
+    PHASES,
     Callback,
     ChunkDone,
     Event,
@@ -166,7 +166,7 @@ def test_metrics_of_passes(client: Client, tmp_path: Path) -> None:
     for key, done in passes.items():
         metrics = done.observed
         assert (metrics.read, metrics.written) == expected[key], key
-        assert set(metrics.seconds) == set(STAGES)
+        assert set(metrics.seconds) == set(PHASES)
         assert all(seconds >= 0 for seconds in metrics.seconds.values())
         assert 0.3 * done.seconds < sum(metrics.seconds.values()) <= done.seconds
         assert metrics.memory

@@ -22,6 +22,7 @@ from rescnet_dist import (
     DataError,
     StoreError,
 )
+from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.errors import StoreUnreachableError
 from rescnet_dist.store import retry, with_retries
 from rescnet_dist.train import (
@@ -103,6 +104,21 @@ def test_retries_end(clock: Clock) -> None:
     with pytest.raises(StoreUnreachableError, match="Check the store, then resume the run"):
         with_retries(action, "maps/0001")
     assert action.attempts < 40
+
+
+def test_nested_retries_do_not_start_over(clock: Clock) -> None:
+    """An action that has retries itself fails after one timeout, not after two."""
+    action = Failing(*[ConnectionResetError("gone")] * 1000)
+    with pytest.raises(StoreUnreachableError):
+        with_retries(lambda: with_retries(action, "inner", timeout=50), "outer", timeout=50)
+    assert clock.now <= 50
+
+
+def test_unreachable_store_ends_a_command_with_code_75() -> None:
+    """The command can be repeated, as for a lost cluster."""
+    with pytest.raises(SystemExit) as stop, exit_codes():
+        raise StoreUnreachableError("s3://runs/x has failed for 120 s")
+    assert stop.value.code == 75
 
 
 PERMANENT_ERRORS: dict[str, tuple[Exception, type[Exception], str]] = {
