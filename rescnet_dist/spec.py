@@ -32,6 +32,7 @@ CHOICES = {
     "matmul_precision": ("float32", "split", "half"),
     "padding": ("zero", "edge", "reflect"),
 }
+MAX_COLOR_CHANNELS = 4  # of RGBA images; images with a height below it look channels-first
 # Names and values of earlier releases. Users get an error that names the new spelling; specs in
 # stored runs are translated.
 RENAMED_OPTIONS = {"products": "matmul_precision"}
@@ -661,9 +662,11 @@ class NetworkSpec(Spec):
         for name in ("block", "first_filter_size", "filter_size"):
             size = getattr(self, name)
             if size > side:
+                remedy = f"Use {name} of at most {side}."
+                if height <= MAX_COLOR_CHANNELS < min(width, channels):
+                    remedy = "The array looks channels-first; pass images.transpose(0, 2, 3, 1)."
                 raise SpecError(
-                    f"{name}={size} is larger than the image ({height}×{width} pixels). "
-                    f"Use {name} of at most {side}."
+                    f"{name}={size} is larger than the image ({height}×{width} pixels). {remedy}"
                 )
         # Layer 1 has the fewest: later layers have more directions than `filters`.
         directions = self.views * self.first_filter_size**2 * channels

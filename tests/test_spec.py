@@ -489,6 +489,14 @@ def test_tower_pairs_need_two_towers_of_two_filters():
 # images -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+def test_channels_first_images_are_recognized(shape: tuple[int, int, int]) -> None:
+    """The remedy is another order of axes, not a smaller block."""
+    message = r"block=16 is larger than .*\. The array looks channels-first; pass images\.transpose"
+    with pytest.raises(SpecError, match=message):
+        NetworkSpec(block=16).check_images(*shape)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -12,6 +12,7 @@ import click
 import pytest
 
 import rescnet_dist
+from rescnet_dist import errors
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rescnet_dist.__file__).parent
@@ -155,3 +156,13 @@ def test_files_that_are_named_exist(path: Path) -> None:
         name for name in named if not any((d / name).exists() for d in (PACKAGE, ROOT, sources))
     ]
     assert not missing
+
+
+def test_errors_page_has_an_anchor_for_each_error() -> None:
+    """Tables of the page link to them; the name of an anchor follows the name of the class."""
+    text = (BOOK / "reference/errors.md").read_text()
+    anchors = set(re.findall(r"^\((error-\w+)\)=$", text, re.MULTILINE))
+    names = {
+        n for n, kind in vars(errors).items() if isinstance(kind, type) and n.endswith("Error")
+    }
+    assert anchors <= {f"error-{name.lower()}" for name in names}
