@@ -151,7 +151,7 @@ def test_larger_than_memory(tmp_path: Path) -> None:
     maps = find_number(r"maps of one layer ([\d.]+) GB", text)
     assert maps > find_number(r"limits of all workers ([\d.]+) GB", text)
     assert 0.5 <= find_number(r"([\d.]+) of the \d+ MB planned", text) <= 1
-    assert re.search(r"the run needs .* replace chunk_images=1000 by chunk_images of at most", text)
+    assert re.search(r"The run needs .* Replace chunk_images=1000 by chunk_images of at most", text)
     assert find_number(r"layer 2: read ([\d.]+) GB", text) <= 1.15 * maps
     assert find_number(r"validation accuracy ([\d.]+) %", text) >= 90
 
