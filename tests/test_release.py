@@ -64,7 +64,7 @@ def test_wheel_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -> No
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     scripts = tmp_path / "venv/bin"
     run(scripts / "pip", "install", "-q", wheel, cwd=tmp_path)
-    options = ("--filters", 4, "--max-layers", 1, "--store", "run", "--json")
+    options = ("--max-layers", 1, "--store", "run", "--json")
     outcome = json.loads(run(scripts / "rescnet", "train", *options, cwd=tmp_path))
     assert outcome["depth"] == 1
-    assert outcome["test"] > 0.9
+    assert outcome["test"] > 0.95
