@@ -18,6 +18,7 @@ from typing import IO, Any, BinaryIO, cast
 from urllib.error import HTTPError
 
 from rescnet_dist.errors import DataError
+from rescnet_dist.store.retry import RETRIABLE_STATUS
 
 try:
     import fcntl
@@ -29,7 +30,6 @@ MAX_IDLE_ATTEMPTS = 3  # at all URLs, without one new byte
 FIRST_DOWNLOAD_WAIT_SECONDS = 0.5  # before the second attempt; doubled for each further one
 LOCK_TIMEOUT_SECONDS = 3600.0  # for another process that downloads the same file
 LOCK_POLL_SECONDS = 0.05
-RETRIABLE_HTTP_STATUS = (408, 425, 429)  # client errors that may succeed later
 DOWNLOAD_BLOCK_BYTES = 2**18  # read at once
 
 Progress = Callable[[int, int | None], object]
@@ -215,7 +215,7 @@ def _request(url: str, start: int, timeout: float) -> http.client.HTTPResponse |
         with error:
             if start and error.code == 416:
                 return None
-            is_transient = error.code >= 500 or error.code in RETRIABLE_HTTP_STATUS
+            is_transient = error.code >= 500 or error.code in RETRIABLE_STATUS
             reason = f"HTTP error {error.code} {error.reason}"
             failure = _DownloadError(reason, is_transient=is_transient)
     except (OSError, http.client.HTTPException) as error:
