@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from rescnet_dist.data.sheet import sheet
     from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
     from rescnet_dist.estimator import ResCNetClassifier, load, plan
+    from rescnet_dist.events import Callback
     from rescnet_dist.network import Network
+    from rescnet_dist.runs import find_runs
     from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
-    from rescnet_dist.train import Callback, find_runs
 
 __all__ = [
     "AugmentSpec",
@@ -49,7 +50,8 @@ _MODULES = {
     **dict.fromkeys(("ResCNetClassifier", "load", "plan"), "estimator"),
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
     "Network": "network",
-    **dict.fromkeys(("Callback", "find_runs"), "train"),
+    "Callback": "events",
+    "find_runs": "runs",
 }
 
 

@@ -27,20 +27,13 @@ from rescnet_dist.data import (
     training_set,
 )
 from rescnet_dist.errors import SpecError, mask_secrets
+from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.kernels import Backend, project_to_simplex
+from rescnet_dist.lifecycle import Changes, begin_run, check_resume, check_run, resume_run
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    Changes,
-    Listener,
-    begin_run,
-    check_listeners,
-    check_resume,
-    check_run,
-    resume_run,
-)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Averaging = AugmentSpec | int | None

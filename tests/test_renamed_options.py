@@ -15,8 +15,8 @@ from rescnet_dist.data.dataset import open_source
 from rescnet_dist.data.import_record import Job, start_or_resume
 from rescnet_dist.data.sources import DecodeOptions
 from rescnet_dist.data.stored import UNFINISHED_FILE
+from rescnet_dist.runs import describe_run
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train import describe_run
 from tests.commands import run
 
 X, Y = (array[:60] for array in rd.load_digits())

@@ -1,8 +1,8 @@
 """Markdown of the generated reference pages, made from the package's own objects; needs no Sphinx.
 
 Every function returns Markdown. They go through public objects, `rescnet_dist.cli.main`, the spec
-classes, `rescnet_dist.train.Event`, `rescnet_dist.errors`, so that the pages follow the code: a new
-option, field, event or error appears by itself.
+classes, `rescnet_dist.events.Event`, `rescnet_dist.errors`, so that the pages follow the code: a
+new option, field, event or error appears by itself.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def _presets() -> str:
 
 def event_classes() -> list[type]:
     """Return all kinds of events."""
-    return list(typing.get_args(import_module("rescnet_dist.train").Event))
+    return list(typing.get_args(import_module("rescnet_dist.events").Event))
 
 
 def example_event(kind: Any) -> Any:
@@ -326,7 +326,7 @@ def example_event(kind: Any) -> Any:
 
 def event_kind(kind: Any) -> str:
     """Return what JSON lines call an event, as `event_to_dict` does."""
-    return str(import_module("rescnet_dist.train").event_to_dict(example_event(kind))["event"])
+    return str(import_module("rescnet_dist.events").event_to_dict(example_event(kind))["event"])
 
 
 def callback_methods(kind: Any) -> list[str]:
@@ -343,8 +343,8 @@ def callback_methods(kind: Any) -> list[str]:
 
 def events_markdown() -> str:
     """Return one section per kind of event: when, its JSON name, its callback, its fields."""
-    train = import_module("rescnet_dist.train")
-    parts = [f"The events have version `{train.EVENTS_VERSION}`."]
+    events = import_module("rescnet_dist.events")
+    parts = [f"The events have version `{events.EVENTS_VERSION}`."]
     rows = [
         (
             f"[`{kind.__name__}`](#{anchor('event', kind.__name__)[1:-2]})",
@@ -358,7 +358,7 @@ def events_markdown() -> str:
         parts += [anchor("event", kind.__name__), f"### {kind.__name__}", *_fields(kind)]
     parts += ["## Values inside events", "Fields of the plain values that events carry."]
     for name in _nested(event_classes()):
-        value = getattr(train, name)
+        value = getattr(events, name)
         parts += [anchor("event-value", name), f"### {name}", *_fields(value)]
     return "\n\n".join(parts)
 

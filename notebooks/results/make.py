@@ -61,17 +61,11 @@ from rescnet_dist.errors import (
 )
 from rescnet_dist.flags import flag
 from rescnet_dist.kernels import Backend
+from rescnet_dist.lifecycle import Changes, begin_run, check_run, find_matching_run, resume_run
 from rescnet_dist.network import Network
+from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
-from rescnet_dist.train import (
-    Changes,
-    begin_run,
-    check_run,
-    describe_run,
-    find_matching_run,
-    resume_run,
-)
 
 HERE = Path(__file__).parent
 RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else

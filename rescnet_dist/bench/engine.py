@@ -13,11 +13,12 @@ from rescnet_dist.bench.timing import Result
 from rescnet_dist.cluster import Workers, available_cores
 from rescnet_dist.data import training_set
 from rescnet_dist.kernels import LayerInput, fit_bank, fit_classifier, layer_pixels
+from rescnet_dist.lifecycle import begin_run
 from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.planning.calibrate import random_layer
 from rescnet_dist.reduce import blas_threads
+from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.train import begin_run, describe_run
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -56,21 +56,21 @@ from rescnet_dist.errors import (
 )
 from rescnet_dist.flags import option_name
 from rescnet_dist.kernels import Backend
-from rescnet_dist.planning import forecast
-from rescnet_dist.spec import PRESETS, RENAMED_OPTIONS, AugmentSpec, NetworkSpec, RunSpec, Spec
-from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
+from rescnet_dist.lifecycle import (
     CHANGEABLE,
     Changes,
     begin_run,
     check_resume,
     check_run,
     describe_plan_difference,
-    describe_run,
     find_matching_run,
     resume_run,
-    verify_run,
 )
+from rescnet_dist.planning import forecast
+from rescnet_dist.runs import describe_run
+from rescnet_dist.spec import PRESETS, RENAMED_OPTIONS, AugmentSpec, NetworkSpec, RunSpec, Spec
+from rescnet_dist.store import RunStore
+from rescnet_dist.train import verify_run
 
 
 @click.command("train", **HELP_SETTINGS)

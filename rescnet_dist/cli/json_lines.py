@@ -11,7 +11,7 @@ from typing import Any, Self, TextIO
 
 import click
 
-from rescnet_dist.train import Event, event_to_dict
+from rescnet_dist.events import Event, event_to_dict
 
 FLUSH_TIMEOUT_SECONDS = 5.0  # for pending lines to be read after an interrupted run
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rescnet_dist.dashboard.scheduler import SchedulerPage
-from rescnet_dist.train import (
+from rescnet_dist.events import (
     Accuracy,
     ChunkDone,
     ChunkRebuilt,

@@ -30,10 +30,12 @@ from rescnet_dist.errors import (
     mask_secrets,
     pluralize,
 )
+from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
 from rescnet_dist.kernels import Backend
+from rescnet_dist.lifecycle import check_resume
+from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import RunSpec
 from rescnet_dist.store import RunStore, last_saved
-from rescnet_dist.train import EVENTS_VERSION, Accuracy, Listener, check_resume, describe_run
 
 OUTCOME_FIELDS = ("url", "state", "reason", "depth", "copies", "layers")  # of `describe_run`
 MORE_LAYERS = 4  # that the printed `rescnet resume` command adds

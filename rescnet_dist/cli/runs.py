@@ -16,7 +16,7 @@ from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.formatting import format_bytes
-from rescnet_dist.train import scan_runs
+from rescnet_dist.runs import scan_runs
 
 FILE_COLUMNS = 1000  # width of the table without a terminal, so that nothing is cut off
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rescnet_dist.dashboard.writers import RunWriter, spec_parameters
 from rescnet_dist.errors import RescnetError, mask_secrets
+from rescnet_dist.events import RunDone
 from rescnet_dist.formatting import url_name
-from rescnet_dist.train import RunDone
 
 MAX_BATCH_PARAMS = 100  # in one request to MLflow
 IDENTITY_TAG = "rescnet.run"  # by which the MLflow run of a run is found

@@ -15,8 +15,8 @@ from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.svg import accuracy_chart
 from rescnet_dist.dashboard.view import RunView, StoredRun
 from rescnet_dist.errors import RescnetError
+from rescnet_dist.runs import describe_run
 from rescnet_dist.store import Location
-from rescnet_dist.train import describe_run
 
 WATCH_SECONDS = 2.0  # between two reads of the store
 WATCH_STOP_SECONDS = 5.0  # that `stop` waits for a store that does not answer

@@ -11,7 +11,7 @@ from bokeh.plotting import figure
 
 from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.view import RunView
-from rescnet_dist.train import PHASES
+from rescnet_dist.events import PHASES
 
 BYTES_PER_MIB = 2**20
 NAN = float("nan")  # a single object: lists that contain the same object compare equal

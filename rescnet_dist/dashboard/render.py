@@ -16,8 +16,8 @@ from rescnet_dist.dashboard.svg import (
     percent_tick,
 )
 from rescnet_dist.errors import pluralize
+from rescnet_dist.events import PHASES
 from rescnet_dist.formatting import format_bytes, format_time, plain_text
-from rescnet_dist.train import PHASES
 
 HTML_TEMPLATE = "report.html.jinja"
 NOT_RECORDED = "not recorded"

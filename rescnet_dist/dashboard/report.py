@@ -42,9 +42,9 @@ from rescnet_dist.errors import (
 from rescnet_dist.formatting import plain_text
 from rescnet_dist.network import Network
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
-from rescnet_dist.train import describe_run
 
 REPORT_VERSION = 1  # changes when an entry is renamed, removed, or means something else
 JSON_NAMES = {"evaluation": "judged", "evaluation_problem": "not_judged"}  # of version 1

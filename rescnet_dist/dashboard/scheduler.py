@@ -18,14 +18,8 @@ from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from rescnet_dist.dashboard.view import RunView, StoredRun
-from rescnet_dist.train import (
-    ChunkDone,
-    ChunkRebuilt,
-    Event,
-    RunStarted,
-    event_to_dict,
-    progress_topic,
-)
+from rescnet_dist.events import ChunkDone, ChunkRebuilt, Event, RunStarted, event_to_dict
+from rescnet_dist.train import progress_topic
 
 PAGE_NAME = "rescnet"
 TOPIC_PREFIX = f"{PAGE_NAME}-"  # of the topics of all runs

@@ -8,8 +8,8 @@ from typing import Any
 
 from rescnet_dist.dashboard.writers import RunWriter, spec_parameters
 from rescnet_dist.errors import RescnetError
+from rescnet_dist.events import RunDone
 from rescnet_dist.formatting import url_name
-from rescnet_dist.train import RunDone
 
 
 class TensorBoardWriter(RunWriter):

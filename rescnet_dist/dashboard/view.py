@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.formatting import url_name
+from rescnet_dist.runs.describe import describe_commits
+from rescnet_dist.runs.history import chosen_depth
 from rescnet_dist.store import RunStore
-from rescnet_dist.train.decide import Accuracy, chosen_depth
-from rescnet_dist.train.describe import describe_commits
 
 RECENT_LAYERS = 5  # whose times estimate how long the next layers take
 MAX_NOTES = 10  # that a view keeps

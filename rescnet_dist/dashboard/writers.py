@@ -8,16 +8,9 @@ from typing import Any, Self
 
 from rescnet_dist.dashboard.view import LayerView
 from rescnet_dist.errors import RescnetError
+from rescnet_dist.events import Accuracy, Callback, PassDone, RunDone, RunStarted, event_to_dict
+from rescnet_dist.runs.describe import describe_commits
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    Accuracy,
-    Callback,
-    PassDone,
-    RunDone,
-    RunStarted,
-    event_to_dict,
-)
-from rescnet_dist.train.describe import describe_commits
 
 SPEC_TABLES = ("network", "run", "augment")
 DATA_FIELDS = ("source", "images", "classes", "features")

@@ -18,6 +18,7 @@ from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError
 from rescnet_dist.kernels import Backend, augment_images, feature_blocks, replay_layers
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import (
     Checksums,
     RunStore,
@@ -31,7 +32,7 @@ from rescnet_dist.store import (
 )
 from rescnet_dist.train.chunk_cache import ChunkCache, ChunkState
 from rescnet_dist.train.metrics import TaskMeter
-from rescnet_dist.train.state import RunState, Task
+from rescnet_dist.train.task import Task
 from rescnet_dist.train.task_events import send
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -13,13 +13,14 @@ from distributed import Client, Future, KilledWorker
 
 from rescnet_dist.cluster.connect import CANCELLED_ERRORS
 from rescnet_dist.errors import ClusterLostError, PassError, RescnetError, mask_secrets
+from rescnet_dist.events.bus import EventBus
+from rescnet_dist.events.classes import ChunkDone, ChunkRebuilt, PassRetried
+from rescnet_dist.events.metrics import PassMetrics
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph
-from rescnet_dist.train.event_bus import EventBus
-from rescnet_dist.train.events import ChunkDone, ChunkRebuilt, PassRetried
-from rescnet_dist.train.metrics import MetricsCollector, PassMetrics
+from rescnet_dist.train.metrics import MetricsCollector
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.state import Array, Task
+from rescnet_dist.train.task import Array, Task
 from rescnet_dist.train.task_events import progress_topic
 
 

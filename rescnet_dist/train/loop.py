@@ -15,24 +15,8 @@ from distributed import Client
 
 from rescnet_dist.cluster import Workers, check_versions, list_workers, worker_identities
 from rescnet_dist.errors import DataError, StoreError, mask_secrets
-from rescnet_dist.kernels import Tally
-from rescnet_dist.planning import NO_WORKERS, Problem, check_fits, choose_tier, group_cache_bytes
-from rescnet_dist.reduce import fold_name
-from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
-from rescnet_dist.train import passes, tiled
-from rescnet_dist.train.chunk_cache import CacheSet
-from rescnet_dist.train.decide import (
-    Accuracy,
-    Done,
-    Grow,
-    History,
-    Score,
-    Survey,
-    chosen_depth,
-    next_action,
-)
-from rescnet_dist.train.event_bus import EventBus
-from rescnet_dist.train.events import (
+from rescnet_dist.events.bus import EventBus
+from rescnet_dist.events.classes import (
     Listener,
     MapsPlaced,
     PassDone,
@@ -42,10 +26,19 @@ from rescnet_dist.train.events import (
     RunStarted,
     RunStopped,
 )
+from rescnet_dist.events.metrics import Accuracy, PassMetrics
+from rescnet_dist.kernels import Tally
+from rescnet_dist.planning import NO_WORKERS, Problem, check_fits, choose_tier, group_cache_bytes
+from rescnet_dist.reduce import fold_name
+from rescnet_dist.runs.history import History, chosen_depth
+from rescnet_dist.runs.state import RunState
+from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
+from rescnet_dist.train import passes, tiled
+from rescnet_dist.train.chunk_cache import CacheSet
+from rescnet_dist.train.decide import Done, Grow, Score, Survey, next_action
 from rescnet_dist.train.executor import run_pass
-from rescnet_dist.train.metrics import PassMetrics
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.state import RunState, Task
+from rescnet_dist.train.task import Task
 
 COMMITTED_FIELDS = ("accuracy", "residual", "seconds", "observed", "finished")  # of each pass
 

@@ -1,4 +1,4 @@
-"""Metrics of a pass: time by phase, bytes read and written, and memory of the workers."""
+"""Measurement of a pass: time by phase, bytes read and written, and memory of the workers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import zarr
 
-PHASES = ("read", "compute", "write", "reduce", "solve")
+from rescnet_dist.events.metrics import PHASES, PassMetrics
 
 
 class TaskMeter:
@@ -41,37 +40,6 @@ class TaskMeter:
     def to_dict(self) -> dict[str, Any]:
         """Return seconds by phase, and bytes read and written, as plain values."""
         return {"seconds": dict(self.seconds), "read": self.read, "written": self.written}
-
-
-@dataclass(frozen=True, slots=True)
-class PassMetrics:
-    """Metrics of a pass.
-
-    Attributes
-    ----------
-    seconds : dict of str to float
-        Wall time by phase. While chunks are processed, tasks wait to read ("read"), compute
-        ("compute"), and wait to write ("write"); then accumulators are merged ("reduce"), and the
-        layer is fitted ("solve"). The sum is the time of the pass, except for what the driver does
-        before and after it.
-    read, written : int
-        Bytes read from and written to the store by tasks that ended, uncompressed.
-    memory : dict of str to int
-        Largest resident memory of each worker, in bytes, measured after each chunk and after the
-        merge.
-    redone : int
-        Number of chunks that were processed more than once.
-    """
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    read: int = 0
-    written: int = 0
-    memory: dict[str, int] = field(default_factory=dict)
-    redone: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
 
 
 class MetricsCollector:

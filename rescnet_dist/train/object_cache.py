@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rescnet_dist.train.state import RunState, Task
+from rescnet_dist.runs.state import RunState
+from rescnet_dist.train.task import Task
 
 MAX_CACHED_OBJECTS = 16  # enough for a few drivers that share a worker
 

@@ -40,6 +40,7 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import (
     Checksums,
     read_bank,
@@ -62,7 +63,7 @@ from rescnet_dist.train.chunks import (
 )
 from rescnet_dist.train.object_cache import load_state
 from rescnet_dist.train.overlap import read_ahead, write_behind
-from rescnet_dist.train.state import Array, RunState, Task
+from rescnet_dist.train.task import Array, Task
 from rescnet_dist.train.task_events import (
     log_chunk_done,
     log_chunk_started,

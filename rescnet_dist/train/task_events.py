@@ -10,7 +10,7 @@ from distributed import Worker, get_worker
 
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.metrics import TaskMeter
-from rescnet_dist.train.state import Task
+from rescnet_dist.train.task import Task
 
 _thread_worker = threading.local()
 

@@ -26,6 +26,7 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Checksums, checksum, read_block, with_retries, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.metrics import TaskMeter
@@ -37,7 +38,7 @@ from rescnet_dist.train.passes import (
     store_bank,
     store_classifier,
 )
-from rescnet_dist.train.state import Array, RunState, Task
+from rescnet_dist.train.task import Array, Task
 from rescnet_dist.train.task_events import log_io, log_solving, send
 
 

@@ -10,10 +10,11 @@ from dask.delayed import delayed
 
 from rescnet_dist.errors import StoreError, StoreUnreachableError
 from rescnet_dist.planning.plan import Group
+from rescnet_dist.runs.history import find_contradiction
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import RunStore, chunk_problem, last_saved, read_image_scale, read_layer
 from rescnet_dist.train.chunks import UNSAVED_PREFIX, Reader
-from rescnet_dist.train.decide import find_contradiction
-from rescnet_dist.train.state import RunState, Task
+from rescnet_dist.train.task import Task
 
 CHUNKS_PER_TASK = 16
 

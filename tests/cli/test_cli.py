@@ -26,7 +26,7 @@ from rescnet_dist.cli.group import COMMANDS, exit_codes
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.data import training_set
-from rescnet_dist.train import begin_run
+from rescnet_dist.lifecycle import begin_run
 from rescnet_dist.train.loop import _Driver
 from tests.commands import SMALL, run, stored_digits
 

@@ -20,14 +20,8 @@ from rich.console import Console
 
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress
-from rescnet_dist.train import (
-    EVENTS_VERSION,
-    ChunkDone,
-    MapsPlaced,
-    PassRetried,
-    RunStarted,
-    describe_run,
-)
+from rescnet_dist.events import EVENTS_VERSION, ChunkDone, MapsPlaced, PassRetried, RunStarted
+from rescnet_dist.runs import describe_run
 from tests.commands import SMALL, run, stored_digits
 
 

@@ -17,8 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
+from rescnet_dist.runs.describe import describe_run
 from rescnet_dist.store import Claim, Location
-from rescnet_dist.train.describe import describe_run
 
 X, Y = (array[:120] for array in rd.load_digits())
 SPEC = rd.NetworkSpec(filters=4, first_filter_size=3, block=5, stride=2, sigma=2.0, max_layers=2)

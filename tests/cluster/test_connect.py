@@ -42,8 +42,8 @@ from rescnet_dist.cli import main
 from rescnet_dist.cluster import connect, current_client
 from rescnet_dist.data import training_set
 from rescnet_dist.errors import mask_secrets
+from rescnet_dist.events import ChunkDone, Event
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train import ChunkDone, Event
 from rescnet_dist.train.task_events import progress_topic
 
 pytestmark = pytest.mark.slow  # minutes of real processes that start and stop

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
-from rescnet_dist.train import Event, PassStarted
+from rescnet_dist.events import Event, PassStarted
 
 IMAGES, LAYERS = 120, 3
 X, Y = (array[:IMAGES] for array in load_digits())

@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist.dashboard.server import Dashboard
 from rescnet_dist.errors import RescnetError
-from rescnet_dist.train import describe_run
+from rescnet_dist.runs import describe_run
 from tests.dashboard.conftest import LAYERS, PausedRun, cluster_with_dashboard, train
 
 DATA = "Bokeh.documents[0].get_model_by_name('{}').data"

@@ -26,10 +26,11 @@ from rescnet_dist.dashboard.evaluation import sample_from_run
 from rescnet_dist.dashboard.render import NOT_RECORDED, REPORT_FORMATS, render_report
 from rescnet_dist.dashboard.report import Report, make_report
 from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce_command
+from rescnet_dist.events import Callback, PassDone
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.runs import describe_run
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import Callback, PassDone, describe_run
 
 REFERENCES = ("src", "href", "srcset", "action", "data", "poster", "background", "xlink:href")
 

@@ -14,7 +14,7 @@ from rescnet_dist.dashboard import RunView, StoredRun
 from rescnet_dist.dashboard import scheduler as dashboard_scheduler
 from rescnet_dist.dashboard.plots import short_names
 from rescnet_dist.dashboard.scheduler import MAX_BOARD_RUNS, Board, RunsPlugin, SchedulerPage
-from rescnet_dist.train import Event, PassStarted, RunStarted, event_to_dict
+from rescnet_dist.events import Event, PassStarted, RunStarted, event_to_dict
 from tests.dashboard.conftest import LAYERS, train
 
 

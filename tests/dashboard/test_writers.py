@@ -18,9 +18,10 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
+from rescnet_dist.events import RunStarted
+from rescnet_dist.events.bus import EventBus
+from rescnet_dist.runs import describe_run
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import RunStarted, describe_run
-from rescnet_dist.train.event_bus import EventBus
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"  # from MLflow, SQLAlchemy and protobuf

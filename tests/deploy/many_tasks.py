@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.cluster import open_client
+from rescnet_dist.events.bus import EventBus
 from rescnet_dist.planning import Group, Plan
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train.event_bus import EventBus
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.state import Task
+from rescnet_dist.train.task import Task
 from rescnet_dist.train.task_events import log_chunk_done, log_chunk_started
 
 

@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist.events import Event, PassDone
 from rescnet_dist.kernels import (
     Backend,
     Bank,
@@ -24,9 +25,9 @@ from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import patch_statistics
 from rescnet_dist.planning.requirements import device_memory
 from rescnet_dist.planning.tier import cached_bytes
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import RunStore, read_layer
-from rescnet_dist.train import Event, PassDone, loop
-from rescnet_dist.train.state import RunState
+from rescnet_dist.train import loop
 
 pytestmark = pytest.mark.gpu
 

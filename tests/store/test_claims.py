@@ -29,16 +29,10 @@ from models import assert_same_bits, read_model
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load_digits
 from rescnet_dist.cli import main
 from rescnet_dist.data import training_set
+from rescnet_dist.events import Event, PassDone, PassStarted
+from rescnet_dist.lifecycle import begin, begin_run
 from rescnet_dist.store import Claim, Location, RunStore, claim
-from rescnet_dist.train import (
-    Event,
-    PassDone,
-    PassStarted,
-    begin_run,
-    chunks,
-    lifecycle,
-    verify_run,
-)
+from rescnet_dist.train import chunks, verify_run
 
 X, Y = (array[:60] for array in load_digits())
 X = X[:, ::2, ::2]
@@ -533,14 +527,14 @@ def test_run_finished_after_check_is_kept(
 ) -> None:
     """Another driver's whole run between the check of a location and its claim is kept."""
     store = tmp_path / "run"
-    check_run = lifecycle.check_run
+    check_run = begin.check_run
 
     def check_and_let_other_run(*arguments: Any) -> None:
         check_run(*arguments)
         monkeypatch.undo()
         fit_run(store)
 
-    monkeypatch.setattr(lifecycle, "check_run", check_and_let_other_run)
+    monkeypatch.setattr(begin, "check_run", check_and_let_other_run)
     with pytest.raises(StoreError, match=r"already holds another run\. Choose another URL"):
         fit_run(store)
     assert RunStore.open(store).result()["depth"] == 2

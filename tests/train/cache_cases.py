@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist.events import Event, PassDone
 from rescnet_dist.store import RunStore, read_layer
-from rescnet_dist.train import (
-    Event,
-    PassDone,
-)
 
 X, Y = (array[:240] for array in load_digits())
 X = X[:, ::2, ::2]

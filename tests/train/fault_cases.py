@@ -17,10 +17,7 @@ from rescnet_dist import (
     load_digits,
 )
 from rescnet_dist.cli import main
-from rescnet_dist.train import (
-    Event,
-    PassRetried,
-)
+from rescnet_dist.events import Event, PassRetried
 
 Model = dict[str, np.ndarray[Any, Any]]
 

@@ -22,9 +22,11 @@ from rescnet_dist import (
     plan,
 )
 from rescnet_dist.data import RowBlock, RowTable, choose_held_out_groups
+from rescnet_dist.events import Event, PassDone
 from rescnet_dist.kernels import augment_images
+from rescnet_dist.lifecycle import prepare
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import Event, PassDone, prepare, verify_run
+from rescnet_dist.train import verify_run
 
 Array = np.ndarray[Any, Any]
 X, Y = (array[:120] for array in load_digits())

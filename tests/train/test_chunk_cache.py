@@ -26,18 +26,11 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import ResCNetClassifier
 from rescnet_dist.errors import StoreError
+from rescnet_dist.events import ChunkRebuilt, Event, PassDone, PassStarted
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import choose_tier
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    ChunkRebuilt,
-    Event,
-    PassDone,
-    PassStarted,
-    chunk_cache,
-    loop,
-    verify_run,
-)
+from rescnet_dist.train import chunk_cache, loop, verify_run
 from rescnet_dist.train.chunk_cache import ChunkCache, ChunkState
 from rescnet_dist.train.chunks import Reader
 

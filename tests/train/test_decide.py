@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rescnet_dist import NetworkSpec
-from rescnet_dist.train.decide import (
-    Accuracy,
-    Done,
-    Grow,
-    History,
-    Score,
-    Survey,
-    chosen_depth,
-    next_action,
-)
+from rescnet_dist.events.metrics import Accuracy
+from rescnet_dist.runs.history import History, chosen_depth
+from rescnet_dist.train.decide import Done, Grow, Score, Survey, next_action
 
 
 def history(layers: int, train: list[float], validation: list[float] | None = None) -> History:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from distributed import Client, wait
 
-from rescnet_dist.train.event_bus import EventBus
+from rescnet_dist.events.bus import EventBus
 from rescnet_dist.train.executor import _wait_for_result
 
 

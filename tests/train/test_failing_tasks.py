@@ -31,16 +31,9 @@ from rescnet_dist import (
     StoreError,
 )
 from rescnet_dist.errors import PassError, SingularError
+from rescnet_dist.events import ChunkDone, Event, PassRetried, PassStarted
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    ChunkDone,
-    Event,
-    PassRetried,
-    PassStarted,
-    chunks,
-    executor,
-    verify_run,
-)
+from rescnet_dist.train import chunks, executor, verify_run
 
 pytestmark = pytest.mark.slow  # starts and kills processes for minutes
 

@@ -21,11 +21,9 @@ from rescnet_dist import (
     ResCNetClassifier,
     StoreError,
 )
+from rescnet_dist.events import Event
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    Event,
-    verify_run,
-)
+from rescnet_dist.train import verify_run
 
 pytestmark = pytest.mark.slow  # starts and kills processes for minutes
 

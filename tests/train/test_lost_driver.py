@@ -37,14 +37,9 @@ from rescnet_dist import (
     ResCNetClassifier,
 )
 from rescnet_dist.errors import ClusterLostError
+from rescnet_dist.events import ChunkDone, Event, PassDone, PassStarted
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    ChunkDone,
-    Event,
-    PassDone,
-    PassStarted,
-    verify_run,
-)
+from rescnet_dist.train import verify_run
 
 pytestmark = pytest.mark.slow  # starts and kills processes for minutes
 
@@ -204,7 +199,7 @@ def test_command_stopped_before_run_exists_does_not_mention_resume(
         os.kill(os.getpid(), stop)
         time.sleep(10)
 
-    monkeypatch.setattr("rescnet_dist.train.prepare._write_parts", stop_process)
+    monkeypatch.setattr("rescnet_dist.lifecycle.prepare._write_parts", stop_process)
     result = run_command("train", data, "--store", tmp_path / "run", "--config", config)
     assert result.exit_code == (75 if stop == signal.SIGTERM else 130)
     assert "resume" not in result.output

@@ -29,17 +29,11 @@ from rescnet_dist import ResCNetClassifier
 from rescnet_dist.cli import main
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import BackendError, SpecError
+from rescnet_dist.events import ChunkRebuilt, Event, MapsPlaced, PassDone
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import choose_tier
 from rescnet_dist.store import FORMAT_VERSION, RunStore
-from rescnet_dist.train import (
-    ChunkRebuilt,
-    Event,
-    MapsPlaced,
-    PassDone,
-    loop,
-    verify_run,
-)
+from rescnet_dist.train import loop, verify_run
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from distributed import Client
 
 from rescnet_dist import NetworkSpec, RunSpec, load_digits
 from rescnet_dist.data import training_set
+from rescnet_dist.lifecycle import begin_run
 from rescnet_dist.store import (
     Location,
     RunStore,
@@ -19,8 +20,8 @@ from rescnet_dist.store import (
     read_classifier,
     read_image_scale,
 )
-from rescnet_dist.train import begin_run, object_cache, passes
-from rescnet_dist.train.state import Task
+from rescnet_dist.train import object_cache, passes
+from rescnet_dist.train.task import Task
 
 SPEC = NetworkSpec.preset("digits").replace(filters=4, max_layers=4)
 

@@ -29,12 +29,9 @@ from rescnet_dist import (
     RunSpec,
 )
 from rescnet_dist.cluster import Workers
+from rescnet_dist.events import ChunkDone, Event
 from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
-    ChunkDone,
-    Event,
-)
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -24,18 +24,11 @@ from rescnet_dist import (
     ResCNetClassifier,
     StoreError,
 )
+from rescnet_dist.events import Event, PassStarted, RunDone, RunStarted
+from rescnet_dist.lifecycle import prepare
 from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train import (
-    Event,
-    PassStarted,
-    RunDone,
-    RunStarted,
-    chunks,
-    loop,
-    passes,
-    prepare,
-    state,
-)
+from rescnet_dist.train import chunks, loop, passes
+from rescnet_dist.train.task import Task
 
 
 class Interrupted(KeyboardInterrupt):
@@ -106,7 +99,7 @@ def test_resume_after_stop_before_commit_gives_same_bits(
     store = tmp_path / "run"
     compute = loop._Driver.compute
 
-    def stop_after(self: Any, pass_: passes.Pass, task: state.Task) -> Any:
+    def stop_after(self: Any, pass_: passes.Pass, task: Task) -> Any:
         result = compute(self, pass_, task)
         if pass_.name == name:
             raise Interrupted

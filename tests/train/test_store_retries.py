@@ -24,12 +24,9 @@ from rescnet_dist import (
 )
 from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.errors import StoreUnreachableError
+from rescnet_dist.events import Event
 from rescnet_dist.store import retry, with_retries
-from rescnet_dist.train import (
-    Event,
-    chunks,
-    verify_run,
-)
+from rescnet_dist.train import chunks, verify_run
 
 
 class Clock:

@@ -16,8 +16,8 @@ import zarr
 from distributed import Client, LocalCluster
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist.events import PassDone, PassStarted
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import PassDone, PassStarted
 
 
 class CountingProxy:

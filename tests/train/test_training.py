@@ -26,11 +26,7 @@ from training_cases import (
 from rescnet_dist import (
     ResCNetClassifier,
 )
-from rescnet_dist.kernels import BankStatistics, FeatureMoments, LayerStatistics, Tally
-from rescnet_dist.planning import Plan
-from rescnet_dist.reduce import fold_graph
-from rescnet_dist.store import Location, RunStore
-from rescnet_dist.train import (
+from rescnet_dist.events import (
     ChunkDone,
     Event,
     MapsPlaced,
@@ -38,11 +34,13 @@ from rescnet_dist.train import (
     PassStarted,
     RunDone,
     RunStarted,
-    executor,
-    loop,
-    passes,
-    state,
 )
+from rescnet_dist.kernels import BankStatistics, FeatureMoments, LayerStatistics, Tally
+from rescnet_dist.planning import Plan
+from rescnet_dist.reduce import fold_graph
+from rescnet_dist.store import Location, RunStore
+from rescnet_dist.train import executor, loop, passes
+from rescnet_dist.train.task import Task
 
 
 def test_events_report_every_pass_in_order(client: Client, tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ def test_driver_gathers_and_sends_little(
     graphs: dict[str, int] = {}
     compute = loop._Driver.compute
 
-    def measure_result(self: Any, pass_: passes.Pass, task: state.Task) -> Any:
+    def measure_result(self: Any, pass_: passes.Pass, task: Task) -> Any:
         result = compute(self, pass_, task)
         results[pass_.name] = len(cloudpickle.dumps(result))
         return result
@@ -127,7 +125,7 @@ def test_graph_size_does_not_depend_on_number_of_images(tmp_path: Path) -> None:
 
     def graph_size(images: int) -> tuple[int, int]:
         plan = Plan(images, 300, 16, 4, 1)
-        task = state.Task(run, 3)
+        task = Task(run, 3)
         parts = task.split(plan.groups(), np.full((16, 10), images // 160))
         graph = fold_graph(
             passes.grow_group,

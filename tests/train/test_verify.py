@@ -25,8 +25,10 @@ from rescnet_dist import (
     load_digits,
 )
 from rescnet_dist.cli import main
+from rescnet_dist.events import ChunkRebuilt
+from rescnet_dist.lifecycle import prepare
 from rescnet_dist.store import Checksums, checksum
-from rescnet_dist.train import ChunkRebuilt, prepare, verify_run
+from rescnet_dist.train import verify_run
 
 SPEC = NetworkSpec.preset("digits").replace(
     filters=4, max_layers=2, first_filter_size=3, block=5, stride=3

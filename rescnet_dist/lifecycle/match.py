@@ -6,6 +6,7 @@ from typing import Any
 
 from rescnet_dist.data import TrainingSet, classes_to_json
 from rescnet_dist.errors import StoreError, mask_secrets
+from rescnet_dist.lifecycle.prepare import CHANGEABLE
 from rescnet_dist.planning.plan import PLAN_FIELDS
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import (
@@ -15,7 +16,6 @@ from rescnet_dist.store import (
     check_unclaimed,
     translate_attribute_errors,
 )
-from rescnet_dist.train.prepare import CHANGEABLE
 
 # everything that a run may have before its data are complete
 INCOMPLETE_RUN_NAMES = {"claims", "data", "work", "zarr.json"}

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rescnet_dist.errors import mask_secrets
-from rescnet_dist.train.decide import Accuracy
-from rescnet_dist.train.metrics import PassMetrics
+from rescnet_dist.events.metrics import Accuracy, PassMetrics
 
 EVENTS_VERSION = 2  # changes when a field is renamed, removed, or changes its meaning
 
@@ -262,7 +261,7 @@ class Callback:
     """Base class for listeners of a run. Override the methods of the events that you need.
 
     Pass instances as `listeners`. Each method receives one event; the event classes, which list
-    their attributes, are in `rescnet_dist.train`. Events arrive in the order in which they were
+    their attributes, are in `rescnet_dist.events`. Events arrive in the order in which they were
     published, in a thread that belongs to the run. An exception in a method is logged and the run
     continues; KeyboardInterrupt stops the run as Ctrl-C does.
 

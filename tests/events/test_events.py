@@ -14,8 +14,7 @@ from distributed import Client
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.errors import RescnetError, SpecError
-from rescnet_dist.store import RunStore
-from rescnet_dist.train import (
+from rescnet_dist.events import (
     EVENTS_VERSION,
     PHASES,
     Callback,
@@ -28,7 +27,8 @@ from rescnet_dist.train import (
     RunStopped,
     event_to_dict,
 )
-from rescnet_dist.train.event_bus import MAX_LISTENER_FAILURES
+from rescnet_dist.events.bus import MAX_LISTENER_FAILURES
+from rescnet_dist.store import RunStore
 
 N = 120
 X, Y = (array[:N] for array in load_digits())

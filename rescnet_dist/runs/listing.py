@@ -15,7 +15,10 @@ from rescnet_dist.errors import (
     StorePermissionError,
     StoreUnreachableError,
 )
+from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.formatting import url_name
+from rescnet_dist.runs.describe import is_claimed
+from rescnet_dist.runs.history import History, chosen_depth, find_contradiction
 from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
@@ -23,8 +26,6 @@ from rescnet_dist.store import (
     translate_attribute_errors,
     with_retries,
 )
-from rescnet_dist.train.decide import Accuracy, History, chosen_depth, find_contradiction
-from rescnet_dist.train.describe import is_claimed
 
 MAX_FOLDER_DEPTH = 3  # of a run below the URL
 MAX_CONCURRENT_READS = 8  # as remote stores have a high latency

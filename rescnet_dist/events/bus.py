@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from rescnet_dist.errors import SpecError
-from rescnet_dist.train.events import Event, Listener
+from rescnet_dist.events.classes import Event, Listener
 
 logger = logging.getLogger(__name__)
 

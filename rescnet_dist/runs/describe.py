@@ -12,9 +12,10 @@ from rescnet_dist.errors import (
     StorePermissionError,
     StoreUnreachableError,
 )
+from rescnet_dist.events.metrics import Accuracy
+from rescnet_dist.runs.history import History, find_contradiction
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import RunStore, check_unclaimed
-from rescnet_dist.train.decide import Accuracy, History, find_contradiction
-from rescnet_dist.train.state import RunState
 
 MEASURED_FOLDERS = ("data", "layers", "maps", "scores")  # of a run store
 

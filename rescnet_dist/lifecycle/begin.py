@@ -11,18 +11,18 @@ from distributed import Client
 from rescnet_dist.cluster import translate_errors
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
-from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import Claim, Location, RunStore, with_retries
-from rescnet_dist.train.events import Listener
-from rescnet_dist.train.loop import train
-from rescnet_dist.train.prepare import (
+from rescnet_dist.events.classes import Listener
+from rescnet_dist.lifecycle.match import is_incomplete
+from rescnet_dist.lifecycle.prepare import (
     NO_CHANGES,
     Changes,
     check_run,
     prepare_resume,
     prepare_run,
 )
-from rescnet_dist.train.resume import is_incomplete
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import Claim, Location, RunStore, with_retries
+from rescnet_dist.train.loop import train
 
 
 def begin_run(

@@ -27,10 +27,12 @@ from rescnet_dist.errors import (
     pluralize,
 )
 from rescnet_dist.kernels import Backend
+from rescnet_dist.lifecycle.holdout import HoldOut, hold_out
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.requirements import Problem
 from rescnet_dist.planning.tier import Tier, check_tier, choose_tier
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
     FORMAT_VERSION,
@@ -42,8 +44,6 @@ from rescnet_dist.store import (
     with_retries,
 )
 from rescnet_dist.train.chunks import write_rows
-from rescnet_dist.train.holdout import HoldOut, hold_out
-from rescnet_dist.train.state import RunState
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

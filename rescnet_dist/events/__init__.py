@@ -1,0 +1,42 @@
+"""Events of a run, what they report, and the bus that delivers them to listeners."""
+
+from rescnet_dist.events.bus import EventBus, check_listeners
+from rescnet_dist.events.classes import (
+    EVENTS_VERSION,
+    Callback,
+    ChunkDone,
+    ChunkRebuilt,
+    Event,
+    Listener,
+    MapsPlaced,
+    PassDone,
+    PassRetried,
+    PassStarted,
+    RunDone,
+    RunStarted,
+    RunStopped,
+    event_to_dict,
+)
+from rescnet_dist.events.metrics import PHASES, Accuracy, PassMetrics
+
+__all__ = [
+    "EVENTS_VERSION",
+    "PHASES",
+    "Accuracy",
+    "Callback",
+    "ChunkDone",
+    "ChunkRebuilt",
+    "Event",
+    "EventBus",
+    "Listener",
+    "MapsPlaced",
+    "PassDone",
+    "PassMetrics",
+    "PassRetried",
+    "PassStarted",
+    "RunDone",
+    "RunStarted",
+    "RunStopped",
+    "check_listeners",
+    "event_to_dict",
+]

@@ -1,0 +1,58 @@
+"""What events report of a pass: accuracies, times by phase, bytes and memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PHASES = ("read", "compute", "write", "reduce", "solve")
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Accuracy after a layer.
+
+    Attributes
+    ----------
+    layer : int
+        Number of layers of the network.
+    train : float
+        Fraction of the training images that are classified correctly.
+    validation : float or None
+        The same for the validation images; None if there are none.
+    """
+
+    layer: int
+    train: float
+    validation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PassMetrics:
+    """Metrics of a pass.
+
+    Attributes
+    ----------
+    seconds : dict of str to float
+        Wall time by phase. While chunks are processed, tasks wait to read ("read"), compute
+        ("compute"), and wait to write ("write"); then accumulators are merged ("reduce"), and the
+        layer is fitted ("solve"). The sum is the time of the pass, except for what the driver does
+        before and after it.
+    read, written : int
+        Bytes read from and written to the store by tasks that ended, uncompressed.
+    memory : dict of str to int
+        Largest resident memory of each worker, in bytes, measured after each chunk and after the
+        merge.
+    redone : int
+        Number of chunks that were processed more than once.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    read: int = 0
+    written: int = 0
+    memory: dict[str, int] = field(default_factory=dict)
+    redone: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)

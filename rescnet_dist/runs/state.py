@@ -1,0 +1,62 @@
+"""The attributes of a run, parsed: specs, plan, shape of the images and table of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rescnet_dist.data import RowTable
+from rescnet_dist.kernels import Backend, features_per_layer
+from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.requirements import Problem
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+from rescnet_dist.store import RunStore, translate_attribute_errors
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The attributes of a run, read once per task."""
+
+    spec: NetworkSpec
+    run_spec: RunSpec
+    plan: Plan
+    classes: int
+    image_shape: tuple[int, int, int]
+    rows: RowTable
+    augment: AugmentSpec
+
+    @classmethod
+    def of(cls, run: RunStore) -> RunState:
+        """Read the attributes of a run store."""
+        return cls.from_attributes(run, run.attributes())
+
+    @classmethod
+    def from_attributes(cls, run: RunStore, attributes: dict[str, Any]) -> RunState:
+        """Parse the stored attributes of a run."""
+        with translate_attribute_errors(run.location):
+            height, width, channels = attributes["image_shape"]
+            return cls(
+                NetworkSpec.from_stored(attributes["network"]),
+                RunSpec.from_stored(attributes["run"]),
+                Plan.from_dict(attributes["plan"]),
+                len(attributes["classes"]["values"]),
+                (height, width, channels),
+                RowTable.from_dict(attributes["rows"]),
+                AugmentSpec.from_stored(attributes["augment"]),
+            )
+
+    def problem(self, itemsize: int) -> Problem:
+        """Return the size of the training problem; itemsize is the number of bytes of a pixel."""
+        return Problem(
+            self.plan.images, self.image_shape, self.classes, itemsize, self.augment.copies
+        )
+
+    @property
+    def backend(self) -> Backend:
+        """Backend (NumPy or CuPy) that the kernels work on."""
+        return Backend.of(self.run_spec)
+
+    @property
+    def features(self) -> int:
+        """Number of features D of a layer."""
+        return features_per_layer(*self.image_shape[:2], self.spec)
