@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import math
+import re
 import tomllib
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import tomli_w
+
 from rescnet_dist.errors import SpecError, suggest_name
-from rescnet_dist.formatting import html_table
+from rescnet_dist.options import Options, option
 
-CHOICES = {
-    "minmax": ("global", "channel"),
-    "cells": ("center", "even"),
-    "pool": ("max", "mean"),
-    "zscore": ("channel", "block"),
-    "pairs": ("all", "tower"),
-    "residual": ("classify", "regress"),
-    "probability": ("sigmoid", "softmax"),
-    "keep_maps": ("last", "all", "none"),
-    "store_dtype": ("float32", "float16"),
-    "codec": ("none", "zstd"),
-    "maps": ("auto", "store", "memory"),
-    "array_backend": ("numpy", "cupy"),
-    "matmul_precision": ("float32", "split", "half"),
-    "padding": ("zero", "edge", "reflect"),
-}
 MAX_COLOR_CHANNELS = 4  # of RGBA images; images with a height below it look channels-first
-# Names and values of earlier releases. Users get an error that names the new spelling; specs in
-# stored runs are translated.
-RENAMED_OPTIONS = {"products": "matmul_precision"}
-RENAMED_VALUES = {("cells", "centre"): "center"}
-
-
-def _to_toml_value(value: Any) -> str:
-    """Return a value as TOML text."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f'"{value}"'
-    return repr(value)
-
-
-def _to_python_scalar(value: Any) -> Any:
-    """Convert a NumPy scalar, such as one of a parameter grid, to a Python number."""
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-
-
-def _is_instance(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type of an option's annotation; an int is a float too."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return isinstance(value, str)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is_instance(v, arguments[0]) for v in value)
-    if arguments:
-        return any(_is_instance(value, a) for a in arguments)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _describe_type(hint: Any) -> str:
-    """Return the type of an annotation in words, for error messages."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(arguments)
-    if origin is tuple:
-        return "a list of whole numbers"
-    if arguments:
-        return " or ".join(_describe_type(a) for a in arguments)
-    names = {int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
-    return names[hint]
+# As tomli_w writes it, one item per line; strings have no line breaks there.
+ARRAY_OF_NUMBERS = re.compile(r"\[\n((?: *[-+\w.]+,\n)+)\]")
 
 
 def read_toml(source: str | Path) -> dict[str, Any]:
@@ -104,131 +43,11 @@ def read_toml(source: str | Path) -> dict[str, Any]:
     return tables
 
 
-class Spec:
-    """Base class of the specs: validated replacement, and conversion to and from dicts and TOML."""
+class Spec(Options):
+    """Base class of the specs, each of which is one table of a TOML file."""
 
+    __slots__ = ()
     table: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        """Show the options in the signature, which `__new__` would hide."""
-        if "__init__" in cls.__dict__:  # the second time, when dataclass has added slots
-            parameters = inspect.signature(cls.__init__).parameters.values()
-            cls.__signature__ = inspect.Signature(list(parameters)[1:])  # type: ignore[attr-defined]
-
-    def __new__(cls, *_args: Any, **values: Any) -> Self:
-        """Raise SpecError for an unknown option, before the dataclass raises a TypeError."""
-        cls._check_names(values)
-        return super().__new__(cls)
-
-    def replace(self, **changes: Any) -> Self:
-        """Return a copy with some options changed, validated again.
-
-        Parameters
-        ----------
-        **changes
-            New values by option name.
-
-        Returns
-        -------
-        Spec
-            A spec of the same class.
-
-        Raises
-        ------
-        SpecError
-            If an option is unknown or a value is not valid.
-
-        Examples
-        --------
-        >>> NetworkSpec().replace(filters=8).filters
-        8
-        """
-        return type(self).from_dict(self.to_dict() | changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options as JSON-serializable values.
-
-        Returns
-        -------
-        dict
-            Values by option name. Options that are None are left out.
-        """
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {
-            k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the spec with these options; the inverse of `to_dict`.
-
-        Parameters
-        ----------
-        values : dict
-            Values by option name; options that are missing have their default.
-
-        Returns
-        -------
-        Spec
-            A spec of this class.
-
-        Raises
-        ------
-        SpecError
-            If an option is unknown or a value is not valid.
-        """
-        return cls(**values)
-
-    @classmethod
-    def from_stored(cls, values: Mapping[str, Any]) -> Self:
-        """Return the spec in a run or network store, which an earlier release may have written.
-
-        Parameters
-        ----------
-        values : dict
-            Values by option name; names and values of earlier releases are translated.
-
-        Returns
-        -------
-        Spec
-            A spec of this class.
-        """
-        current = {RENAMED_OPTIONS.get(name, name): value for name, value in values.items()}
-        for (name, old), new in RENAMED_VALUES.items():
-            if current.get(name) == old:
-                current[name] = new
-        return cls.from_dict(current)
-
-    @classmethod
-    def _check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise SpecError for unknown options; the error for a renamed one has the new name."""
-        options = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        for name in values:
-            if name not in options:
-                new = RENAMED_OPTIONS.get(name)
-                if new in options:
-                    problem, remedy = "has been renamed", f"Use {new}={values[name]!r}."
-                    raise SpecError(f"The option {name!r} of {cls.__name__} {problem}. {remedy}")
-                raise SpecError(
-                    f"{cls.__name__} has no option {name!r}. {suggest_name(name, options)}"
-                )
-
-    def rows(self) -> list[tuple[str, Any, bool]]:
-        """Return the name and value of each option, and whether it differs from the default.
-
-        Returns
-        -------
-        list of tuple
-            One `(name, value, is_changed)` for each option.
-        """
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        values = [(field, getattr(self, field.name)) for field in fields]
-        return [(field.name, value, value != field.default) for field, value in values]
-
-    def _repr_html_(self) -> str:
-        return html_table(
-            f"{type(self).__name__}, options that are not the default in bold", self.rows()
-        )
 
     def to_toml(self) -> str:
         """Return the spec as one TOML table.
@@ -238,8 +57,8 @@ class Spec:
         str
             A table named `network`, `run` or `augment`, without the options that are None.
         """
-        lines = [f"{name} = {_to_toml_value(value)}" for name, value in self.to_dict().items()]
-        return "\n".join([f"[{self.table}]", *lines]) + "\n"
+        text = tomli_w.dumps({self.table: self.to_dict()})
+        return ARRAY_OF_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())[:-1]}]", text)
 
     @classmethod
     def from_toml(cls, source: str | Path) -> Self:
@@ -261,35 +80,6 @@ class Spec:
             If the file cannot be read, is not TOML, or has an option that is not valid.
         """
         return cls.from_dict(read_toml(source).get(cls.table, {}))
-
-    def _check_types(self) -> None:
-        """Raise SpecError for a value of the wrong type or one that is no choice of its option."""
-        for name, hint in typing.get_type_hints(type(self)).items():
-            if typing.get_origin(hint) is ClassVar:
-                continue
-            value = _to_python_scalar(getattr(self, name))
-            object.__setattr__(self, name, value)
-            if not _is_instance(value, hint):
-                raise SpecError(f"{name}={value!r} is not {_describe_type(hint)}.")
-            if name in CHOICES and value not in CHOICES[name]:
-                if new := RENAMED_VALUES.get((name, value)):
-                    raise SpecError(f"{name}={value!r} has been renamed. Use {name}={new!r}.")
-                raise SpecError(
-                    f"{name}={value!r} is not a choice. {suggest_name(value, CHOICES[name])}"
-                )
-
-    def _check_range(
-        self, name: str, low: float, high: float = math.inf, *, exclude_low: bool = False
-    ) -> None:
-        """Raise SpecError if a number is outside [low, high], or (low, high]; None is valid."""
-        value = getattr(self, name)
-        if value is None:
-            return
-        is_inside = low < value <= high if exclude_low else low <= value <= high
-        if not (is_inside and math.isfinite(value)):
-            limit = f"greater than {low}" if exclude_low else f"at least {low}"
-            limit += f" and at most {high}" if high < math.inf else ""
-            raise SpecError(f"{name}={value!r} is out of range. It must be {limit}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,85 +110,6 @@ class Tower:
 class NetworkSpec(Spec):
     """Options that define a network; the defaults are those of the paper.
 
-    Attributes
-    ----------
-    filters : int, default 50
-        Filters per layer.
-    filter_size : int, default 3
-        Width and height of the filters in layers 2 and later, in pixels.
-    first_filter_size : int, default 3
-        Width and height of the filters in layer 1, in pixels.
-    minmax : {"global", "channel"}, default "global"
-        Min-max normalization of the input of a layer: one range for all channels, or one per
-        channel.
-    rectify : bool, default False
-        Pass ReLU(maps) to the next layer, which makes it nonlinear in the images. The paper passes
-        the maps unchanged.
-    local_contrast : bool, default False
-        Use two towers with half of the filters each, which share only the features. One sees the
-        images, as in the paper, the other their local contrast.
-    lda_fraction : float, default 0.5
-        Fraction of stacked-LDA filters in the bank, from 0 to 1; the rest are PCA filters.
-    lda_positives : int, default 2
-        Patches of the class in each stacked-LDA draw.
-    lda_negatives : int, default 32
-        Patches of other classes in each stacked-LDA draw.
-    lda_tolerance : float, default 0.0
-        Largest training error of a draw that is accepted.
-    lda_ridge : float, default 0.01
-        Ridge added to the covariance of a draw.
-    lda_draws : int, default 8
-        Draws per stacked-LDA filter. If too few are accepted, the bank is filled with the draws of
-        lowest error.
-    block : int, default 16
-        Width and height of the blocks of second-order pooling, in pixels.
-    stride : int, default 4
-        Distance between neighboring blocks, in pixels.
-    zscore : {"channel", "block"}, default "channel"
-        Normalization within a block: divide by the standard deviation of each channel, which gives
-        correlations, or by that of the whole block.
-    power : bool, default False
-        Replace each feature v by sign(v)·|v|^½.
-    pairs : {"all", "tower"}, default "all"
-        Pairs of maps whose covariance is a feature: all, or only those within a tower (for
-        `local_contrast`), which allows more filters at the same number of features.
-    levels : tuple of int, default (4, 2, 1)
-        Cells per side at each level of the spatial pyramid.
-    cells : {"center", "even"}, default "center"
-        Assignment of blocks to pyramid cells: by the center of the block, or in equal shares.
-    pool : {"max", "mean"}, default "max"
-        Pooling over the blocks of a cell.
-    residual : {"classify", "regress"}, default "classify"
-        Target of later layers: classify the sign of the largest error (the paper), or regress all
-        errors.
-    ridge : float, default 1.0
-        Ridge γ of the classifiers, relative to the mean variance of the features.
-    probability : {"sigmoid", "softmax"}, default "sigmoid"
-        Probability of a class from its score s: sigmoid(s/σ) or softmax(β·s).
-    sigma : float, default 16.0
-        Scale σ of the sigmoid.
-    beta : float, default 0.001
-        Scale β of the softmax.
-    target : float, default 0.8
-        Target score λ of the true class, from 0 to 1.
-    learning_rate : float, default 1.0
-        Learning rate α of the first layers.
-    decay : float, default 0.0
-        Fraction by which α decreases every `decay_every` layers.
-    decay_every : int, default 10
-        Layers between two decreases of α.
-    rate_floor : float, default 0.0
-        Lowest α.
-    max_layers : int, default 100
-        Maximum number of layers.
-    patience : int or None, default None
-        Stop after this many layers without a higher validation accuracy; None never stops.
-    stop_at_zero_error : bool, default True
-        Stop once the training error is 0.
-    store_dtype : {"float32", "float16"}, default "float32"
-        Precision to which the maps of a layer are rounded before anything is learned from them,
-        and in which they are stored.
-
     Raises
     ------
     SpecError
@@ -413,59 +124,157 @@ class NetworkSpec(Spec):
 
     table: ClassVar[str] = "network"
 
-    filters: int = 50
-    filter_size: int = 3
-    first_filter_size: int = 3
-    minmax: Literal["global", "channel"] = "global"
-    rectify: bool = False
-    local_contrast: bool = False
-    lda_fraction: float = 0.5
-    lda_positives: int = 2
-    lda_negatives: int = 32
-    lda_tolerance: float = 0.0
-    lda_ridge: float = 1e-2
-    lda_draws: int = 8
-    block: int = 16
-    stride: int = 4
-    zscore: Literal["channel", "block"] = "channel"
-    power: bool = False
-    pairs: Literal["all", "tower"] = "all"
-    levels: tuple[int, ...] = (4, 2, 1)
-    cells: Literal["center", "even"] = "center"
-    pool: Literal["max", "mean"] = "max"
-    residual: Literal["classify", "regress"] = "classify"
-    ridge: float = 1.0
-    probability: Literal["sigmoid", "softmax"] = "sigmoid"
-    sigma: float = 16.0
-    beta: float = 0.001
-    target: float = 0.8
-    learning_rate: float = 1.0
-    decay: float = 0.0
-    decay_every: int = 10
-    rate_floor: float = 0.0
-    max_layers: int = 100
-    patience: int | None = None
-    stop_at_zero_error: bool = True
-    store_dtype: Literal["float32", "float16"] = "float32"
+    filters: int = option(50, help="filters per layer", low=1)
+    filter_size: int = option(
+        3,
+        help="filter width and height in layers 2 and later, in pixels",
+        doc="Width and height of the filters in layers 2 and later, in pixels.",
+        low=1,
+    )
+    first_filter_size: int = option(
+        3,
+        help="filter width and height in layer 1, in pixels",
+        doc="Width and height of the filters in layer 1, in pixels.",
+        low=1,
+    )
+    minmax: Literal["global", "channel"] = option(
+        "global",
+        help="min-max normalization: one range for all channels, or one per channel",
+        doc="Min-max normalization of the input of a layer: one range for all channels, or "
+        "one per channel.",
+    )
+    rectify: bool = option(
+        False,
+        help="pass ReLU(maps) to the next layer instead of the maps",
+        doc="Pass ReLU(maps) to the next layer, which makes it nonlinear in the images. The "
+        "paper passes the maps unchanged.",
+    )
+    local_contrast: bool = option(
+        False,
+        help="use half of the filters on the local contrast of the images",
+        doc="Use two towers with half of the filters each, which share only the features. One "
+        "sees the images, as in the paper, the other their local contrast.",
+    )
+    lda_fraction: float = option(
+        0.5,
+        help="fraction of stacked-LDA filters; the rest are PCA filters",
+        doc="Fraction of stacked-LDA filters in the bank, from 0 to 1; the rest are PCA filters.",
+        low=0,
+        high=1,
+    )
+    lda_positives: int = option(2, help="patches of the class in each stacked-LDA draw", low=1)
+    lda_negatives: int = option(32, help="patches of other classes in each stacked-LDA draw", low=1)
+    lda_tolerance: float = option(
+        0.0, help="largest training error of a draw that is accepted", low=0
+    )
+    lda_ridge: float = option(1e-2, help="ridge added to the covariance of a draw", above=0)
+    lda_draws: int = option(
+        8,
+        help="draws per stacked-LDA filter",
+        doc="Draws per stacked-LDA filter. If too few are accepted, the bank is filled with "
+        "the draws of lowest error.",
+        low=1,
+    )
+    block: int = option(
+        16,
+        help="width and height of the pooling blocks, in pixels",
+        doc="Width and height of the blocks of second-order pooling, in pixels.",
+        low=2,
+    )
+    stride: int = option(
+        4,
+        help="distance between pooling blocks, in pixels",
+        doc="Distance between neighboring blocks, in pixels.",
+        low=1,
+    )
+    zscore: Literal["channel", "block"] = option(
+        "channel",
+        help="normalization within a block: per channel, or of the whole block",
+        doc="Normalization within a block: divide by the standard deviation of each channel, "
+        "which gives correlations, or by that of the whole block.",
+    )
+    power: bool = option(False, help="replace each feature v by sign(v)·|v|^½")
+    pairs: Literal["all", "tower"] = option(
+        "all",
+        help="pairs of maps whose covariance is a feature: all, or those within a tower",
+        doc="Pairs of maps whose covariance is a feature: all, or only those within a tower "
+        "(for `local_contrast`), which allows more filters at the same number of "
+        "features.",
+    )
+    levels: tuple[int, ...] = option(
+        (4, 2, 1),
+        help="cells per side at each level of the spatial pyramid, such as 4,2,1",
+        doc="Cells per side at each level of the spatial pyramid.",
+    )
+    cells: Literal["center", "even"] = option(
+        "center",
+        help="assignment of blocks to pyramid cells: by block center, or in equal shares",
+        doc="Assignment of blocks to pyramid cells: by the center of the block, or in equal "
+        "shares.",
+        old_values={"centre": "center"},
+    )
+    pool: Literal["max", "mean"] = option("max", help="pooling over the blocks of a cell")
+    residual: Literal["classify", "regress"] = option(
+        "classify",
+        help="target of later layers: classify the sign of the largest error, or regress errors",
+        doc="Target of later layers: classify the sign of the largest error (the paper), or "
+        "regress all errors.",
+    )
+    ridge: float = option(
+        1.0,
+        help="ridge γ of the classifiers, relative to the mean feature variance",
+        doc="Ridge γ of the classifiers, relative to the mean variance of the features.",
+        low=0,
+    )
+    probability: Literal["sigmoid", "softmax"] = option(
+        "sigmoid",
+        help="probability of a class from its score",
+        doc="Probability of a class from its score s: sigmoid(s/σ) or softmax(β·s).",
+    )
+    sigma: float = option(16.0, help="scale σ of the sigmoid", above=0)
+    beta: float = option(0.001, help="scale β of the softmax", above=0)
+    target: float = option(
+        0.8,
+        help="target score λ of the true class",
+        doc="Target score λ of the true class, from 0 to 1.",
+        low=0,
+        high=1,
+    )
+    learning_rate: float = option(
+        1.0, help="learning rate α", doc="Learning rate α of the first layers.", low=0
+    )
+    decay: float = option(
+        0.0,
+        help="fraction by which α decreases every decay_every layers",
+        doc="Fraction by which α decreases every `decay_every` layers.",
+        low=0,
+        high=1,
+    )
+    decay_every: int = option(10, help="layers between two decreases of α", low=1)
+    rate_floor: float = option(0.0, help="lowest α", low=0)
+    max_layers: int = option(100, help="maximum number of layers", low=1)
+    patience: int | None = option(
+        None,
+        help="stop after this many layers without a higher validation accuracy",
+        doc="Stop after this many layers without a higher validation accuracy; None never stops.",
+        low=1,
+    )
+    stop_at_zero_error: bool = option(True, help="stop once the training error is 0")
+    store_dtype: Literal["float32", "float16"] = option(
+        "float32",
+        help="precision of the maps",
+        doc="Precision to which the maps of a layer are rounded before anything is learned "
+        "from them, and in which they are stored.",
+    )
 
-    def __post_init__(self) -> None:
-        if isinstance(self.levels, list | tuple):
-            object.__setattr__(
-                self, "levels", tuple(_to_python_scalar(level) for level in self.levels)
-            )
-        self._check_types()
-        for name in (
-            *("filters", "filter_size", "first_filter_size", "lda_positives", "lda_negatives"),
-            *("lda_draws", "stride", "decay_every", "max_layers", "patience"),
-        ):
-            self._check_range(name, 1)
-        self._check_range("block", 2)
-        for name in ("lda_tolerance", "ridge", "learning_rate", "rate_floor"):
-            self._check_range(name, 0)
-        for name in ("lda_fraction", "target", "decay"):
-            self._check_range(name, 0, 1)
-        for name in ("lda_ridge", "sigma", "beta"):
-            self._check_range(name, 0, exclude_low=True)
+    def check(self) -> None:
+        """Raise SpecError if options do not fit each other.
+
+        Raises
+        ------
+        SpecError
+            If there are no filters or no features, or the learning rate is below its floor.
+        """
         if self.rate_floor > self.learning_rate:
             raise SpecError(
                 f"rate_floor={self.rate_floor} is above learning_rate={self.learning_rate}. "
@@ -715,41 +524,6 @@ class RunSpec(Spec):
 
     Except `seed` and `validation`, none of them changes the mathematics.
 
-    Attributes
-    ----------
-    seed : int, default 0
-        Seed of the patch draws, the validation split and the augmented copies.
-    validation : float, default 0.0
-        Fraction of the training images held out if there is no validation set, up to 0.9.
-    chunk_images : int or None, default None
-        Images per chunk; None lets the plan choose.
-    accumulators : int or None, default None
-        Partial sums that the tree reduction starts from; None lets the plan choose.
-    split_every : int, default 2
-        Fan-in of the tree reduction.
-    solve_threads : int or None, default None
-        BLAS threads of the solve; None uses all threads of a machine.
-    tile_features : int or None, default None
-        Width and height of the tiles of the scatter matrix of the features; None lets the plan
-        choose, which uses tiles only if a worker cannot hold the whole matrix.
-    keep_maps : {"last", "all", "none"}, default "last"
-        Layers whose maps and scores stay in the store: the last, all, or none once the run is
-        done. A run without them computes them again when it is resumed.
-    codec : {"none", "zstd"}, default "none"
-        Compression of the stored maps.
-    maps : {"auto", "store", "memory"}, default "auto"
-        Where maps are kept until the next layer: in the store, in the memory of the workers, or
-        (auto) in memory if the plan finds room.
-    checkpoint_every : int, default 10
-        Layers after which maps in memory are written to the store. They are also written at the
-        end, unless `keep_maps` is "none". Layers since the last checkpoint are computed again on
-        resume.
-    array_backend : {"numpy", "cupy"}, default "numpy"
-        Array library of the workers; "cupy" is for workers with a GPU.
-    matmul_precision : {"float32", "split", "half"}, default "split"
-        Precision of matrix products on a GPU: single precision, three products of halves, or half
-        precision.
-
     Raises
     ------
     SpecError
@@ -763,30 +537,85 @@ class RunSpec(Spec):
 
     table: ClassVar[str] = "run"
 
-    seed: int = 0
-    validation: float = 0.0
-    chunk_images: int | None = None
-    accumulators: int | None = None
-    split_every: int = 2
-    solve_threads: int | None = None
-    tile_features: int | None = None
-    keep_maps: Literal["last", "all", "none"] = "last"
-    codec: Literal["none", "zstd"] = "none"
-    maps: Literal["auto", "store", "memory"] = "auto"
-    checkpoint_every: int = 10
-    array_backend: Literal["numpy", "cupy"] = "numpy"
-    matmul_precision: Literal["float32", "split", "half"] = "split"
+    seed: int = option(
+        0,
+        help="seed of the draws, the validation split and the copies",
+        doc="Seed of the patch draws, the validation split and the augmented copies.",
+        low=0,
+        high=2**63 - 1,
+    )
+    validation: float = option(
+        0.0,
+        help="fraction of the training images to hold out",
+        doc="Fraction of the training images held out if there is no validation set, up to 0.9.",
+        low=0,
+        high=0.9,
+    )
+    chunk_images: int | None = option(
+        None, help="images per chunk", doc="Images per chunk; None lets the plan choose.", low=1
+    )
+    accumulators: int | None = option(
+        None,
+        help="partial sums that the tree reduction starts from",
+        doc="Partial sums that the tree reduction starts from; None lets the plan choose.",
+        low=1,
+    )
+    split_every: int = option(2, help="fan-in of the tree reduction", low=2)
+    solve_threads: int | None = option(
+        None,
+        help="BLAS threads of the solve",
+        doc="BLAS threads of the solve; None uses all threads of a machine.",
+        low=1,
+    )
+    tile_features: int | None = option(
+        None,
+        help="width and height of the tiles of the scatter matrix, in features",
+        doc="Width and height of the tiles of the scatter matrix of the features; None lets "
+        "the plan choose, which uses tiles only if a worker cannot hold the whole matrix.",
+        low=1,
+    )
+    keep_maps: Literal["last", "all", "none"] = option(
+        "last",
+        help="layers whose maps stay in the store",
+        doc="Layers whose maps and scores stay in the store: the last, all, or none once the "
+        "run is done. A run without them computes them again when it is resumed.",
+    )
+    codec: Literal["none", "zstd"] = option("none", help="compression of the stored maps")
+    maps: Literal["auto", "store", "memory"] = option(
+        "auto",
+        help="where maps are kept until the next layer; auto: in memory if they fit",
+        doc="Where maps are kept until the next layer: in the store, in the memory of the "
+        "workers, or (auto) in memory if the plan finds room.",
+    )
+    checkpoint_every: int = option(
+        10,
+        help="layers after which maps in memory are stored",
+        doc="Layers after which maps in memory are written to the store. They are also "
+        'written at the end, unless `keep_maps` is "none". Layers since the last '
+        "checkpoint are computed again on resume.",
+        low=1,
+    )
+    array_backend: Literal["numpy", "cupy"] = option(
+        "numpy",
+        help="array library of the workers; cupy: on their GPUs",
+        doc='Array library of the workers; "cupy" is for workers with a GPU.',
+    )
+    matmul_precision: Literal["float32", "split", "half"] = option(
+        "split",
+        help="precision of matrix products on a GPU; split is nearly float32, half is fastest",
+        doc="Precision of matrix products on a GPU: single precision, three products of "
+        "halves, or half precision.",
+        old_name="products",
+    )
 
-    def __post_init__(self) -> None:
-        self._check_types()
-        self._check_range("seed", 0, 2**63 - 1)
-        self._check_range("validation", 0, 0.9)
-        for name in (
-            *("chunk_images", "accumulators", "solve_threads", "tile_features"),
-            "checkpoint_every",
-        ):
-            self._check_range(name, 1)
-        self._check_range("split_every", 2)
+    def check(self) -> None:
+        """Raise SpecError if options do not fit each other.
+
+        Raises
+        ------
+        SpecError
+            If options for maps in memory, maps in the store and tiles are mixed.
+        """
         if self.maps == "memory" and self.keep_maps == "all":
             raise SpecError(
                 'keep_maps="all" stores the maps of every layer, but maps="memory" does not. Leave '
@@ -824,39 +653,6 @@ class RunSpec(Spec):
 class AugmentSpec(Spec):
     """Augmented copies of the training images, made whenever images are read and never stored.
 
-    Attributes
-    ----------
-    copies : int, default 0
-        Copies of each training image, in addition to the image, up to 10,000.
-    flip : bool, default False
-        Mirror every second copy left to right, starting with the first: a single copy is always
-        mirrored. With `flip_vertical`, copies cycle through left to right, top to bottom, both and
-        neither.
-    flip_vertical : bool, default False
-        Mirror every second copy top to bottom, as for `flip`.
-    shift : int, default 0
-        Largest shift in whole pixels.
-    crop : float, default 1.0
-        Smallest side of a random square crop, as a fraction of the image's sides; the crop is
-        enlarged to the full size.
-    rotate : float, default 0.0
-        Largest rotation in degrees, up to 180.
-    scale : float, default 0.0
-        Largest change of size, up or down, as a fraction.
-    padding : {"zero", "edge", "reflect"}, default "zero"
-        Pixels beyond the border: zeros, the pixels of the border, or the mirrored image.
-    brightness : float, default 0.0
-        Largest change of brightness: pixels are multiplied by a factor this far from 1.
-    contrast : float, default 0.0
-        Largest change of contrast, as for `brightness`.
-    saturation : float, default 0.0
-        Largest change of saturation, as for `brightness`; only for color images.
-    cutout : int, default 0
-        Width and height in pixels of a square that is set to 0.
-    noise : float, default 0.0
-        Standard deviation of Gaussian noise, as a fraction of the pixel range (255 for uint8, 1 for
-        floating point).
-
     Raises
     ------
     SpecError
@@ -870,29 +666,98 @@ class AugmentSpec(Spec):
 
     table: ClassVar[str] = "augment"
 
-    copies: int = 0
-    flip: bool = False
-    flip_vertical: bool = False
-    shift: int = 0
-    crop: float = 1.0
-    rotate: float = 0.0
-    scale: float = 0.0
-    padding: Literal["zero", "edge", "reflect"] = "zero"
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    cutout: int = 0
-    noise: float = 0.0
+    copies: int = option(
+        0,
+        help="augmented copies of each training image, in addition to the image",
+        doc="Copies of each training image, in addition to the image, up to 10,000.",
+        low=0,
+        high=10_000,
+    )
+    flip: bool = option(
+        False,
+        help="mirror every second copy left to right",
+        doc="Mirror every second copy left to right, starting with the first: a single copy "
+        "is always mirrored. With `flip_vertical`, copies cycle through left to right, "
+        "top to bottom, both and neither.",
+    )
+    flip_vertical: bool = option(
+        False,
+        help="mirror every second copy top to bottom",
+        doc="Mirror every second copy top to bottom, as for `flip`.",
+    )
+    shift: int = option(
+        0, help="largest shift of copies, in pixels", doc="Largest shift in whole pixels.", low=0
+    )
+    crop: float = option(
+        1.0,
+        help="smallest crop of copies, as a fraction of the sides; crops are enlarged to full size",
+        doc="Smallest side of a random square crop, as a fraction of the image's sides; the "
+        "crop is enlarged to the full size.",
+        above=0,
+        high=1,
+    )
+    rotate: float = option(
+        0.0,
+        help="largest rotation of copies, in degrees",
+        doc="Largest rotation in degrees, up to 180.",
+        low=0,
+        high=180,
+    )
+    scale: float = option(
+        0.0,
+        help="largest change of size of copies, as a fraction",
+        doc="Largest change of size, up or down, as a fraction.",
+        low=0,
+        high=1,
+    )
+    padding: Literal["zero", "edge", "reflect"] = option(
+        "zero",
+        help="pixels beyond the borders of copies",
+        doc="Pixels beyond the border: zeros, the pixels of the border, or the mirrored image.",
+    )
+    brightness: float = option(
+        0.0,
+        help="largest change of brightness, as a fraction",
+        doc="Largest change of brightness: pixels are multiplied by a factor this far from 1.",
+        low=0,
+        high=1,
+    )
+    contrast: float = option(
+        0.0,
+        help="largest change of contrast, as a fraction",
+        doc="Largest change of contrast, as for `brightness`.",
+        low=0,
+        high=1,
+    )
+    saturation: float = option(
+        0.0,
+        help="largest change of saturation, as a fraction",
+        doc="Largest change of saturation, as for `brightness`; only for color images.",
+        low=0,
+        high=1,
+    )
+    cutout: int = option(
+        0,
+        help="width and height of a square that is set to 0 in copies, in pixels",
+        doc="Width and height in pixels of a square that is set to 0.",
+        low=0,
+    )
+    noise: float = option(
+        0.0,
+        help="standard deviation of Gaussian noise, as a fraction of the pixel range",
+        doc="Standard deviation of Gaussian noise, as a fraction of the pixel range (255 for "
+        "uint8, 1 for floating point).",
+        low=0,
+    )
 
-    def __post_init__(self) -> None:
-        self._check_types()
-        self._check_range("copies", 0, 10_000)
-        for name in ("shift", "cutout", "noise"):
-            self._check_range(name, 0)
-        self._check_range("crop", 0, 1, exclude_low=True)
-        self._check_range("rotate", 0, 180)
-        for name in ("scale", "brightness", "contrast", "saturation"):
-            self._check_range(name, 0, 1)
+    def check(self) -> None:
+        """Raise SpecError if options do not fit each other.
+
+        Raises
+        ------
+        SpecError
+            If copies would not differ from their image, or there are none to change.
+        """
         options = [f.name for f in dataclasses.fields(self) if f.name not in ("copies", "padding")]
         if self.copies and not self.changes:
             raise SpecError(

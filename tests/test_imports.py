@@ -17,14 +17,25 @@ ROOT = Path(rescnet_dist.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in MODULES]
 
-BELOW_PLANNING = {"errors", "formatting", "spec", "kernels", "reduce", "store", "data", "cluster"}
+BELOW_PLANNING = {
+    "errors",
+    "formatting",
+    "options",
+    "spec",
+    "kernels",
+    "reduce",
+    "store",
+    "data",
+    "cluster",
+}
 BELOW_TRAIN = BELOW_PLANNING | {"planning"}
 BELOW_DASHBOARD = BELOW_TRAIN | {"events", "runs", "train", "lifecycle", "network"}
 BELOW_CLI = BELOW_DASHBOARD | {"dashboard", "estimator"}
 MAY_IMPORT = {
     "errors": set(),
     "formatting": {"errors"},
-    "spec": {"errors", "formatting"},
+    "options": {"errors", "formatting"},
+    "spec": {"errors", "options"},
     "flags": {"spec"},
     "kernels": {"errors", "spec"},
     "gpu": {"errors", "spec", "kernels"},
@@ -70,7 +81,7 @@ def iter_imports(path: Path) -> Iterator[str]:
 def test_imports_run_one_way(path: Path) -> None:
     """A part imports only from the parts below it.
 
-    errors ← formatting ← spec ← kernels ← (reduce | store | data | cluster) ← planning ← runs
+    errors ← formatting ← options ← spec ← kernels ← (reduce | store | data | cluster) ← planning ← runs
     ← train ← lifecycle ← network ← dashboard ← estimator ← cli.
     """
     part = get_part(path)

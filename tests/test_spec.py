@@ -13,9 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rescnet_dist import AugmentSpec, NetworkSpec, RunSpec, SpecError
-from rescnet_dist.spec import CHOICES, PRESETS, read_toml
+from rescnet_dist.options import declared_options
+from rescnet_dist.spec import PRESETS, read_toml
 from tests.presets import IMAGES
 
+CHOICES = {
+    name: option.choices
+    for kind in (NetworkSpec, RunSpec, AugmentSpec)
+    for name, option in declared_options(kind).items()
+    if option.choices
+}
 WHOLE = st.integers(1, 10**6)
 FRACTION = st.floats(0, 1)
 NOT_NEGATIVE = st.floats(0, 1e6) | st.integers(0, 100)

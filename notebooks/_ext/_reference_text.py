@@ -238,35 +238,28 @@ def spec_classes() -> list[type]:
     return [package.NetworkSpec, package.RunSpec, package.AugmentSpec]
 
 
-def spec_help() -> dict[str, click.Option]:
-    """Return the option of the command line of each spec field, which holds its help text."""
-    train = next(command for name, command, _ in commands() if name == f"{PROGRAM} train")
-    return {str(p.name): p for p in train.params if isinstance(p, click.Option)}
-
-
 def spec_markdown() -> str:
-    """Return one table per spec: field, type or choices, default, help; then the presets."""
+    """Return one table per spec: field, type, default, range, help; then the presets."""
     return "\n\n".join([*(_spec(spec) for spec in spec_classes()), _presets()])
 
 
 def _spec(spec: Any) -> str:
-    options, hints = spec_help(), typing.get_type_hints(spec)
-    rows = []
-    for field in dataclasses.fields(spec):
-        option = options[field.name]
-        text = re.sub(r"\s*\[default: .*?\]", "", option.help or "")
-        rows.append(
-            (
-                f"{code(field.name)}<br>{code(option_names(option)[0])}",
-                _type(hints[field.name]),
-                code(_default_text(field.default)),
-                cell(text),
-            )
+    flag = import_module("rescnet_dist.flags").option_name
+    options = import_module("rescnet_dist.options").declared_options(spec)
+    rows = [
+        (
+            f"{code(name)}<br>{code(flag(name))}",
+            _type(option.type),
+            code(option.default_text),
+            option.limits,
+            cell(option.help),
         )
+        for name, option in options.items()
+    ]
     title = f"{anchor('spec', spec.table)}\n## {spec.__name__}"
     text = f"Table `[{spec.table}]` of a TOML file."
     return "\n\n".join(
-        [title, text, table(("field and option", "type", "default", "description"), rows)]
+        [title, text, table(("field and option", "type", "default", "range", "description"), rows)]
     )
 
 

@@ -66,9 +66,10 @@ from rescnet_dist.lifecycle import (
     find_matching_run,
     resume_run,
 )
+from rescnet_dist.options import declared_options
 from rescnet_dist.planning import forecast
 from rescnet_dist.runs import describe_run
-from rescnet_dist.spec import PRESETS, RENAMED_OPTIONS, AugmentSpec, NetworkSpec, RunSpec, Spec
+from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
 
@@ -188,15 +189,16 @@ class FixedSettingsCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            kinds: tuple[Any, ...] = (NetworkSpec, RunSpec, AugmentSpec)
-            names = {"preset", "config", *(field.name for kind in kinds for field in fields(kind))}
+            kinds: tuple[type[Spec], ...] = (NetworkSpec, RunSpec, AugmentSpec)
+            options = [found for kind in kinds for found in declared_options(kind).values()]
+            names = {"preset", "config", *(found.name for found in options)}
             settings = {
                 option
                 for parameter in train_command.params
                 if parameter.name in names
                 for option in (*parameter.opts, *parameter.secondary_opts)
             }
-            settings |= {option_name(name) for name in RENAMED_OPTIONS}
+            settings |= {option_name(found.old_name) for found in options if found.old_name}
             if (option := error.option_name) not in settings:
                 raise
             allowed = ", ".join(option_name(field.name) for field in fields(Changes))

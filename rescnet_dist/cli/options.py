@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,15 +13,8 @@ import click
 from rescnet_dist.errors import ClusterError, SpecError
 from rescnet_dist.flags import option_name
 from rescnet_dist.formatting import format_bytes
-from rescnet_dist.spec import (
-    CHOICES,
-    RENAMED_OPTIONS,
-    AugmentSpec,
-    NetworkSpec,
-    RunSpec,
-    Spec,
-    read_toml,
-)
+from rescnet_dist.options import Option, declared_options
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
 
 MIN_MEMORY_BYTES = 64 * 2**20  # smaller sizes are taken for a missing unit
 
@@ -34,72 +25,7 @@ HELP_SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
 
-# Help texts of the options of all specs, by field. The documentation shows them too.
-HELP = {
-    "filters": "filters per layer",
-    "filter_size": "filter width and height in layers 2 and later, in pixels",
-    "first_filter_size": "filter width and height in layer 1, in pixels",
-    "minmax": "min-max normalization: one range for all channels, or one per channel",
-    "rectify": "pass ReLU(maps) to the next layer instead of the maps",
-    "local_contrast": "use half of the filters on the local contrast of the images",
-    "lda_fraction": "fraction of stacked-LDA filters; the rest are PCA filters",
-    "lda_positives": "patches of the class in each stacked-LDA draw",
-    "lda_negatives": "patches of other classes in each stacked-LDA draw",
-    "lda_tolerance": "largest training error of a draw that is accepted",
-    "lda_ridge": "ridge added to the covariance of a draw",
-    "lda_draws": "draws per stacked-LDA filter",
-    "block": "width and height of the pooling blocks, in pixels",
-    "stride": "distance between pooling blocks, in pixels",
-    "zscore": "normalization within a block: per channel, or of the whole block",
-    "power": "replace each feature v by sign(v)·|v|^½",
-    "pairs": "pairs of maps whose covariance is a feature: all, or those within a tower",
-    "levels": "cells per side at each level of the spatial pyramid, such as 4,2,1",
-    "cells": "assignment of blocks to pyramid cells: by block center, or in equal shares",
-    "pool": "pooling over the blocks of a cell",
-    "residual": "target of later layers: classify the sign of the largest error, or regress errors",
-    "ridge": "ridge γ of the classifiers, relative to the mean feature variance",
-    "probability": "probability of a class from its score",
-    "sigma": "scale σ of the sigmoid",
-    "beta": "scale β of the softmax",
-    "target": "target score λ of the true class",
-    "learning_rate": "learning rate α",
-    "decay": "fraction by which α decreases every decay_every layers",
-    "decay_every": "layers between two decreases of α",
-    "rate_floor": "lowest α",
-    "max_layers": "maximum number of layers",
-    "patience": "stop after this many layers without a higher validation accuracy",
-    "stop_at_zero_error": "stop once the training error is 0",
-    "store_dtype": "precision of the maps",
-    "seed": "seed of the draws, the validation split and the copies",
-    "validation": "fraction of the training images to hold out  [default: 0.1]",
-    "chunk_images": "images per chunk",
-    "accumulators": "partial sums that the tree reduction starts from",
-    "split_every": "fan-in of the tree reduction",
-    "solve_threads": "BLAS threads of the solve",
-    "tile_features": "width and height of the tiles of the scatter matrix, in features",
-    "keep_maps": "layers whose maps stay in the store",
-    "codec": "compression of the stored maps",
-    "maps": "where maps are kept until the next layer; auto: in memory if they fit",
-    "checkpoint_every": "layers after which maps in memory are stored",
-    "array_backend": "array library of the workers; cupy: on their GPUs",
-    "matmul_precision": "precision of matrix products on a GPU; split is nearly float32, half is "
-    "fastest",
-    "copies": "augmented copies of each training image, in addition to the image",
-    "flip": "mirror every second copy left to right",
-    "flip_vertical": "mirror every second copy top to bottom",
-    "shift": "largest shift of copies, in pixels",
-    "crop": "smallest crop of copies, as a fraction of the sides; crops are enlarged to full size",
-    "rotate": "largest rotation of copies, in degrees",
-    "scale": "largest change of size of copies, as a fraction",
-    "padding": "pixels beyond the borders of copies",
-    "brightness": "largest change of brightness, as a fraction",
-    "contrast": "largest change of contrast, as a fraction",
-    "saturation": "largest change of saturation, as a fraction",
-    "cutout": "width and height of a square that is set to 0 in copies, in pixels",
-    "noise": "standard deviation of Gaussian noise, as a fraction of the pixel range",
-}
-
-
+RUN_DEFAULTS = {"validation": 0.1}  # where commands differ from RunSpec
 SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"  # Dask reads it too, and its operator sets it
 CLUSTER_HELP = {
     "scheduler": f"address of a Dask scheduler  [default: {SCHEDULER_VARIABLE}, or this machine]",
@@ -175,7 +101,7 @@ SPLIT_OPTION = click.option(
 )
 BACKEND_OPTION = click.option(
     "--array-backend",
-    type=click.Choice(CHOICES["array_backend"]),
+    type=click.Choice(declared_options(RunSpec)["array_backend"].choices),
     default="numpy",
     show_default=True,
     help="array library; cupy: on a GPU",
@@ -197,47 +123,57 @@ def resolve_averaging(flips: bool, copies: int | None) -> AugmentSpec | int | No
     return AugmentSpec(copies=1, flip=True) if flips else copies
 
 
-class Levels(click.ParamType):
-    """Whole numbers separated by commas."""
+class CommaSeparated(click.ParamType):
+    """Values of one type separated by commas."""
 
-    name = "levels"
+    name = "list"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+    def __init__(self, item_type: type) -> None:
+        self.item_type = item_type
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
         """Read "4,2,1" as (4, 2, 1)."""
         try:
-            return tuple(int(part) for part in str(value).split(","))
+            return tuple(self.item_type(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as 4,2,1.", param, ctx)
+            kind = {int: "whole numbers", float: "numbers"}[self.item_type]
+            self.fail(f"{value!r} is not a list of {kind} such as 4,2,1.", param, ctx)
 
 
 def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Callable[[Any], Any]:
-    """Return a decorator that adds one option per field of a spec, or only for those in `only`.
+    """Return a decorator that adds one flag per option of a spec, or only for those in `only`.
 
-    All are None by default.
+    All are None by default. Options that have options themselves have no flag.
     """
-    hints = typing.get_type_hints(spec)
 
     def decorate(command: Any) -> Any:
-        fields = dataclasses.fields(spec)  # type: ignore[arg-type]
-        for field in reversed([f for f in fields if only is None or f.name in only]):
-            flag = option_name(field.name)
-            kind: Any = hints[field.name]
-            if field.name in CHOICES:
-                kind = click.Choice(CHOICES[field.name])
-            elif field.name == "levels":
-                kind = Levels()
-            elif kind is bool:
-                flag, kind = f"{flag}/{option_name(f'no_{field.name}')}", None
-            elif typing.get_args(kind):
-                kind = typing.get_args(kind)[0]
+        for option in reversed(declared_options(spec).values()):
+            if option.is_nested or (only is not None and option.name not in only):
+                continue
+            flag = option_name(option.name)
+            if option.value_type is bool:
+                flag = f"{flag}/{option_name(f'no_{option.name}')}"
+            help_text = option.help
+            if option.name in RUN_DEFAULTS:
+                help_text += f"  [default: {RUN_DEFAULTS[option.name]}]"
             command = click.option(
-                flag, field.name, type=kind, default=None, help=HELP[field.name]
+                flag, option.name, default=None, help=help_text, **_value_arguments(option)
             )(command)
-            for old in (old for old, new in RENAMED_OPTIONS.items() if new == field.name):
-                command = _renamed_option(option_name(old), flag)(command)
+            if option.old_name:
+                command = _renamed_option(option_name(option.old_name), flag)(command)
         return command
 
     return decorate
+
+
+def _value_arguments(option: Option) -> dict[str, Any]:
+    """Return the arguments of a click option for the values of an option of a spec."""
+    if option.choices:
+        return {"type": click.Choice(option.choices)}
+    if option.item_type:
+        item_type = option.item_type if option.item_type in (int, float) else str
+        return {"type": CommaSeparated(item_type), "metavar": option.name.upper()}
+    return {"type": None if option.value_type is bool else option.value_type}
 
 
 def _renamed_option(old: str, new: str) -> Callable[[Any], Any]:
@@ -267,11 +203,10 @@ def resolve_specs(
     given = {key: value for key, value in flags.items() if value is not None}
 
     def update(spec: AnySpec) -> AnySpec:
-        names = {field.name for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
-        by_flags = {key: value for key, value in given.items() if key in names}
+        by_flags = {key: given[key] for key in declared_options(type(spec)) if key in given}
         return spec.replace(**tables.get(spec.table, {}) | by_flags)
 
-    return update(base), update(RunSpec(validation=0.1)), update(AugmentSpec())
+    return update(base), update(RunSpec.from_dict(RUN_DEFAULTS)), update(AugmentSpec())
 
 
 def parse_size(option: str, size: str | None) -> int | None:

@@ -13,6 +13,7 @@ import pytest
 
 import rescnet_dist
 from rescnet_dist import errors
+from rescnet_dist.options import declared_options
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rescnet_dist.__file__).parent
@@ -78,12 +79,15 @@ def test_defaults_and_choices_are_in_the_reference(cli: str) -> None:
 
 @pytest.mark.parametrize("spec", reference.spec_classes(), ids=lambda spec: spec.__name__)
 def test_every_field_of_a_spec_has_a_help_text(spec: Any) -> None:
-    """And is in the page, with its default."""
-    options, text = reference.spec_help(), section(reference.spec_markdown(), spec.__name__)
+    """And is in the page, with its default and its range."""
+    options, text = declared_options(spec), section(reference.spec_markdown(), spec.__name__)
     for field in dataclasses.fields(spec):
-        assert options[field.name].help, field.name
+        option = options[field.name]
+        assert option.help, field.name
         row = next(line for line in text.splitlines() if line.startswith(f"| `{field.name}`"))
         assert str(field.default) in row
+        assert f"| {option.limits} |" in row
+        assert reference.cell(option.help) in row
 
 
 def test_every_preset_is_in_the_reference() -> None:
