@@ -28,10 +28,11 @@ from rescnet_dist.data import (
 )
 from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.events import Listener, check_listeners
-from rescnet_dist.kernels import Backend, project_to_simplex
+from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.lifecycle import Changes, begin_run, check_resume, check_run, resume_run
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 
@@ -156,7 +157,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rescnet-"))
                 url = os.path.join(folder, "run")
             check_run(url, spec, run_spec, data)
-            client = stack.enter_context(current_client(gpus=Backend.of(run_spec).on_gpu))
+            client = stack.enter_context(current_client(gpus=get_backend(run_spec).on_gpu))
             run = begin_run(
                 url,
                 spec,
@@ -214,7 +215,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         store = None if self.store is None else os.fspath(self.store)
         if store is not None:
             check_run(store, spec, run_spec, data)
-        with current_client(gpus=Backend.of(run_spec).on_gpu) as client:
+        with current_client(gpus=get_backend(run_spec).on_gpu) as client:
             return forecast(data, spec, run_spec, client, store=store, measure=measure)
 
     @classmethod
@@ -268,7 +269,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         check_listeners(listeners)
         changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
         _, run_spec = check_resume(RunStore.open(url), changes, take_over=take_over)
-        with current_client(gpus=Backend.of(run_spec).on_gpu) as client:
+        with current_client(gpus=get_backend(run_spec).on_gpu) as client:
             run = resume_run(
                 url,
                 client,

@@ -19,13 +19,14 @@ from rescnet_dist.data import Images, classes_from_json, classes_to_json
 from rescnet_dist.errors import DataError, StoreError
 from rescnet_dist.formatting import html_table, plain_text
 from rescnet_dist.kernels import (
+    Augmentation,
     Backend,
     ImageScale,
     Layer,
     augment_images,
-    check_gpu_holds,
     forward,
 )
+from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
@@ -145,9 +146,8 @@ class Network:
         """
         precision = matmul_precision or self.backend.matmul_precision
         run_spec = RunSpec().replace(array_backend=array_backend, matmul_precision=precision)
-        backend = Backend.of(run_spec)
-        if backend.on_gpu:
-            check_gpu_holds(self.spec, self.image_shape, precision)
+        backend = get_backend(run_spec)
+        check_backend(backend, self.spec, self.image_shape)
         return replace(self, backend=backend)
 
     def check_images(self, images: Images) -> None:
@@ -488,6 +488,7 @@ def _forward_batches(
         Running scores of the batch after that layer.
     """
     copies, count = augment.copies, len(images)
+    changes = Augmentation(**augment.copy_options)
     batch_images = max(1, network.batch_images // (1 + copies))
     copy = np.arange(1 + copies)[:, None]
     for start in range(0, count, batch_images):
@@ -497,7 +498,7 @@ def _forward_batches(
             index, number = np.broadcast_arrays(first + np.arange(start, rows.stop), copy)
             batch = np.concatenate([batch] * (1 + copies))
             batch = augment_images(
-                batch, index.reshape(-1), number.reshape(-1), augment, PREDICT_SEED
+                batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
             )
         backend = network.backend
         stages = forward(

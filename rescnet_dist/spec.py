@@ -781,10 +781,10 @@ class AugmentSpec(Spec):
         ]
 
     @property
-    def moves(self) -> bool:
-        """Whether copies differ from their image in geometry."""
-        geometry = {"flip", "flip_vertical", "shift", "crop", "rotate", "scale"}
-        return not geometry.isdisjoint(self.changes)
+    def copy_options(self) -> dict[str, Any]:
+        """Values of the options of a single copy, by name: all options but `copies`."""
+        names = (f.name for f in dataclasses.fields(self) if f.name != "copies")
+        return {name: getattr(self, name) for name in names}
 
     def check_images(self, height: int, width: int, channels: int) -> None:
         """Raise SpecError if images of this shape cannot be augmented.

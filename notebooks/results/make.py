@@ -63,6 +63,7 @@ from rescnet_dist.flags import flag
 from rescnet_dist.kernels import Backend
 from rescnet_dist.lifecycle import Changes, begin_run, check_run, find_matching_run, resume_run
 from rescnet_dist.network import Network
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
@@ -189,7 +190,7 @@ def make(
                 f"those of {result.data} are {SHAPES[result.data]}. Name its data with --data."
             )
         check_test_set(test_data or source, training)  # their shape only
-    with cluster(cluster_flags, gpus=Backend.of(run_spec).on_gpu) as client:
+    with cluster(cluster_flags, gpus=get_backend(run_spec).on_gpu) as client:
         train(store, spec, run_spec, training, source, client)
         found, run = describe_run(store), RunStore.open(store)
         environment = run.attributes()["environment"]

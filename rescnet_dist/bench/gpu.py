@@ -6,7 +6,7 @@ import numpy as np
 
 from rescnet_dist.bench.engine import NO_VALIDATION, layer_seconds, make_spec
 from rescnet_dist.bench.timing import Result
-from rescnet_dist.kernels import Backend
+from rescnet_dist.planning.backend import get_backend
 
 GPU_RUN_LAYERS = 8
 # Maps stay in memory, as in a run whose next checkpoint is far away
@@ -19,7 +19,7 @@ def layer(n: int, stride: int, bar: float, quick: bool) -> list[Result]:
     The first layers, for which kernels are compiled, and the last one, whose maps are stored, do
     not count.
     """
-    Backend.of(GPU_RUN_SPEC).prepare()  # fails without a GPU, before any data are generated
+    get_backend(GPU_RUN_SPEC).prepare()  # fails without a GPU, before any data are generated
     n, filters = (200, 8) if quick else (n, 50)
     spec = make_spec(filters, GPU_RUN_LAYERS).replace(stride=stride, residual="regress")
     seconds = layer_seconds(1, n, spec, GPU_RUN_SPEC)[2:-1]

@@ -55,7 +55,6 @@ from rescnet_dist.errors import (
     pluralize,
 )
 from rescnet_dist.flags import option_name
-from rescnet_dist.kernels import Backend
 from rescnet_dist.lifecycle import (
     CHANGEABLE,
     Changes,
@@ -68,6 +67,7 @@ from rescnet_dist.lifecycle import (
 )
 from rescnet_dist.options import declared_options
 from rescnet_dist.planning import forecast
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import RunStore
@@ -115,7 +115,7 @@ def train_command(
     check_run(url, spec, run_spec, training, free=not or_resume)
     if test_data:
         check_test_set(test_data, training)
-    gpus = Backend.of(run_spec).on_gpu
+    gpus = get_backend(run_spec).on_gpu
     with (
         open_reporter(report_options) as reporter,
         cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
@@ -174,7 +174,7 @@ def plan_command(
     training, spec, run_spec = prepare_training(data, preset, config, flags)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
-    gpus = Backend.of(run_spec).on_gpu
+    gpus = get_backend(run_spec).on_gpu
     status = "measuring" if measure else "planning"
     with cluster(cluster_flags, gpus=gpus) as client, show_status(status):
         estimated = forecast(training, spec, run_spec, client, store=url, measure=measure)
@@ -248,7 +248,7 @@ def resume_command(
             "to grow more layers.",
             err=True,
         )
-    gpus = Backend.of(run_spec).on_gpu
+    gpus = get_backend(run_spec).on_gpu
     with (
         open_reporter(report_options) as reporter,
         cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,

@@ -12,8 +12,8 @@ from rescnet_dist.cli.clusters import cluster, show_status
 from rescnet_dist.cli.options import HELP_SETTINGS, parse_size, resolve_specs, spec_options
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
-from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import Problem, calibrate, estimate
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 GPU_MEMORY_OPTION = click.option(
@@ -87,7 +87,7 @@ def estimate_command(
 
 def resolve_gpu_memory(run_spec: RunSpec, given: str | None) -> int | None:
     """Return the bytes of a GPU, or None for a run without; raise SpecError if they do not fit."""
-    if not Backend.of(run_spec).on_gpu:
+    if not get_backend(run_spec).on_gpu:
         if given is not None:
             raise SpecError(
                 f"--gpu-memory {given} is for GPUs, but this run uses none. Add --array-backend "

@@ -31,8 +31,8 @@ from rescnet_dist.errors import (
     pluralize,
 )
 from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
-from rescnet_dist.kernels import Backend
 from rescnet_dist.lifecycle import check_resume
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import RunSpec
 from rescnet_dist.store import RunStore, last_saved
@@ -189,7 +189,7 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     accuracy = None
     if data:
         with show_status("test accuracy", quiet=reporter.options.is_silent):
-            backend = Backend.of(RunSpec.from_stored(description["run"]))
+            backend = get_backend(RunSpec.from_stored(description["run"]))
             # The GPUs may be those of the workers only.
             name = backend.name if backend.available() else "numpy"
             accuracy = rescnet_dist.ResCNetClassifier.load(run.url, array_backend=name).score(data)

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rescnet_dist.data.dataset import open_dataset
 from rescnet_dist.errors import DataError
-from rescnet_dist.kernels import augment_images
+from rescnet_dist.kernels import Augmentation, augment_images
 from rescnet_dist.spec import AugmentSpec
 
 IMAGE_SIDE_PIXELS = 64  # approximate, on a sheet
@@ -124,10 +124,11 @@ def augmentation_sheet(
     labels, names = dataset["labels"].to_numpy(), dataset.attrs.get("class_names")
     chosen = _choose_in_turn(labels, images)
     copy, rows = np.arange(1 + augment.copies), []
+    changes = Augmentation(**augment.copy_options)
     for number in chosen:
         image = dataset["images"].isel(image=slice(number, number + 1)).to_numpy()
         repeated = np.repeat(image, len(copy), axis=0)
-        rows.append(augment_images(repeated, np.full(len(copy), number), copy, augment, seed))
+        rows.append(augment_images(repeated, np.full(len(copy), number), copy, changes, seed))
     return contact_sheet(rows, [str(names[labels[n]] if names else labels[n]) for n in chosen])
 
 

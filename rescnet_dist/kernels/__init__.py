@@ -1,10 +1,11 @@
 """The mathematics of ResCNet: arrays in, arrays out; no dask, no zarr, no files."""
 
 from rescnet_dist.kernels.arrays import to_host
-from rescnet_dist.kernels.augment import augment_images
+from rescnet_dist.kernels.augment import Augmentation, augment_images
 from rescnet_dist.kernels.backend import Backend
 from rescnet_dist.kernels.contrast import local_contrast
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalize
+from rescnet_dist.kernels.cpu.loading import prepare
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,
@@ -46,7 +47,6 @@ from rescnet_dist.kernels.layer import (
     slabs,
     update_scores,
 )
-from rescnet_dist.kernels.loading import prepare
 from rescnet_dist.kernels.patches import PatchMoments, patch_scatter
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import (
@@ -66,6 +66,7 @@ from rescnet_dist.kernels.tiles import (
 )
 
 __all__ = [
+    "Augmentation",
     "Backend",
     "Bank",
     "BankStatistics",

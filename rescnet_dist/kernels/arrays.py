@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields, is_dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def on_gpu(array: Any) -> bool:
     """Return whether an array is a CuPy array."""
     return type(array).__module__.partition(".")[0] == "cupy"
-
-
-def gpu_kernels() -> Any:
-    """Import and return the GPU kernels, `rescnet_dist.gpu`."""
-    return import_module("rescnet_dist.gpu")
 
 
 def get_array_module(array: Any) -> Any:

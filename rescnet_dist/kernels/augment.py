@@ -6,6 +6,7 @@ original, so that it is resampled only once. Color, cutout and noise follow.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 from scipy.special import ndtri
 
 from rescnet_dist.kernels.hashing import uniforms
-from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,7 +40,61 @@ class Draw(IntEnum):
     NOISE = 12
 
 
-def augment_images(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed: int) -> Array:
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """The random changes of a copy of an image; none by default.
+
+    Attributes
+    ----------
+    flip : bool, default False
+        Whether to mirror every second copy left to right; see `find_flips`.
+    flip_vertical : bool, default False
+        Whether to mirror every second copy top to bottom.
+    shift : int, default 0
+        The largest shift, in whole pixels.
+    crop : float, default 1.0
+        The smallest side of a random square crop, as a fraction of the image's sides.
+    rotate : float, default 0.0
+        The largest rotation, in degrees.
+    scale : float, default 0.0
+        The largest change of size, up or down, as a fraction.
+    padding : {"zero", "edge", "reflect"}, default "zero"
+        The pixels beyond the border.
+    brightness : float, default 0.0
+        The largest distance from 1 of the factor of brightness.
+    contrast : float, default 0.0
+        The largest distance from 1 of the factor of contrast.
+    saturation : float, default 0.0
+        The largest distance from 1 of the factor of saturation.
+    cutout : int, default 0
+        The side of a square that is set to 0, in pixels.
+    noise : float, default 0.0
+        The standard deviation of Gaussian noise, as a fraction of the pixel range.
+    """
+
+    flip: bool = False
+    flip_vertical: bool = False
+    shift: int = 0
+    crop: float = 1.0
+    rotate: float = 0.0
+    scale: float = 0.0
+    padding: str = "zero"
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    cutout: int = 0
+    noise: float = 0.0
+
+    @property
+    def moves(self) -> bool:
+        """Whether pixels are moved: any change of geometry."""
+        grows = self.crop < 1 or self.scale > 0
+        return bool(self.flip or self.flip_vertical or self.shift or self.rotate or grows)
+
+
+def augment_images(
+    images: Array, index: Array, copy: Array, changes: Augmentation, seed: int
+) -> Array:
     """Make augmented copies of images.
 
     Parameters
@@ -51,7 +105,7 @@ def augment_images(images: Array, index: Array, copy: Array, spec: AugmentSpec, 
         The index of each image in its dataset, a key of its random numbers.
     copy : ndarray of int, shape (n,)
         The number of the copy to make of each image. Copy 0 is the image itself.
-    spec : AugmentSpec
+    changes : Augmentation
         The changes to apply.
     seed : int
         The seed of the random numbers.
@@ -69,7 +123,7 @@ def augment_images(images: Array, index: Array, copy: Array, spec: AugmentSpec, 
     step = max(1, SLAB_PIXELS // (images.shape[1] * images.shape[2]))
     for start in range(0, len(rows), step):
         slab = rows[start : start + step]
-        out[slab] = _make_copies(images[slab], index[slab], copy[slab], spec, seed)
+        out[slab] = _make_copies(images[slab], index[slab], copy[slab], changes, seed)
     return out
 
 
@@ -78,19 +132,21 @@ def full_range(dtype: np.dtype[Any]) -> float:
     return float(np.iinfo(dtype).max) if dtype.kind in "iu" else 1.0
 
 
-def _make_copies(images: Array, index: Array, copy: Array, spec: AugmentSpec, seed: int) -> Array:
+def _make_copies(
+    images: Array, index: Array, copy: Array, changes: Augmentation, seed: int
+) -> Array:
     """Return copies (n, H, W, d), none of which has the number 0, of images (n, H, W, d)."""
     draws = _Draws(seed, index, copy)
     is_wide = images.dtype.kind in "iu" and images.dtype.itemsize > 2
     pixels: Array = images.astype(np.float64 if is_wide else np.float32)
-    if spec.moves:
-        pixels = _transform(pixels, copy, spec, draws)
-    pixels = _adjust_color(pixels, spec, draws)
-    if spec.cutout:
-        pixels[_cutout_mask(images.shape[1:3], spec.cutout, draws)] = 0
-    if spec.noise:
+    if changes.moves:
+        pixels = _transform(pixels, copy, changes, draws)
+    pixels = _adjust_color(pixels, changes, draws)
+    if changes.cutout:
+        pixels[_cutout_mask(images.shape[1:3], changes.cutout, draws)] = 0
+    if changes.noise:
         noise = draws.normal(Draw.NOISE, pixels[0].size).reshape(pixels.shape)
-        pixels = pixels + np.float32(spec.noise * full_range(images.dtype)) * noise
+        pixels = pixels + np.float32(changes.noise * full_range(images.dtype)) * noise
     if images.dtype.kind == "f":
         return pixels.astype(images.dtype)
     limits = np.iinfo(images.dtype)
@@ -121,45 +177,47 @@ class _Draws:
 # geometry ---------------------------------------------------------------------------------------
 
 
-def find_flips(copy: Array, spec: AugmentSpec) -> tuple[Array, Array]:
+def find_flips(copy: Array, changes: Augmentation) -> tuple[Array, Array]:
     """Return whether copies (n,) are flipped top to bottom and left to right, (n,) bool each.
 
     Copies take turns: with one kind of flip, every other copy is flipped, starting with the first;
     with two, copies get the first, the second, both and none.
     """
-    axes = [axis for axis, flip in (("x", spec.flip), ("y", spec.flip_vertical)) if flip]
+    axes = [axis for axis, flip in (("x", changes.flip), ("y", changes.flip_vertical)) if flip]
     flips = {axis: (copy >> bit) & 1 == 1 for bit, axis in enumerate(axes)}
     never = np.zeros(len(copy), bool)
     return flips.get("y", never), flips.get("x", never)
 
 
-def _transform(images: Array, copy: Array, spec: AugmentSpec, draws: _Draws) -> Array:
+def _transform(images: Array, copy: Array, changes: Augmentation, draws: _Draws) -> Array:
     """Return images (n, H, W, d) flipped, shifted, cropped, rotated and scaled."""
     _, height, width, _ = images.shape
     n = len(copy)
-    flip_y, flip_x = find_flips(copy, spec)
+    flip_y, flip_x = find_flips(copy, changes)
     step = np.ones(n)  # source pixels per pixel of the copy
     center_y, center_x = np.full(n, (height - 1) / 2), np.full(n, (width - 1) / 2)
-    if spec.crop < 1:
-        step = draws.uniform(Draw.CROP_SIDE, spec.crop, 1)
+    if changes.crop < 1:
+        step = draws.uniform(Draw.CROP_SIDE, changes.crop, 1)
         center_y = center_y + (1 - step) * height * draws.uniform(Draw.CROP_Y, -0.5, 0.5)
         center_x = center_x + (1 - step) * width * draws.uniform(Draw.CROP_X, -0.5, 0.5)
-    if spec.shift:
-        center_y = center_y + draws.integers(Draw.SHIFT_Y, -spec.shift, spec.shift)
-        center_x = center_x + draws.integers(Draw.SHIFT_X, -spec.shift, spec.shift)
-    if spec.scale:
-        step = step * (1 + spec.scale) ** draws.uniform(Draw.SCALE, -1, 1)
+    if changes.shift:
+        center_y = center_y + draws.integers(Draw.SHIFT_Y, -changes.shift, changes.shift)
+        center_x = center_x + draws.integers(Draw.SHIFT_X, -changes.shift, changes.shift)
+    if changes.scale:
+        step = step * (1 + changes.scale) ** draws.uniform(Draw.SCALE, -1, 1)
     step_y, step_x = np.where(flip_y, -step, step), np.where(flip_x, -step, step)
     down = step_y[:, None] * (np.arange(height) - (height - 1) / 2)  # (n, H)
     right = step_x[:, None] * (np.arange(width) - (width - 1) / 2)  # (n, W)
-    if spec.rotate:
-        angle = np.deg2rad(draws.uniform(Draw.ROTATE, -spec.rotate, spec.rotate))
+    if changes.rotate:
+        angle = np.deg2rad(draws.uniform(Draw.ROTATE, -changes.rotate, changes.rotate))
         cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
         y = center_y[:, None, None] + cos * down[:, :, None] - sin * right[:, None, :]
         x = center_x[:, None, None] + sin * down[:, :, None] + cos * right[:, None, :]
-        return _resample(images, _pad(y, height, spec.padding), _pad(x, width, spec.padding))
+        return _resample(images, _pad(y, height, changes.padding), _pad(x, width, changes.padding))
     y, x = center_y[:, None] + down, center_x[:, None] + right
-    return _resample_by_axis(images, _pad(y, height, spec.padding), _pad(x, width, spec.padding))
+    return _resample_by_axis(
+        images, _pad(y, height, changes.padding), _pad(x, width, changes.padding)
+    )
 
 
 def _pad(coordinate: Array, side: int, padding: str) -> Array:
@@ -215,16 +273,16 @@ def _resample(images: Array, y: Array, x: Array) -> Array:
 # color and cutout ------------------------------------------------------------------------------
 
 
-def _adjust_color(images: Array, spec: AugmentSpec, draws: _Draws) -> Array:
+def _adjust_color(images: Array, changes: Augmentation, draws: _Draws) -> Array:
     """Return images (n, H, W, d) with brightness, contrast and saturation changed."""
-    if spec.brightness:
-        images = images * _draw_factor(Draw.BRIGHTNESS, spec.brightness, draws)
-    if spec.contrast:
+    if changes.brightness:
+        images = images * _draw_factor(Draw.BRIGHTNESS, changes.brightness, draws)
+    if changes.contrast:
         mean = images.reshape(len(images), -1).mean(axis=1)[:, None, None, None]
-        images = mean + (images - mean) * _draw_factor(Draw.CONTRAST, spec.contrast, draws)
-    if spec.saturation:
+        images = mean + (images - mean) * _draw_factor(Draw.CONTRAST, changes.contrast, draws)
+    if changes.saturation:
         gray = (images * np.array(LUMA, np.float32)).sum(axis=3, keepdims=True)
-        images = gray + (images - gray) * _draw_factor(Draw.SATURATION, spec.saturation, draws)
+        images = gray + (images - gray) * _draw_factor(Draw.SATURATION, changes.saturation, draws)
     return images
 
 

@@ -1,18 +1,25 @@
-"""The backend that holds arrays during computation: NumPy on the CPU, or CuPy on a GPU."""
+"""The backend of arrays, NumPy on the CPU or CuPy on a GPU, and the operations of each.
+
+Kernels work on arrays of both. The few operations that need different code have two
+implementations, the modules `cpu` and `gpu`; `get_operations` is the only place that chooses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 
 from rescnet_dist.errors import BackendError
-from rescnet_dist.kernels.arrays import gpu_kernels, to_host
-from rescnet_dist.kernels.loading import prepare
-from rescnet_dist.spec import RunSpec
+from rescnet_dist.kernels import cpu
+from rescnet_dist.kernels.arrays import Array, on_gpu, to_host
+from rescnet_dist.kernels.cpu.loading import prepare
+from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.solving import Solve
 
 INSTALL_CUPY = (
     "Run pip install 'rescnet-dist[gpu]' (in a checkout '.[gpu]'; cupy-cuda12x for CUDA 12) and "
@@ -35,22 +42,6 @@ class Backend:
 
     name: str = "numpy"
     matmul_precision: str = "split"
-
-    @classmethod
-    def of(cls, run_spec: RunSpec) -> Backend:
-        """Return the backend that a run asks for.
-
-        Parameters
-        ----------
-        run_spec : RunSpec
-            The options of the run.
-
-        Returns
-        -------
-        Backend
-            The backend, which need not be available.
-        """
-        return cls(run_spec.array_backend, run_spec.matmul_precision)
 
     @property
     def on_gpu(self) -> bool:
@@ -159,9 +150,9 @@ class Backend:
             self._device().free()
 
     def _device(self) -> Any:
-        """Return `rescnet_dist.gpu.device`. Raise BackendError without CuPy or without a GPU."""
+        """Return the module `gpu.device`. Raise BackendError without CuPy or without a GPU."""
         try:
-            device = gpu_kernels().device
+            from rescnet_dist.kernels.gpu import device
         except ImportError as error:
             raise BackendError(
                 f'array_backend="cupy" needs CuPy, which cannot be imported ({error}). '
@@ -174,3 +165,91 @@ class Backend:
                 "or leave array_backend out."
             )
         return device
+
+
+class Operations(Protocol):
+    """The operations that NumPy and CuPy arrays need different code for.
+
+    A layer's inputs have n images of shape (H, W, c). Arrays are those of one library.
+    """
+
+    def convolve(
+        self,
+        inputs: LayerInput,
+        filters: Array,
+        bias: Array,
+        low: Array,
+        scale: Array,
+        into: Array | None,
+    ) -> Array:
+        """Return maps (n, H, W, f) of (inputs − low)·scale, written to `into` if given.
+
+        filters (k, k, c, f), bias (f,), low and scale (c,); stride 1, zero padding.
+        """
+
+    def gather_sums(self, inputs: LayerInput) -> tuple[Array, Array, Array]:
+        """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images.
+
+        All are in float64.
+        """
+
+    def patch_products(self, inputs: LayerInput, size: int, shift: Array, extent: Array) -> Array:
+        """Return Σ p pᵀ (k²c, k²c) over all valid k×k patches p of inputs − shift, in float64.
+
+        k = size; shift (c,); extent (c,) bounds |inputs − shift|. A patch is flattened in the order
+        row, column, channel.
+        """
+
+    def pool_blocks(
+        self,
+        maps: Array,
+        block: int,
+        stride: int,
+        targets: Array,
+        parents: Array,
+        channelwise: bool,
+        power: bool,
+        counts: Array | None,
+        cells: int,
+        pairs: int,
+    ) -> Array:
+        """Return the pooled, normalized covariances (n, cells·pairs) of maps (n, H, W, f).
+
+        Blocks of a cell are pooled by the mean if counts (cells,) gives their number, by the
+        maximum if it is None. The other parameters are those of `cpu.blocks.pool_blocks`.
+        """
+
+    def column_means(self, rows: Array) -> Array:
+        """Return the mean (m,) of each column of rows (n, m), in float64."""
+
+    def new_square(self, side: int, dtype: np.dtype[Any]) -> Array:
+        """Return zeros (side, side) in Fortran order, for a scatter."""
+
+    def new_rows(self, n: int, scatter: Array) -> Array:
+        """Allocate rows (n, D) that will be added to scatter (D, D)."""
+
+    def add_scatter(self, total: Array, rows: Array) -> None:
+        """Add rowsᵀ rows of rows (n, D) to the lower triangle of total (D, D)."""
+
+    def add_outer(self, total: Array, vector: Array, factor: float) -> None:
+        """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
+
+    def whiten(self, scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+        """Return the scale (D,) and the solve function of a `Whitening`.
+
+        scatter (D, D) of `count` samples, of which the lower triangle is read. Raises
+        SingularError if the covariance cannot be factorized with this ridge.
+        """
+
+
+def get_operations(array: Any) -> Operations:
+    """Return the operations for an array: the module `cpu`, or `gpu` for CuPy arrays."""
+    return _load_gpu_operations() if on_gpu(array) else cpu
+
+
+@cache
+def _load_gpu_operations() -> Operations:
+    """Import and return the module `gpu`, which needs CuPy."""
+    from rescnet_dist.kernels import gpu
+
+    return gpu

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, gpu_kernels, on_gpu
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
+from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.inputs import LayerInput
-
-PATCH_BYTES = 4 * 2**20  # size of the patch matrix (im2col) that is held at a time
 
 
 def min_max_scale(low: Array, high: Array, mode: str) -> tuple[Array, Array]:
@@ -91,27 +90,8 @@ def convolve(
     ValueError
         If `into` is not C-contiguous or has another dtype than the inputs.
     """
-    height, width, channels = inputs.shape
+    channels = inputs.shape[2]
     low = np.zeros(channels) if low is None else low
     scale = np.ones(channels) if scale is None else scale
-    if on_gpu(inputs.images):
-        return gpu_kernels().convolve(inputs.select_arrays(), filters, bias, low, scale, into)
-    size, count = filters.shape[0], filters.shape[3]
-    dtype = inputs.images.dtype
-    weights = np.ascontiguousarray(filters.reshape(-1, count), dtype=dtype)
-    maps = np.empty((len(inputs), height, width, count), dtype) if into is None else into
-    if not maps.flags.c_contiguous or maps.dtype != dtype:
-        raise ValueError(
-            f"into is of {maps.dtype} with strides {maps.strides}. Pass a C-contiguous array of "
-            f"{dtype}."
-        )
-    patch_values = height * width * len(weights)  # of one image
-    step = max(1, PATCH_BYTES // (dtype.itemsize * patch_values))
-    buffer = np.empty(min(step, len(inputs)) * patch_values, dtype)
-    for start, batch in zip(range(0, len(inputs), step), inputs.batches(step), strict=True):
-        patches = buffer[: len(batch) * patch_values].reshape(len(batch), height, width, -1)
-        batch.write_patches(size, low, scale, patches)
-        rows = maps[start : start + len(batch)].reshape(len(batch), height * width, count)
-        np.matmul(patches.reshape(len(batch), height * width, -1), weights, out=rows)
-        rows += bias.astype(dtype)
-    return maps
+    operations = get_operations(inputs.images)
+    return operations.convolve(inputs, filters, bias, low, scale, into)

@@ -10,7 +10,6 @@ import numpy as np
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.spec import NetworkSpec
 
 TARGET_SHARED_BYTES = 44 * 1024  # shared memory that a block of threads should use
 MAX_SHARED_BYTES = 48 * 1024  # shared memory that a block of threads can use
@@ -130,34 +129,35 @@ def _max_matrix_unit_filters(size: int) -> int:
 
 
 def check_gpu_holds(
-    spec: NetworkSpec, image_shape: tuple[int, int, int], matmul_precision: str
+    name: str, size: int, channels: int, height: int, width: int, matmul_precision: str
 ) -> None:
-    """Check that the filters of a network are not too large for the convolution on a GPU.
+    """Check that filters are not too large for the convolution on a GPU.
 
     Parameters
     ----------
-    spec : NetworkSpec
-        The network.
-    image_shape : tuple of int
-        The shape (H, W, d) of an image.
+    name : str
+        The option that gives the size, for the message.
+    size : int
+        The side of the filters, in pixels.
+    channels : int
+        The input channels of a filter that are not always 0.
+    height, width : int
+        The size of the images, in pixels.
     matmul_precision : {"float32", "split", "half"}
-        How matrices are multiplied; see `RunSpec`.
+        How matrices are multiplied; see `Backend`.
 
     Raises
     ------
     SpecError
         If a filter does not fit into the shared memory of a GPU.
     """
-    height, width, channels = image_shape
-    for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
-        size, inputs = getattr(spec, name), spec.input_channels(layer, channels)
-        matrix_units = use_matrix_units(size, inputs // spec.views, matmul_precision)
-        if not max_launch_filters(size, 1, height, width, matrix_units=matrix_units):
-            fitting = (n for n in range(size, 0, -1) if Tile.of(n, 1, height, width).depth)
-            raise SpecError(
-                f"{name}={size} gives filters that do not fit into the shared memory of a GPU. "
-                f"Use at most {next(fitting)}, or leave array_backend out."
-            )
+    matrix_units = use_matrix_units(size, channels, matmul_precision)
+    if not max_launch_filters(size, 1, height, width, matrix_units=matrix_units):
+        fitting = (n for n in range(size, 0, -1) if Tile.of(n, 1, height, width).depth)
+        raise SpecError(
+            f"{name}={size} gives filters that do not fit into the shared memory of a GPU. "
+            f"Use at most {next(fitting)}, or leave array_backend out."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, gpu_kernels, on_gpu
-from rescnet_dist.kernels.loading import kernel
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,61 +108,6 @@ class LayerInput:
         """
         for start in range(0, len(self), step):
             yield self.select(slice(start, start + step))
-
-    def write_patches(self, size: int, low: Array, scale: Array, into: Array) -> None:
-        """Write the patch matrix (im2col) of (input − low)·scale.
-
-        It holds the size×size patch around every pixel, 0 outside the image.
-
-        Parameters
-        ----------
-        size : int
-            The side of the patches, in pixels.
-        low : ndarray of shape (c,)
-            The offset of each channel.
-        scale : ndarray of shape (c,)
-            The scale of each channel.
-        into : ndarray of shape (m, H, W, size²·c)
-            The array to write to.
-        """
-        low, scale = low.astype(into.dtype), scale.astype(into.dtype)
-        kernel("write_patches")(self.maps, self.images, self.rows, low, scale, size, into)
-
-    def write_row_windows(self, shift: Array, reach: int, into: Array) -> None:
-        """Write the row window of every pixel, minus `shift`.
-
-        It holds the pixel and its neighbors to the left and right, 0 outside the image.
-
-        Parameters
-        ----------
-        shift : ndarray of shape (c,)
-            The value of each channel that is subtracted.
-        reach : int
-            The number of neighbors on each side.
-        into : ndarray of shape (H, m, W, 2·reach + 1, c)
-            The array to write to.
-        """
-        kernel("write_row_windows")(self.maps, self.images, self.rows, shift, reach, into)
-
-    def gather_sums(self) -> tuple[Array, Array, Array]:
-        """Compute the extremes of each channel, and the sum over images, in float64.
-
-        Returns
-        -------
-        low : ndarray of shape (c,)
-            The minimum of each channel.
-        high : ndarray of shape (c,)
-            The maximum of each channel.
-        sums : ndarray of shape (H, W, c)
-            The sum over the selected images.
-        """
-        if on_gpu(self.images):
-            return gpu_kernels().gather_sums(*self.select_arrays())
-        dtype, channels = self.images.dtype, self.shape[2]
-        low, high = np.full(channels, np.inf, dtype), np.full(channels, -np.inf, dtype)
-        sums = np.zeros(self.shape)
-        kernel("gather_sums")(self.maps, self.images, self.rows, low, high, sums)
-        return low.astype(np.float64), high.astype(np.float64), sums
 
     def extract_patches(self, size: int, row: Array, y: Array, x: Array) -> Array:
         """Extract p patches at given places.

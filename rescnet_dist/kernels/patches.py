@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.inputs import LayerInput
-from rescnet_dist.kernels.products import patch_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +127,14 @@ def patch_scatter(images: Array, size: int) -> PatchMoments:
 def patch_statistics(inputs: LayerInput, size: int) -> tuple[Array, Array, PatchMoments]:
     """Return minimum and maximum (c,) of each channel, and the moments of all patches."""
     height, width, channels = inputs.shape
-    low, high, sums = inputs.gather_sums()
+    operations = get_operations(inputs.images)
+    low, high, sums = operations.gather_sums(inputs)
     count = len(inputs) * max(0, height - size + 1) * max(0, width - size + 1)
     if not count:
         return low, high, PatchMoments.empty(size * size * channels)
     shift = (sums.sum(axis=(0, 1)) / (len(inputs) * height * width)).astype(np.float32)
-    products = patch_products(inputs, size, shift, np.maximum(high - shift, shift - low))
+    extent = np.maximum(high - shift, shift - low)
+    products = operations.patch_products(inputs, size, shift, extent)
     offset = np.tile(shift.astype(np.float64), size * size)
     mean = _sum_patches(sums, size) / count - offset
     moments = PatchMoments(count, mean + offset, products - np.outer(mean, mean) * count)

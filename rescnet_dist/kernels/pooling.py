@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, asarray_like, gpu_kernels, on_gpu
-from rescnet_dist.kernels.loading import kernel
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.backend import get_operations
 
 
 def block_starts(length: int, block: int, stride: int) -> range:
@@ -174,21 +174,11 @@ def second_order_features(
     ValueError
         If a block is larger than the maps.
     """
-    n, height, width, filters = maps.shape
+    _, height, width, filters = maps.shape
     grid = height, width, block, stride, tuple(levels), cells
     (live, targets), (direct, parents) = pyramid(*grid), nest_levels(*grid)
     pairs = filters * (filters - 1) // 2 if zscore == "channel" else filters * (filters + 1) // 2
-    options = (block, stride, direct, parents, zscore == "channel", power, pool == "max")
-    if on_gpu(maps):
-        pooled = gpu_kernels().pool_blocks(maps, *options, live, pairs)
-        if pool == "mean":
-            weights = 1 / np.bincount(targets.reshape(-1), minlength=live)
-            pooled *= asarray_like(np.repeat(weights, pairs).astype(np.float32), maps)
-        return pooled
-    pooled = np.empty((n, live, pairs), maps.dtype)
-    if not maps.flags.c_contiguous:
-        maps = np.ascontiguousarray(maps)
-    kernel("pool_blocks")(maps, *options, pooled)
-    if pool == "mean":
-        pooled /= np.bincount(targets.reshape(-1), minlength=live).astype(maps.dtype)[:, None]
-    return pooled.reshape(n, live * pairs)
+    counts = None if pool == "max" else np.bincount(targets.reshape(-1), minlength=live)
+    return get_operations(maps).pool_blocks(
+        maps, block, stride, direct, parents, zscore == "channel", power, counts, live, pairs
+    )

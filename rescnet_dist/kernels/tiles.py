@@ -13,13 +13,8 @@ import numpy as np
 from scipy.linalg import blas, solve_triangular
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.discriminant import (
-    FeatureMoments,
-    Whitening,
-    check_pivots,
-    inverse_deviations,
-    singular_error,
-)
+from rescnet_dist.kernels.discriminant import FeatureMoments, Whitening
+from rescnet_dist.kernels.solving import check_pivots, inverse_deviations, singular_error
 
 
 def feature_blocks(features: int, tile: int) -> list[slice]:

@@ -26,8 +26,8 @@ from rescnet_dist.errors import (
     mask_secrets,
     pluralize,
 )
-from rescnet_dist.kernels import Backend
 from rescnet_dist.lifecycle.holdout import HoldOut, hold_out
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.requirements import Problem
@@ -100,7 +100,7 @@ def prepare_run(
     check_versions(client)
     if data.has_validation:
         run_spec = run_spec.replace(validation=0.0)
-    workers = Workers.from_client(client, Backend.of(run_spec))
+    workers = Workers.from_client(client, get_backend(run_spec))
     make_plan(Problem.of(data, run_spec), spec, run_spec, workers)  # raises if nothing fits
     stored = data.stored
     if stored and Location(stored.url).has_secret:

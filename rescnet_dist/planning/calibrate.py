@@ -23,7 +23,7 @@ from rescnet_dist.kernels import (
     features_per_layer,
     targets_per_layer,
 )
-from rescnet_dist.kernels.blas import add_scatter, cholesky
+from rescnet_dist.kernels.cpu.blas import add_scatter, cholesky
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, accumulator_bytes
 from rescnet_dist.reduce import blas_threads

@@ -10,7 +10,7 @@ from itertools import takewhile
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError, SpecError
 from rescnet_dist.formatting import format_bytes, format_mib
-from rescnet_dist.kernels import Backend, check_gpu_holds
+from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
 from rescnet_dist.planning.tier import choose_tier
@@ -35,8 +35,7 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     as many and the scatter matrix as whole as fits. Raise SpecError if nothing fits, with a value
     that would.
     """
-    if (backend := Backend.of(run_spec)).on_gpu:
-        check_gpu_holds(spec, problem.image_shape, backend.matmul_precision)
+    check_backend(get_backend(run_spec), spec, problem.image_shape)
     candidates = _iter_candidates(problem, spec, run_spec, workers)
     fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
     best = next(fitting, None)

@@ -11,7 +11,7 @@ from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import ClusterError, SpecError, pluralize
 from rescnet_dist.formatting import format_bytes, format_time, html_table
-from rescnet_dist.kernels import Backend
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
 from rescnet_dist.planning.plan import Plan
@@ -163,7 +163,7 @@ def forecast(
     Nothing is written, except one object next to `store` while its speed is measured.
     """
     problem = Problem.of(data, run_spec)
-    workers = Workers.from_client(client, Backend.of(run_spec))
+    workers = Workers.from_client(client, get_backend(run_spec))
     make_plan(problem, spec, run_spec, workers)  # raises before anything is measured
     measure = measure and workers.gpu_memory is None  # only CPUs can be timed
     speed = calibrate(client, problem, spec, workers, store) if measure else None

@@ -10,10 +10,10 @@ import numpy as np
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels import features_per_layer, targets_per_layer
-from rescnet_dist.kernels.convolution import PATCH_BYTES
+from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
+from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.kernels.layer import SLAB_BYTES
-from rescnet_dist.kernels.products import ROW_WINDOW_BYTES
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rescnet_dist.data import RowTable
 from rescnet_dist.kernels import Backend, features_per_layer
+from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -54,7 +55,7 @@ class RunState:
     @property
     def backend(self) -> Backend:
         """Backend (NumPy or CuPy) that the kernels work on."""
-        return Backend.of(self.run_spec)
+        return get_backend(self.run_spec)
 
     @property
     def features(self) -> int:

@@ -15,7 +15,13 @@ import zarr
 from rescnet_dist.cluster.workers import limit_profiler
 from rescnet_dist.data import RowBlock, Rows
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError
-from rescnet_dist.kernels import Backend, augment_images, feature_blocks, replay_layers
+from rescnet_dist.kernels import (
+    Augmentation,
+    Backend,
+    augment_images,
+    feature_blocks,
+    replay_layers,
+)
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.runs.state import RunState
@@ -168,10 +174,11 @@ class Reader:
         """
         (array, first), rows, state = source, chunk.rows, self.state
         start, stop = int(rows.image[0]), int(rows.image[-1]) + 1
+        changes = Augmentation(**state.augment.copy_options)
 
         def augment(images: Array) -> Array:
             images = images[rows.image - start]
-            return augment_images(images, rows.image, rows.copy, state.augment, state.run_spec.seed)
+            return augment_images(images, rows.image, rows.copy, changes, state.run_spec.seed)
 
         try:
             return self._read(

@@ -155,7 +155,7 @@ def test_sums_over_many_images_are_accurate(
 
     Matrix units round towards zero when they sum, by 6e-9 of the sum for each image.
     """
-    from rescnet_dist.gpu import patches
+    from rescnet_dist.kernels.gpu import patches
 
     if slab:
         monkeypatch.setattr(patches, "PATCH_SLAB_BYTES", slab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rescnet_dist import AugmentSpec, SpecError
-from rescnet_dist.kernels import augment_images, uniforms
+from rescnet_dist.kernels import Augmentation, augment_images, uniforms
 from rescnet_dist.kernels.augment import LUMA, Draw
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +60,7 @@ def make_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> A
 # the oracle: one pixel at a time ------------------------------------------------------------------
 
 
-def oracle(image: Array, index: int, copy: int, spec: AugmentSpec, seed: int) -> Array:
+def oracle(image: Array, index: int, copy: int, spec: Augmentation, seed: int) -> Array:
     """Return one copy of one image (H, W, d), as the docstring of `AugmentSpec` defines it."""
     if copy == 0:
         return image
@@ -139,7 +140,7 @@ def test_copies_equal_plain_loops(
     """Pixels are equal for every kind of change and for compositions of changes."""
     images = make_images(rng, "float32", 3)
     index, copy = np.array([4, 10**9, 0]), np.array([1, 2, 3])
-    spec = AugmentSpec(copies=3, padding=padding, **options)
+    spec = Augmentation(padding=padding, **options)
     found = augment_images(images, index, copy, spec, SEED)
     for n in range(3):
         expected = oracle(images[n], int(index[n]), int(copy[n]), spec, SEED)
@@ -163,7 +164,7 @@ def test_copies_do_not_depend_on_chunking_or_order(
     rng = np.random.default_rng(1)
     images = make_images(rng, dtype, 40)
     index, copy = rng.integers(0, 10**6, 40), rng.integers(0, 4, 40)
-    spec = AugmentSpec(copies=3, padding=padding, **options)
+    spec = Augmentation(padding=padding, **options)
     whole = augment_images(images, index, copy, spec, SEED)
     edges = [0, *cuts, 40]
     pieces = [
@@ -179,7 +180,7 @@ def test_copies_do_not_depend_on_slab_size(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images that are processed one by one equal those processed at once."""
-    images, spec = make_images(rng), AugmentSpec(copies=1, **COMBINED_CHANGES["everything"])
+    images, spec = make_images(rng), Augmentation(**COMBINED_CHANGES["everything"])
     index, copy = np.arange(6), np.ones(6, int)
     whole = augment_images(images, index, copy, spec, SEED)
     monkeypatch.setattr("rescnet_dist.kernels.augment.SLAB_PIXELS", 1)
@@ -191,7 +192,7 @@ def test_copies_differ_by_seed_image_and_copy(rng: np.random.Generator, name: st
     """No copy is the original. Flips depend on the copy number only."""
     image = make_images(rng, n=1)
     same = np.repeat(image, 8, axis=0)
-    spec = AugmentSpec(copies=8, **SINGLE_CHANGES[name])
+    spec = Augmentation(**SINGLE_CHANGES[name])
     ones = np.ones(8, int)
     by_copy = augment_images(same, ones, np.arange(1, 9), spec, SEED)
     assert len(np.unique(by_copy, axis=0)) > 1
@@ -205,7 +206,7 @@ def test_copies_differ_by_seed_image_and_copy(rng: np.random.Generator, name: st
 
 def test_copy_0_is_the_original(rng: np.random.Generator) -> None:
     """This holds in a batch with other copies."""
-    images, spec = make_images(rng), AugmentSpec(copies=2, **COMBINED_CHANGES["everything"])
+    images, spec = make_images(rng), Augmentation(**COMBINED_CHANGES["everything"])
     copy = np.array([0, 1, 0, 2, 0, 1])
     found = augment_images(images, np.arange(6), copy, spec, SEED)
     np.testing.assert_array_equal(found[copy == 0], images[copy == 0])
@@ -221,7 +222,7 @@ def test_one_flipped_copy_is_the_augmentation_of_the_paper(
 ) -> None:
     """Every copy is exactly the image flipped left to right."""
     images = rng.integers(0, 200, (5, 8, 8, 1)).astype(dtype)
-    spec = AugmentSpec(copies=1, flip=True)
+    spec = Augmentation(flip=True)
     found = augment_images(images, np.arange(5), np.ones(5, int), spec, SEED)
     np.testing.assert_array_equal(found, images[:, :, ::-1])
 
@@ -229,7 +230,7 @@ def test_one_flipped_copy_is_the_augmentation_of_the_paper(
 def test_two_kinds_of_flip_take_turns(rng: np.random.Generator) -> None:
     """The order is left to right, top to bottom, both, none, and from the start."""
     image = make_images(rng, n=1)
-    spec = AugmentSpec(copies=5, flip=True, flip_vertical=True)
+    spec = Augmentation(flip=True, flip_vertical=True)
     found = augment_images(
         np.repeat(image, 5, axis=0), np.zeros(5, int), np.arange(1, 6), spec, SEED
     )
@@ -242,7 +243,7 @@ def test_two_kinds_of_flip_take_turns(rng: np.random.Generator) -> None:
 def test_shifts_are_whole_pixels_in_all_directions(padding: str) -> None:
     """Shifts equal NumPy's padding exactly, and all occur about equally often."""
     image = np.arange(1, 50, dtype=np.uint8).reshape(1, 7, 7, 1)
-    spec, n = AugmentSpec(copies=1, shift=2, padding=padding), 2000
+    spec, n = Augmentation(shift=2, padding=padding), 2000
     found = augment_images(np.repeat(image, n, axis=0), np.arange(n), np.ones(n, int), spec, SEED)
     mode = {"zero": "constant", "edge": "edge", "reflect": "reflect"}[padding]
     padded = np.pad(image[0, :, :, 0], 2, mode=mode)  # type: ignore[call-overload]
@@ -255,7 +256,7 @@ def test_shifts_are_whole_pixels_in_all_directions(padding: str) -> None:
 def test_noise_is_normal_with_given_deviation() -> None:
     """Mean, deviation and tails are normal; pixels and images are uncorrelated."""
     images = np.zeros((200, 16, 16, 1), np.float32)
-    spec = AugmentSpec(copies=1, noise=0.1)
+    spec = Augmentation(noise=0.1)
     noise = augment_images(images, np.arange(200), np.ones(200, int), spec, SEED)
     assert abs(noise.mean()) < 0.002
     assert noise.std() == pytest.approx(0.1, rel=0.02)
@@ -267,7 +268,7 @@ def test_noise_is_normal_with_given_deviation() -> None:
 def test_integers_are_rounded_and_clipped() -> None:
     """Values do not wrap around, and are rounded to the nearest integer."""
     images = np.full((50, 4, 4, 1), 250, np.uint8)
-    spec = AugmentSpec(copies=1, brightness=0.5)
+    spec = Augmentation(brightness=0.5)
     found = augment_images(images, np.arange(50), np.ones(50, int), spec, SEED)
     factor = 0.5 + uniforms(SEED, np.arange(50), 1, int(Draw.BRIGHTNESS))
     expected = np.clip(np.rint(250 * factor.astype(np.float32)), 0, 255)
@@ -314,3 +315,9 @@ def test_augmentation_unsuitable_for_images_raises() -> None:
     ):
         with pytest.raises(SpecError, match=message):
             AugmentSpec(copies=1, **options).check_images(8, 9, 1)
+
+
+def test_augmentation_has_the_options_and_defaults_of_the_spec() -> None:
+    """`copies` is the only one that is not of a single copy."""
+    assert asdict(Augmentation()) == AugmentSpec().copy_options
+    assert {"copies": 0, **asdict(Augmentation())} == asdict(AugmentSpec())

@@ -14,11 +14,12 @@ from sklearn.linear_model import Ridge
 
 from rescnet_dist.kernels import (
     FeatureMoments,
-    discriminant,
     one_hot,
     one_vs_rest_lda,
     ridge_regression,
+    solving,
 )
+from rescnet_dist.kernels.cpu import solve as cpu_solve
 
 
 def labeled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
@@ -320,9 +321,9 @@ def test_single_precision_factor_is_refined(ridge, constant, rng, monkeypatch):
         features[:, 7] = 3
     moments = fold_moments(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)
-    monkeypatch.setattr(discriminant, "MIN_SINGLE_FEATURES", 0)
-    monkeypatch.setattr(discriminant, "PANEL_COLUMNS", 64)
-    monkeypatch.setattr(discriminant, "cho_factor", None)  # fails if it is called
+    monkeypatch.setattr(cpu_solve, "MIN_SINGLE_FEATURES", 0)
+    monkeypatch.setattr(cpu_solve, "PANEL_COLUMNS", 64)
+    monkeypatch.setattr(cpu_solve, "cho_factor", None)  # fails if it is called
     for found, other in zip(
         (one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)), expected, strict=True
     ):
@@ -335,8 +336,8 @@ def test_falls_back_to_double_precision_without_convergence(rng, monkeypatch):
     features, labels = labeled_features(rng, n=300, width=50)
     moments = fold_moments(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = ridge_regression(moments, 0.01)
-    monkeypatch.setattr(discriminant, "MIN_SINGLE_FEATURES", 0)
-    monkeypatch.setattr(discriminant, "MAX_GRADIENT_STEPS", 0)
+    monkeypatch.setattr(cpu_solve, "MIN_SINGLE_FEATURES", 0)
+    monkeypatch.setattr(solving, "MAX_GRADIENT_STEPS", 0)
     for one, two in zip(ridge_regression(moments, 0.01), expected, strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -346,6 +347,6 @@ def test_falls_back_to_double_precision_if_single_cannot_factorize(rng, monkeypa
     features, labels = labeled_features(rng, n=60, width=200)
     moments = fold_moments(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = ridge_regression(moments, 2e-5)
-    monkeypatch.setattr(discriminant, "MIN_SINGLE_FEATURES", 0)
+    monkeypatch.setattr(cpu_solve, "MIN_SINGLE_FEATURES", 0)
     for one, two in zip(ridge_regression(moments, 2e-5), expected, strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * max(1, np.abs(two).max()))

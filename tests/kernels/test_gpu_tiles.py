@@ -1,4 +1,4 @@
-"""Test the tiles of a GPU's convolution: presets fit, and filters that do not fit raise."""
+"""Test the tiles of a GPU's convolution, and that filters that do not fit raise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import check_gpu_holds
 from rescnet_dist.kernels.gpu_tiles import (
@@ -18,22 +17,12 @@ from rescnet_dist.kernels.gpu_tiles import (
     plan_launches,
     use_matrix_units,
 )
-from rescnet_dist.planning import Problem, make_plan
-from rescnet_dist.spec import PRESETS, NetworkSpec, RunSpec
-from tests.presets import IMAGES
 
 
 def shared_bytes(tile: Tile, size: int) -> int:
     """Return the shared memory that convolution.cu declares for inputs and filters."""
     inputs = (tile.rows + size - 1) * (tile.columns + size - 1 + 1)
     return 4 * tile.depth * (inputs + 4 * size * size * tile.groups)
-
-
-@pytest.mark.parametrize("matmul_precision", ["float32", "split", "half"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_fit(name: str, matmul_precision: str) -> None:
-    """They fit in every precision."""
-    check_gpu_holds(PRESETS[name], IMAGES[name], matmul_precision)
 
 
 @pytest.mark.parametrize(("size", "filters"), [(3, 50), (13, 60), (7, 16), (5, 200), (1, 2)])
@@ -45,18 +34,13 @@ def test_tile_fits_into_shared_memory(size: int, filters: int) -> None:
 
 
 def test_too_large_filter_raises_with_a_size_that_fits() -> None:
-    """The plan raises, before anything is written; the advised size is the largest."""
-    spec = NetworkSpec(first_filter_size=71)
-    workers = Workers(1, 1, 1, 1, 64 * 2**30, gpu_memory=80 * 2**30)
-    run = RunSpec(array_backend="cupy")
-    with pytest.raises(
-        SpecError, match="first_filter_size=71 gives filters that do not fit"
-    ) as error:
-        make_plan(Problem(1000, (96, 96, 3), 10), spec, run, workers)
+    """The advised size is the largest, and the message names the option."""
+    with pytest.raises(SpecError, match="first_filter_size=71 gives filters that do not") as error:
+        check_gpu_holds("first_filter_size", 71, 3, 96, 96, "split")
     advised: Any = re.search(r"at most (\d+)", str(error.value))
-    check_gpu_holds(spec.replace(first_filter_size=int(advised[1])), (96, 96, 3), "split")
+    check_gpu_holds("first_filter_size", int(advised[1]), 3, 96, 96, "split")
     with pytest.raises(SpecError):
-        check_gpu_holds(spec.replace(first_filter_size=int(advised[1]) + 1), (96, 96, 3), "split")
+        check_gpu_holds("first_filter_size", int(advised[1]) + 1, 3, 96, 96, "split")
 
 
 def test_filters_that_do_not_use_matrix_units() -> None:

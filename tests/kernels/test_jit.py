@@ -11,8 +11,9 @@ import pytest
 
 SCRIPT = """
 import numpy as np
-from rescnet_dist.kernels import LayerInput, sliding
-from rescnet_dist.kernels.products import sum_pair_products
+from rescnet_dist.kernels import LayerInput
+from rescnet_dist.kernels.cpu import sliding
+from rescnet_dist.kernels.cpu.products import sum_pair_products
 if {doubles}:
     sliding.sum_over_patches(np.zeros((9, 9)), 3, 3, 1, 2, np.zeros((4, 4)))
 sum_pair_products(LayerInput.of(np.ones((2, 3, 3, 1), np.float32)), 2, np.zeros(1, np.float32))

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rescnet_dist.bench.peers import unfold
-from rescnet_dist.kernels import LayerInput, PatchMoments, patch_scatter, products
+from rescnet_dist.kernels import LayerInput, PatchMoments, patch_scatter
+from rescnet_dist.kernels.cpu import products
 
 SHAPES = [  # n, height, width, channels, patch size
     (3, 6, 7, 2, 1),

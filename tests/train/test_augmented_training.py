@@ -23,7 +23,7 @@ from rescnet_dist import (
 )
 from rescnet_dist.data import RowBlock, RowTable, choose_held_out_groups
 from rescnet_dist.events import Event, PassDone
-from rescnet_dist.kernels import augment_images
+from rescnet_dist.kernels import Augmentation, augment_images
 from rescnet_dist.lifecycle import prepare
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
@@ -62,7 +62,8 @@ def make_copies(images: Array, numbers: Array, seed: int = 0) -> Array:
     """Return an array of each image, followed by its copies."""
     index = np.repeat(numbers, 1 + COPIES.copies)
     copy = np.tile(np.arange(1 + COPIES.copies), len(numbers))
-    return augment_images(np.repeat(images, 1 + COPIES.copies, axis=0), index, copy, COPIES, seed)
+    changes = Augmentation(**COPIES.copy_options)
+    return augment_images(np.repeat(images, 1 + COPIES.copies, axis=0), index, copy, changes, seed)
 
 
 def test_augmented_training_equals_training_on_copies(client: Client, tmp_path: Path) -> None:

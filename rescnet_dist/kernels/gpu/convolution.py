@@ -7,7 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rescnet_dist.gpu.device import Array, load_module, matmul_precision
+from rescnet_dist.kernels.gpu.device import Array, load_module, matmul_precision
 from rescnet_dist.kernels.gpu_tiles import (
     LINE_PIXELS,
     MATRIX_UNIT_CHANNELS,
@@ -15,25 +15,20 @@ from rescnet_dist.kernels.gpu_tiles import (
     Tile,
     plan_launches,
 )
+from rescnet_dist.kernels.inputs import LayerInput
 
 MAX_LAUNCH_IMAGES = 2**15  # images of one kernel launch: the third dimension of its grid
 
 
 def convolve(
-    inputs: tuple[Array, Array],
-    filters: Array,
-    bias: Array,
-    low: Array,
-    scale: Array,
-    into: Array | None = None,
+    inputs: LayerInput, filters: Array, bias: Array, low: Array, scale: Array, into: Array | None
 ) -> Array:
-    """Convolve (inputs − low)·scale with filters: stride 1, zero padding, plus bias (f,).
+    """Convolve (inputs − low)·scale with filters (k, k, c, f), plus bias (f,).
 
-    inputs are maps (n, H, W, a), a may be 0, and images (n, H, W, d); filters (k, k, a + d, f); low
-    and scale (a + d,). Returns maps (n, H, W, f), written to `into` if given. As inputs are
+    low and scale (c,). Returns maps (n, H, W, f), written to `into` if given. As inputs are
     normalized and filters have unit norm, half precision can represent their parts.
     """
-    maps, images = inputs
+    maps, images = inputs.select_arrays()
     n, height, width, second = images.shape
     host_filters, host_bias, low, scale = (
         cupy.asnumpy(part) for part in (filters, bias, low, scale)

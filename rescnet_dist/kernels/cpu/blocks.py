@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.jit import compile_kernel
+from rescnet_dist.kernels.cpu.jit import compile_kernel
 
 # Fraction of the mean square, below which a channel counts as constant in its block
 MIN_BLOCK_VARIANCE_FRACTION = 1e-8

@@ -7,25 +7,26 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rescnet_dist.gpu.device import Array, array_or_null, load_module
+from rescnet_dist.kernels.gpu.device import Array, array_or_null, load_module
+from rescnet_dist.kernels.inputs import LayerInput
 
 COLUMN_THREADS = 256  # threads of a block, one per column
 PARTIAL_SUM_ROWS = 512  # rows that a thread sums
 
 
-def column_means(matrix: Array) -> Array:
-    """Return the mean (m,) of each column, in float64, of a matrix (n, m) in single precision.
+def column_means(rows: Array) -> Array:
+    """Return the mean (m,) of each column of rows (n, m), in float64.
 
     Rows need not be contiguous with each other.
     """
-    return _gather(matrix, extremes=False)[2].sum(axis=0) / len(matrix)
+    if rows.dtype != np.float32:
+        return rows.mean(axis=0, dtype=np.float64)
+    return _gather(rows, extremes=False)[2].sum(axis=0) / len(rows)
 
 
-def gather_sums(maps: Array, images: Array) -> tuple[Array, Array, Array]:
-    """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images.
-
-    The channels are those of maps (n, H, W, f) and images (n, H, W, d). All are in float64.
-    """
+def gather_sums(inputs: LayerInput) -> tuple[Array, Array, Array]:
+    """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images."""
+    maps, images = inputs.select_arrays()
     if not len(images):
         infinity = cupy.full(maps.shape[3] + images.shape[3], np.inf)
         return infinity, -infinity, cupy.zeros((*images.shape[1:3], len(infinity)))

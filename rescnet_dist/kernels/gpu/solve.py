@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas, cusolver
 
-from rescnet_dist.gpu.device import (
+from rescnet_dist.kernels.gpu.device import (
     PRODUCT_PARTS,
     Array,
     matmul_precision,
     transpose,
     using_matmul_precision,
 )
-from rescnet_dist.gpu.scatter import add_panels, as_square, get_pitch, new_square
-from rescnet_dist.kernels.discriminant import (
+from rescnet_dist.kernels.gpu.scatter import add_panels, as_square, get_pitch, new_square
+from rescnet_dist.kernels.solving import (
     MIN_SINGLE_FEATURES,
-    FeatureMoments,
+    Solve,
     check_pivots,
     conjugate_gradients,
     inverse_deviations,
@@ -29,7 +27,6 @@ MAX_GPU_RESIDUAL_FRACTION = 1e-7  # of the right-hand side: weights are stored i
 DOUBLE_PRODUCT_ROWS = 2048  # rows of a matrix that are converted to double precision at a time
 CHOLESKY_PANEL_COLUMNS = 1024  # columns that are factorized at a time
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
-Solve = Callable[[Array], Array]
 
 scale_covariance = cupy.ElementwiseKernel(
     "T value, raw U root, raw U diagonal, int64 side, int64 pitch",
@@ -43,9 +40,12 @@ scale_covariance = cupy.ElementwiseKernel(
 )
 
 
-def whiten(moments: FeatureMoments, ridge: float) -> tuple[Array, Array, Solve]:
-    """Return the mean (D,), scale (D,) and solve function of a `Whitening`."""
-    scatter, count = as_square(moments.scatter), moments.count
+def whiten(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+    """Return the scale (D,) and the solve function of a `Whitening`, of scatter (D, D).
+
+    The upper triangle of the scatter is overwritten by the lower one.
+    """
+    scatter = as_square(scatter)
     variance = cupy.diagonal(scatter).astype(np.float64) / count
     scale = inverse_deviations(variance)
     live = scale > 0
@@ -78,8 +78,8 @@ def whiten(moments: FeatureMoments, ridge: float) -> tuple[Array, Array, Solve]:
                 except np.linalg.LinAlgError:  # too close to singular after all
                     return _factor_double(scatter, scale, diagonal, problem)(columns)
 
-            return moments.mean, scale, solve
-    return moments.mean, scale, _factor_double(scatter, scale, diagonal, problem)
+            return scale, solve
+    return scale, _factor_double(scatter, scale, diagonal, problem)
 
 
 def _factor_double(

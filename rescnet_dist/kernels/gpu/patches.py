@@ -14,7 +14,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas
 
-from rescnet_dist.gpu.device import (
+from rescnet_dist.kernels.gpu.device import (
     CUBLAS_COMPUTE_32F,
     CUDA_R_16F,
     CUDA_R_32F,
@@ -25,19 +25,20 @@ from rescnet_dist.gpu.device import (
     transpose_pixels,
 )
 from rescnet_dist.kernels.gpu_tiles import PATCH_SLAB_BYTES, Segments
+from rescnet_dist.kernels.inputs import LayerInput
 
 # Summed at a time by matrix units, which round towards zero: sums of more would lose digits
 MAX_SUMMED_IMAGES = 8192
 CHANNEL_THREADS = 64  # threads of a block of `sum_rectangles`, one per channel
 
 
-def patch_products(maps: Array, images: Array, size: int, shift: Array, extent: Array) -> Array:
+def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -> Array:
     """Return Σ p pᵀ (k²c, k²c) over all valid size×size patches p of inputs − shift, in float64.
 
-    The inputs are maps (n, H, W, f) and images (n, H, W, d); shift (c,); extent (c,) bounds
-    |inputs − shift|. A patch is flattened in the order row, column, channel.
+    shift (c,); extent (c,) bounds |inputs − shift|. A patch is flattened in the order row, column,
+    channel.
     """
-    maps, images = (cupy.ascontiguousarray(part, np.float32) for part in (maps, images))
+    maps, images = (cupy.ascontiguousarray(part, np.float32) for part in inputs.select_arrays())
     n, height, width, image_channels = images.shape
     used = maps.shape[3] + image_channels
     grid = SegmentGrid.of(size, height, width, used)

@@ -1,4 +1,4 @@
-"""Products of all patches of images with themselves, without unfolding the patches.
+"""Products of all patches of images with themselves on the CPU, without unfolding the patches.
 
 A k×k patch has k⁴ pairs of offsets but only (2k−1)² displacements between them: the sums of two
 pairs of offsets with the same displacement differ only in the pixels at the border that one of them
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, gpu_kernels, on_gpu
-from rescnet_dist.kernels.blas import add_scatter
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.blas import add_scatter
+from rescnet_dist.kernels.cpu.loading import kernel
+from rescnet_dist.kernels.cpu.pixels import write_patches, write_row_windows
 from rescnet_dist.kernels.inputs import LayerInput
-from rescnet_dist.kernels.loading import kernel
 
 ROW_WINDOW_BYTES = 16 * 2**20  # size of the row windows of pixels that are held at a time
 MAX_SUMMED_PIXELS = 4096  # in single precision: sums of more would lose digits
@@ -29,8 +30,6 @@ def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -
     shift (c,); extent (c,) bounds |inputs − shift|. A patch is flattened in the order row, column,
     channel.
     """
-    if on_gpu(inputs.images):
-        return gpu_kernels().patch_products(*inputs.select_arrays(), size, shift, extent)
     height, width, channels = inputs.shape
     if pair_cost(height, width, channels) <= displacement_cost(height, width, channels, size):
         return sum_pair_products(inputs, size, shift)
@@ -61,7 +60,7 @@ def sum_pair_products(inputs: LayerInput, size: int, shift: Array) -> Array:
     batch_total = np.empty_like(total)
     for batch in inputs.batches(MAX_SUMMED_PIXELS // 8):
         centered = np.empty((len(batch), height, width, channels), np.float32)
-        batch.write_patches(1, shift, np.ones_like(shift), centered)
+        write_patches(batch, 1, shift, np.ones_like(shift), centered)
         pairs = np.zeros((pixels, pixels), np.float32, order="F")
         add_scatter(pairs, centered.reshape(-1, pixels))
         kernel("sum_over_patches")(pairs.T, height, width, channels, size, batch_total)
@@ -93,7 +92,7 @@ def sum_displacement_products(inputs: LayerInput, size: int, shift: Array) -> Ar
         windows = buffer[: len(batch) * window_values].reshape(
             height, len(batch), width, -1, channels
         )
-        batch.write_row_windows(shift, reach, windows)
+        write_row_windows(batch, shift, reach, windows)
         for down in range(size):
             sums[down].add(windows, down)
     total = np.zeros((size, size, channels, size, size, channels))

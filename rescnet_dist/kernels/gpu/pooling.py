@@ -9,7 +9,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rescnet_dist.gpu.device import Array, format_initializer, load_module
+from rescnet_dist.kernels.gpu.device import Array, format_initializer, load_module
 
 MAX_RING_SUMS = 20  # sums that a thread holds in a ring; with more, it keeps running sums
 POOLING_SLAB_BYTES = 512 * 2**20  # size of the centered maps that are held at a time
@@ -26,14 +26,11 @@ def pool_blocks(
     parents: np.ndarray[Any, Any],
     channelwise: bool,
     power: bool,
-    use_max: bool,
+    counts: np.ndarray[Any, Any] | None,
     cells: int,
     pairs: int,
 ) -> Array:
-    """Return the pooled covariances (n, cells·pairs) of maps (n, H, W, f).
-
-    The parameters are those of `rescnet_dist.kernels.blocks.pool_blocks`.
-    """
+    """Return the pooled covariances (n, cells·pairs) of maps (n, H, W, f)."""
     n, height, width, filters = maps.shape
     rows, columns, _ = targets.shape
     maps = cupy.ascontiguousarray(maps, np.float32)
@@ -48,7 +45,7 @@ def pool_blocks(
         pairs,
         channelwise,
         power,
-        use_max,
+        counts is None,
     )
     tasks = _list_tasks(filters, channelwise)
     step = max(1, min(POOLING_SLAB_BYTES // (4 * height * width * filters), MAX_SLAB_IMAGES))
@@ -69,6 +66,8 @@ def pool_blocks(
             (PAIR_THREADS,),
             (values, overall, means, inverse, tasks, into),
         )
+    if counts is not None:
+        pooled *= cupy.asarray(np.repeat(1 / counts, pairs).astype(np.float32))
     return pooled
 
 

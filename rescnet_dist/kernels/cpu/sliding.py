@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.jit import compile_kernel
+from rescnet_dist.kernels.cpu.jit import compile_kernel
 
 SUM_OVER_PATCHES_SIGNATURE = "void(float32[:,::1], int64, int64, int64, int64, float64[:,::1])"
 

@@ -6,7 +6,14 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.libs import cublas
 
-from rescnet_dist.gpu.device import PRODUCT_PARTS, Array, align, gemm, matmul_precision, transpose
+from rescnet_dist.kernels.gpu.device import (
+    PRODUCT_PARTS,
+    Array,
+    align,
+    gemm,
+    matmul_precision,
+    transpose,
+)
 
 SCATTER_PANEL_COLUMNS = 1024  # columns of the lower triangle that are computed at a time
 

@@ -1,0 +1,22 @@
+"""The operations on NumPy arrays: BLAS, LAPACK, and loops compiled by Numba."""
+
+from rescnet_dist.kernels.cpu.blas import add_scatter
+from rescnet_dist.kernels.cpu.convolution import convolve
+from rescnet_dist.kernels.cpu.pixels import gather_sums
+from rescnet_dist.kernels.cpu.pooling import pool_blocks
+from rescnet_dist.kernels.cpu.products import patch_products
+from rescnet_dist.kernels.cpu.scatter import add_outer, column_means, new_rows, new_square
+from rescnet_dist.kernels.cpu.solve import whiten
+
+__all__ = [
+    "add_outer",
+    "add_scatter",
+    "column_means",
+    "convolve",
+    "gather_sums",
+    "new_rows",
+    "new_square",
+    "patch_products",
+    "pool_blocks",
+    "whiten",
+]

@@ -1,0 +1,41 @@
+"""The convolution of a layer on the CPU: patch matrices (im2col) times filters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.pixels import write_patches
+from rescnet_dist.kernels.inputs import LayerInput
+
+PATCH_BYTES = 4 * 2**20  # size of the patch matrix (im2col) that is held at a time
+
+
+def convolve(
+    inputs: LayerInput, filters: Array, bias: Array, low: Array, scale: Array, into: Array | None
+) -> Array:
+    """Convolve (inputs − low)·scale with filters (k, k, c, f), plus bias (f,).
+
+    Returns maps (n, H, W, f), written to `into` if given. Raises ValueError if `into` is not
+    C-contiguous or has another dtype than the inputs.
+    """
+    height, width, _ = inputs.shape
+    size, count = filters.shape[0], filters.shape[3]
+    dtype = inputs.images.dtype
+    weights = np.ascontiguousarray(filters.reshape(-1, count), dtype=dtype)
+    maps = np.empty((len(inputs), height, width, count), dtype) if into is None else into
+    if not maps.flags.c_contiguous or maps.dtype != dtype:
+        raise ValueError(
+            f"into is of {maps.dtype} with strides {maps.strides}. Pass a C-contiguous array of "
+            f"{dtype}."
+        )
+    patch_values = height * width * len(weights)  # of one image
+    step = max(1, PATCH_BYTES // (dtype.itemsize * patch_values))
+    buffer = np.empty(min(step, len(inputs)) * patch_values, dtype)
+    for start, batch in zip(range(0, len(inputs), step), inputs.batches(step), strict=True):
+        patches = buffer[: len(batch) * patch_values].reshape(len(batch), height, width, -1)
+        write_patches(batch, size, low, scale, patches)
+        rows = maps[start : start + len(batch)].reshape(len(batch), height * width, count)
+        np.matmul(patches.reshape(len(batch), height * width, -1), weights, out=rows)
+        rows += bias.astype(dtype)
+    return maps

@@ -1,0 +1,35 @@
+"""The pixels of a layer's input on the CPU: patch matrices (im2col), row windows, sums."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.loading import kernel
+from rescnet_dist.kernels.inputs import LayerInput
+
+
+def write_patches(inputs: LayerInput, size: int, low: Array, scale: Array, into: Array) -> None:
+    """Write the patch matrix (im2col) of (inputs − low)·scale to `into` (m, H, W, size²·c).
+
+    It holds the size×size patch around every pixel, 0 outside the image. low and scale (c,).
+    """
+    low, scale = low.astype(into.dtype), scale.astype(into.dtype)
+    kernel("write_patches")(inputs.maps, inputs.images, inputs.rows, low, scale, size, into)
+
+
+def write_row_windows(inputs: LayerInput, shift: Array, reach: int, into: Array) -> None:
+    """Write the row window of every pixel, minus shift (c,), to `into` (H, m, W, 2·reach + 1, c).
+
+    It holds the pixel and its neighbors up to `reach` to the left and right, 0 outside the image.
+    """
+    kernel("write_row_windows")(inputs.maps, inputs.images, inputs.rows, shift, reach, into)
+
+
+def gather_sums(inputs: LayerInput) -> tuple[Array, Array, Array]:
+    """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images."""
+    dtype, channels = inputs.images.dtype, inputs.shape[2]
+    low, high = np.full(channels, np.inf, dtype), np.full(channels, -np.inf, dtype)
+    sums = np.zeros(inputs.shape)
+    kernel("gather_sums")(inputs.maps, inputs.images, inputs.rows, low, high, sums)
+    return low.astype(np.float64), high.astype(np.float64), sums

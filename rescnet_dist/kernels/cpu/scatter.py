@@ -1,0 +1,32 @@
+"""The scatter matrix of features on the CPU; `add_scatter` is in `blas`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.linalg import blas
+
+from rescnet_dist.kernels.arrays import Array
+
+SYR = {"f": blas.ssyr, "d": blas.dsyr}
+
+
+def new_square(side: int, dtype: np.dtype[Any]) -> Array:
+    """Return zeros (side, side) in Fortran order."""
+    return np.zeros((side, side), dtype, order="F")
+
+
+def new_rows(n: int, scatter: Array) -> Array:
+    """Allocate rows (n, D) that will be added to scatter (D, D)."""
+    return np.empty((n, len(scatter)), scatter.dtype)
+
+
+def add_outer(total: Array, vector: Array, factor: float) -> None:
+    """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
+    SYR[total.dtype.char](factor, vector.astype(total.dtype), a=total, overwrite_a=1, lower=1)
+
+
+def column_means(rows: Array) -> Array:
+    """Return the mean (m,) of each column of rows (n, m), in float64."""
+    return np.asarray(rows.mean(axis=0, dtype=np.float64))

@@ -1,0 +1,100 @@
+"""Factorization of the covariance of features on the CPU, and solving with it."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, lapack
+
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.blas import cholesky
+from rescnet_dist.kernels.solving import (
+    MIN_SINGLE_FEATURES,
+    Solve,
+    check_pivots,
+    conjugate_gradients,
+    inverse_deviations,
+    singular_error,
+)
+
+PANEL_COLUMNS = 256  # columns of a matrix that are processed at a time
+
+
+def whiten(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+    """Return the scale (D,) and the solve function of a `Whitening`, of scatter (D, D)."""
+    if len(scatter) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32:
+        try:
+            return _factor_single(scatter, count, ridge)
+        except np.linalg.LinAlgError:
+            pass  # too close to singular for single precision
+    return _factor_double(scatter, count, ridge)
+
+
+def _factor_double(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+    """Factorize in double precision."""
+    covariance = scatter.astype(np.float64)
+    covariance /= count
+    scale = inverse_deviations(np.diagonal(covariance))
+    covariance *= scale[:, None]
+    covariance *= scale
+    diagonal = np.einsum("ii->i", covariance)
+    diagonal += ridge * diagonal.mean()
+    diagonal[scale == 0] = 1
+    try:
+        factor = cho_factor(covariance, lower=True, overwrite_a=True, check_finite=False)
+        rounding = float(np.finfo(scatter.dtype).eps)
+        check_pivots(np.diagonal(factor[0]), rounding, len(scale), count, ridge)
+    except np.linalg.LinAlgError:
+        raise singular_error(len(scale), count, ridge) from None
+    return scale, lambda columns: cho_solve(factor, columns, check_finite=False)
+
+
+def _factor_single(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+    """Factorize in single precision, at twice the speed and in half the memory.
+
+    Solutions are refined to double precision.
+    """
+    variance = np.diagonal(scatter).astype(np.float64) / count
+    scale = inverse_deviations(variance)
+    shift = ridge * float((variance * scale**2).mean())
+    live = scale > 0
+    factor = np.zeros(scatter.shape, scatter.dtype, order="F")
+    root = (scale / np.sqrt(count)).astype(np.float32)
+    for start in range(0, len(scale), PANEL_COLUMNS):  # the upper triangle is never touched
+        columns = slice(start, start + PANEL_COLUMNS)
+        np.multiply(scatter[start:, columns], root[start:, None], out=factor[start:, columns])
+        factor[start:, columns] *= root[columns]
+    np.einsum("ii->i", factor)[...] = np.where(live, variance * scale**2 + shift, 1)
+    cholesky(factor)
+    check_pivots(np.diagonal(factor), float(np.finfo(np.float32).eps), len(scale), count, ridge)
+
+    def multiply(x: Array) -> Array:
+        """Multiply the ridged covariance of standardized features with x (D, K)."""
+        result = multiply_symmetric(scatter, scale[:, None] * x)
+        result *= scale[:, None] / count
+        return result + np.where(live, shift, 1)[:, None] * x
+
+    def solve_single(x: Array) -> Array:
+        """Solve for x (D, K) in single precision."""
+        return np.asarray(lapack.spotrs(factor, x.astype(np.float32), lower=1)[0])
+
+    def solve(columns: Array) -> Array:
+        """Solve for columns (D, K), refined to double precision."""
+        try:
+            return conjugate_gradients(multiply, solve_single, columns)
+        except np.linalg.LinAlgError:  # too close to singular after all
+            return _factor_double(scatter, count, ridge)[1](columns)
+
+    return scale, solve
+
+
+def multiply_symmetric(lower: Array, x: Array) -> Array:
+    """Return S x (D, K) in float64, for a symmetric S given by its lower triangle (D, D)."""
+    result = np.zeros_like(x)
+    for start in range(0, len(lower), PANEL_COLUMNS):
+        stop = min(start + PANEL_COLUMNS, len(lower))
+        corner = np.tril(lower[start:stop, start:stop].astype(np.float64))
+        result[start:stop] += corner @ x[start:stop] + np.tril(corner, -1).T @ x[start:stop]
+        below = lower[stop:, start:stop].astype(np.float64)
+        result[stop:] += below @ x[start:stop]
+        result[start:stop] += below.T @ x[stop:]
+    return result

@@ -1,0 +1,24 @@
+"""The operations on CuPy arrays: CUDA kernels, cuBLAS and cuSOLVER.
+
+Only `rescnet_dist.kernels.backend` imports them, on first use, as CuPy may not be installed.
+"""
+
+from rescnet_dist.kernels.gpu.convolution import convolve
+from rescnet_dist.kernels.gpu.patches import patch_products
+from rescnet_dist.kernels.gpu.pooling import pool_blocks
+from rescnet_dist.kernels.gpu.scatter import add_outer, add_scatter, new_rows, new_square
+from rescnet_dist.kernels.gpu.solve import whiten
+from rescnet_dist.kernels.gpu.sums import column_means, gather_sums
+
+__all__ = [
+    "add_outer",
+    "add_scatter",
+    "column_means",
+    "convolve",
+    "gather_sums",
+    "new_rows",
+    "new_square",
+    "patch_products",
+    "pool_blocks",
+    "whiten",
+]

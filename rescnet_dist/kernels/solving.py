@@ -1,0 +1,77 @@
+"""Arithmetic of factorizations and solutions, for arrays of NumPy and of CuPy alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rescnet_dist.errors import SingularError
+from rescnet_dist.kernels.arrays import Array
+
+MIN_SINGLE_FEATURES = 2048  # fewer are quick to factorize in double precision
+MAX_RESIDUAL_FRACTION = 1e-10  # of the right-hand side, reached by conjugate gradients
+MAX_GRADIENT_STEPS = 50  # of conjugate gradients
+MIN_PIVOT_ROUNDINGS = 64  # squared pivots below this many units of rounding mean no inverse
+
+Solve = Callable[[Array], Array]  # right-hand sides (D, K) to solutions (D, K)
+
+
+def conjugate_gradients(
+    multiply: Callable[[Array], Array],
+    precondition: Solve,
+    columns: Array,
+    tolerance: float = MAX_RESIDUAL_FRACTION,
+) -> Array:
+    """Solve S x = columns (D, K) for a symmetric positive definite S.
+
+    `multiply` computes S x, and `precondition` solves approximately, so that a few steps suffice
+    for residuals of at most `tolerance` times the norm of the columns. Raises LinAlgError if they
+    are not reached.
+    """
+    x, residual = np.zeros_like(columns, dtype=np.float64), columns.astype(np.float64)
+    limit = tolerance * np.linalg.norm(residual, axis=0)
+    step, previous = np.zeros_like(x), np.zeros_like(limit)
+    for _ in range(MAX_GRADIENT_STEPS + 1):
+        if (np.linalg.norm(residual, axis=0) <= limit).all():
+            return x
+        direction = precondition(residual).astype(np.float64)
+        square = (residual * direction).sum(axis=0)
+        step = direction + _divide_where(square, previous, previous > 0) * step
+        image = multiply(step)
+        length = _divide_where(square, (step * image).sum(axis=0), square > 0)
+        x += length * step
+        residual -= length * image
+        previous = square
+    raise np.linalg.LinAlgError(
+        f"Conjugate gradients did not converge in {MAX_GRADIENT_STEPS} steps."
+    )
+
+
+def _divide_where(numerator: Array, denominator: Array, where: Array) -> Array:
+    """Return numerator / denominator where `where` is true, 0 elsewhere."""
+    return np.where(where, numerator / np.where(where, denominator, 1), 0)
+
+
+def inverse_deviations(variance: Array) -> Array:
+    """Return 1/√variance (D,), 0 for features without variance."""
+    deviation = np.sqrt(np.maximum(variance, 0))
+    live = deviation > 1e-7 * (float(deviation.max()) or 1)
+    return _divide_where(np.ones_like(deviation), deviation, live)
+
+
+def singular_error(features: int, samples: int, ridge: float) -> SingularError:
+    """Return the error to raise if a covariance has no inverse."""
+    return SingularError(
+        f"The covariance of the {features} features over {samples} samples cannot be factorized "
+        f"with ridge={ridge}. Use a larger ridge, or more samples."
+    )
+
+
+def check_pivots(pivots: Array, rounding: float, features: int, samples: int, ridge: float) -> None:
+    """Raise SingularError if the diagonal (m,) of a Cholesky factor means that there is no inverse.
+
+    `rounding` is the machine epsilon of the scatter.
+    """
+    if not float((pivots**2).min()) >= MIN_PIVOT_ROUNDINGS * rounding:
+        raise singular_error(features, samples, ridge)

@@ -1,0 +1,30 @@
+"""The backend that a run asks for, and whether a network fits it."""
+
+from __future__ import annotations
+
+from rescnet_dist.kernels import Backend, check_gpu_holds
+from rescnet_dist.spec import NetworkSpec, RunSpec
+
+
+def get_backend(run_spec: RunSpec) -> Backend:
+    """Return the backend of a run, which need not be available in this process."""
+    return Backend(run_spec.array_backend, run_spec.matmul_precision)
+
+
+def check_backend(backend: Backend, spec: NetworkSpec, image_shape: tuple[int, int, int]) -> None:
+    """Raise SpecError if the filters of a network are too large for the backend.
+
+    image_shape is the shape (H, W, d) of an image.
+    """
+    if not backend.on_gpu:
+        return
+    height, width, channels = image_shape
+    for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
+        check_gpu_holds(
+            name,
+            spec.filter_size_at(layer),
+            spec.input_channels(layer, channels) // spec.views,
+            height,
+            width,
+            backend.matmul_precision,
+        )
