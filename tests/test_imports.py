@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "data": {"errors", "spec", "kernels", "store", "cluster"},
     "cluster": {"errors", "kernels"},
     "planning": BELOW_PLANNING,
-    "events": {"errors"},
+    "events": {"errors", "planning"},
     "runs": BELOW_TRAIN | {"events"},
     "train": BELOW_TRAIN | {"events", "runs"},
     "lifecycle": BELOW_TRAIN | {"events", "runs", "train"},

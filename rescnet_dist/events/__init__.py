@@ -18,6 +18,7 @@ from rescnet_dist.events.classes import (
     event_to_dict,
 )
 from rescnet_dist.events.metrics import PHASES, Accuracy, PassMetrics
+from rescnet_dist.planning.placement import Placement, PlacementCause
 
 __all__ = [
     "EVENTS_VERSION",
@@ -34,6 +35,8 @@ __all__ = [
     "PassMetrics",
     "PassRetried",
     "PassStarted",
+    "Placement",
+    "PlacementCause",
     "RunDone",
     "RunStarted",
     "RunStopped",

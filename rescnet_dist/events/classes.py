@@ -6,10 +6,12 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from typing import Any
 
 from rescnet_dist.errors import mask_secrets
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
+from rescnet_dist.planning.placement import Placement
 
 EVENTS_VERSION = 2  # changes when a field is renamed, removed, or changes its meaning
 
@@ -57,13 +59,16 @@ class MapsPlaced:
     features : bool
         True if the features are cached together with the maps.
     reason : str
-        Why the maps are kept there.
+        Where the maps are kept and why, as text.
+    placement : Placement
+        The same as a value.
     """
 
     layer: int
     in_memory: bool
     features: bool
     reason: str
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +256,15 @@ def event_to_dict(event: Event) -> dict[str, Any]:
     ('pass_started', 'grow', 3)
     """
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-    fields = asdict(event)
+    fields = asdict(event, dict_factory=_make_plain_dict)
     if "url" in fields:
         fields["url"] = mask_secrets(fields["url"])
     return {"event": kind, "version": EVENTS_VERSION, "time": time.time(), **fields}
+
+
+def _make_plain_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dict without enums, which Dask's event log rejects."""
+    return {name: value.value if isinstance(value, Enum) else value for name, value in pairs}
 
 
 class Callback:
@@ -289,7 +299,7 @@ class Callback:
         Parameters
         ----------
         event : MapsPlaced
-            With layer, in_memory, features, reason.
+            With layer, in_memory, features, reason, placement.
         """
 
     def on_pass_start(self, event: PassStarted) -> None:

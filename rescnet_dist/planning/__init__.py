@@ -3,6 +3,7 @@
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import check_fits, make_plan
 from rescnet_dist.planning.forecast import Forecast, estimate, forecast
+from rescnet_dist.planning.placement import Placement, PlacementCause, describe_placement
 from rescnet_dist.planning.plan import Group, Plan
 from rescnet_dist.planning.requirements import Problem, Traffic, peak_memory, traffic
 from rescnet_dist.planning.tier import NO_WORKERS, Tier, choose_tier, group_cache_bytes
@@ -11,6 +12,8 @@ __all__ = [
     "NO_WORKERS",
     "Forecast",
     "Group",
+    "Placement",
+    "PlacementCause",
     "Plan",
     "Problem",
     "Speed",
@@ -19,6 +22,7 @@ __all__ = [
     "calibrate",
     "check_fits",
     "choose_tier",
+    "describe_placement",
     "estimate",
     "forecast",
     "group_cache_bytes",

@@ -14,6 +14,7 @@ from rescnet_dist.formatting import format_bytes, format_time, html_table
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
+from rescnet_dist.planning.placement import describe_placement
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, Traffic, device_memory, peak_memory, traffic
 from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored_layers
@@ -77,11 +78,7 @@ class Forecast:
         """
         values = asdict(self) | {"seconds": self.seconds}
         del values["spec"]
-        values["tier"] = {
-            {"cached_bytes": "held", "reason": "why"}.get(name, name): value
-            for name, value in values["tier"].items()
-        }
-        return values
+        return values | {"tier": self.tier.to_dict()}
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<9} {text}" for name, text in self._lines().items())
@@ -91,7 +88,8 @@ class Forecast:
 
     def _describe_maps(self) -> str:
         """Return where maps are kept until the next layer, why, and when they are stored."""
-        every, text = pluralize(self.checkpoint_every, "layer"), self.tier.reason
+        every = pluralize(self.checkpoint_every, "layer")
+        text = describe_placement(self.tier.placement)
         if self.tier.in_memory:
             text += f"; stored every {every}" + (" and at the end" if self.maps_stay else "")
         return text if self.maps_stay else f"{text}; removed at the end"

@@ -8,13 +8,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.formatting import format_bytes
+from rescnet_dist.planning.placement import (
+    Placement,
+    PlacementCause,
+    describe_cause,
+    describe_placement,
+)
 from rescnet_dist.planning.plan import Group, Plan
 from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
 from rescnet_dist.spec import NetworkSpec, RunSpec
@@ -34,26 +41,41 @@ class Tier:
         Whether their features stay in memory too.
     cached_bytes : int
         Bytes that the fullest worker would keep.
-    on_gpu : bool
-        Whether the memory is that of a GPU.
-    reason : str
-        Where maps are kept and why, for users.
+    placement : Placement
+        Where maps are kept and why.
     """
 
     in_memory: bool
     features: bool
     cached_bytes: int
-    on_gpu: bool
-    reason: str
+    placement: Placement
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the memory is that of a GPU."""
+        return self.placement.on_gpu
 
     @property
     def host_cache_bytes(self) -> int:
         """Bytes that a worker keeps in the main memory of its machine."""
         return self.cached_bytes if self.in_memory and not self.on_gpu else 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tier as JSON-serializable values.
 
-IN_STORE_BECAUSE = "in the store because "  # how the reason for the store starts
-NO_WORKERS = Tier(False, False, 0, False, f"{IN_STORE_BECAUSE}no worker has joined yet")
+        Runs store it, so its keys are part of the format and keep their first names.
+        """
+        return {
+            "in_memory": self.in_memory,
+            "features": self.features,
+            "held": self.cached_bytes,
+            "on_gpu": self.on_gpu,
+            "why": describe_placement(self.placement),
+            "placement": asdict(self.placement) | {"cause": self.placement.cause.value},
+        }
+
+
+NO_WORKERS = Tier(False, False, 0, Placement(PlacementCause.NO_WORKERS))
 
 
 def cached_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool = True) -> int:
@@ -77,50 +99,58 @@ def choose_tier(
 ) -> Tier:
     """Choose where the maps of a run are kept with these workers."""
     groups = plan.groups()
-    on_gpu = workers.gpu_memory is not None
-    if on_gpu:
-        memory = "GPU memory"
-        used, budget = device_memory(problem, spec, plan), workers.gpu_budget
-    else:
-        memory = "memory"
-        used, budget = peak_memory(problem, spec, plan, workers), workers.budget
 
     def fullest_worker_bytes(features: bool) -> int:
         sizes = (group_cache_bytes(problem, spec, group, features=features) for group in groups)
         return math.ceil(len(groups) / workers.count) * max(sizes)
 
-    def make_tier(in_memory: bool, reason: str, *, features: bool = True) -> Tier:
-        size = fullest_worker_bytes(features)
-        return Tier(in_memory, in_memory and features, size, on_gpu, reason)
+    sizes = fullest_worker_bytes(True), fullest_worker_bytes(False)
+    placement = _choose_placement(problem, spec, run_spec, plan, workers, *sizes)
+    without_features = (PlacementCause.FITS_WITHOUT_FEATURES, PlacementCause.MAPS_DO_NOT_FIT)
+    return Tier(
+        in_memory=placement.in_memory,
+        features=placement.in_memory and placement.cause not in without_features,
+        cached_bytes=sizes[placement.cause in without_features],
+        placement=placement,
+    )
 
+
+def _choose_placement(
+    problem: Problem,
+    spec: NetworkSpec,
+    run_spec: RunSpec,
+    plan: Plan,
+    workers: Workers,
+    with_features: int,
+    without_features: int,
+) -> Placement:
+    """Choose where maps are kept, given the bytes that the fullest worker would keep."""
+    on_gpu = workers.gpu_memory is not None
     if run_spec.maps == "store":
-        return make_tier(False, f'{IN_STORE_BECAUSE}maps="store"')
+        return Placement(PlacementCause.STORE_REQUESTED, on_gpu)
     if run_spec.keep_maps == "all":
-        return make_tier(False, f'{IN_STORE_BECAUSE}keep_maps="all"')
-    if run_spec.tile_features:
-        return make_tier(False, f"{IN_STORE_BECAUSE}tile_features={run_spec.tile_features}")
+        return Placement(PlacementCause.ALL_MAPS_REQUESTED, on_gpu)
+    if tile_features := run_spec.tile_features:
+        return Placement(PlacementCause.TILES_REQUESTED, on_gpu, tile_features=tile_features)
     if plan.tile_features:
         features = problem.features(spec)
-        matrix = f"the scatter matrix of {features:,} features, {format_bytes(4 * features**2)}"
-        return make_tier(False, f"{IN_STORE_BECAUSE}not even {matrix}, fits in {memory}")
-    with_features = fullest_worker_bytes(True)
+        cause, size = PlacementCause.MATRIX_DOES_NOT_FIT, 4 * features**2
+        return Placement(cause, on_gpu, needed_bytes=size, features=features)
+    if on_gpu:
+        used, budget = device_memory(problem, spec, plan), workers.gpu_budget
+    else:
+        used, budget = peak_memory(problem, spec, plan, workers), workers.budget
     if budget is None:  # unlimited memory: only on request
         if run_spec.maps != "memory":
-            return make_tier(False, "in the store")
-        size = format_bytes(with_features)
-        return make_tier(True, f"in workers' {memory}, with their features: {size} per worker")
+            return Placement(PlacementCause.UNLIMITED_MEMORY, on_gpu)
+        return Placement(PlacementCause.MEMORY_REQUESTED, on_gpu, with_features)
     free = max(0, budget - used)
     if with_features <= free:
-        sizes = f"{format_bytes(with_features)} per worker, of {format_bytes(free)} free"
-        return make_tier(True, f"in workers' {memory}, with their features: {sizes}")
+        return Placement(PlacementCause.FITS, on_gpu, with_features, free)
     # Maps without their features, which are computed a second time: less work than storing both.
-    without_features = fullest_worker_bytes(False)
-    sizes = f"{format_bytes(without_features)} per worker, of {format_bytes(free)} free"
     if without_features <= free:
-        reason = f"{sizes}, no room for their features, which are computed twice"
-        return make_tier(True, f"in workers' {memory}: {reason}", features=False)
-    reason = f"{IN_STORE_BECAUSE}they do not fit in {memory}: {sizes}"
-    return make_tier(False, reason, features=False)
+        return Placement(PlacementCause.FITS_WITHOUT_FEATURES, on_gpu, without_features, free)
+    return Placement(PlacementCause.MAPS_DO_NOT_FIT, on_gpu, without_features, free)
 
 
 def check_tier(
@@ -131,13 +161,12 @@ def check_tier(
     `fits` returns whether the maps would stay in the memory of other workers.
     """
     if run_spec.maps == "memory" and not tier.in_memory:
-        problem = tier.reason.removeprefix(IN_STORE_BECAUSE)
         prefix = "a GPU of at least" if tier.on_gpu else "at least"
         size = _smallest_sufficient_bytes(workers, fits)
         advice = f" (with {prefix} {format_bytes(size)})" if size else ""
         raise ClusterError(
-            f'maps="memory" is not possible: {problem}. Use larger workers{advice}, more of them '
-            'or fewer filters, or leave maps="memory" out.'
+            f'maps="memory" is not possible: {describe_cause(tier.placement)}. Use larger '
+            f'workers{advice}, more of them or fewer filters, or leave maps="memory" out.'
         )
 
 

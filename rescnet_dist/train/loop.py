@@ -28,7 +28,14 @@ from rescnet_dist.events.classes import (
 )
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
 from rescnet_dist.kernels import Tally
-from rescnet_dist.planning import NO_WORKERS, Problem, check_fits, choose_tier, group_cache_bytes
+from rescnet_dist.planning import (
+    NO_WORKERS,
+    Problem,
+    check_fits,
+    choose_tier,
+    describe_placement,
+    group_cache_bytes,
+)
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.runs.history import History, chosen_depth
 from rescnet_dist.runs.state import RunState
@@ -293,10 +300,10 @@ class _Driver:
 
     def publish_maps_placed(self, layer: int) -> None:
         """Publish where the maps of a layer are kept, unless it is where the last ones were."""
-        placement = self.tier.in_memory, self.tier.features
-        if placement != self.published_tier:
-            self.bus.publish(MapsPlaced(layer, *placement, self.tier.reason))
-        self.published_tier = placement
+        tier, placement = (self.tier.in_memory, self.tier.features), self.tier.placement
+        if tier != self.published_tier:
+            self.bus.publish(MapsPlaced(layer, *tier, describe_placement(placement), placement))
+        self.published_tier = tier
 
     def commit(self, step: int, record: dict[str, Any], done: PassDone) -> None:
         """Write the commit record of a step, remove what it replaces, and publish the step.

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,18 @@ def test_train_prints_accuracies_store_and_next_command(
     for words in ("train", "validation", "test", str(url), " info ", " resume "):
         assert words in result.output
     assert "layer 2/2" in result.output  # one line per pass where there is no terminal
+
+
+def test_info_shows_why_of_a_run_without_the_placement(stored_run: str, tmp_path: Path):
+    """Earlier releases stored the text alone."""
+    shutil.copytree(stored_run, tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "zarr.json").read_text())
+    tier = record["attributes"]["expected"]["tier"]
+    assert tier.pop("placement")["cause"] == "fits"
+    (tmp_path / "run" / "zarr.json").write_text(json.dumps(record))
+    found = json.loads(run("info", tmp_path / "run", "--json").stdout)
+    assert found["expected"]["tier"] == tier
+    assert tier["why"].startswith("in workers' memory, with their features: ")
 
 
 def test_train_in_json_matches_info(client: Client, data_url: str, tmp_path: Path):

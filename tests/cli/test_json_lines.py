@@ -21,6 +21,7 @@ from rich.console import Console
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.events import EVENTS_VERSION, ChunkDone, MapsPlaced, PassRetried, RunStarted
+from rescnet_dist.planning import Placement, PlacementCause, describe_placement
 from rescnet_dist.runs import describe_run
 from tests.commands import SMALL, run, stored_digits
 
@@ -49,6 +50,8 @@ def test_standard_output_has_events_then_the_outcome(
     kinds = [event["event"] for event in events if event["event"] != "chunk_done"]
     one_pass = ["pass_started", "pass_done"]
     assert kinds == ["run_started", *one_pass, "maps_placed", *one_pass * 3, "run_done", "outcome"]
+    placed = next(event for event in events if event["event"] == "maps_placed")
+    assert placed["reason"] == describe_placement(Placement(**placed["placement"]))
     assert any(event["event"] == "chunk_done" for event in events)
     outcome, described = events[-1], describe_run(store)
     assert outcome["layers"] == described["layers"]
@@ -82,9 +85,10 @@ def test_quiet_prints_only_the_outcome(client: Client, data_url: str, tmp_path: 
 def test_quiet_prints_problems(capsys: pytest.CaptureFixture[str]) -> None:
     """Retried passes and maps that leave memory are printed; progress is not."""
     with TerminalProgress(Console(stderr=True, force_terminal=True), quiet=True) as progress:
-        progress(MapsPlaced(1, True, True, "in workers' memory"))
+        fits, full = Placement(PlacementCause.FITS), Placement(PlacementCause.MAPS_DO_NOT_FIT)
+        progress(MapsPlaced(1, True, True, "in workers' memory", fits))
         progress(ChunkDone("grow", 1, 0, 10, "w", 1))
-        progress(MapsPlaced(2, False, False, "in the store: full"))
+        progress(MapsPlaced(2, False, False, "in the store: full", full))
         progress(PassRetried("grow", 1, "workers died"))
     output = capsys.readouterr().err
     assert "workers died" in output

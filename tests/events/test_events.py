@@ -199,10 +199,12 @@ def test_metrics_of_tiled_passes(client: Client, tmp_path: Path) -> None:
 
 
 def test_event_to_dict(client: Client, tmp_path: Path) -> None:
-    """All kinds can be serialized to JSON, with version and time; secrets are masked."""
+    """All kinds can be sent as JSON and by Dask, with version and time; secrets are masked."""
     events: list[Event] = [PassRetried("grow", 3, "reason")]
     fit(tmp_path / "run", [events.append])
     found = [json.loads(json.dumps(event_to_dict(event))) for event in events]
+    for event in events:
+        client.log_event("test", event_to_dict(event))  # raises for values that are not plain
     assert {e["version"] for e in found} == {EVENTS_VERSION}
     assert [e["time"] for e in found] == sorted(e["time"] for e in found)
     chunk = next(e for e in found if e["event"] == "chunk_done")

@@ -11,7 +11,7 @@ import pytest
 from rescnet_dist import ClusterError, NetworkSpec, RunSpec
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
-from rescnet_dist.planning import Problem, choose_tier, estimate, make_plan
+from rescnet_dist.planning import Problem, choose_tier, describe_placement, estimate, make_plan
 from rescnet_dist.planning.tier import cached_bytes, group_cache_bytes
 
 CIFAR = Problem(50_000, (32, 32, 3), 10)
@@ -71,10 +71,11 @@ def test_tier_and_its_reason(cluster: Workers, run: RunSpec, in_memory: bool, re
     """By the bytes that a worker must keep and those that are free."""
     plan = make_plan(CIFAR, BIG, run, cluster)
     tier = choose_tier(CIFAR, BIG, run, plan, cluster)
-    assert (tier.in_memory, reason in tier.reason) == (in_memory, True), tier.reason
+    text = describe_placement(tier.placement)
+    assert (tier.in_memory, reason in text) == (in_memory, True), text
     lines = str(estimate(CIFAR, BIG, run, cluster, None)).splitlines()
     line = next(line for line in lines if line.startswith("maps "))
-    assert line.split(None, 1)[1].startswith(tier.reason)
+    assert line.split(None, 1)[1].startswith(text)
     assert any("stored every 10 layers and at the end" in line for line in lines) == in_memory
 
 
@@ -171,7 +172,8 @@ def test_groups_cache_all_rows() -> None:
 def test_stored_keys_of_the_forecast_are_unchanged() -> None:
     """Runs store the forecast, so renaming a field must not change its key."""
     values = estimate(CIFAR, BIG, RunSpec(), workers(64), None).to_dict()
-    assert list(values["tier"]) == ["in_memory", "features", "held", "on_gpu", "why"]
+    tier = ["in_memory", "features", "held", "on_gpu", "why", "placement"]
+    assert list(values["tier"]) == tier
     assert list(values["traffic"]) == ["read", "written", "network", "driver", "store", "tasks"]
     assert list(values["plan"]) == [
         *("images", "chunk_images", "accumulators", "split_every", "solve_threads"),

@@ -164,6 +164,7 @@ def test_maps_placed_is_published_on_changes(
     expected = [(1, True, True), (3, True, False), (5, False, False), (6, True, True)]
     assert [(e.layer, e.in_memory, e.features) for e in placed] == expected
     assert placed[0].reason.startswith("in workers' memory, with their features: ")
+    assert placed[0].placement.cause == "fits"
     monkeypatch.setattr(loop, "choose_tier", choose_tier)
     result = CliRunner().invoke(
         main, ["resume", str(tmp_path / "run"), "--max-layers", "7", "--maps", "store"]
@@ -193,6 +194,7 @@ def test_maps_go_to_store_if_layer_starts_without_workers(tmp_path: Path) -> Non
         )
     assert [(e.layer, e.in_memory) for e in placed] == [(2, False), (3, True)]
     assert placed[0].reason == "in the store because no worker has joined yet"
+    assert [e.placement.cause for e in placed] == ["no_workers", "fits"]
 
 
 def test_change_that_contradicts_run_is_rejected(client: Client, tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Where maps are kept and why, as a value, and the text that users read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rescnet_dist.formatting import format_bytes
+
+
+class PlacementCause(StrEnum):
+    """Why maps are kept in the memory of the workers or in the store."""
+
+    FITS = "fits"  # memory
+    FITS_WITHOUT_FEATURES = "fits_without_features"  # memory
+    MEMORY_REQUESTED = "memory_requested"  # memory, which has no limit
+    UNLIMITED_MEMORY = "unlimited_memory"  # store, as nothing says how much memory there is
+    STORE_REQUESTED = "store_requested"
+    ALL_MAPS_REQUESTED = "all_maps_requested"  # store
+    TILES_REQUESTED = "tiles_requested"  # store
+    MATRIX_DOES_NOT_FIT = "matrix_does_not_fit"  # store
+    MAPS_DO_NOT_FIT = "maps_do_not_fit"  # store
+    NO_WORKERS = "no_workers"  # store
+
+
+MEMORY_CAUSES = {
+    PlacementCause.FITS,
+    PlacementCause.FITS_WITHOUT_FEATURES,
+    PlacementCause.MEMORY_REQUESTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where maps are kept until the next layer, and why. Numbers that do not matter are None.
+
+    Attributes
+    ----------
+    cause : PlacementCause
+        Why they are kept there. In memory: "fits", "fits_without_features", or "memory_requested"
+        if the memory has no limit. In the store: "store_requested", "all_maps_requested",
+        "tiles_requested", "matrix_does_not_fit", "maps_do_not_fit", "unlimited_memory" if nothing
+        is requested, or "no_workers".
+    on_gpu : bool
+        Whether the memory is that of GPUs.
+    needed_bytes : int or None
+        Bytes that the fullest worker needs for maps, and for features if these stay too. For
+        "matrix_does_not_fit", bytes of the scatter matrix.
+    free_bytes : int or None
+        Bytes that a worker has left for them.
+    features : int or None
+        Features per layer, for "matrix_does_not_fit".
+    tile_features : int or None
+        The option of this name, for "tiles_requested".
+    """
+
+    cause: PlacementCause
+    on_gpu: bool = False
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+    features: int | None = None
+    tile_features: int | None = None
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether maps stay in the memory of the workers."""
+        return self.cause in MEMORY_CAUSES
+
+
+def describe_placement(placement: Placement) -> str:
+    """Return where maps are kept and why.
+
+    >>> describe_placement(Placement(PlacementCause.FITS, True, 2**31, 2**32))
+    "in workers' GPU memory, with their features: 2.0 GiB per worker, of 4.0 GiB free"
+    >>> describe_placement(Placement(PlacementCause.STORE_REQUESTED))
+    'in the store because maps="store"'
+    """
+    cause = describe_cause(placement)
+    if not placement.in_memory:
+        return f"in the store because {cause}" if cause else "in the store"
+    has_features = placement.cause != PlacementCause.FITS_WITHOUT_FEATURES
+    features = ", with their features" if has_features else ""
+    return f"in workers' {_describe_memory(placement)}{features}: {cause}"
+
+
+def describe_cause(placement: Placement) -> str:
+    """Return why maps are kept where they are, without the place; empty if there is no cause.
+
+    >>> describe_cause(Placement(PlacementCause.MAPS_DO_NOT_FIT, False, 2**31, 2**30))
+    'they do not fit in memory: 2.0 GiB per worker, of 1.0 GiB free'
+    """
+    memory = _describe_memory(placement)
+    match placement.cause:
+        case PlacementCause.FITS | PlacementCause.MEMORY_REQUESTED:
+            return _describe_sizes(placement)
+        case PlacementCause.FITS_WITHOUT_FEATURES:
+            sizes = _describe_sizes(placement)
+            return f"{sizes}, no room for their features, which are computed twice"
+        case PlacementCause.UNLIMITED_MEMORY:
+            return ""
+        case PlacementCause.STORE_REQUESTED:
+            return 'maps="store"'
+        case PlacementCause.ALL_MAPS_REQUESTED:
+            return 'keep_maps="all"'
+        case PlacementCause.TILES_REQUESTED:
+            return f"tile_features={placement.tile_features}"
+        case PlacementCause.MATRIX_DOES_NOT_FIT:
+            size = format_bytes(placement.needed_bytes or 0)
+            matrix = f"the scatter matrix of {placement.features:,} features, {size}"
+            return f"not even {matrix}, fits in {memory}"
+        case PlacementCause.MAPS_DO_NOT_FIT:
+            return f"they do not fit in {memory}: {_describe_sizes(placement)}"
+        case PlacementCause.NO_WORKERS:
+            return "no worker has joined yet"
+
+
+def _describe_memory(placement: Placement) -> str:
+    """Return the name of the memory."""
+    return "GPU memory" if placement.on_gpu else "memory"
+
+
+def _describe_sizes(placement: Placement) -> str:
+    """Return the needed bytes, and the free bytes if there is a limit."""
+    text = f"{format_bytes(placement.needed_bytes or 0)} per worker"
+    if placement.free_bytes is None:
+        return text
+    return f"{text}, of {format_bytes(placement.free_bytes)} free"
