@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,14 @@ CALIBRATION_BINS = 10
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class SampleKind(StrEnum):
+    """Where the images of a sample come from."""
+
+    HELD_OUT = "held_out"  # by the run
+    TRAINING = "training"  # as the run held out none
+    GIVEN = "given"  # by the user
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Labeled images on which a network is evaluated.
@@ -34,8 +43,10 @@ class Sample:
         Class codes of the images.
     rows : ndarray of shape (n,)
         Row of each image in the data that the sample comes from.
+    kind : SampleKind
+        Where the images come from.
     description : str
-        What the images are, such as "held-out images".
+        What the images are, such as "held-out images", for users.
     total : int
         Number of images that the sample was drawn from.
     """
@@ -43,6 +54,7 @@ class Sample:
     images: Array
     codes: Array
     rows: Array
+    kind: SampleKind
     description: str
     total: int
 
@@ -53,16 +65,16 @@ def sample_from_run(run: RunStore, limit: int = MAX_EVALUATION_IMAGES) -> Sample
     The sample has training images if the run held out no images.
     """
     mask = run.data_array("train")
-    description, rows = "held-out images", find_rows(mask, False)
+    kind, description, rows = SampleKind.HELD_OUT, "held-out images", find_rows(mask, False)
     if not len(rows):
-        description, rows = "training images", find_rows(mask, True)
+        kind, description, rows = SampleKind.TRAINING, "training images", find_rows(mask, True)
     total = len(rows)
     array, first = run.images()
     rows = _limit_rows(rows, (rows + first) // array.chunks[0], limit, array)
     images = _read_rows(array, rows + first)
     labels = run.data_array("labels")
     codes = with_retries(lambda: np.asarray(labels.oindex[rows]), f"labels of {run}")
-    return Sample(images, codes, rows, description, total)
+    return Sample(images, codes, rows, kind, description, total)
 
 
 def sample_from_data(X: Any, y: Any, network: Network, limit: int | None = None) -> Sample:
@@ -80,7 +92,7 @@ def sample_from_data(X: Any, y: Any, network: Network, limit: int | None = None)
         images, labels = images[rows], labels[rows]
     codes = encode(np.asarray(labels), network.classes)
     description = f"images of {mask_secrets(X)}" if isinstance(X, str) else "images given"
-    return Sample(np.asarray(images), codes, rows, description, count)
+    return Sample(np.asarray(images), codes, rows, SampleKind.GIVEN, description, count)
 
 
 def find_rows(mask: Any, value: bool) -> Array:

@@ -150,7 +150,7 @@ class Plots:
         """
         self._check_layer(layer)
         pictures = draw_filters(self.network, layer)
-        kinds = [[tile for tile in pictures if tile[0].startswith(kind)] for kind in ("PCA", "LDA")]
+        kinds = [[tile for tile in pictures if tile.kind == kind] for kind in ("PCA", "LDA")]
         rows = [
             (kind, tiles[start : start + FILTERS_PER_ROW])
             for kind, tiles in zip(("PCA", "stacked-LDA"), kinds, strict=True)
@@ -163,8 +163,8 @@ class Plots:
             for column, axes in enumerate(cells):
                 _hide_frame(axes)
                 if column < len(tiles):
-                    axes.imshow(tiles[column][1])
-                    axes.set_title(tiles[column][0].replace(" · ", "\n"), fontsize=8)
+                    axes.imshow(tiles[column].pixels)
+                    axes.set_title(tiles[column].name.replace(" · ", "\n"), fontsize=8)
         side = self.network.spec.filter_size_at(layer)
         title = (
             f"Layer {layer}: {len(kinds[0])} PCA and {len(kinds[1])} stacked-LDA filters of "

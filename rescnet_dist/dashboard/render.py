@@ -6,6 +6,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
+from rescnet_dist.dashboard.evaluation import SampleKind
 from rescnet_dist.dashboard.report import Report
 from rescnet_dist.dashboard.svg import (
     Chart,
@@ -263,9 +264,9 @@ def evaluated_on(report: Report) -> str:
         count += f", evenly sampled from {evaluation['of']:,}"
     text = f"Evaluated on {count}: accuracy {100 * evaluation['accuracy']:.2f} %"
     text += f" with {pluralize(report.depth or 0, 'layer')}."
-    if evaluation["which"] == "training images":
+    if evaluation["kind"] == SampleKind.TRAINING:
         text += " No images were held out; expect a lower accuracy on new images."
-    elif evaluation["which"] == "held-out images":
+    elif evaluation["kind"] == SampleKind.HELD_OUT:
         text += " These images were used to choose the depth; expect a slightly lower accuracy on"
         text += " new images."
     return text

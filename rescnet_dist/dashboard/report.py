@@ -348,6 +348,7 @@ def _summarize_evaluation(
     bins, error = evaluation.calibration()
     return {
         "which": sample.description,
+        "kind": sample.kind,
         "test": is_test,
         "images": len(sample.codes),
         "of": sample.total,
@@ -374,7 +375,7 @@ def _summarize_evaluation(
 def _draw_pictures(network: Network, evaluation: Evaluation | None, classes: list[str]) -> Pictures:
     """Draw filter banks and, if there is an evaluation, samples with maps, and the worst errors."""
     banks = [
-        (layer, [(name, data_uri(pixels)) for name, pixels in draw_filters(network, layer)])
+        (layer, [(tile.name, data_uri(tile.pixels)) for tile in draw_filters(network, layer)])
         for layer in spaced_integers(1, network.depth, MAX_FILTER_LAYERS)
     ]
     if evaluation is None:

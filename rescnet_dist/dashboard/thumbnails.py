@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -33,8 +34,17 @@ def colorize(values: Array, colors: tuple[tuple[int, int, int], ...]) -> Array:
     return np.stack(channels, axis=-1).round().astype(np.uint8)
 
 
-def draw_filters(network: Network, layer: int) -> list[tuple[str, Array]]:
-    """Return names and uint8 pictures (k, k, 3) of the filters of a layer, counted from 1.
+@dataclass(frozen=True, slots=True)
+class FilterPicture:
+    """A filter of kind "PCA" or "LDA", its name, and uint8 pixels (k, k, 3)."""
+
+    kind: str
+    name: str
+    pixels: Array
+
+
+def draw_filters(network: Network, layer: int) -> list[FilterPicture]:
+    """Return pictures of the filters of a layer, counted from 1.
 
     Filters of layer 1 on color images are drawn in color. Of other filters with many channels,
     the channel with the largest weights is drawn, red where positive and blue where negative.
@@ -47,12 +57,13 @@ def draw_filters(network: Network, layer: int) -> list[tuple[str, Array]]:
             name = f"{'contrast ' if view else ''}{kind} {index + 1}"
             weights = filters[:, :, list(tower.channels), number]
             if layer == 1 and weights.shape[2] == 3:
-                pictures.append((name, _draw_color_weights(weights)))
+                pictures.append(FilterPicture(kind, name, _draw_color_weights(weights)))
                 continue
             strongest = int(np.square(weights).sum(axis=(0, 1)).argmax())
             if weights.shape[2] > 1:
                 name += f" · in {tower.channels[strongest] + 1}"
-            pictures.append((name, _draw_signed_weights(weights[..., strongest])))
+            pixels = _draw_signed_weights(weights[..., strongest])
+            pictures.append(FilterPicture(kind, name, pixels))
     return pictures
 
 

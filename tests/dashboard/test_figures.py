@@ -20,6 +20,7 @@ from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, loa
 from rescnet_dist.dashboard.evaluation import MAX_MATRIX_CLASSES
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.store import RunStore
+from tests.dashboard.test_thumbnails import make_network
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,16 @@ def test_filters_figure_has_titles(clf: ResCNetClassifier) -> None:
     assert np.unravel_index(np.argmax(np.abs(weights)), (3, 3)) in {
         tuple(location) for location in np.argwhere(np.ptp(shown.astype(int), axis=2) > 100)
     }
+
+
+def test_filters_figure_has_all_towers() -> None:
+    """The filters that see the local contrast stand in the rows of their kind."""
+    network = make_network(NetworkSpec(filters=8, local_contrast=True), 1)
+    figure = Plots(network).filters(1)
+    assert figure.get_suptitle() == "Layer 1: 4 PCA and 4 stacked-LDA filters of 3×3"
+    titles = [axes.get_title() for axes in figure.axes]
+    for kind, row in (("PCA", titles[:4]), ("LDA", titles[4:])):
+        assert row == [f"{kind} 1", f"{kind} 2", f"contrast {kind} 1", f"contrast {kind} 2"]
 
 
 def test_maps_figure_by_layer(clf: ResCNetClassifier) -> None:

@@ -109,6 +109,7 @@ def test_confusion_errors_and_calibration_match_plain_counting(
     for pair in zip(y, predicted, strict=True):
         confusion[pair] += 1
     assert evaluation["which"] == "held-out images"
+    assert evaluation["kind"] == "held_out"
     assert evaluation["images"] == evaluation["of"] == len(y)
     assert evaluation["confusion"] == confusion.tolist()
     assert evaluation["accuracy"] == (y == predicted).mean()
@@ -273,6 +274,7 @@ def test_report_with_many_classes_and_no_held_out_images(client: Client, tmp_pat
     found = make_report(tmp_path / "run", images=50)
     assert found.evaluation is not None
     assert found.evaluation["which"] == "training images"
+    assert found.evaluation["kind"] == "training"
     assert (found.evaluation["images"], found.evaluation["of"]) == (50, 120)
     assert found.evaluation["confusion"] is None
     page = render_report(found, "html")

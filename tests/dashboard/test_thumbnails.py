@@ -28,11 +28,17 @@ def make_network(spec: NetworkSpec, channels: int) -> Network:
 def test_filter_names_of_two_towers(channels: int) -> None:
     """Names in the first layer; later, the strongest channel is one of the filter's tower."""
     network = make_network(NetworkSpec(filters=4, local_contrast=True), channels)
-    names = [name for name, _ in draw_filters(network, 1)]
-    assert names == ["PCA 1", "LDA 1", "contrast PCA 1", "contrast LDA 1"]
-    for number, (name, _) in enumerate(draw_filters(network, 2)):
+    pictures = draw_filters(network, 1)
+    assert [picture.kind for picture in pictures] == ["PCA", "LDA"] * 2
+    assert [picture.name for picture in pictures] == [
+        "PCA 1",
+        "LDA 1",
+        "contrast PCA 1",
+        "contrast LDA 1",
+    ]
+    for number, picture in enumerate(draw_filters(network, 2)):
         tower = network.spec.layer_towers(2, channels)[number // 2]
-        assert int(name.rsplit(" ", 1)[1]) - 1 in tower.channels
+        assert int(picture.name.rsplit(" ", 1)[1]) - 1 in tower.channels
 
 
 def test_selected_filters_are_of_both_towers() -> None:
