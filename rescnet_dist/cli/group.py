@@ -18,6 +18,7 @@ from rescnet_dist.errors import (
     ClusterLostError,
     RescnetError,
     StoreUnreachableError,
+    suggest_name,
 )
 
 RESUMABLE_EXIT_CODE = 75  # EX_TEMPFAIL: stopped from outside, and can be resumed
@@ -96,6 +97,15 @@ class Commands(click.Group):
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; suggest the nearest if there is none."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {name!r}. {suggest_name(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

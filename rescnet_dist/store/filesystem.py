@@ -23,12 +23,20 @@ def file_system(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the path there."""
     try:
         fs, path = fsspec.url_to_fs(url)
-    except (ImportError, ValueError) as error:
+    except ValueError as error:
+        remedy = "Check the URL."
+        if unknown := set(PROTOCOL.findall(url)).difference(fsspec.available_protocols()):
+            remedy = (
+                "Use a path, or a URL such as s3://, gs://, abfs:// or https://, or install the "
+                f"package that adds {', '.join(sorted(unknown))} to fsspec."
+            )
+        raise StoreError(f"{url} cannot be opened: {error}. {remedy}") from error
+    except ImportError as error:
         extra = next(
             (PROTOCOL_EXTRAS[name] for name in PROTOCOL.findall(url) if name in PROTOCOL_EXTRAS),
             None,
         )
-        if extra is None or not isinstance(error, ImportError):
+        if extra is None:
             raise StoreError(f"{url} cannot be opened: {error}.") from error
         raise StoreError(
             f'{url} cannot be opened ({error}). Run pip install "rescnet-dist[{extra}]".'

@@ -128,7 +128,9 @@ CLUSTERS: dict[str, Case] = {
 
 STORES: dict[str, Case] = {
     "no such protocol": (
-        None, (*TRAIN[:-1], "nonsense://x/y"), ["nonsense://x/y cannot be opened", "nonsense"]
+        None,
+        (*TRAIN[:-1], "nonsense://x/y"),
+        ["nonsense://x/y cannot be opened", "Use a path, or a URL such as s3://"],
     ),
     "a protocol without its package": (
         None, (*TRAIN[:-1], "gs://bucket/run"), ["gs://bucket/run cannot be opened", "gcsfs"]

@@ -223,6 +223,7 @@ def test_help_shows_an_example(name: str):
         (["predict", "nowhere", "digits"], "There is no Zarr group at"),
         (["presets", "imagenet"], "Unknown preset 'imagenet'"),
         (["fit"], "No such command 'fit'"),
+        (["trian"], "No such command 'trian'. Did you mean 'train'? Known: bench, check,"),
     ],
 )
 def test_bad_input_prints_a_message_without_traceback(
