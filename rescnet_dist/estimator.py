@@ -108,6 +108,46 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         self.augment = augment
         self.listeners = listeners
 
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, or options of the specs by nested names such as `spec__ridge`.
+
+        Specs are frozen, so that a spec of which an option is set is replaced. If it is None or the
+        name of a preset, the spec that it stands for is.
+
+        Parameters
+        ----------
+        **params
+            Values by name. The names of options start with `spec__`, `run__` or `augment__`.
+
+        Returns
+        -------
+        ResCNetClassifier
+            The classifier itself.
+
+        Raises
+        ------
+        SpecError
+            If an option is unknown or a value is not valid.
+
+        Examples
+        --------
+        >>> ResCNetClassifier("mnist").set_params(spec__filters=8).spec.filters
+        8
+        """
+        current = {"spec": self._network_spec, "run": self._run_spec, "augment": self._augment_spec}
+        options: dict[str, dict[str, Any]] = {}
+        own = {}
+        for key, value in params.items():
+            name, _, option = key.partition("__")
+            if option and name in current:
+                options.setdefault(name, {})[option] = value
+            else:
+                own[key] = value
+        super().set_params(**own)
+        for name, changes in options.items():
+            setattr(self, name, current[name]().set_params(**changes))
+        return self
+
     def fit(
         self,
         X: Any,
@@ -540,6 +580,10 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     def _html_repr(self) -> str:
         return mask_secrets(estimator_html_repr(self))
 
+    def _get_params_html(self, _deep: bool = True, *args: Any, **kwargs: Any) -> Any:
+        """Return the HTML table of the parameters, without a row for each option of the specs."""
+        return super()._get_params_html(False, *args, **kwargs)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = False
@@ -550,24 +594,39 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         self, X: Any, y: Any, validation: Any, held_out: tuple[Any, Any] | None, groups: Any
     ) -> TrainingSet:
         """Return the training data of `fit` and `plan`, with the validation images if given."""
-        if not isinstance(self.augment, AugmentSpec | None):
-            raise SpecError(f"augment={self.augment!r} is not an AugmentSpec or None.")
+        augment = None if self.augment is None else self._augment_spec()
         return training_set(
-            X, y, held_out, own_validation=validation is None, augment=self.augment, groups=groups
+            X, y, held_out, own_validation=validation is None, augment=augment, groups=groups
         )
 
-    def _resolve_specs(
-        self, validation: tuple[Any, Any] | float | None
-    ) -> tuple[NetworkSpec, RunSpec, tuple[Any, Any] | None]:
-        """Return the specs of a run and the pair (X, y) of validation images, if given."""
+    def _network_spec(self) -> NetworkSpec:
+        """Return the network; raise SpecError if `spec` is none."""
         spec = self.spec if self.spec is not None else "digits"
         if isinstance(spec, str):
             spec = NetworkSpec.preset(spec)
         if not isinstance(spec, NetworkSpec):
             raise SpecError(f"spec={spec!r} is not a NetworkSpec or the name of a preset.")
+        return spec
+
+    def _run_spec(self) -> RunSpec:
+        """Return how to train; raise SpecError if `run` does not say it."""
         run = self.run if self.run is not None else RunSpec()
         if not isinstance(run, RunSpec):
             raise SpecError(f"run={run!r} is not a RunSpec.")
+        return run
+
+    def _augment_spec(self) -> AugmentSpec:
+        """Return the copies to make, without any by default; raise SpecError for other values."""
+        augment = self.augment if self.augment is not None else AugmentSpec()
+        if not isinstance(augment, AugmentSpec):
+            raise SpecError(f"augment={augment!r} is not an AugmentSpec or None.")
+        return augment
+
+    def _resolve_specs(
+        self, validation: tuple[Any, Any] | float | None
+    ) -> tuple[NetworkSpec, RunSpec, tuple[Any, Any] | None]:
+        """Return the specs of a run and the pair (X, y) of validation images, if given."""
+        spec, run = self._network_spec(), self._run_spec()
         seed = self.random_state
         if seed is None or isinstance(seed, np.random.RandomState):
             seed = check_random_state(seed).randint(2**31)

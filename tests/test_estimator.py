@@ -85,6 +85,44 @@ def test_clone_has_equal_parameters_and_is_not_fitted(fitted: ResCNetClassifier)
         copy.set_params(depth=3)
 
 
+def test_nested_names_are_options_of_the_specs() -> None:
+    """A spec is replaced, also one that was None or the name of a preset."""
+    clf = ResCNetClassifier(SPEC, run=RUN)
+    assert clf.get_params()["spec__ridge"] == 0.3
+    assert clf.get_params(deep=False).keys() == vars(clf).keys()
+    assert clf.set_params(spec__ridge=2.0, run__validation=0.2, random_state=5) is clf
+    assert (clf.spec, clf.run) == (SPEC.replace(ridge=2.0), RUN.replace(validation=0.2))
+    assert (SPEC.ridge, RUN.validation, clf.random_state) == (0.3, 0, 5)
+
+    clf = ResCNetClassifier().set_params(spec__filters=8, augment__copies=1, augment__flip=True)
+    assert clf.spec == NetworkSpec.preset("digits").replace(filters=8)
+    assert clf.augment == FLIPS
+    clf = ResCNetClassifier().set_params(spec="mnist", spec__filters=8, run__seed=3)
+    assert clf.spec == NetworkSpec.preset("mnist").replace(filters=8)
+    assert clf.run == RunSpec(seed=3)
+
+
+def test_nested_names_that_are_wrong_raise_spec_error() -> None:
+    """The message is that of the spec, and the classifier keeps its spec."""
+    clf = ResCNetClassifier(SPEC)
+    with pytest.raises(rd.SpecError, match=r"no option 'rigde'\. Did you mean 'ridge'\?"):
+        clf.set_params(spec__rigde=1)
+    with pytest.raises(rd.SpecError, match=r"ridge=-1 is out of range"):
+        clf.set_params(spec__ridge=-1)
+    with pytest.raises(rd.SpecError, match=r"spec=3 is not a NetworkSpec"):
+        ResCNetClassifier(3).set_params(spec__ridge=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Invalid parameter 'specs'"):
+        clf.set_params(specs__ridge=1)
+    assert clf.spec == SPEC
+
+
+def test_clones_share_specs_and_display_them_once() -> None:
+    """Specs are frozen; the HTML has no row for each option."""
+    clf = ResCNetClassifier(SPEC, run=RUN)
+    assert clone(clf).spec is SPEC
+    assert "spec__" not in clf._html_repr()
+
+
 def test_tags_of_an_image_classifier() -> None:
     """It takes images, not tables."""
     clf = ResCNetClassifier()
@@ -134,6 +172,19 @@ def test_grid_search_over_specs(client: Client) -> None:
     weak_score, best_score = search.cv_results_["mean_test_score"]
     assert weak_score < best_score
     assert search.predict(X_TEST).shape == (50,)
+
+
+def test_grid_search_over_options(client: Client) -> None:
+    """Nested names vary single options of the network and of the run."""
+    grid = {"spec__filters": np.array([2, 4]), "run__validation": [0.0, 0.2]}
+    search = GridSearchCV(ResCNetClassifier(ONE_LAYER.replace(levels=[1]), run=RUN), grid, cv=2)
+    search.fit(X[:100], Y[:100])
+    assert len(search.cv_results_["params"]) == 4
+    assert len(set(search.cv_results_["mean_test_score"])) > 1
+    best = search.best_estimator_
+    assert best.spec == ONE_LAYER.replace(levels=[1], filters=search.best_params_["spec__filters"])
+    assert best.run == RUN.replace(validation=search.best_params_["run__validation"])
+    assert best.network_.spec == best.spec
 
 
 def test_cross_validation_with_string_labels(client: Client) -> None:

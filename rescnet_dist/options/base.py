@@ -1,206 +1,21 @@
-"""Declared options: frozen dataclasses whose fields hold the range, the help and the default.
-
-An option is declared once, by its field:
-
->>> @dataclass(frozen=True, slots=True)
-... class StackedLDA(Options):
-...     positives: int = option(2, help="patches of the class in each draw", low=1)
-...     ridge: float = option(1e-2, help="ridge added to the covariance of a draw", above=0)
-...     pool: Literal["max", "mean"] = option("max", help="pooling over the blocks of a cell")
->>> StackedLDA(positives=3).to_dict()
-{'positives': 3, 'ridge': 0.01, 'pool': 'max'}
-
-Validation, dicts, nested parameters for scikit-learn, tables and the Attributes section of the
-docstring follow from it. So do the flags of the command line and the tables of the book, which read
-`declared_options`.
-
-Why not a library: a validator of attrs is a function, from which no range can be read for flags
-and tables, so the metadata would be our own anyway. pydantic declares ranges and descriptions, but
-each of its errors would have to be translated to say what to do, and every worker would need its
-compiled core in the same version. What is left to write is this module.
-"""
+"""The base class of options, with its validation, dicts and nested parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.formatting import html_table
+from rescnet_dist.options.annotations import alternatives, describe_type
+from rescnet_dist.options.declaration import Option
 
-METADATA_KEY = "rescnet_dist.option"  # in the metadata of a dataclass field
 DOCSTRING_COLUMNS = 96
-TYPES_IN_WORDS = {
-    int: ("a whole number", "whole numbers"),
-    float: ("a number", "numbers"),
-    bool: ("true or false", "true or false"),
-    str: ("a string", "strings"),
-    type(None): ("nothing", "nothing"),
-}
-
-
-def option(
-    default: Any = dataclasses.MISSING,
-    *,
-    help: str,
-    doc: str | None = None,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    old_name: str | None = None,
-    old_values: Mapping[str, str] | None = None,
-) -> Any:
-    """Declare an option of a class that derives from `Options`.
-
-    The annotation of the field is its type: int, float, bool, str, a `Literal` of strings, whose
-    values are the choices, another class of options, a tuple of one of these such as
-    `tuple[int, ...]`, or one of these or None. A range of a tuple is that of its items.
-
-    Parameters
-    ----------
-    default : object, optional
-        The default, which must be valid. An option without default must be given.
-    help : str
-        One line for the command line and for tables, in lower case without a period.
-    doc : str or None, default None
-        Text of the docstring, as sentences; None is `help` as a sentence.
-    low, above : float or None, default None
-        Smallest valid value, or the limit that valid values are greater than. Give one of them.
-    high : float or None, default None
-        Largest valid value.
-    old_name : str or None, default None
-        Name of the option in earlier releases. It is an error that names the new one; specs in
-        stores are translated.
-    old_values : dict or None, default None
-        Choices of earlier releases and what they are now, treated in the same way.
-
-    Returns
-    -------
-    dataclasses.Field
-        The field.
-    """
-    if low is not None and above is not None:
-        raise TypeError(f"low={low} and above={above} exclude each other. Give one of them.")
-    declared = {
-        "help": help,
-        "doc": doc or f"{help[:1].upper()}{help[1:]}.",
-        "low": low,
-        "above": above,
-        "high": high,
-        "old_name": old_name,
-        "old_values": dict(old_values or {}),
-    }
-    return dataclasses.field(default=default, metadata={METADATA_KEY: declared})
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option as it is declared: the field of a class of options and its annotation."""
-
-    name: str
-    type: Any  # the resolved annotation
-    is_required: bool
-    default: Any  # None if required
-    help: str = ""
-    doc: str = ""
-    low: float | None = None
-    above: float | None = None
-    high: float | None = None
-    old_name: str | None = None
-    old_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, field: dataclasses.Field[Any], hint: Any) -> Option:
-        """Return the option of a field; one without `option` has no range and no help."""
-        is_required = field.default is dataclasses.MISSING
-        default = None if is_required else field.default
-        return cls(field.name, hint, is_required, default, **field.metadata.get(METADATA_KEY, {}))
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Values of the Literal in the type, if any."""
-        literals = [part for part in _alternatives(self.type) if _origin(part) is Literal]
-        return tuple(value for part in literals for value in typing.get_args(part))
-
-    @property
-    def value_type(self) -> Any:
-        """The type without None, as of the value that a user gives."""
-        parts = [part for part in _alternatives(self.type) if part is not type(None)]
-        return parts[0] if len(parts) == 1 else self.type
-
-    @property
-    def item_type(self) -> Any:
-        """The type of the items, or None if the values are no tuples."""
-        arguments = typing.get_args(self.value_type)
-        return arguments[0] if _origin(self.value_type) is tuple else None
-
-    @property
-    def is_nested(self) -> bool:
-        """Whether values have options themselves, or are tuples of such values."""
-        kind = self.item_type or self.value_type
-        return all(isinstance(p, type) and issubclass(p, Options) for p in _alternatives(kind))
-
-    @property
-    def type_text(self) -> str:
-        """The type as docstrings have it, such as `{"max", "mean"}` or `int or None`."""
-        return _format_type(self.type)
-
-    @property
-    def default_text(self) -> str:
-        """The default as docstrings have it, such as `"max"`; of options, what they change."""
-        return _format_default(self.default)
-
-    @property
-    def limits(self) -> str:
-        """The range in words, such as `at least 1`; empty if there is none."""
-        limits = [
-            f"{words} {limit}"
-            for words, limit in (
-                ("at least", self.low),
-                ("greater than", self.above),
-                ("at most", self.high),
-            )
-            if limit is not None
-        ]
-        return " and ".join(limits)
-
-    def check_type(self, value: Any) -> None:
-        """Raise SpecError for a value of a wrong type, or one that is no choice."""
-        if not _is_instance(value, self.type):
-            raise SpecError(f"{self.name}={value!r} is not {_describe_type(self.type)}.")
-        if self.choices and isinstance(value, str) and value not in self.choices:
-            if new := self.old_values.get(value):
-                raise SpecError(f"{self.name}={value!r} has been renamed. Use {self.name}={new!r}.")
-            raise SpecError(
-                f"{self.name}={value!r} is not a choice. {suggest_name(value, self.choices)}"
-            )
-
-    def check_range(self, value: Any) -> None:
-        """Raise SpecError if a number, or one in a tuple, is out of range or not finite."""
-        items = value if isinstance(value, tuple) else (value,)
-        if all(self._is_inside(item) for item in items):
-            return
-        subject = "Each item" if isinstance(value, tuple) else "It"
-        limits = self.limits or "finite"
-        raise SpecError(f"{self.name}={value!r} is out of range. {subject} must be {limits}.")
-
-    def _is_inside(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return True
-        return (
-            (self.low is None or value >= self.low)
-            and (self.above is None or value > self.above)
-            and (self.high is None or value <= self.high)
-            and (isinstance(value, int) or math.isfinite(value))
-        )
 
 
 class Options:
@@ -215,9 +30,9 @@ class Options:
     __options__: ClassVar[dict[str, Option]]
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Collect the options of a dataclass, for which its fields are complete."""
+        """Collect the options once dataclass has made the fields and creates the class again."""
         super().__init_subclass__(**arguments)
-        if "__init__" not in vars(cls):  # it is there the second time, when dataclass adds slots
+        if "__dataclass_fields__" not in vars(cls):
             return
         cls.__options__ = _collect_options(cls)
         # `__new__` would hide the options.
@@ -316,7 +131,7 @@ class Options:
         cls._check_names(values)
         for name, declared in cls.__options__.items():
             if declared.is_required and name not in values:
-                text = declared.help or _describe_type(declared.type)
+                text = declared.help or describe_type(declared.type)
                 raise SpecError(f"{cls.__name__} has no {name!r}. Add the option: {text}.")
         return cls(**values)
 
@@ -364,8 +179,8 @@ class Options:
     def set_params(self, **params: Any) -> Self:
         """Return a copy with some options changed, nested ones included.
 
-        Options are frozen: other than that of scikit-learn's estimators, this method does not
-        change the object.
+        Options are frozen: unlike `set_params` of a scikit-learn estimator, this method leaves the
+        object as it is.
 
         Parameters
         ----------
@@ -382,6 +197,7 @@ class Options:
         SpecError
             If an option is unknown or a value is not valid.
         """
+        self._check_names({key.partition("__")[0]: value for key, value in params.items()})
         return self.replace(**_merge_params(self.get_params(deep=False), params))
 
     def __sklearn_clone__(self) -> Self:
@@ -464,83 +280,13 @@ def _add_attributes(cls: type[Options]) -> str:
     section = ["Attributes", "----------"]
     for declared in cls.__options__.values():
         default = "" if declared.is_required else f", default {declared.default_text}"
-        indent = {"initial_indent": "    ", "subsequent_indent": "    "}
+        text = textwrap.fill(declared.doc, DOCSTRING_COLUMNS - 4, break_on_hyphens=False)
         section += [
             f"{declared.name} : {declared.type_text}{default}",
-            *textwrap.wrap(
-                declared.doc or declared.name,
-                DOCSTRING_COLUMNS,
-                **indent,  # type: ignore[arg-type]
-                break_long_words=False,
-                break_on_hyphens=False,
-            ),
+            *([textwrap.indent(text, "    ")] if text else []),
         ]
     parts = ("\n".join(lines[:end]).rstrip(), "\n".join(section), "\n".join(lines[end:]))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-# types --------------------------------------------------------------------------------------------
-
-
-def _origin(hint: Any) -> Any:
-    """Return the generic type of a hint, such as tuple for `tuple[int, ...]`."""
-    return typing.get_origin(hint)
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the parts of a union, or the hint itself."""
-    is_union = _origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
-def _is_instance(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type of an annotation; an int is a float too."""
-    if len(parts := _alternatives(hint)) > 1:
-        return any(_is_instance(value, part) for part in parts)
-    if _origin(hint) is Literal:
-        return isinstance(value, str)
-    if _origin(hint) is tuple:
-        item = typing.get_args(hint)[0]
-        return isinstance(value, tuple) and all(_is_instance(v, item) for v in value)
-    if hint in (int, float):
-        allowed: Any = int if hint is int else int | float
-        return isinstance(value, allowed) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _describe_type(hint: Any) -> str:
-    """Return the type of an annotation in words, for error messages."""
-    if len(parts := _alternatives(hint)) > 1:
-        return " or ".join(_describe_type(part) for part in parts)
-    if _origin(hint) is Literal:
-        return "one of " + ", ".join(typing.get_args(hint))
-    if _origin(hint) is tuple:
-        item = typing.get_args(hint)[0]
-        return "a list of " + (
-            TYPES_IN_WORDS[item][1] if item in TYPES_IN_WORDS else f"{_format_type(item)} objects"
-        )
-    return TYPES_IN_WORDS[hint][0] if hint in TYPES_IN_WORDS else f"a {hint.__name__}"
-
-
-def _format_type(hint: Any) -> str:
-    """Return a type as docstrings have it."""
-    if len(parts := _alternatives(hint)) > 1:
-        return " or ".join(_format_type(part) for part in parts)
-    if _origin(hint) is Literal:
-        return "{" + ", ".join(f'"{value}"' for value in typing.get_args(hint)) + "}"
-    if _origin(hint) is tuple:
-        return f"tuple of {_format_type(typing.get_args(hint)[0])}"
-    return "None" if hint is type(None) else str(hint.__name__)
-
-
-def _format_default(value: Any) -> str:
-    """Return a default as docstrings have it."""
-    if isinstance(value, Options):
-        changed = (f"{n}={_format_default(v)}" for n, v, is_changed in value.rows() if is_changed)
-        return f"{type(value).__name__}({', '.join(changed)})"
-    if isinstance(value, tuple) and any(isinstance(item, Options) for item in value):
-        return f"({', '.join(_format_default(item) for item in value)},)"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 # values -------------------------------------------------------------------------------------------
@@ -554,9 +300,9 @@ def _convert(value: Any, hint: Any, *, is_stored: bool = False) -> Any:
     """
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()  # a NumPy scalar, such as one of a parameter grid
-    for part in _alternatives(hint):
-        if _origin(part) is tuple and isinstance(value, list | tuple):
-            item = typing.get_args(part)[0]
+    for part in alternatives(hint):
+        if get_origin(part) is tuple and isinstance(value, list | tuple):
+            item = get_args(part)[0]
             return tuple(_convert(v, item, is_stored=is_stored) for v in value)
         if isinstance(part, type) and issubclass(part, Options) and isinstance(value, Mapping):
             return part.from_stored(value) if is_stored else part.from_dict(value)
@@ -599,18 +345,19 @@ def _merge_params(values: Mapping[str, Any], params: Mapping[str, Any]) -> dict[
         else:
             changes[name] = value
     for name, inner in nested.items():
-        value = changes.get(name, values.get(name))
-        parts = _nested_values(value)
-        if not parts:
-            names = ", ".join(f"{name}__{key}" for key in inner)
-            raise SpecError(f"{names} cannot be set: {name}={value!r} has no options of its own.")
-        if isinstance(value, Options):
-            changes[name] = value.set_params(**inner)
-        else:
-            items = parts | _merge_params(parts, inner)
-            if unknown := items.keys() - parts.keys():
-                raise SpecError(
-                    f"{name} has no item {min(unknown)}. {suggest_name(min(unknown), parts)}"
-                )
-            changes[name] = tuple(items.values())
+        changes[name] = _change_nested(name, changes.get(name, values[name]), inner)
     return changes
+
+
+def _change_nested(name: str, value: Any, params: Mapping[str, Any]) -> Any:
+    """Return a value, options or a tuple of options, with changes by nested name."""
+    if isinstance(value, Options):
+        return value.set_params(**params)
+    parts = _nested_values(value)
+    if not parts:
+        names = ", ".join(f"{name}__{key}" for key in params)
+        raise SpecError(f"{names} cannot be set: {name}={value!r} has no options of its own.")
+    if unknown := {key.partition("__")[0] for key in params} - parts.keys():
+        first = min(unknown)
+        raise SpecError(f"{name} has no item {first!r}. {suggest_name(first, parts)}")
+    return tuple((parts | _merge_params(parts, params)).values())
