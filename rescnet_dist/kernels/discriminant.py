@@ -9,10 +9,9 @@ import numpy as np
 
 from rescnet_dist.kernels.arrays import Array, on_gpu
 from rescnet_dist.kernels.backend import get_operations
-from rescnet_dist.kernels.solving import Solve
+from rescnet_dist.kernels.solving import PANEL_COLUMNS, Solve
 
 MAX_SCATTER_ERROR_FRACTION = 1e-9  # of the scatter's diagonal; smaller errors are not corrected
-PANEL_COLUMNS = 256  # columns of a matrix that are added at a time
 
 
 @dataclass(frozen=True, slots=True)

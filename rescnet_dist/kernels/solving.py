@@ -10,6 +10,7 @@ from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.arrays import Array
 
 MIN_SINGLE_FEATURES = 2048  # fewer are quick to factorize in double precision
+PANEL_COLUMNS = 256  # columns of a matrix that are processed at a time
 MAX_RESIDUAL_FRACTION = 1e-10  # of the right-hand side, reached by conjugate gradients
 MAX_GRADIENT_STEPS = 50  # of conjugate gradients
 MIN_PIVOT_ROUNDINGS = 64  # squared pivots below this many units of rounding mean no inverse

@@ -9,14 +9,13 @@ from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.blas import cholesky
 from rescnet_dist.kernels.solving import (
     MIN_SINGLE_FEATURES,
+    PANEL_COLUMNS,
     Solve,
     check_pivots,
     conjugate_gradients,
     inverse_deviations,
     singular_error,
 )
-
-PANEL_COLUMNS = 256  # columns of a matrix that are processed at a time
 
 
 def whiten(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
