@@ -29,7 +29,7 @@ from rescnet_dist.data import (
 from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.kernels import project_to_simplex
-from rescnet_dist.lifecycle import Changes, begin_run, check_resume, check_run, resume_run
+from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.planning.backend import get_backend
@@ -196,17 +196,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
             if url is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rescnet-"))
                 url = os.path.join(folder, "run")
-            check_run(url, spec, run_spec, data)
+            checked = check_run(url, spec, run_spec, data, temporary=temporary)
             client = stack.enter_context(current_client(gpus=get_backend(run_spec).on_gpu))
-            run = begin_run(
-                url,
-                spec,
-                run_spec,
-                data,
-                client,
-                [SchedulerPage(client), *self.listeners],
-                temporary=temporary,
-            )
+            run = begin_or_resume(checked, client, [SchedulerPage(client), *self.listeners])
             self._load(run.url, run_spec.array_backend)
             if temporary:
                 self.run_url_ = None
@@ -308,10 +300,11 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """
         check_listeners(listeners)
         changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
-        _, run_spec = check_resume(RunStore.open(url), changes, take_over=take_over)
+        run = RunStore.open(url)
+        _, run_spec = check_resume(run, changes, take_over=take_over)
         with current_client(gpus=get_backend(run_spec).on_gpu) as client:
-            run = resume_run(
-                url,
+            resume_run(
+                run,
                 client,
                 [SchedulerPage(client), *listeners],
                 changes=changes,

@@ -61,7 +61,7 @@ from rescnet_dist.errors import (
 )
 from rescnet_dist.flags import flag
 from rescnet_dist.kernels import Backend
-from rescnet_dist.lifecycle import Changes, begin_run, check_run, find_matching_run, resume_run
+from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.network import Network
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.runs import describe_run
@@ -260,24 +260,10 @@ def train(
 
     The environment is recorded in the store: the run may be evaluated on another machine.
     """
-    exists = find_matching_run(store, spec, run_spec, training, source)
-    check_run(store, spec, run_spec, training, free=False)
-    before = len(RunStore.open(store).commits()) if exists else 0
+    checked = check_run(store, spec, run_spec, training, source=source, or_resume=True)
+    before = len(checked.store.commits()) if checked.stored else 0
     with TerminalProgress(Console(stderr=True)) as progress, explain_resuming():
-        if exists:
-            resume_run(store, client, [progress], changes=Changes.to(run_spec))
-        else:
-            begin_run(
-                store,
-                spec,
-                run_spec,
-                training,
-                client,
-                [progress],
-                source=source,
-                replace_incomplete=True,
-            )
-    run = RunStore.open(store)
+        run = begin_or_resume(checked, client, [progress])
     if len(run.commits()) > before or "environment" not in run.attributes():
         run.update_attributes(environment=get_environment(client))
 

@@ -13,7 +13,7 @@ from rescnet_dist.bench.timing import Result
 from rescnet_dist.cluster import Workers, available_cores
 from rescnet_dist.data import training_set
 from rescnet_dist.kernels import LayerInput, fit_bank, fit_classifier, layer_pixels
-from rescnet_dist.lifecycle import begin_run
+from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.planning.calibrate import random_layer
 from rescnet_dist.reduce import blas_threads
@@ -48,7 +48,8 @@ def layer_seconds(
         ) as cluster,
         Client(cluster) as client,
     ):
-        run = begin_run(f"{folder}/run", spec, run_spec, training_set(images, labels), client)
+        checked = check_run(f"{folder}/run", spec, run_spec, training_set(images, labels))
+        run = begin_or_resume(checked, client)
         return [layer["seconds"] for layer in describe_run(run.url)["layers"]]
 
 

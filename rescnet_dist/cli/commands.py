@@ -58,11 +58,9 @@ from rescnet_dist.flags import option_name
 from rescnet_dist.lifecycle import (
     CHANGEABLE,
     Changes,
-    begin_run,
+    begin_or_resume,
     check_resume,
     check_run,
-    describe_plan_difference,
-    find_matching_run,
     resume_run,
 )
 from rescnet_dist.options import declared_options
@@ -111,8 +109,7 @@ def train_command(
     quiet = report_options.is_silent
     training, spec, run_spec = prepare_training(data, preset, config, flags, quiet=quiet)
     url = store or default_store(data)
-    stored = or_resume and find_matching_run(url, spec, run_spec, training, data)
-    check_run(url, spec, run_spec, training, free=not or_resume)
+    checked = check_run(url, spec, run_spec, training, source=data, or_resume=or_resume)
     if test_data:
         check_test_set(test_data, training)
     gpus = get_backend(run_spec).on_gpu
@@ -121,21 +118,9 @@ def train_command(
         cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
     ):
         with open_listeners(url, reporter, client) as listeners:
-            if stored:
-                if note := describe_plan_difference(stored, run_spec):
-                    click.echo(note, err=True)
-                run = resume_run(url, client, listeners, changes=Changes.to(run_spec))
-            else:
-                run = begin_run(
-                    url,
-                    spec,
-                    run_spec,
-                    training,
-                    client,
-                    listeners,
-                    source=data,
-                    replace_incomplete=or_resume,
-                )
+            if note := checked.plan_difference:
+                click.echo(note, err=True)
+            run = begin_or_resume(checked, client, listeners)
         report_outcome(run, data, test_data, reporter)
 
 
@@ -254,7 +239,7 @@ def resume_command(
         cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
     ):
         with open_listeners(run_url, reporter, client) as listeners:
-            run = resume_run(run_url, client, listeners, changes=changes, take_over=take_over)
+            run = resume_run(store, client, listeners, changes=changes, take_over=take_over)
         report_outcome(run, run.attributes()["source"], test_data, reporter)
 
 

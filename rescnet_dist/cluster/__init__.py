@@ -9,10 +9,16 @@ from rescnet_dist.cluster.connect import (
     translate_errors,
     worker_identities,
 )
-from rescnet_dist.cluster.workers import WORKER_TIMEOUT_SECONDS, Workers, wait_for_worker
+from rescnet_dist.cluster.workers import (
+    WORKER_TIMEOUT_SECONDS,
+    CheckedWorkers,
+    Workers,
+    wait_for_worker,
+)
 
 __all__ = [
     "WORKER_TIMEOUT_SECONDS",
+    "CheckedWorkers",
     "Workers",
     "available_cores",
     "check_versions",

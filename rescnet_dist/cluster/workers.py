@@ -18,6 +18,7 @@ from rescnet_dist.cluster.connect import (
     available_cores,
     check_versions,
     list_workers,
+    worker_identities,
 )
 from rescnet_dist.errors import ClusterError, ClusterLostError
 from rescnet_dist.kernels import Backend
@@ -119,6 +120,22 @@ class Workers:
             memory=min(limit or psutil.virtual_memory().total for limit in limits),
             share=spill_fraction(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedWorkers:
+    """The workers of a cluster, and the identities of those that were checked."""
+
+    workers: Workers
+    identities: frozenset[tuple[str, str]]
+
+    @classmethod
+    def from_client(cls, client: Client, backend: Backend = NUMPY_BACKEND) -> CheckedWorkers:
+        """Return the workers that a client's cluster has now; see `Workers.from_client`."""
+        wait_for_worker(client)
+        # Listed before they are checked: a worker that joins in between counts as unchecked.
+        present = frozenset(worker_identities(list_workers(client)))
+        return cls(Workers.from_client(client, backend), present)
 
 
 def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT_SECONDS) -> None:

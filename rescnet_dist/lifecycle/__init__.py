@@ -1,16 +1,15 @@
 """The life of a run: check it, prepare its data, start it, and resume it."""
 
-from rescnet_dist.lifecycle.begin import begin_run, resume_run
-from rescnet_dist.lifecycle.match import describe_plan_difference, find_matching_run
-from rescnet_dist.lifecycle.prepare import CHANGEABLE, Changes, check_resume, check_run
+from rescnet_dist.lifecycle.begin import begin_or_resume
+from rescnet_dist.lifecycle.check import CheckedRun, check_run
+from rescnet_dist.lifecycle.resume import CHANGEABLE, Changes, check_resume, resume_run
 
 __all__ = [
     "CHANGEABLE",
     "Changes",
-    "begin_run",
+    "CheckedRun",
+    "begin_or_resume",
     "check_resume",
     "check_run",
-    "describe_plan_difference",
-    "find_matching_run",
     "resume_run",
 ]

@@ -1,63 +1,45 @@
-"""Start or resume a whole run, as its only writer."""
+"""Begin a run, or resume it if the store has it: a whole run, as its only writer."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
 from distributed import Client
 
 from rescnet_dist.cluster import translate_errors
-from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
 from rescnet_dist.events.classes import Listener
+from rescnet_dist.lifecycle.check import CheckedRun
 from rescnet_dist.lifecycle.match import is_incomplete
-from rescnet_dist.lifecycle.prepare import (
-    NO_CHANGES,
-    Changes,
-    check_run,
-    prepare_resume,
-    prepare_run,
-)
-from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import Claim, Location, RunStore, with_retries
+from rescnet_dist.lifecycle.prepare import prepare_run
+from rescnet_dist.lifecycle.resume import Changes, resume_run
+from rescnet_dist.store import Claim, RunStore, with_retries
 from rescnet_dist.train.loop import train
 
 
-def begin_run(
-    url: str | os.PathLike[str],
-    spec: NetworkSpec,
-    run_spec: RunSpec,
-    data: TrainingSet,
-    client: Client,
-    listeners: Sequence[Listener] = (),
-    *,
-    source: str | None = None,
-    temporary: bool = False,
-    replace_incomplete: bool = False,
+def begin_or_resume(
+    checked: CheckedRun, client: Client, listeners: Sequence[Listener] = ()
 ) -> RunStore:
-    """Train on `data` in a new run store, which is removed if the data are unusable.
+    """Train as `check_run` has found possible: in a new run store, or in that of the same run.
 
-    Images at a Zarr URL are referenced, others are copied. source is a name for the data, stored
-    with the run. A temporary store may have classes that cannot be read back from it. With
-    `replace_incomplete`, a run that died before its data were complete is replaced.
+    A new run is removed if the data are unusable. A run that is resumed gets the options of the run
+    spec that may be changed.
     """
-    run = RunStore(Location.of(url))
-    replace_incomplete = replace_incomplete and is_incomplete(run.location)
-    if not replace_incomplete:
-        check_run(url, spec, run_spec, data)
-    claim = Claim.take(run.location, new=not replace_incomplete)
+    if checked.stored is not None:
+        changes = Changes.to(checked.run_spec)
+        return resume_run(checked.store, client, listeners, changes=changes)
+    run = checked.store
+    claim = Claim.take(run.location, new=not checked.replaces_incomplete)
     with claim.hold(), translate_errors(client):
-        if replace_incomplete:
-            _remove_incomplete(run)
+        _clear(run, incomplete=checked.replaces_incomplete)
         try:
-            prepare_run(run, spec, run_spec, data, client, source=source, temporary=temporary)
+            state, workers = prepare_run(checked, client)
         except BaseException:
             _remove(run)
             raise
         try:
-            train(claim, client, listeners)
+            train(claim, state, client, listeners, workers)
         except (DataError, SpecError, SingularError):
             if not run.commits():
                 _remove(run)
@@ -65,30 +47,15 @@ def begin_run(
     return run
 
 
-def resume_run(
-    url: str | os.PathLike[str],
-    client: Client,
-    listeners: Sequence[Listener] = (),
-    *,
-    changes: Changes = NO_CHANGES,
-    take_over: bool = False,
-) -> RunStore:
-    """Resume a run after its last committed layer, with changes.
+def _clear(run: RunStore, *, incomplete: bool) -> None:
+    """Remove all but the claims of an incomplete run that was found before it was claimed.
 
-    Raise StoreError if another driver writes to the run, unless take_over says that it is dead.
+    Raise StoreError if the store has anything else by now.
     """
-    run = RunStore.open(url)
-    with Claim.take(run.location, take_over=take_over).hold() as claim, translate_errors(client):
-        prepare_resume(run, client, changes)
-        train(claim, client, listeners)
-    return run
-
-
-def _remove_incomplete(run: RunStore) -> None:
-    """Remove all but the claims of an incomplete run; raise StoreError if it is complete."""
-    if not is_incomplete(run.location):
+    found = set(with_retries(run.location.names, f"reading {run}")) - {"claims"}
+    if found and not (incomplete and is_incomplete(run.location)):
         raise StoreError(f"Store {run.url} already holds another run. Choose another URL.")
-    for name in set(run.location.names()) - {"claims"}:
+    for name in found:
         with_retries((run.location / name).remove, f"removing {name} of {run}")
 
 

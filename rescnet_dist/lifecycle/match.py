@@ -6,14 +6,13 @@ from typing import Any
 
 from rescnet_dist.data import TrainingSet, classes_to_json
 from rescnet_dist.errors import StoreError, mask_secrets
-from rescnet_dist.lifecycle.prepare import CHANGEABLE
+from rescnet_dist.lifecycle.resume import CHANGEABLE
 from rescnet_dist.planning.plan import PLAN_FIELDS
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
     RunStore,
-    check_unclaimed,
     translate_attribute_errors,
 )
 
@@ -21,28 +20,19 @@ from rescnet_dist.store import (
 INCOMPLETE_RUN_NAMES = {"claims", "data", "work", "zarr.json"}
 
 
-def find_matching_run(
-    url: str, spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet, source: str
-) -> dict[str, Any] | None:
-    """Return the attributes of the run at a URL if it has these specs and data.
+def match_run(
+    run: RunStore, spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet, source: str | None
+) -> dict[str, Any]:
+    """Return the attributes of a run if it has these specs and data; else raise StoreError.
 
-    Return None if there is no run yet, or one that died before its data were complete, so that a
-    run is to be started. Raise StoreError if anything else is there, or if another driver writes to
-    the run. A run keeps its plan, so differences in the plan are ignored, as are differences in
-    what may be changed on resuming (`Changes`).
+    A run keeps its plan, so differences in the plan are ignored, as are differences in what may be
+    changed on resuming (`Changes`).
     """
-    location = Location.of(url)
-    if not location.exists():
-        location.check_bucket()
-        return None
-    if is_incomplete(location):
-        check_unclaimed(location)
-        return None
-    attributes = RunStore.open(url).attributes()
-    differences = _describe_differences(url, attributes, spec, run_spec, data, source)
+    attributes = run.attributes()
+    differences = _describe_differences(run, attributes, spec, run_spec, data, source)
     if differences:
         raise StoreError(
-            f"Store {location.url} holds another run, with {'; '.join(differences)}. Use the "
+            f"Store {run.url} holds another run, with {'; '.join(differences)}. Use the "
             "settings that it was started with, or another store. To add layers, use `rescnet "
             "resume` with --max-layers."
         )
@@ -62,6 +52,11 @@ def is_incomplete(location: Location) -> bool:
     )
 
 
+def source_name(data: TrainingSet, source: str | None) -> str | None:
+    """Return the name of the data that is stored with a run, without secrets."""
+    return mask_secrets(source or (data.stored.url if data.stored else "")) or None
+
+
 def describe_plan_difference(attributes: dict[str, Any], run_spec: RunSpec) -> str | None:
     """Describe the plan of a run if it differs from the one asked for; otherwise return None."""
     stored, requested = attributes.get("plan", {}), run_spec.to_dict()
@@ -72,12 +67,12 @@ def describe_plan_difference(attributes: dict[str, Any], run_spec: RunSpec) -> s
 
 
 def _describe_differences(
-    url: str,
+    run: RunStore,
     attributes: dict[str, Any],
     spec: NetworkSpec,
     run_spec: RunSpec,
     data: TrainingSet,
-    source: str,
+    source: str | None,
 ) -> list[str]:
     """Describe the settings of a run that differ from those asked for."""
     if data.has_validation:
@@ -86,12 +81,12 @@ def _describe_differences(
         **spec.to_dict(),
         **run_spec.to_dict(),
         **data.augment.to_dict(),
-        "data": mask_secrets(source),
+        "data": source_name(data, source),
         "images of": list(data.image_shape),
         "classes": classes_to_json(data.classes),
     }
     kinds: dict[str, type[Spec]] = {"network": NetworkSpec, "run": RunSpec, "augment": AugmentSpec}
-    with translate_attribute_errors(Location.of(url)):
+    with translate_attribute_errors(run.location):
         # from_stored fills in defaults for what an older release did not store
         specs = [kind.from_stored(attributes[name]).to_dict() for name, kind in kinds.items()]
     stored: dict[str, Any] = {

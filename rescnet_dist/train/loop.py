@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from rescnet_dist.cluster import Workers, check_versions, list_workers, worker_identities
+from rescnet_dist.cluster import (
+    CheckedWorkers,
+    Workers,
+    check_versions,
+    list_workers,
+    worker_identities,
+)
 from rescnet_dist.errors import DataError, StoreError, mask_secrets
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.classes import (
@@ -50,8 +56,16 @@ from rescnet_dist.train.task import Task
 COMMITTED_FIELDS = ("accuracy", "residual", "seconds", "observed", "finished")  # of each pass
 
 
-def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> Done:
+def train(
+    claim: Claim,
+    state: RunState,
+    client: Client,
+    listeners: Sequence[Listener] = (),
+    checked: CheckedWorkers | None = None,
+) -> Done:
     """Grow the network of a claimed run until it is done, on the client's cluster.
+
+    Workers that are already `checked` are not checked again.
 
     The run store holds everything needed, so this starts a run, resumes one, and leaves a finished
     one unchanged.
@@ -59,7 +73,7 @@ def train(claim: Claim, client: Client, listeners: Sequence[Listener] = ()) -> D
     with (
         EventBus(listeners) as bus,
         _publish_stop(bus, str(claim.location)),
-        closing(_Driver(claim, client, bus)) as driver,
+        closing(_Driver(claim, state, client, bus, checked)) as driver,
     ):
         driver.start()
         while True:
@@ -90,17 +104,24 @@ def _publish_stop(bus: EventBus, url: str) -> Iterator[None]:
 class _Driver:
     """Runs the passes of one run on a cluster and commits them; holds nothing of size N."""
 
-    def __init__(self, claim: Claim, client: Client, bus: EventBus) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        state: RunState,
+        client: Client,
+        bus: EventBus,
+        checked: CheckedWorkers | None,
+    ) -> None:
         self.name = uuid.uuid4().hex
         self.claim = claim
         self.run = RunStore(claim.location)
         self.client = client
         self.bus = bus
-        self.state = RunState.of(self.run)
+        self.state = state
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
         self.problem: Problem | None = None  # set on first use
-        self.gpu_memory: int | None = None
-        self.checked_workers: set[tuple[str, str]] = set()
+        self.gpu_memory = checked.workers.gpu_memory if checked else None
+        self.checked_workers = set(checked.identities if checked else ())
         self.stored_layer = 0  # the last layer whose maps are in the store
         self.tier = NO_WORKERS
         self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event

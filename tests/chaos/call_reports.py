@@ -78,13 +78,13 @@ def instrument_worker() -> None:
 
 def instrument_driver() -> None:
     """Report what the driver does, and the step that it works on."""
-    from rescnet_dist.lifecycle import begin
+    from rescnet_dist.lifecycle import begin, resume
     from rescnet_dist.store import Claim, RunStore
     from rescnet_dist.train import loop
 
     connection = Connection("driver")
     instrument(connection, "prepare", begin, "prepare_run")
-    instrument(connection, "resume", begin, "prepare_resume")
+    instrument(connection, "resume", resume, "prepare_resume")
     instrument(connection, "claim", Claim, "take")
     instrument(connection, "create", RunStore, "create_layer", "create_work")
     instrument(connection, "commit", RunStore, "commit")

@@ -27,7 +27,7 @@ from rescnet_dist.cli.group import COMMANDS, exit_codes
 from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.data import training_set
-from rescnet_dist.lifecycle import begin_run
+from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.train.loop import _Driver
 from tests.commands import SMALL, run, stored_digits
 
@@ -257,7 +257,8 @@ def test_live_bar_has_layer_accuracy_rate_and_memory(
     )
     data = training_set(data_url, None)
     with TerminalProgress(console) as progress:
-        begin_run(tmp_path / "run", network, run_spec, data, client, [progress])
+        checked = check_run(tmp_path / "run", network, run_spec, data)
+        begin_or_resume(checked, client, [progress])
         progress.bar.refresh()
     output = console.file.getvalue()
     for words in ("layer 2/2", "images/s", "train ", " val ", "━━"):

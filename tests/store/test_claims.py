@@ -26,11 +26,18 @@ from dask import delayed
 from distributed import Client
 from models import assert_same_bits, read_model
 
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load_digits
+from rescnet_dist import (
+    NetworkSpec,
+    ResCNetClassifier,
+    RunSpec,
+    StoreError,
+    estimator,
+    load_digits,
+)
 from rescnet_dist.cli import main
 from rescnet_dist.data import training_set
 from rescnet_dist.events import Event, PassDone, PassStarted
-from rescnet_dist.lifecycle import begin, begin_run
+from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.store import Claim, Location, RunStore, claim
 from rescnet_dist.train import chunks, verify_run
 
@@ -483,7 +490,7 @@ def test_run_being_created_is_protected(
     for attempt in (
         lambda: fit_run(store),
         lambda: ResCNetClassifier.resume(store),
-        lambda: begin_run(store, SPEC, RUN, training_set(X, Y), client),
+        lambda: begin_or_resume(check_run(store, SPEC, RUN, training_set(X, Y)), client),
     ):
         with pytest.raises(StoreError, match=f"is being written by process {os.getpid()}"):
             attempt()
@@ -527,14 +534,14 @@ def test_run_finished_after_check_is_kept(
 ) -> None:
     """Another driver's whole run between the check of a location and its claim is kept."""
     store = tmp_path / "run"
-    check_run = begin.check_run
 
-    def check_and_let_other_run(*arguments: Any) -> None:
-        check_run(*arguments)
+    def check_and_let_other_run(*arguments: Any, **options: Any) -> CheckedRun:
+        checked = check_run(*arguments, **options)
         monkeypatch.undo()
         fit_run(store)
+        return checked
 
-    monkeypatch.setattr(begin, "check_run", check_and_let_other_run)
+    monkeypatch.setattr(estimator, "check_run", check_and_let_other_run)
     with pytest.raises(StoreError, match=r"already holds another run\. Choose another URL"):
         fit_run(store)
     assert RunStore.open(store).result()["depth"] == 2

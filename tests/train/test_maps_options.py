@@ -27,7 +27,7 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import ResCNetClassifier
 from rescnet_dist.cli import main
-from rescnet_dist.cluster import Workers
+from rescnet_dist.cluster import Workers, workers
 from rescnet_dist.errors import BackendError, SpecError
 from rescnet_dist.events import ChunkRebuilt, Event, MapsPlaced, PassDone
 from rescnet_dist.kernels import Backend
@@ -247,7 +247,8 @@ def test_versions_of_workers_are_checked_when_they_join(
     checks: list[tuple[int, int]] = []  # number of commits and of workers
 
     def check(client: Client) -> None:
-        checks.append((len(RunStore.open(tmp_path / "run").commits()), len(client.nthreads())))
+        commits = (tmp_path / "run/commits").glob("*.json")
+        checks.append((len(list(commits)), len(client.nthreads())))
 
     def scale(event: Event) -> None:
         if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 3):
@@ -256,7 +257,8 @@ def test_versions_of_workers_are_checked_when_they_join(
         elif isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 5):
             client.retire_workers(sorted(client.nthreads())[:1])  # no new worker joins
 
-    monkeypatch.setattr(loop, "check_versions", check)
+    for module in (workers, loop):
+        monkeypatch.setattr(module, "check_versions", check)
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
