@@ -13,7 +13,7 @@ import xarray as xr
 from rescnet_dist.data.dataset import get_split, select_split
 from rescnet_dist.data.images import ArrayReference, Images
 from rescnet_dist.data.labels import classes_array, encode, encode_groups, find_classes
-from rescnet_dist.errors import DataError
+from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -63,6 +63,13 @@ class TrainingSet:
                 return None
             row += part.shape[0]
         return first
+
+    def source_name(self, name: str | None) -> str | None:
+        """Return the name that is stored with a run: `name`, else the URL of the images, if any.
+
+        It has no secrets.
+        """
+        return mask_secrets(name or (self.stored.url if self.stored else "")) or None
 
     def rows(self, validation: float) -> int:
         """Return about how many rows there are if a fraction of the images is held out."""

@@ -1,7 +1,6 @@
 """The life of a run: check it, prepare its data, start it, and resume it."""
 
-from rescnet_dist.lifecycle.begin import begin_or_resume
-from rescnet_dist.lifecycle.check import CheckedRun, check_run
+from rescnet_dist.lifecycle.begin import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.lifecycle.resume import CHANGEABLE, Changes, check_resume, resume_run
 
 __all__ = [

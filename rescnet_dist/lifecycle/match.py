@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rescnet_dist.data import TrainingSet, classes_to_json
-from rescnet_dist.errors import StoreError, mask_secrets
+from rescnet_dist.errors import StoreError
 from rescnet_dist.lifecycle.resume import CHANGEABLE
 from rescnet_dist.planning.plan import PLAN_FIELDS
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
@@ -52,11 +52,6 @@ def is_incomplete(location: Location) -> bool:
     )
 
 
-def source_name(data: TrainingSet, source: str | None) -> str | None:
-    """Return the name of the data that is stored with a run, without secrets."""
-    return mask_secrets(source or (data.stored.url if data.stored else "")) or None
-
-
 def describe_plan_difference(attributes: dict[str, Any], run_spec: RunSpec) -> str | None:
     """Describe the plan of a run if it differs from the one asked for; otherwise return None."""
     stored, requested = attributes.get("plan", {}), run_spec.to_dict()
@@ -81,7 +76,7 @@ def _describe_differences(
         **spec.to_dict(),
         **run_spec.to_dict(),
         **data.augment.to_dict(),
-        "data": source_name(data, source),
+        "data": data.source_name(source),
         "images of": list(data.image_shape),
         "classes": classes_to_json(data.classes),
     }

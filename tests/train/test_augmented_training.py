@@ -24,7 +24,7 @@ from rescnet_dist import (
 from rescnet_dist.data import RowBlock, RowTable, choose_held_out_groups
 from rescnet_dist.events import Event, PassDone
 from rescnet_dist.kernels import Augmentation, augment_images
-from rescnet_dist.lifecycle import prepare
+from rescnet_dist.lifecycle import begin
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
 
@@ -103,7 +103,7 @@ def test_cluster_and_block_size_change_no_bit(
 ) -> None:
     """Cover one thread and two, one block of labels and many."""
     whole = fit(tmp_path / "whole", validation=0.25)
-    monkeypatch.setattr(prepare, "BLOCK_IMAGES", 17)
+    monkeypatch.setattr(begin, "BLOCK_IMAGES", 17)
     assert_same_network(fit(tmp_path / "blocks", validation=0.25), whole)
     with (
         LocalCluster(

@@ -199,7 +199,7 @@ def test_command_stopped_before_run_exists_does_not_mention_resume(
         os.kill(os.getpid(), stop)
         time.sleep(10)
 
-    monkeypatch.setattr("rescnet_dist.lifecycle.prepare._write_parts", stop_process)
+    monkeypatch.setattr("rescnet_dist.lifecycle.begin._write_parts", stop_process)
     result = run_command("train", data, "--store", tmp_path / "run", "--config", config)
     assert result.exit_code == (75 if stop == signal.SIGTERM else 130)
     assert "resume" not in result.output

@@ -25,7 +25,7 @@ from rescnet_dist import (
     StoreError,
 )
 from rescnet_dist.events import Event, PassStarted, RunDone, RunStarted
-from rescnet_dist.lifecycle import prepare
+from rescnet_dist.lifecycle import begin
 from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train import chunks, loop, passes
 from rescnet_dist.train.task import Task
@@ -230,13 +230,13 @@ def test_run_with_incomplete_data_is_not_resumed(
     write_region = chunks.write_region
 
     def fail(array: Any, first: int, values: Array) -> None:
-        if array.path == f"data/{name}" and first >= prepare.BLOCK_IMAGES:
+        if array.path == f"data/{name}" and first >= begin.BLOCK_IMAGES:
             raise TaskFailedError
         write_region(array, first, values)
 
     with monkeypatch.context() as patch:
         patch.setattr(chunks, "write_region", fail)
-        patch.setattr(prepare, "BLOCK_IMAGES", 40)
+        patch.setattr(begin, "BLOCK_IMAGES", 40)
         # a killed driver cleans nothing up
         patch.setattr(Location, "remove", lambda location: None)
         with pytest.raises(TaskFailedError):

@@ -26,7 +26,7 @@ from rescnet_dist import (
 )
 from rescnet_dist.cli import main
 from rescnet_dist.events import ChunkRebuilt
-from rescnet_dist.lifecycle import prepare
+from rescnet_dist.lifecycle import begin
 from rescnet_dist.store import Checksums, checksum
 from rescnet_dist.train import verify_run
 
@@ -42,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) -> 
     url = tmp_path_factory.mktemp("verify") / "run"
     images, labels = load_digits()
     with Client(threads_cluster), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "BLOCK_IMAGES", 60)
+        patch.setattr(begin, "BLOCK_IMAGES", 60)
         clf = ResCNetClassifier(SPEC, store=url, run=RUN)
         clf.fit(images[:150, ::2, ::2], labels[:150])
     return url
@@ -108,7 +108,7 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any) ->
     folder = tmp_path_factory.mktemp("undamaged") / "run"
     images, labels = load_digits()
     with Client(threads_cluster), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "BLOCK_IMAGES", 60)
+        patch.setattr(begin, "BLOCK_IMAGES", 60)
         clf = ResCNetClassifier(SPEC.replace(max_layers=3), store=folder, run=RUN)
         clf.fit(images[:150, ::2, ::2], labels[:150])
     return folder
