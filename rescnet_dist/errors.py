@@ -70,8 +70,8 @@ class DataError(RescnetError):
 class StoreError(RescnetError):
     """A run store or a stored network cannot be used.
 
-    Raised if there is none at the URL, if it is of another format or a newer version, or if the URL
-    is already taken. Check the URL, or choose another.
+    Raised if the URL is already taken, if the store cannot be written, and as one of the classes
+    below if it cannot be read. Check the URL, or choose another.
     """
 
 
@@ -83,7 +83,15 @@ class ClaimLostError(StoreError):
     """
 
 
-class CorruptDataError(StoreError):
+class StoreReadError(StoreError):
+    """A store answers, but what was asked for cannot be read.
+
+    Raised if there is nothing at the URL, if it is damaged, or of another format or version. Trying
+    again gives the same result. Check the URL.
+    """
+
+
+class CorruptDataError(StoreReadError):
     """A stored array or record is incomplete, altered or stale.
 
     Raised if stored data do not match their checksum or their commit record. List all damaged
@@ -97,10 +105,8 @@ class StoreUnreachableError(StoreError):
     The cause may be temporary. Resume the run once the store can be reached.
     """
 
-    retried = False  # whether retries have ended with it
 
-
-class StorePermissionError(StoreError):
+class StorePermissionError(StoreReadError):
     """A store, or a part of it, exists but this user may not read it.
 
     Check the credentials and the permissions of the store.

@@ -37,6 +37,7 @@ from rescnet_dist.store import (
     RunStore,
     StoredLayers,
     check_format,
+    limit_retries,
     read_image_scale,
     translate_attribute_errors,
     write_image_scale,
@@ -388,7 +389,9 @@ class Network:
             If something is already stored at the URL.
         """
         location = Location.of(url)
-        if location.exists():
+        with limit_retries(0):
+            is_taken = location.exists()
+        if is_taken:
             raise StoreError(f"{location.url} already holds something. Choose another URL.")
         attributes = {
             "format": NETWORK_FORMAT,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from rescnet_dist.data import Images, encode, select_split
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network
-from rescnet_dist.store import RunStore, read_region, with_retries
+from rescnet_dist.store import RunStore, read_region
 
 MAX_EVALUATION_IMAGES = 2000  # by default
 MAX_SAMPLE_BYTES = 256 * 2**20  # of images held in memory for an evaluation
@@ -72,8 +71,7 @@ def sample_from_run(run: RunStore, limit: int = MAX_EVALUATION_IMAGES) -> Sample
     array, first = run.images()
     rows = _limit_rows(rows, (rows + first) // array.chunks[0], limit, array)
     images = _read_rows(array, rows + first)
-    labels = run.data_array("labels")
-    codes = with_retries(lambda: np.asarray(labels.oindex[rows]), f"labels of {run}")
+    codes = np.asarray(run.data_array("labels").oindex[rows])
     return Sample(images, codes, rows, kind, description, total)
 
 
@@ -131,8 +129,7 @@ def _read_rows(array: Any, rows: Array) -> Array:
     for chunk in np.unique(rows // step).tolist():
         chunk_rows = rows[rows // step == chunk]
         first, last = int(chunk_rows[0]), int(chunk_rows[-1])
-        read = partial(read_region, array, first, last + 1)
-        part = with_retries(read, f"reading {array.path}")
+        part = read_region(array, first, last + 1)
         parts.append(part[chunk_rows - first])
     return np.concatenate(parts)
 

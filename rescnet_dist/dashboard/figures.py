@@ -35,8 +35,7 @@ from rescnet_dist.data import as_images
 from rescnet_dist.errors import (
     DataError,
     RescnetError,
-    StoreError,
-    StoreUnreachableError,
+    StoreReadError,
     pluralize,
 )
 from rescnet_dist.formatting import plain_text
@@ -256,9 +255,7 @@ class Plots:
             raise DataError(f"This network is not from a stored run. {remedy}")
         try:
             run = RunStore.open(self.url)
-        except StoreUnreachableError:
-            raise
-        except StoreError as error:
+        except StoreReadError as error:
             problem = str(error).rstrip(".")
             raise DataError(
                 f"The images of the run of this network cannot be read ({problem}). {remedy}"

@@ -35,7 +35,7 @@ from rescnet_dist.data import classes_from_json
 from rescnet_dist.errors import (
     SpecError,
     StoreError,
-    StoreUnreachableError,
+    StoreReadError,
     mask_secrets,
     pluralize,
 )
@@ -227,9 +227,7 @@ def _evaluate(
         return Evaluation.of(network, sample_from_data(test, None, network, images)), ""
     try:
         return Evaluation.of(network, sample_from_run(run, images)), ""
-    except StoreUnreachableError:
-        raise
-    except StoreError as error:
+    except StoreReadError as error:
         return None, f"the images of the run cannot be read ({error})"
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any, BinaryIO, cast
 from urllib.error import HTTPError
 
 from rescnet_dist.errors import DataError
-from rescnet_dist.store.retry import RETRIABLE_STATUS
+from rescnet_dist.store.retry import is_retriable_status
 
 try:
     import fcntl
@@ -215,9 +215,8 @@ def _request(url: str, start: int, timeout: float) -> http.client.HTTPResponse |
         with error:
             if start and error.code == 416:
                 return None
-            is_transient = error.code >= 500 or error.code in RETRIABLE_STATUS
             reason = f"HTTP error {error.code} {error.reason}"
-            failure = _DownloadError(reason, is_transient=is_transient)
+            failure = _DownloadError(reason, is_transient=is_retriable_status(error.code))
     except (OSError, http.client.HTTPException) as error:
         failure = _DownloadError(getattr(error, "reason", error), is_transient=True)
     raise failure

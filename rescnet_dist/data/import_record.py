@@ -11,16 +11,16 @@ from typing import Any, Literal
 import numpy as np
 
 from rescnet_dist.data.sources import DecodeOptions, Source
-from rescnet_dist.data.stored import DATASET_FORMAT, UNFINISHED_FILE
-from rescnet_dist.errors import StoreError, StoreUnreachableError, mask_secrets
-from rescnet_dist.store import Location, with_retries
+from rescnet_dist.data.stored import UNFINISHED_FILE
+from rescnet_dist.errors import StoreError, StoreReadError, mask_secrets
+from rescnet_dist.store import DATASET_FORMAT, Location
 
 MAX_TASK_CHUNKS = 4  # that one task writes
 MAX_TASK_BYTES = 2**26  # of decoded images in a task of more than one chunk
 SKIPPED_FILE = "import-skipped.json"
+RENAMED_CHANNELS = {"grey": "gray", "colour": "color"}  # in records of earlier releases
 FILE_FIELDS = {"splits", "labels", "classes", "files"}  # of a record, set by the source's files
 HASHED_NAMES = {"location": "place"}
-RENAMED_CHANNELS = {"grey": "gray", "colour": "color"}  # in records of earlier releases
 FIELD_DESCRIPTIONS = {
     "source": "its source",
     "shape": "the shape of its images",
@@ -53,12 +53,12 @@ class Job:
 
 def is_complete(job: Job) -> bool:
     """Return whether only the cleanup is left to do, as after a kill at the very end."""
-    return "zarr.json" in with_retries(job.dest.names, f"reading {job.dest}")
+    return "zarr.json" in job.dest.names()
 
 
 def check_free(job: Job) -> None:
     """Raise StoreError if the location holds something else than an unfinished import."""
-    names = set(with_retries(job.dest.names, f"reading {job.dest}"))
+    names = set(job.dest.names())
     if names and UNFINISHED_FILE not in names and names != {"claims"}:
         raise StoreError(f"{job.dest.url} already holds {_describe_contents(job.dest)}")
 
@@ -66,10 +66,8 @@ def check_free(job: Job) -> None:
 def _describe_contents(location: Location) -> str:
     """Return what a location holds, and a remedy."""
     try:
-        attributes = with_retries(location.attributes, f"reading {location}")
-    except StoreUnreachableError:
-        raise
-    except StoreError:
+        attributes = location.attributes()
+    except StoreReadError:
         attributes = {}
     if attributes.get("format") != DATASET_FORMAT:
         return "something else. Choose another URL."
@@ -83,11 +81,11 @@ def _describe_contents(location: Location) -> str:
 def start_or_resume(job: Job, source: Source) -> None:
     """Write the record of an import; raise StoreError if there is one of another import."""
     record = _make_record(job, source)
-    existing = with_retries((job.dest / UNFINISHED_FILE).read_json, f"reading {job.dest}")
+    existing = (job.dest / UNFINISHED_FILE).read_json()
     if isinstance(existing, dict) and existing.get("channels") in RENAMED_CHANNELS:
         existing["channels"] = RENAMED_CHANNELS[existing["channels"]]
     if existing is None:
-        with_retries(lambda: (job.dest / UNFINISHED_FILE).write_json(record), str(job.dest))
+        (job.dest / UNFINISHED_FILE).write_json(record)
     elif existing != record:
         raise StoreError(
             f"{job.dest.url} has an unfinished import, and {_describe_changes(existing, record)}. "
@@ -157,21 +155,20 @@ def read_skipped(job: Job, on_error: OnError) -> Skipped:
 
     If no image may be left out, what has been written is removed, and none are.
     """
-    listed = with_retries((job.dest / SKIPPED_FILE).read_json, f"reading {job.dest}") or []
+    listed = (job.dest / SKIPPED_FILE).read_json() or []
     if listed and on_error == "error":
         for name in ("zarr.json", "import", SKIPPED_FILE):  # zarr.json: only the cleanup was left
-            with_retries((job.dest / name).remove, f"cleaning up {job.dest}")
+            (job.dest / name).remove()
         return {}
     return {number: (name, reason) for number, name, reason in listed}
 
 
 def read_task_records(job: Job) -> dict[int, list[int]]:
     """Return the records of finished tasks, by their first row."""
-    names = with_retries((job.dest / "import").names, f"reading {job.dest}")
     records = {}
-    for name in names:
+    for name in (job.dest / "import").names():
         if name.endswith(".json"):  # Not the partial file of a task that was killed.
-            record = with_retries((job.dest / "import" / name).read_json, f"reading {job.dest}")
+            record = (job.dest / "import" / name).read_json()
             records[int(name.removesuffix(".json"))] = record
     return records
 
@@ -185,4 +182,4 @@ def skip_images(job: Job, skipped: Skipped, bad: list[BadImage]) -> None:
     """Add bad images to those that are left out."""
     skipped.update({number: (name, reason) for number, name, reason in bad})
     listed = [[number, name, reason] for number, (name, reason) in sorted(skipped.items())]
-    with_retries(lambda: (job.dest / SKIPPED_FILE).write_json(listed), f"writing {job.dest}")
+    (job.dest / SKIPPED_FILE).write_json(listed)

@@ -34,11 +34,17 @@ from rescnet_dist.data.import_record import (
     summarize_task,
 )
 from rescnet_dist.data.sources import DecodeOptions, Reader, Source, decode, infer_image_format
-from rescnet_dist.data.stored import DATASET_FORMAT, UNFINISHED_FILE
+from rescnet_dist.data.stored import UNFINISHED_FILE
 from rescnet_dist.errors import DataError, mask_secrets
-from rescnet_dist.store import IMAGE_DIMS, Claim, Location, with_retries, write_region
+from rescnet_dist.store import (
+    DATASET_FORMAT,
+    DATASET_FORMAT_VERSION,
+    IMAGE_DIMS,
+    Claim,
+    Location,
+    write_region,
+)
 
-DATASET_FORMAT_VERSION = 1
 IMPORT_CHUNK_BYTES = 2 * 2**20  # of images, before compression
 TASKS_PER_THREAD = 4  # of the cluster, submitted at a time
 LABEL_CHUNK_IMAGES = 65_536
@@ -171,7 +177,7 @@ def import_dataset(
                 raise DataError(_describe_bad_images(bad, opened, location))
             skip_images(job, skipped, bad)
         result = _finish(job, opened, os.fspath(source), skipped)
-    with_retries((location / "claims").remove, f"cleaning up {location}")
+    (location / "claims").remove()
     return result
 
 
@@ -235,18 +241,15 @@ def _make_pieces(source: Source, numbers: Array) -> list[Piece]:
 
 def _create_or_resize_array(job: Job, rows: int) -> None:
     """Create the array of images, or change its length if it exists."""
-    shape, description = (rows, *job.shape), f"images of {job.dest}"
-    if "images" not in with_retries(job.dest.names, f"reading {job.dest}"):
-        # Records without an array are of no use.
-        with_retries((job.dest / "import").remove, f"cleaning up {job.dest}")
+    shape = (rows, *job.shape)
+    if "images" not in job.dest.names():
+        (job.dest / "import").remove()  # Records without an array are of no use.
         create = (job.dest / "images").create_array  # without the group, which is written last
-        with_retries(
-            lambda: create("", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True), description
-        )
+        create("", shape, job.dtype, job.chunk, IMAGE_DIMS, compress=True)
         return
-    array = with_retries(lambda: job.dest.open_array("images", write=True), description)
+    array = job.dest.open_array("images", write=True)
     if array.shape[0] != rows:
-        with_retries(lambda: array.resize(shape), description)
+        array.resize(shape)
 
 
 def _write_rows(job: Job, pieces: list[Piece], start: int) -> list[BadImage]:
@@ -268,10 +271,10 @@ def _write_rows(job: Job, pieces: list[Piece], start: int) -> list[BadImage]:
         return bad
     rows = images[0] if len(images) == 1 else np.concatenate(images)
     array = job.dest.open_array("images", write=True)
-    with_retries(lambda: write_region(array, start, rows), f"images of {job.dest}")
+    write_region(array, start, rows)
     record = job.dest / "import" / f"{start:012d}.json"
     numbers = np.concatenate([piece.number + np.flatnonzero(piece.selected) for piece in pieces])
-    with_retries(lambda: record.write_json(summarize_task(numbers)), str(record))
+    record.write_json(summarize_task(numbers))
     return []
 
 
@@ -301,12 +304,8 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> ImportResul
         first, row = first + count, row + len(index)
     codes = np.concatenate(labels).astype(np.int32)
     location, chunk = job.dest / "labels", min(LABEL_CHUNK_IMAGES, row)
-
-    def write_labels() -> None:
-        location.create_array("", (row,), "int32", chunk, ("image",), compress=True)
-        write_region(location.open_array(write=True), 0, codes)
-
-    with_retries(write_labels, f"labels of {job.dest}")
+    location.create_array("", (row,), "int32", chunk, ("image",), compress=True)
+    write_region(location.open_array(write=True), 0, codes)
     skipped_images = [skipped[number] for number in sorted(skipped)]
     attributes = {
         "format": DATASET_FORMAT,
@@ -318,9 +317,9 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> ImportResul
         "skipped_images": skipped_images[:MAX_RECORDED_IMAGES],
     }
     group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-    with_retries(lambda: (job.dest / "zarr.json").write_json(group), f"attributes of {job.dest}")
+    (job.dest / "zarr.json").write_json(group)
     for name in ("import", UNFINISHED_FILE, SKIPPED_FILE):  # The last is needed until the end.
-        with_retries((job.dest / name).remove, f"cleaning up {job.dest}")
+        (job.dest / name).remove()
     return ImportResult(
         str(job.dest),
         {split: stop - start for split, (start, stop) in ranges.items()},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from functools import partial
 from typing import Any
 
@@ -23,12 +22,19 @@ from rescnet_dist.data.sources.source import (
     parse_split_name,
     sort_splits,
 )
-from rescnet_dist.errors import DataError, StoreError
-from rescnet_dist.store import IMAGE_DIMS, Location, chunk_problem, read_region, with_retries
+from rescnet_dist.errors import DataError, StoreReadError
+from rescnet_dist.store import (
+    DATASET_FORMAT,
+    IMAGE_DIMS,
+    Location,
+    StoredArray,
+    chunk_problem,
+    limit_retries,
+    read_region,
+)
 
 GROUP_NAMES = ("groups", "group")
 METADATA_FILES = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
-DATASET_FORMAT = "rescnet-dataset"  # the format attribute of imported datasets
 UNFINISHED_FILE = "import.json"  # exists while a dataset is being imported
 
 
@@ -47,7 +53,7 @@ class StoredImages(Source):
         try:
             location.open_array()
             self.images_path = ""
-        except StoreError:
+        except StoreReadError:
             attributes = location.attributes()
             names = _list_arrays(location)
             self.images_path = _find_array(location, names, IMAGE_NAMES, "images")
@@ -75,7 +81,7 @@ class StoredImages(Source):
         """The URL of the array of images."""
         return f"{self.url}/{self.images_path}".rstrip("/")
 
-    def array(self) -> zarr.Array[Any]:
+    def array(self) -> StoredArray:
         """Open the array of images."""
         return self.location.open_array(self.images_path or None)
 
@@ -116,6 +122,7 @@ def _read(location: Location, path: str, names: NumberedNames) -> Samples:
     return Samples(images if images.ndim == 4 else images[..., np.newaxis], names)
 
 
+@limit_retries(0)
 def is_imported(url: str | os.PathLike[str]) -> bool:
     """Return whether there is an imported dataset at a URL."""
     location = Location.of(url)
@@ -136,6 +143,7 @@ def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
     return [problem for problem in dask.compute(*tasks) if problem]
 
 
+@limit_retries(0)
 def find_stored(url: str | os.PathLike[str]) -> StoredImages | None:
     """Return the Zarr store at a URL; None if there is none."""
     location = Location.of(url)
@@ -158,7 +166,7 @@ def _check_complete(location: Location, images: zarr.Array[Any]) -> None:
 
     Damage to existing chunks is found by the checksum in each of them.
     """
-    existing = with_retries(lambda: images.nchunks_initialized, f"reading {location}")
+    existing = images.nchunks_initialized
     if existing < images.nchunks:
         raise DataError(
             f"{location.url} has lost {images.nchunks - existing:,} of its {images.nchunks:,} "
@@ -194,17 +202,10 @@ def _check_dims(name: str, array: zarr.Array[Any]) -> None:
 
 def _list_arrays(location: Location) -> list[str]:
     """Return the names of the arrays in the group at a location, those of known names first."""
-    group = zarr.open_group(location.zarr_store(read_only=True), mode="r")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about objects in the store that are not Zarr's
-        found = []
-        for name in (*IMAGE_NAMES, *LABEL_NAMES, *GROUP_NAMES):
-            try:
-                if name in group and isinstance(group[name], zarr.Array):
-                    found.append(name)
-            except ValueError as error:  # of an unknown data type or codec
-                raise DataError(f"{location.url}/{name} cannot be read: {error}.") from None
-        return found + [name for name in sorted(group.array_keys()) if name not in found]
+    try:
+        return location.array_names(first=(*IMAGE_NAMES, *LABEL_NAMES, *GROUP_NAMES))
+    except StoreReadError as error:
+        raise DataError(str(error)) from None
 
 
 def _find_array(

@@ -32,8 +32,14 @@ from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.requirements import Problem
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.spec import NetworkSpec, RunSpec
-from rescnet_dist.store import Claim, Location, RunStore, check_unclaimed, with_retries
-from rescnet_dist.train.chunks import write_rows
+from rescnet_dist.store import (
+    Claim,
+    Location,
+    RunStore,
+    check_unclaimed,
+    limit_retries,
+    write_region,
+)
 from rescnet_dist.train.loop import train
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,6 +84,7 @@ class CheckedRun:
         return describe_plan_difference(self.stored, self.run_spec) if self.stored else None
 
 
+@limit_retries(0)
 def check_run(
     url: str | os.PathLike[str],
     spec: NetworkSpec,
@@ -160,11 +167,11 @@ def _clear(run: RunStore, *, incomplete: bool) -> None:
 
     Raise StoreError if the store has anything else by now.
     """
-    found = set(with_retries(run.location.names, f"reading {run}")) - {"claims"}
+    found = set(run.location.names()) - {"claims"}
     if found and not (incomplete and is_incomplete(run.location)):
         raise StoreError(f"Store {run.url} already holds another run. Choose another URL.")
     for name in found:
-        with_retries((run.location / name).remove, f"removing {name} of {run}")
+        (run.location / name).remove()
 
 
 REMOVE_ATTEMPTS = 10
@@ -175,7 +182,7 @@ def _remove(run: RunStore) -> None:
     """Remove a run, and what tasks in progress when it failed may still write to it."""
     for attempt in range(REMOVE_ATTEMPTS):
         try:
-            with_retries(run.location.remove, f"removing {run}")
+            run.location.remove()
         except StoreError:  # as files change during the removal
             if attempt == REMOVE_ATTEMPTS - 1:
                 raise
@@ -222,7 +229,7 @@ def prepare_run(checked: CheckedRun, client: Client) -> tuple[RunState, CheckedW
         chunk = math.ceil(plan.chunk_images / (1 + data.augment.copies))
         run.create_images((data.count, *data.image_shape), data.dtype, chunk)
         _write_parts(
-            run.data_array("images", write=True), [part.array for part in data.images], run, client
+            run.data_array("images", write=True), [part.array for part in data.images], client
         )
     run.update_attributes(data_complete=True)
     return RunState.from_attributes(run, attributes | planned), cluster
@@ -240,9 +247,9 @@ def _get_provenance() -> dict[str, Any]:
 def _index_rows(run: RunStore, run_spec: RunSpec, data: TrainingSet, client: Client) -> RowTable:
     """Write the labels and the mask of training images; return the table of rows."""
     run.create_labels(data.count, min(BLOCK_IMAGES, data.count), groups=data.groups is not None)
-    _write_parts(run.data_array("labels", write=True), list(data.codes), run, client)
+    _write_parts(run.data_array("labels", write=True), list(data.codes), client)
     if data.groups is not None:
-        _write_parts(run.work("groups", write=True), [data.groups], run, client)
+        _write_parts(run.work("groups", write=True), [data.groups], client)
     split = HoldOut(
         data.train_count,
         run_spec.validation,
@@ -286,21 +293,23 @@ def _check_reachable(run: RunStore, client: Client) -> None:
         )
 
 
-def _write_parts(
-    target: zarr.Array[Any], parts: list[Array | da.Array], run: RunStore, client: Client
-) -> None:
+def _write_parts(target: zarr.Array[Any], parts: list[Array | da.Array], client: Client) -> None:
     """Write the concatenation of parts (n_i, …), NumPy or dask, into an array of the run."""
     chunk = target.chunks[0]
     if any(isinstance(part, da.Array) for part in parts):
         array = da.concatenate([da.asarray(part).astype(target.dtype) for part in parts])
         array = array.rechunk((chunk, *target.shape[1:]))
         stored = da.store(array, target, lock=False, compute=False)
-        with_retries(lambda: client.compute(stored).result(), f"{target.path} of {run}")
-        return
+        try:
+            client.compute(stored).result()
+            return
+        except OSError as error:  # of the given arrays; the store translates its own
+            problem = f"{target.path} cannot be computed from the given arrays: {error}"
+        raise DataError(f"{problem}. Check that all workers can read what they are made of.")
     read_rows = _make_row_reader(parts)
     for start in range(0, target.shape[0], chunk):
         values = read_rows(start, min(start + chunk, target.shape[0]))
-        write_rows(target, start, values.astype(target.dtype), run)
+        write_region(target, start, values.astype(target.dtype))
 
 
 def _make_row_reader(parts: list[Any]) -> Callable[[int, int], Array]:

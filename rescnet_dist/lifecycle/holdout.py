@@ -10,8 +10,8 @@ import numpy as np
 
 from rescnet_dist.data import RowTable, choose_held_out_groups, select_validation
 from rescnet_dist.errors import DataError
-from rescnet_dist.store import Checksums, RunStore, read_region, with_retries
-from rescnet_dist.train.chunks import Array, write_rows
+from rescnet_dist.store import Checksums, RunStore, read_region, write_region
+from rescnet_dist.train.chunks import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def hold_out(run: RunStore, split: HoldOut, copies: int) -> tuple[RowTable, Arra
             train &= ~np.isin(block_groups, groups)
         elif split.validation > 0:
             train &= ~select_validation(codes, seen, split.validation, split.seed)
-        write_rows(target, start, train, run)
+        write_region(target, start, train)
         seen += np.bincount(codes, minlength=split.classes)
         trained += np.bincount(codes[train], minlength=split.classes)
         lengths.append(len(codes) + copies * int(train.sum()))
@@ -91,6 +91,4 @@ def _read_blocks(run: RunStore, path: str) -> Iterator[tuple[int, Array]]:
 
 def _read_rows(run: RunStore, path: str, start: int, stop: int) -> Array:
     """Read rows start to stop of an array of the run."""
-    return with_retries(
-        lambda: read_region(run.location.open_array(path), start, stop), f"reading {path} of {run}"
-    )
+    return read_region(run.location.open_array(path), start, stop)

@@ -6,16 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rescnet_dist.errors import (
-    CorruptDataError,
-    StoreError,
-    StorePermissionError,
-    StoreUnreachableError,
-)
+from rescnet_dist.errors import CorruptDataError, StoreError
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.runs.history import History, find_contradiction
 from rescnet_dist.runs.state import RunState
-from rescnet_dist.store import RunStore, check_unclaimed
+from rescnet_dist.store import RunStore, is_claimed
 
 MEASURED_FOLDERS = ("data", "layers", "maps", "scores")  # of a run store
 
@@ -58,7 +53,7 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         raise CorruptDataError(f"The run at {run} is damaged: {problem}")
     state, history = RunState.from_attributes(run, attributes), History.of(list(commits), result)
     accuracies = {accuracy.layer: accuracy for accuracy in history.accuracies}
-    claimed, reason = is_claimed(run), result.get("reason") if result else None
+    claimed, reason = is_claimed(run.location), result.get("reason") if result else None
     return {
         "url": str(run),
         "state": "running" if claimed else "done" if reason else "unfinished",
@@ -94,14 +89,3 @@ def _describe_layer(record: dict[str, Any], accuracy: Accuracy | None) -> dict[s
         "observed": record.get("observed"),
         "finished": record.get("finished"),
     }
-
-
-def is_claimed(run: RunStore) -> bool:
-    """Return whether a living driver writes to the run."""
-    try:
-        check_unclaimed(run.location)
-    except (StorePermissionError, StoreUnreachableError):
-        raise
-    except StoreError:
-        return True
-    return False

@@ -10,27 +10,27 @@ from datetime import datetime
 from typing import Any
 
 from rescnet_dist.errors import (
-    RescnetError,
     StoreError,
     StorePermissionError,
-    StoreUnreachableError,
+    StoreReadError,
 )
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.formatting import url_name
-from rescnet_dist.runs.describe import is_claimed
 from rescnet_dist.runs.history import History, chosen_depth, find_contradiction
 from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
     RunStore,
+    is_claimed,
+    limit_retries,
     translate_attribute_errors,
-    with_retries,
 )
 
 MAX_FOLDER_DEPTH = 3  # of a run below the URL
 MAX_CONCURRENT_READS = 8  # as remote stores have a high latency
 ZARR_FILES = {"zarr.json", ".zgroup", ".zarray"}
 SIZE_ATTEMPTS = 3
+FIRST_RETRY_SECONDS = 10  # for the URL itself, which may be wrong
 
 
 @dataclass(slots=True)
@@ -91,7 +91,9 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
 def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
     """Return the list of `find_runs`, and the number of other files and stores skipped."""
     top = Location.of(url)
-    if with_retries(top.list_entries, f"reading {top}", timeout=10) is None:
+    with limit_retries(FIRST_RETRY_SECONDS):
+        entries = top.list_entries()
+    if entries is None:
         problem = "is a file" if top.exists() else "does not exist"
         raise StoreError(
             f"{top} {problem}. A folder or bucket is needed. Check the URL, or start a run there "
@@ -114,13 +116,11 @@ def _inspect(location: Location, top: Location) -> tuple[ListedRun | None, list[
     """Return the run at a location; or the folders in it, and the number of other entries."""
     listed = ListedRun(location.url[len(top.url) :].strip("/") or url_name(str(top)), str(location))
     try:
-        names = with_retries(location.list_entries, f"reading {location}") or {}
+        names = location.list_entries() or {}
         if _is_run(location, names):
             _fill_in(listed, location)
             return listed, [], 0
-    except StoreUnreachableError:
-        raise
-    except RescnetError as error:  # such as missing rights to one folder of many
+    except StoreReadError as error:  # such as missing rights to one folder of many
         listed.problem = str(error)
         return listed, [], 0
     if ZARR_FILES & names.keys():
@@ -138,10 +138,8 @@ def _is_run(location: Location, names: dict[str, bool]) -> bool:
     if "zarr.json" not in names:
         return claimed
     try:
-        record = with_retries((location / "zarr.json").read_json, f"reading {location}")
-    except StoreUnreachableError:
-        raise
-    except StoreError:  # damaged; nothing says that it was a run
+        record = (location / "zarr.json").read_json()
+    except StoreReadError:  # damaged; nothing says that it was a run
         return claimed
     attributes = record.get("attributes") if isinstance(record, dict) else None
     if not isinstance(attributes, dict) or not attributes:
@@ -153,22 +151,20 @@ def _fill_in(listed: ListedRun, location: Location) -> None:
     """Fill in the fields of a run from its store; problems are recorded, not raised."""
     run = RunStore(location)
     try:
-        listed.state = "running" if (claimed := is_claimed(run)) else "unfinished"
+        listed.state = "running" if (claimed := is_claimed(location)) else "unfinished"
         if claimed and not (location / "zarr.json").exists():
             listed.layers = 0  # its driver has just started
             return
         listed.bytes = _measure_size(location)
         _read_attributes(listed, run, claimed)
         _read_progress(listed, run, claimed)
-    except StoreUnreachableError:
-        raise
     except (_FormatVersionError, StorePermissionError) as error:
         listed.state, listed.problem = "unreadable", str(error)
-    except RescnetError as error:
+    except StoreReadError as error:
         listed.state, listed.problem = "damaged", str(error)
 
 
-class _FormatVersionError(StoreError):
+class _FormatVersionError(StoreReadError):
     """The run has another version of the format."""
 
 
@@ -177,16 +173,14 @@ def _read_attributes(listed: ListedRun, run: RunStore, claimed: bool) -> None:
     run.location.attributes()  # raises if they are damaged
     try:
         attributes = run.attributes()
-    except StoreUnreachableError:
-        raise
-    except StoreError as error:
+    except StoreReadError as error:
         raise _FormatVersionError(str(error)) from None
     with translate_attribute_errors(run.location):
         listed.max_layers = int(attributes["network"]["max_layers"])
         created = attributes.get("provenance", {}).get("created")
         listed.updated = datetime.fromisoformat(created).timestamp() if created else None
     if not (claimed or attributes.get("data_complete")):
-        raise StoreError("Its data were never completely written. Remove it and train again.")
+        raise StoreReadError("Its data were never completely written. Remove it and train again.")
 
 
 def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
@@ -200,7 +194,7 @@ def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
         last, accuracies = run.last_commit(), tuple(Accuracy(**a) for a in result["accuracies"])
         listed.layers, depth = last["step"] if last else 0, result["depth"]
         if problem := find_contradiction(listed.layers, result):
-            raise StoreError(problem)
+            raise StoreReadError(problem)
     else:
         commits = run.commits()
         history = History.of(commits, result)
@@ -217,6 +211,6 @@ def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
 def _measure_size(location: Location) -> int | None:
     """Return the bytes of a run, or None if its files keep changing."""
     for _ in range(SIZE_ATTEMPTS):
-        with suppress(OSError):
+        with suppress(FileNotFoundError, NotADirectoryError, StoreReadError):
             return location.size()
     return None

@@ -1,8 +1,24 @@
 """Stores of runs and networks: Zarr groups and JSON records at any fsspec URL."""
 
-from rescnet_dist.store.checksums import Checksums, checksum, read_block, read_region
-from rescnet_dist.store.claim import Claim, check_unclaimed
-from rescnet_dist.store.filesystem import describe_missing_bucket, file_system
+from rescnet_dist.store.arrays import (
+    StoredArray,
+    read_block,
+    read_region,
+    write_block,
+    write_region,
+)
+from rescnet_dist.store.checksums import Checksums, checksum
+from rescnet_dist.store.claim import Claim, check_unclaimed, is_claimed
+from rescnet_dist.store.filesystem import describe_missing_bucket, file_system, read_bytes
+from rescnet_dist.store.formats import (
+    DATASET_FORMAT,
+    DATASET_FORMAT_VERSION,
+    FORMAT_VERSION,
+    NETWORK_FORMAT,
+    RUN_FORMAT,
+    check_format,
+    check_version,
+)
 from rescnet_dist.store.layers import (
     StoredLayers,
     layer_path,
@@ -15,23 +31,20 @@ from rescnet_dist.store.layers import (
     write_image_scale,
     write_layer,
 )
-from rescnet_dist.store.location import Location, chunk_problem
-from rescnet_dist.store.retry import with_retries
+from rescnet_dist.store.location import Location
+from rescnet_dist.store.retry import limit_retries
 from rescnet_dist.store.run import (
-    FORMAT_VERSION,
     IMAGE_DIMS,
-    NETWORK_FORMAT,
-    RUN_FORMAT,
     RunStore,
-    check_format,
     has_saved_maps,
     last_saved,
     translate_attribute_errors,
-    write_block,
-    write_region,
 )
+from rescnet_dist.store.verify import chunk_problem
 
 __all__ = [
+    "DATASET_FORMAT",
+    "DATASET_FORMAT_VERSION",
     "FORMAT_VERSION",
     "IMAGE_DIMS",
     "NETWORK_FORMAT",
@@ -40,24 +53,28 @@ __all__ = [
     "Claim",
     "Location",
     "RunStore",
+    "StoredArray",
     "StoredLayers",
     "check_format",
     "check_unclaimed",
+    "check_version",
     "checksum",
     "chunk_problem",
     "describe_missing_bucket",
     "file_system",
     "has_saved_maps",
+    "is_claimed",
     "last_saved",
     "layer_path",
+    "limit_retries",
     "read_bank",
     "read_block",
+    "read_bytes",
     "read_classifier",
     "read_image_scale",
     "read_layer",
     "read_region",
     "translate_attribute_errors",
-    "with_retries",
     "write_bank",
     "write_block",
     "write_classifier",

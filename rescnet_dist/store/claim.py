@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from rescnet_dist.errors import ClaimLostError, StoreError, StoreUnreachableError
+from rescnet_dist.errors import ClaimLostError, StoreError, StoreReadError
 from rescnet_dist.store.location import Location
-from rescnet_dist.store.retry import with_retries
+from rescnet_dist.store.retry import limit_retries
 
 CLAIM_LIFETIME_SECONDS = 60.0  # without renewal, after which a claim has expired
 RENEW_INTERVAL_SECONDS = 15.0
@@ -46,32 +46,27 @@ class Claim:
 
     @classmethod
     def take(cls, location: Location, *, take_over: bool = False, new: bool = False) -> Claim:
-        """Claim a location; transient errors of the store are retried.
+        """Claim a location.
 
         Raise StoreError if a live driver holds it and `take_over` is False or, for a `new` run, if
         the location was ever claimed.
         """
-        description = f"claiming {location}"
-        number = with_retries(
-            lambda: latest_claim(location)[0] if take_over else check_unclaimed(location),
-            description,
-        )
+        number = latest_claim(location)[0] if take_over else check_unclaimed(location)
         if new and number:
             raise StoreError(
                 f"Store {location.url} already holds another run. Choose another URL, or resume "
                 "the run (`rescnet resume`, or `--or-resume` with the command that started it)."
             )
         claim = cls(location, number + 1, uuid.uuid4().hex)
-        record = _make_record(claim.writer)  # the same in each attempt: a driver finds its own
-        if not with_retries(lambda: claim._record().create_json(record), description):
+        if not claim._record().create_json(_make_record(claim.writer)):
             raise StoreError(
                 f"The run at {location.url} was claimed by another driver just now. Choose another "
                 "store, or wait until that driver ends."
             )
         for old in range(number, 0, -1):
-            if not with_retries(claim._record(old).exists, description):
+            if not claim._record(old).exists():
                 break
-            with_retries(claim._record(old).remove, description)
+            claim._record(old).remove()
         return claim
 
     def _record(self, number: int | None = None) -> Location:
@@ -79,12 +74,8 @@ class Claim:
         return self.location / f"claims/{self.number if number is None else number:06d}.json"
 
     def check(self) -> None:
-        """Raise ClaimLostError if the claim was taken over; transient errors are retried."""
-        self._compare(
-            *with_retries(
-                lambda: latest_claim(self.location), f"reading the claim on {self.location}"
-            )
-        )
+        """Raise ClaimLostError if the claim was taken over."""
+        self._compare(*latest_claim(self.location))
 
     def _compare(self, number: int, record: dict[str, Any] | None) -> None:
         """Raise ClaimLostError if the latest claim is not this one."""
@@ -95,13 +86,21 @@ class Claim:
                 "has written nothing since."
             )
 
+    @limit_retries(0)
     def renew(self) -> None:
-        """Update the time at which this driver was last known to be alive."""
+        """Update the time at which this driver was last known to be alive.
+
+        This is a single attempt, as `hold` makes the next one soon.
+        """
         self._compare(*latest_claim(self.location))
         self._record().write_json(_make_record(self.writer))
 
+    @limit_retries(0)
     def release(self) -> None:
-        """Release the claim, unless another driver has taken it over."""
+        """Release the claim, unless another driver has taken it over.
+
+        This is a single attempt, as a claim expires without it.
+        """
         if latest_claim(self.location)[0] != self.number:
             return
         try:
@@ -132,10 +131,21 @@ class Claim:
 
 def check_unclaimed(location: Location) -> int:
     """Return the number of the latest claim; raise StoreError if a live driver holds it."""
-    number, record = latest_claim(location)
-    if record is not None and (problem := _describe_holder(record, number)):
+    number, problem = _find_holder(location)
+    if problem:
         raise StoreError(f"The run at {location.url} {problem}")
     return number
+
+
+def is_claimed(location: Location) -> bool:
+    """Return whether a live driver holds the latest claim, or one that cannot be read."""
+    return _find_holder(location)[1] is not None
+
+
+def _find_holder(location: Location) -> tuple[int, str | None]:
+    """Return the number of the latest claim and why it still holds, as `_describe_holder`."""
+    number, record = latest_claim(location)
+    return number, None if record is None else _describe_holder(record, number)
 
 
 def latest_claim(location: Location) -> tuple[int, dict[str, Any] | None]:
@@ -148,9 +158,7 @@ def latest_claim(location: Location) -> tuple[int, dict[str, Any] | None]:
         return 0, None
     try:
         record = (location / "claims" / names[-1]).read_json()
-    except StoreUnreachableError:
-        raise
-    except StoreError:
+    except StoreReadError:
         record = {}
     is_valid = record is None or (
         isinstance(record, dict)

@@ -7,12 +7,14 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import StoreError, StoreReadError, mask_secrets
+from rescnet_dist.store.retry import with_retries
 
 PROTOCOL = re.compile(r"(\w+)://")
 MISSING_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # in server messages
@@ -42,6 +44,14 @@ def file_system(url: str) -> tuple[Any, str]:
             f'{url} cannot be opened ({error}). Run pip install "rescnet-dist[{extra}]".'
         ) from error
     return fs, path
+
+
+def read_bytes(
+    fs: Any, path: str, start: int | None = None, stop: int | None = None, *, url: str = ""
+) -> bytes:
+    """Read a file, or bytes start to stop of it; `url` names it in errors instead of `path`."""
+    read = partial(fs.cat_file, path, start=start, end=stop)
+    return bytes(with_retries(read, mask_secrets(url or path), StoreReadError))
 
 
 def describe_missing_bucket(error: FileNotFoundError, url: str) -> str | None:

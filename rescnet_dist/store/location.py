@@ -1,16 +1,19 @@
-"""Locations of arrays and records: any fsspec URL, as a Zarr store and for small JSON files."""
+"""Locations of arrays and records: any fsspec URL, as a Zarr store and for small JSON files.
+
+Transient errors are retried in every method that reads or writes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import zarr
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
@@ -27,19 +30,20 @@ from rescnet_dist.errors import (
     CorruptDataError,
     StoreError,
     StorePermissionError,
+    StoreReadError,
     StoreUnreachableError,
     mask_secrets,
 )
-from rescnet_dist.store.checksums import checksum, read_region, read_verified
+from rescnet_dist.store.arrays import StoredArray, read_verified
+from rescnet_dist.store.checksums import Array, checksum
 from rescnet_dist.store.filesystem import (
     create_file,
     describe_missing_bucket,
     file_system,
     replace_file,
 )
-from rescnet_dist.store.retry import is_out_of_space, is_transient, with_retries
+from rescnet_dist.store.retry import is_out_of_space, is_store_failure, is_transient, retry
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
 
 CREATE_LOCK = threading.Lock()  # memory:// takes two steps to create a record
@@ -107,9 +111,9 @@ class Location:
     def _write(self, action: Callable[[], Result]) -> Result:
         """Return the result of writing here; raise StoreError with the URL if that fails."""
         try:
-            return action()
+            return retry(action)
         except Exception as error:
-            if not (isinstance(error, OSError) or is_transient(error)):
+            if not is_store_failure(error):
                 raise
             kind = StoreUnreachableError if is_transient(error) else StoreError
             remedy = (
@@ -124,9 +128,22 @@ class Location:
         """Return whether anything is stored here."""
         fs, path = self._uncached_fs()
         try:
-            return bool(fs.exists(path) and (not fs.isdir(path) or fs.ls(path)))
+            return self._request(
+                lambda: bool(fs.exists(path) and (not fs.isdir(path) or fs.ls(path))),
+                FileNotFoundError,
+            )
         except FileNotFoundError:
             return False
+
+    def _request(self, action: Callable[[], Result], *expected: type[Exception]) -> Result:
+        """Return the result of a request to the file system.
+
+        Raise errors of the expected kinds as they are, and a StoreError for all others.
+        """
+        try:
+            return retry(action)
+        except expected:
+            raise
         except Exception as error:  # each file system has errors of its own
             problem = self._unreachable(error)
         raise problem
@@ -137,7 +154,7 @@ class Location:
         It is never the error itself, which may belong to a library that the driver does not have,
         or may not be picklable.
         """
-        closed = StorePermissionError if isinstance(error, PermissionError) else StoreError
+        closed = StorePermissionError if isinstance(error, PermissionError) else StoreReadError
         kind = StoreUnreachableError if is_transient(error) else closed
         reason = str(error) or type(error).__name__
         return kind(
@@ -151,33 +168,26 @@ class Location:
         if isinstance(fs, LocalFileSystem):
             return
         try:
-            fs.ls(path)
+            self._request(lambda: fs.ls(path), FileNotFoundError)
+            return
         except FileNotFoundError as error:
             problem = describe_missing_bucket(error, self.url)
-        except Exception as error:
-            raise self._unreachable(error) from None
-        else:
-            return
         if problem:
             raise StoreError(problem)
 
     def size(self) -> int:
-        """Return the number of bytes stored here."""
+        """Return the number of bytes stored here; raise FileNotFoundError if files vanish."""
         fs, path = self._fs()
-        return int(fs.du(path)) if fs.exists(path) else 0
+        return self._request(lambda: int(fs.du(path)) if fs.exists(path) else 0, *ABSENT_ERRORS)
 
     def names(self) -> list[str]:
         """Return the sorted names directly under this location; empty if it does not exist."""
         fs, path = self._uncached_fs()
         try:
-            entries = fs.ls(path, detail=False)
+            entries = self._request(lambda: fs.ls(path, detail=False), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
             return []
-        except Exception as error:
-            problem = self._unreachable(error)
-        else:
-            return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
-        raise problem
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
 
     def list_entries(self) -> dict[str, bool] | None:
         """Return the names directly under this location, and whether each is a folder.
@@ -186,19 +196,15 @@ class Location:
         """
         fs, path = self._uncached_fs()
         try:
-            entries = fs.ls(path, detail=True)
+            entries = self._request(lambda: fs.ls(path, detail=True), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
             return None
-        except Exception as error:
-            problem = self._unreachable(error)
-        else:
-            own = path.rstrip("/")
-            if any(e["name"].rstrip("/") == own and e["type"] == "file" for e in entries):
-                entries = [e for e in entries if e["name"].rstrip("/") != own]
-                if not entries:  # This is a file, and not the marker of a folder in S3.
-                    return None
-            return {e["name"].rstrip("/").rsplit("/", 1)[-1]: e["type"] != "file" for e in entries}
-        raise problem
+        own = path.rstrip("/")
+        if any(e["name"].rstrip("/") == own and e["type"] == "file" for e in entries):
+            entries = [e for e in entries if e["name"].rstrip("/") != own]
+            if not entries:  # This is a file, and not the marker of a folder in S3.
+                return None
+        return {e["name"].rstrip("/").rsplit("/", 1)[-1]: e["type"] != "file" for e in entries}
 
     def remove(self) -> None:
         """Remove everything that is stored here, if anything is."""
@@ -209,17 +215,16 @@ class Location:
         """Read the JSON record at this location; None if there is none."""
         fs, path = self._fs()
         try:
-            return json.loads(fs.cat_file(path))
+            text = self._request(lambda: fs.cat_file(path), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
             return None
+        try:
+            return json.loads(text)
         except ValueError as error:
-            problem = StoreError(
+            raise StoreReadError(
                 f"{self.url} is not valid JSON ({error}). The record is damaged; remove it, then "
                 "resume the run, which writes it anew."
-            )
-        except Exception as error:
-            problem = self._unreachable(error)
-        raise problem
+            ) from None
 
     def write_json(self, record: Any) -> None:
         """Write a JSON record as one object, so that readers see all of it or nothing."""
@@ -234,14 +239,18 @@ class Location:
         fs, path = self._fs()
         if isinstance(fs, LocalFileSystem):
             return self._write(lambda: create_file(path, text))
-        with CREATE_LOCK:
-            try:
-                fs.pipe_file(path, text, mode="create")
-            except Exception as error:  # File systems differ in what they raise if it exists.
-                fs.invalidate_cache(path)
-                if not fs.exists(path):
-                    raise self._unreachable(error) from None
-            return bool(fs.cat_file(path) == text)
+
+        def create() -> bool:
+            with CREATE_LOCK:
+                try:
+                    fs.pipe_file(path, text, mode="create")
+                except Exception:  # File systems differ in what they raise if it exists.
+                    fs.invalidate_cache(path)
+                    if not fs.exists(path):
+                        raise
+                return bool(fs.cat_file(path) == text)
+
+        return self._request(create)
 
     def attributes(self) -> dict[str, Any]:
         """Read the attributes of the Zarr group here; raise StoreError if there is none."""
@@ -256,13 +265,17 @@ class Location:
         return self._read("Zarr group", read)
 
     def _read(self, kind: str, action: Callable[[], Result]) -> Result:
-        """Return the result of reading here; raise StoreError if a node of a kind is not here."""
+        """Return the result of reading a Zarr node of a kind here.
+
+        Raise StoreReadError if there is none, or if it is damaged.
+        """
         try:
-            return action()
+            return retry(action)
         except (*ABSENT_ERRORS, *NODE_TYPE_ERRORS):
-            problem = StoreError(f"There is no {kind} at {self.url}. {self._describe_contents()}")
+            missing = f"There is no {kind} at {self.url}."
+            problem: StoreError = StoreReadError(f"{missing} {self._describe_contents()}")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            problem = StoreError(
+            problem = StoreReadError(
                 f"The {kind} at {self.url} is damaged: {error}. Restore its zarr.json, or create "
                 "it anew."
             )
@@ -318,7 +331,31 @@ class Location:
         )
         (self / path)._write(lambda: create(self.zarr_store()))
 
-    def open_array(self, path: str | None = None, *, write: bool = False) -> zarr.Array[Any]:
+    def array_names(self, first: Sequence[str] = ()) -> list[str]:
+        """Return the names of the arrays in the group here, those of `first` before the others.
+
+        Raise StoreReadError if one of `first` has an unknown data type or codec.
+        """
+
+        def read() -> tuple[list[str], str]:
+            group = zarr.open_group(self.zarr_store(read_only=True), mode="r")
+            found = []
+            for name in first:
+                try:
+                    if name in group and isinstance(group[name], zarr.Array):
+                        found.append(name)
+                except ValueError as error:
+                    return [], f"{self.url}/{name} cannot be read: {error}."
+            return found + [name for name in sorted(group.array_keys()) if name not in found], ""
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about objects in the store that are not Zarr's
+            names, problem = self._read("Zarr group", read)
+        if problem:
+            raise StoreReadError(problem)
+        return names
+
+    def open_array(self, path: str | None = None, *, write: bool = False) -> StoredArray:
         """Open the array at `path` under this group, or the one at this location itself.
 
         Arrays stored by pickle are rejected. All chunks written are stored, also chunks of zeros.
@@ -331,11 +368,13 @@ class Location:
             ),
         )
         if "pickle" in _list_codecs(array):
-            raise StoreError(
+            raise StoreReadError(
                 f"The Zarr array at {location.url} is stored by pickle, which could run any "
                 "program, and is not read. Store it as numbers or strings."
             )
-        return array.with_config({"write_empty_chunks": True}) if write else array
+        if write:
+            array = array.with_config({"write_empty_chunks": True})
+        return StoredArray(array.async_array, str(self))
 
     def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
         """Write small named arrays, each (dims, values), into the group at `path`.
@@ -343,16 +382,13 @@ class Location:
         Arrays that exist with the same values are not written: overwriting an array removes it
         first, and a late task of a dead driver would remove committed arrays while they are read.
         """
-        (self / path)._write(lambda: self._write_small(path, arrays))
-
-    def _write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
-        """Write the arrays of `write_small` that are not stored yet."""
-        store = self.zarr_store()
-        zarr.open_group(store, path=path, mode="a", zarr_format=3)
+        write, store = (self / path)._write, self.zarr_store()
+        write(partial(zarr.open_group, store, path=path, mode="a", zarr_format=3))
         for name, (dims, values) in arrays.items():
             if self._is_stored(f"{path}/{name}", values):
                 continue
-            zarr.create_array(
+            create = partial(
+                zarr.create_array,
                 store,
                 name=f"{path}/{name}",
                 data=values,
@@ -360,6 +396,7 @@ class Location:
                 attributes={"crc32c": checksum(values)},
                 overwrite=True,
             )
+            write(create)
 
     def _is_stored(self, path: str, values: Array) -> bool:
         """Return whether an array with these values, bit for bit, is at `path`."""
@@ -367,9 +404,7 @@ class Location:
             return False  # The common case, without the cost of opening an array.
         try:
             found = read_verified(self.open_array(path))
-        except StoreUnreachableError:
-            raise
-        except StoreError:
+        except StoreReadError:
             return False
         is_same_type = (found.shape, found.dtype) == (values.shape, values.dtype)
         return is_same_type and found.tobytes() == values.tobytes()
@@ -382,28 +417,6 @@ class Location:
             raise CorruptDataError(
                 f"{self.url} is damaged. {error} Restore it from a copy, or train again."
             ) from None
-
-
-def chunk_problem(location: Location, path: str, number: int, expected: int | None = None) -> str:
-    """Return what is wrong with a chunk of whole rows of the array at `path`; "" if nothing is.
-
-    The chunk must have the checksum `expected`. If that is None, the chunk must exist, as Zarr
-    reads zeros for a missing one.
-    """
-    try:
-        array = location.open_array(path)
-        key = array.metadata.encode_chunk_key((number, *(0 for _ in array.shape[1:])))
-        if expected is None and not with_retries(
-            (location / path / key).exists, f"reading {location}"
-        ):
-            return f"{path}, chunk {number}: the chunk is missing."
-        start = number * array.chunks[0]
-        read_region(array, start, min(start + array.chunks[0], array.shape[0]), expected)
-    except StoreUnreachableError:
-        raise
-    except (StoreError, OSError) as error:
-        return f"{path}, chunk {number}: {error}"
-    return ""
 
 
 def _list_codecs(array: zarr.Array[Any]) -> list[str]:

@@ -1,11 +1,23 @@
-"""Retries with exponential backoff for transient errors of stores."""
+"""Retries with exponential backoff for transient errors of stores.
+
+Only the primitive operations of this layer retry: those of `Location`, and reads and writes of
+`StoredArray`. Everything else is built of them. When retries end, the error becomes a
+`StoreUnreachableError`, which is never retried, so retries cannot multiply.
+
+tenacity has been considered. It would replace the loop of `retry` and its waits. The rest, which
+errors are transient and what is raised for them, would stay here, and each worker would need one
+more package.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from rescnet_dist.errors import StoreError, StoreUnreachableError
@@ -22,10 +34,62 @@ PERMANENT_ERRORS = (
 )
 OUT_OF_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PERMANENT_ERRNOS = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
-RETRIABLE_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
+RETRIABLE_CLIENT_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
 CLIENT_LIBRARIES = {"aiohttp", "aiobotocore", "azure", "botocore", "gcsfs", "google", "requests"}
 
 Result = TypeVar("Result")
+
+_limit_seconds: ContextVar[float] = ContextVar("retry_limit_seconds", default=math.inf)
+
+
+@contextmanager
+def limit_retries(seconds: float) -> Iterator[None]:
+    """Limit the retries of each store operation of the body, or of a decorated function.
+
+    With 0, each operation has a single attempt, as when a user has just named the store: its URL
+    may be wrong, and is reported at once. Operations of other threads are not limited.
+    """
+    token = _limit_seconds.set(min(seconds, _limit_seconds.get()))
+    try:
+        yield
+    finally:
+        _limit_seconds.reset(token)
+
+
+def retry(action: Callable[[], Result]) -> Result:
+    """Return the result of an idempotent action on a store; retry transient errors.
+
+    Retries end after `RETRY_SECONDS`, or earlier under `limit_retries`. Then the last error is
+    raised as it is.
+    """
+    limit = min(RETRY_SECONDS, _limit_seconds.get())
+    started, wait = time.monotonic(), FIRST_RETRY_WAIT_SECONDS
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            if not is_transient(error) or time.monotonic() - started + wait > limit:
+                raise
+        time.sleep(wait * random.uniform(0.5, 1))
+        wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
+
+
+def with_retries(
+    action: Callable[[], Result], description: str, failure: type[StoreError] = StoreError
+) -> Result:
+    """Return the result of an idempotent action on a store; `description` names it in errors.
+
+    Transient errors are retried, then become a `StoreUnreachableError`. Permanent errors of the
+    store become a `failure`; other errors are raised as they are.
+    """
+    started = time.monotonic()
+    try:
+        return retry(action)
+    except Exception as error:
+        if not is_store_failure(error):
+            raise
+        problem = _translate_error(error, description, time.monotonic() - started, failure)
+    raise problem  # Not inside `except`: an error of a client library may fail to unpickle.
 
 
 def is_transient(error: BaseException) -> bool:
@@ -33,49 +97,27 @@ def is_transient(error: BaseException) -> bool:
 
     >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError())
     (True, False)
-    >>> is_transient(KeyError())
-    False
+    >>> is_transient(KeyError()), is_transient(StoreUnreachableError())
+    (False, False)
     """
     if isinstance(error, OSError):
         return not isinstance(error, PERMANENT_ERRORS) and error.errno not in (
             *OUT_OF_SPACE_ERRNOS,
             *PERMANENT_ERRNOS,
         )
-    if isinstance(error, StoreUnreachableError):
-        return not error.retried
     status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500 and status not in RETRIABLE_STATUS:
+    if isinstance(status, int) and status >= 400 and not is_retriable_status(status):
         return False
     return type(error).__module__.split(".")[0] in CLIENT_LIBRARIES
 
 
-def with_retries(
-    action: Callable[[], Result], description: str, *, timeout: float = RETRY_SECONDS
-) -> Result:
-    """Return the result of an idempotent action on a store; `description` names it in errors.
+def is_retriable_status(status: int) -> bool:
+    """Return whether a request that failed with this HTTP status may succeed later.
 
-    Transient errors are retried for up to `timeout` seconds, then become a
-    `StoreUnreachableError`. Permanent errors of the store become a `StoreError`; other errors are
-    raised as they are.
+    >>> is_retriable_status(503), is_retriable_status(429), is_retriable_status(404)
+    (True, True, False)
     """
-    started, wait = time.monotonic(), FIRST_RETRY_WAIT_SECONDS
-    while True:
-        try:
-            return action()
-        except Exception as error:
-            elapsed = time.monotonic() - started
-            if not is_transient(error) or elapsed + wait > timeout:
-                if isinstance(error, StoreError) or not (
-                    isinstance(error, OSError) or is_transient(error)
-                ):
-                    raise
-                failure = _translate_error(error, description, elapsed)
-            else:
-                failure = None
-        if failure:  # Not inside `except`: an error of a client library may fail to unpickle.
-            raise failure
-        time.sleep(wait * random.uniform(0.5, 1))
-        wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
+    return status >= 500 or status in RETRIABLE_CLIENT_STATUS
 
 
 def is_out_of_space(error: BaseException) -> bool:
@@ -83,7 +125,14 @@ def is_out_of_space(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in OUT_OF_SPACE_ERRNOS
 
 
-def _translate_error(error: Exception, description: str, elapsed: float) -> StoreError:
+def is_store_failure(error: BaseException) -> bool:
+    """Return whether an error comes from a file system or a client library, and is translated."""
+    return isinstance(error, OSError) or is_transient(error)
+
+
+def _translate_error(
+    error: Exception, description: str, elapsed: float, failure: type[StoreError]
+) -> StoreError:
     """Return the StoreError for an error of a store, with a remedy."""
     reason = str(error) or type(error).__name__
     if is_out_of_space(error):
@@ -91,10 +140,8 @@ def _translate_error(error: Exception, description: str, elapsed: float) -> Stor
             f"{description} cannot be written: {reason}. Free some space, then resume the run."
         )
     if is_transient(error):
-        failure = StoreUnreachableError(
+        return StoreUnreachableError(
             f"{description} has failed for {elapsed:.0f} s: {reason}. "
             "Check the store, then resume the run."
         )
-        failure.retried = True
-        return failure
-    return StoreError(f"{description} failed: {reason}. Check the URL and your permissions.")
+    return failure(f"{description} failed: {reason}. Check the URL and your permissions.")

@@ -21,20 +21,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import zarr
-
-from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreUnreachableError
+from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreReadError
+from rescnet_dist.store.arrays import StoredArray
 from rescnet_dist.store.claim import check_unclaimed
-from rescnet_dist.store.location import Array, Location
-from rescnet_dist.store.retry import with_retries
-
-RUN_FORMAT = "rescnet-run"
-NETWORK_FORMAT = "rescnet-network"
-FORMAT_VERSION = 4  # since version 4, the maps of a commit may not be stored
-OLDEST_RUN_VERSION = 2  # that can be resumed
+from rescnet_dist.store.formats import FORMAT_VERSION, RUN_FORMAT, check_format, read_format
+from rescnet_dist.store.location import Location
+from rescnet_dist.store.retry import limit_retries
 
 # The entries that the records of a run must have, and their types.
 COMMIT_TYPES: dict[str, type] = {"step": int, "checksums": dict}
@@ -43,29 +37,6 @@ RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
 ACCURACY_FIELDS = {"layer", "train", "validation"}
 
 IMAGE_DIMS = ("image", "y", "x", "channel")
-
-
-def check_format(location: Location, *formats: str) -> dict[str, Any]:
-    """Return the attributes of the store at `location`; raise StoreError if of another format."""
-    attributes = location.attributes()
-    found, version = attributes.get("format"), attributes.get("format_version")
-    if found not in formats:
-        usable_by = "`rescnet evaluate`, `rescnet predict` and `rescnet_dist.load` accept it. "
-        raise StoreError(
-            f"{location.url} is not a {' or '.join(formats)} store (its format is {found!r}). "
-            f"{usable_by if found == NETWORK_FORMAT else ''}Check the URL."
-        )
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise StoreError(
-            f"{location.url} has format version {version}. This release of rescnet_dist reads "
-            f"versions up to {FORMAT_VERSION}; install a newer release."
-        )
-    if found == RUN_FORMAT and version < OLDEST_RUN_VERSION:
-        raise StoreError(
-            f"{location.url} has format version {version}, which had no augmentation. This release "
-            f"resumes runs of version {OLDEST_RUN_VERSION} and later; use the release that made it."
-        )
-    return attributes
 
 
 @contextmanager
@@ -86,7 +57,8 @@ def translate_attribute_errors(location: Location) -> Iterator[None]:
 class RunStore:
     """A training run at a URL: its data, maps, scores and commit records.
 
-    Once it is open, transient errors of the store are retried.
+    Transient errors of the store are retried, except in `open` and `check_free`: a store that does
+    not answer there may have a wrong URL.
     """
 
     location: Location
@@ -113,6 +85,7 @@ class RunStore:
         check_format(run.location, RUN_FORMAT)
         return run
 
+    @limit_retries(0)
     def check_free(self) -> None:
         """Raise StoreError if the location already holds something."""
         if not self.location.exists():
@@ -121,9 +94,7 @@ class RunStore:
         check_unclaimed(self.location)
         try:
             kind = self.location.attributes().get("format")
-        except StoreUnreachableError:
-            raise
-        except StoreError:
+        except StoreReadError:
             kind = None
         is_run = kind == RUN_FORMAT
         content = "another run" if is_run else "something that is not a run"
@@ -139,11 +110,11 @@ class RunStore:
 
     def attributes(self) -> dict[str, Any]:
         """Read the attributes of the run."""
-        return with_retries(lambda: check_format(self.location, RUN_FORMAT), f"reading {self}")
+        return read_format(self.location, RUN_FORMAT)
 
     def update_attributes(self, **changes: Any) -> None:
         """Change some attributes of the run."""
-        with_retries(lambda: self.location.update_attributes(changes), f"attributes of {self}")
+        self.location.update_attributes(changes)
 
     # data ---------------------------------------------------------------------------------------
 
@@ -161,7 +132,7 @@ class RunStore:
         """Create the empty array for a copy of the images (N, H, W, d)."""
         self._create("data/images", shape, dtype, chunk, IMAGE_DIMS, compress=True)
 
-    def images(self) -> tuple[zarr.Array[Any], int]:
+    def images(self) -> tuple[StoredArray, int]:
         """Return the array of the original images and the row of the first image.
 
         The array is in the run itself, or is the one that the run refers to.
@@ -169,22 +140,18 @@ class RunStore:
         reference = self.attributes().get("images")
         if reference:
             source = Location(reference["url"])
-            array = with_retries(lambda: source.open_array(reference["path"]), f"reading {source}")
-            return array, reference.get("start", 0)
+            return source.open_array(reference["path"]), reference.get("start", 0)
         return self._open("data/images"), 0
 
     def _create(self, path: str, *arguments: Any, compress: bool) -> None:
         """Create an array of the run, replacing any; see `Location.create_array`."""
-        create = partial(self.location.create_array, path, *arguments, compress=compress)
-        with_retries(create, f"{path} of {self}")
+        self.location.create_array(path, *arguments, compress=compress)
 
-    def _open(self, path: str, *, write: bool = False) -> zarr.Array[Any]:
+    def _open(self, path: str, *, write: bool = False) -> StoredArray:
         """Open an array of the run."""
-        return with_retries(
-            lambda: self.location.open_array(path, write=write), f"{path} of {self}"
-        )
+        return self.location.open_array(path, write=write)
 
-    def data_array(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
+    def data_array(self, name: str, *, write: bool = False) -> StoredArray:
         """Open `images` (N, H, W, d), `labels` (N,) or `train` (N,) of the run."""
         return self._open(f"data/{name}", write=write)
 
@@ -211,11 +178,11 @@ class RunStore:
             f"scores/{layer:04d}", scores, "float32", chunk, ("image", "class"), compress=False
         )
 
-    def maps(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
+    def maps(self, layer: int, *, write: bool = False) -> StoredArray:
         """Open the maps (N, H, W, f) of a layer."""
         return self._open(maps_path(layer), write=write)
 
-    def scores(self, layer: int, *, write: bool = False) -> zarr.Array[Any]:
+    def scores(self, layer: int, *, write: bool = False) -> StoredArray:
         """Open the scores (N, C) that are the input of a layer."""
         return self._open(f"scores/{layer:04d}", write=write)
 
@@ -223,17 +190,15 @@ class RunStore:
         """Remove the maps and scores of all layers except the given ones."""
         kept_names = {f"{layer:04d}" for layer in keep}
         for kind in ("maps", "scores"):
-            for name in with_retries((self.location / kind).names, f"reading {kind} of {self}"):
+            for name in (self.location / kind).names():
                 if name.isdigit() and name not in kept_names:
-                    with_retries((self.location / kind / name).remove, f"removing {kind} of {self}")
+                    (self.location / kind / name).remove()
 
     def has_maps(self, layer: int) -> bool:
         """Return whether the arrays of maps and scores of a layer exist, whatever they contain."""
         try:
             self.maps(layer), self.scores(layer)
-        except StoreUnreachableError:
-            raise
-        except StoreError:
+        except StoreReadError:
             return False
         return True
 
@@ -262,30 +227,25 @@ class RunStore:
                 compress=False,
             )
 
-    def work(self, name: str, *, write: bool = False) -> zarr.Array[Any]:
+    def work(self, name: str, *, write: bool = False) -> StoredArray:
         """Open `features`, `scatter` or `factor` of the current layer, or `groups` of the data."""
         return self._open(f"work/{name}", write=write)
 
     def remove_work(self) -> None:
         """Remove the work area, if there is one."""
-        with_retries((self.location / "work").remove, f"removing the work area of {self}")
+        (self.location / "work").remove()
 
     # commits ------------------------------------------------------------------------------------
 
     def commit(self, step: int, record: dict[str, Any]) -> None:
         """Write the record that commits a step."""
-        target = self.location / f"commits/{step:04d}.json"
-        with_retries(lambda: target.write_json({"step": step, **record}), str(target))
+        (self.location / f"commits/{step:04d}.json").write_json({"step": step, **record})
 
     def commits(self, known: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
         """Read the records of the committed steps 0, 1, …, up to the first one that is missing.
 
         The `known` records are not read again, as long as the last of them is unchanged.
         """
-        return with_retries(lambda: self._read_commits(known), f"reading the commits of {self}")
-
-    def _read_commits(self, known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Read the records of `commits` once."""
         names = (self.location / "commits").names()
         # The last one is read again, as another run may have been started here since.
         records = list(known[:-1]) if f"{len(known) - 1:04d}.json" in names else []
@@ -295,45 +255,40 @@ class RunStore:
             types = COMMIT_TYPES if records else COMMIT_TYPES | FIRST_COMMIT_TYPES
             records.append(_read_record(self.location / "commits" / name, types) or {})
             if len(records) == len(known) and records[-1] != known[-1]:
-                return self._read_commits(())
+                return self.commits()
         return records
 
     def last_commit(self) -> dict[str, Any] | None:
         """Read the record of the last committed step, without those before it."""
-        names = with_retries((self.location / "commits").names, f"reading the commits of {self}")
-        step = 0
+        names, step = (self.location / "commits").names(), 0
         while f"{step:04d}.json" in names:
             step += 1
-        source = self.location / f"commits/{step - 1:04d}.json"
         if not step:
             return None
-        return with_retries(lambda: _read_record(source, COMMIT_TYPES), f"reading {source}")
+        return _read_record(self.location / f"commits/{step - 1:04d}.json", COMMIT_TYPES)
 
     def commits_from(self, step: int) -> list[str]:
         """Return the names of the records of this step and later ones."""
-        names = with_retries((self.location / "commits").names, f"reading the commits of {self}")
+        names = (self.location / "commits").names()
         return [name for name in names if name >= f"{step:04d}.json"]
 
     def remove_commits(self, names: list[str]) -> None:
         """Remove records, the last one first, so that no gap is left if this is interrupted."""
         for name in sorted(names, reverse=True):
-            with_retries((self.location / "commits" / name).remove, f"removing {name} of {self}")
+            (self.location / "commits" / name).remove()
 
     def checksums(self, step: int) -> dict[str, list[int]]:
         """Read the checksums committed with a step: those of the chunks of each array, by path."""
-        source = self.location / f"commits/{step:04d}.json"
-        record = with_retries(lambda: _read_record(source, COMMIT_TYPES), f"reading {source}")
+        record = _read_record(self.location / f"commits/{step:04d}.json", COMMIT_TYPES)
         return dict(record["checksums"]) if record else {}
 
     def write_result(self, record: dict[str, Any]) -> None:
         """Write the result of the run."""
-        target = self.location / "result.json"
-        with_retries(lambda: target.write_json(record), str(target))
+        (self.location / "result.json").write_json(record)
 
     def result(self) -> dict[str, Any] | None:
         """Read the result of the run; None if it has not ended."""
-        source = self.location / "result.json"
-        return with_retries(lambda: _read_record(source, RESULT_TYPES), f"reading {source}")
+        return _read_record(self.location / "result.json", RESULT_TYPES)
 
 
 def maps_path(layer: int) -> str:
@@ -354,7 +309,7 @@ def last_saved(commits: Sequence[dict[str, Any]]) -> int:
 def _read_record(location: Location, types: dict[str, type]) -> dict[str, Any] | None:
     """Read the JSON record at a location; None if there is none.
 
-    Raise StoreError if it lacks an entry of `types`, or if its contents are invalid.
+    Raise StoreReadError if it lacks an entry of `types`, or if its contents are invalid.
     """
     record = location.read_json()
     if record is None:
@@ -363,7 +318,7 @@ def _read_record(location: Location, types: dict[str, type]) -> dict[str, Any] |
         isinstance(record.get(name), kind) for name, kind in types.items()
     )
     if not has_entries or not _is_valid_record(record):
-        raise StoreError(
+        raise StoreReadError(
             f"{location.url} is damaged. It should have the entries {', '.join(types)}; remove "
             "it, then resume the run, which writes it anew."
         )
@@ -380,26 +335,3 @@ def _is_valid_record(record: dict[str, Any]) -> bool:
         and all(isinstance(n, list) and all(isinstance(v, int) for v in n) for n in lists)
         and len({len(row) for row in counts}) <= 1
     )
-
-
-def write_region(array: zarr.Array[Any], start: int, values: Array) -> None:
-    """Write whole chunks of rows from row `start`.
-
-    Raise StoreError if the region covers part of a chunk only, as two tasks that write to the same
-    chunk would corrupt it silently.
-    """
-    write_block(array, (start,), values)
-
-
-def write_block(array: zarr.Array[Any], starts: tuple[int, ...], values: Array) -> None:
-    """Write whole chunks from the given first row, column, …; see `write_region`."""
-    block = tuple(
-        slice(start, start + length) for start, length in zip(starts, values.shape, strict=False)
-    )
-    for part, chunk, length in zip(block, array.chunks, array.shape, strict=False):
-        if part.start % chunk or (part.stop % chunk and part.stop != length):
-            raise StoreError(
-                f"Rows {part.start} to {part.stop} of {array.path} split its chunks of {chunk} "
-                "rows. Write whole chunks."
-            )
-    array[block] = values

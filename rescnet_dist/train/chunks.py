@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from rescnet_dist.store import (
     checksum,
     read_image_scale,
     read_region,
-    with_retries,
     write_block,
     write_region,
 )
@@ -266,14 +265,10 @@ class Reader:
         """
         run, state = self.task.run, self.state
         images, stored = self.get_images(source, chunk), StoredLayers(run.location, self.step)
-
-        def replay() -> tuple[Array, Array]:
-            layers = (stored[number - 1] for number in range(max(first, 1), self.step + 1))
-            scale = read_image_scale(run.location)
-            return replay_layers(images, layers, scale, state.spec, state.classes, initial)
-
+        layers = (stored[number - 1] for number in range(max(first, 1), self.step + 1))
+        scale = read_image_scale(run.location)
         with self.backend.working():
-            return with_retries(replay, f"reading the layers of {run}")
+            return replay_layers(images, layers, scale, state.spec, state.classes, initial)
 
     def _chunk_number(self, start: int) -> int:
         """Return the number of the chunk that begins with row `start`."""
@@ -294,19 +289,12 @@ class Reader:
         """
         expected = self._expected_checksum(path, number)
         self.meter.count_read(array, stop - start)
-        action = f"reading {array.path} of {self.task.run}"
-
-        def read() -> Array:
-            return with_retries(
-                lambda: read_region(array, start, stop, expected, transform), action
-            )
-
         for seconds in REREAD_WAIT_SECONDS:
             try:
-                return read()
+                return read_region(array, start, stop, expected, transform)
             except CorruptDataError:
                 time.sleep(seconds)  # a store that is just starting may not show all its contents
-        return read()
+        return read_region(array, start, stop, expected, transform)
 
     def _expected_checksum(self, path: str, number: int) -> int | None:
         """Return the committed checksum of a chunk, or None if there is none for `path`."""
@@ -338,21 +326,15 @@ class Reader:
                     "NumPy or its BLAS, or another processor. Resume where the run was trained."
                 )
         for array, values in zip(arrays, stored, strict=True):
-            write_rows(array, start, values, run)
+            write_region(array, start, values)
         send(self.task, "rebuilt", layer=layer, start=start, stop=chunk.stop, reason=str(lost))
         return ChunkState(layer, maps, scores, None)
-
-
-def write_rows(array: zarr.Array[Any], start: int, values: Array, run: RunStore) -> None:
-    """Write whole chunks of rows, with retries."""
-    with_retries(lambda: write_region(array, start, values), f"{array.path} of {run}")
 
 
 @dataclass(frozen=True, slots=True)
 class Saver:
     """Writes the maps and scores of a layer to the store."""
 
-    run: RunStore
     maps: zarr.Array[Any]
     scores: zarr.Array[Any]
     backend: Backend
@@ -362,14 +344,14 @@ class Saver:
         """Open the arrays of the task's layer for writing."""
         run, layer = task.run, task.layer
         arrays = run.maps(layer, write=True), run.scores(layer, write=True)
-        return cls(run, *arrays, state.backend)
+        return cls(*arrays, state.backend)
 
     def save(self, chunk: Chunk, state: ChunkState, meter: TaskMeter) -> Checksums:
         """Write the state of a chunk and return its checksums."""
         get = self.backend.get
         maps, scores = get(state.maps).astype(self.maps.dtype, copy=False), get(state.scores)
-        write_rows(self.maps, chunk.start, maps, self.run)
-        write_rows(self.scores, chunk.start, scores, self.run)
+        write_region(self.maps, chunk.start, maps)
+        write_region(self.scores, chunk.start, scores)
         meter.written += maps.nbytes + scores.nbytes
         return Checksums().plus({self.maps.path: maps, self.scores.path: scores})
 
@@ -378,7 +360,6 @@ class Saver:
 class FeatureWriter:
     """Writes the features of the layer being grown to the run's work area, in blocks of columns."""
 
-    run: RunStore
     array: zarr.Array[Any]
     blocks: list[slice]
 
@@ -386,15 +367,14 @@ class FeatureWriter:
     def of(cls, run: RunStore, state: RunState) -> FeatureWriter:
         """Open the work area of a run whose plan has tiles."""
         blocks = feature_blocks(state.features, state.plan.tile_features or state.features)
-        return cls(run, run.work("features", write=True), blocks)
+        return cls(run.work("features", write=True), blocks)
 
     def write(self, start: int, features: Array) -> Checksums:
         """Write the features (n, D) of the images from `start`; return checksums by block."""
         written = {}
         for number, columns in enumerate(self.blocks):
             block = np.ascontiguousarray(features[:, columns])
-            write = partial(write_block, self.array, (start, columns.start), block)
-            with_retries(write, f"{self.array.path} of {self.run}")
+            write_block(self.array, (start, columns.start), block)
             written[feature_path(number)] = block
         return Checksums().plus(written)
 

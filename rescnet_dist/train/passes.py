@@ -46,7 +46,6 @@ from rescnet_dist.store import (
     read_bank,
     read_classifier,
     read_image_scale,
-    with_retries,
     write_bank,
     write_classifier,
     write_image_scale,
@@ -153,7 +152,7 @@ def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
     with blas_threads(state.plan.solve_threads):
         scale = fit_image_scale(statistics, state.spec)
         bank = fit_first_bank(statistics, scale, state.spec)
-    with_retries(lambda: write_image_scale(task.run.location, scale), f"image_scale of {task.run}")
+    write_image_scale(task.run.location, scale)
     object_cache.put(task, "image scale", scale)
     store_bank(task, bank)
     return merged.checksums
@@ -168,9 +167,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     If the plan has tiles, the features are written for them and their scatter is left out.
     """
     run, layer, state = task.run, task.layer, load_state(task)
-    growing = with_retries(
-        lambda: _load_growing_layer(task, state), f"reading layer {layer} of {run}"
-    )
+    growing = _load_growing_layer(task, state)
     reader = Reader.of(task, group, state, layer - 1, cache)
     images = object_cache.get(task, "images", run.images)
     backend, meter = state.backend, reader.meter
@@ -288,17 +285,15 @@ def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Chec
 
 def store_classifier(task: Task, classifier: Classifier) -> None:
     """Store and cache the classifier of the task's layer."""
-    run, layer = task.run, task.layer
-    with_retries(
-        lambda: write_classifier(run.location, layer, classifier), f"layer {layer} of {run}"
-    )
+    layer = task.layer
+    write_classifier(task.run.location, layer, classifier)
     object_cache.put(task, "classifier", classifier, layer)
 
 
 def store_bank(task: Task, bank: Bank) -> None:
     """Store and cache the filter bank of the layer after the task's layer."""
-    run, layer = task.run, task.layer + 1
-    with_retries(lambda: write_bank(run.location, layer, bank), f"layer {layer} of {run}")
+    layer = task.layer + 1
+    write_bank(task.run.location, layer, bank)
     object_cache.put(task, "bank", bank, layer)
 
 
@@ -308,9 +303,7 @@ def store_bank(task: Task, bank: Bank) -> None:
 def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Tally:
     """Tally the errors of the network with `task.layer` layers on a group of chunks."""
     run, layer, state = task.run, task.layer, load_state(task)
-    classifier = with_retries(
-        lambda: _load_classifier(task, layer), f"reading layer {layer} of {run}"
-    )
+    classifier = _load_classifier(task, layer)
     reader, tally = Reader.of(task, group, state, layer, cache), Tally.empty(state.backend.xp)
     read_state = partial(reader.read_state, object_cache.get(task, "images", run.images))
     with blas_threads(1), state.backend.working():

@@ -27,7 +27,7 @@ from rescnet_dist.kernels import (
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs.state import RunState
-from rescnet_dist.store import Checksums, checksum, read_block, with_retries, write_block
+from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.object_cache import load_state
@@ -102,16 +102,13 @@ def scatter_tile(
                     features,
                     (slice(chunk.start, chunk.stop), blocks[block]),
                     checksums[feature_path(block)][number],
-                    run,
                     meter,
                 )[chunk.train]
                 for block in (i, j)
             )
             tile.add(left, right)
     values = tile.value()
-    with_retries(
-        lambda: write_block(target, (rows.start, columns.start), values), f"tiles of {run}"
-    )
+    write_block(target, (rows.start, columns.start), values)
     meter.written += values.nbytes
     log_io(task, "grow", meter)
     send(task, "tile", name="scatter", row=i, column=j)
@@ -143,9 +140,9 @@ def factorize_tile(
     blocks = _get_blocks(state)
     covariance, target = run.work("scatter"), run.work("factor", write=True)
     meter = TaskMeter()
-    read = partial(_read_factor_tile, target, blocks, needed, run, meter)
+    read = partial(_read_factor_tile, target, blocks, needed, meter)
     with blas_threads(1):
-        tile = _read_tile(covariance, (blocks[i], blocks[j]), scatter[0], run, meter)
+        tile = _read_tile(covariance, (blocks[i], blocks[j]), scatter[0], meter)
         values = factor_tile(
             standardizer.tile(tile, blocks[i], blocks[j]),
             ((read(i, k), read(j, k)) for k in range(j)),
@@ -154,7 +151,7 @@ def factorize_tile(
         )
     values = np.ascontiguousarray(values)
     corner = blocks[i].start, blocks[j].start
-    with_retries(lambda: write_block(target, corner, values), f"tiles of {run}")
+    write_block(target, corner, values)
     meter.written += values.nbytes
     log_io(task, "grow", meter)
     send(task, "tile", name="factor", row=i, column=j)
@@ -171,7 +168,7 @@ def finish_tiled_layer(
     run, state, statistics = task.run, load_state(task), merged.statistics
     blocks = _get_blocks(state)
     meter = TaskMeter()
-    read = partial(_read_factor_tile, run.work("factor"), blocks, checksums, run, meter)
+    read = partial(_read_factor_tile, run.work("factor"), blocks, checksums, meter)
     whitening = tiled_whitening(statistics.features, standardizer, blocks, read)
     with blas_threads(state.plan.solve_threads):
         classifier = fit_classifier(
@@ -191,12 +188,9 @@ def _get_blocks(state: RunState) -> list[slice]:
     return feature_blocks(state.features, state.plan.tile_features or state.features)
 
 
-def _read_tile(
-    array: Any, block: tuple[slice, slice], expected: int, run: Any, meter: TaskMeter
-) -> Array:
+def _read_tile(array: Any, block: tuple[slice, slice], expected: int, meter: TaskMeter) -> Array:
     """Read a block of an array of the work area, and compare it with its checksum."""
-    action = f"reading {array.path} of {run}"
-    values = with_retries(lambda: read_block(array, block, expected), action)
+    values = read_block(array, block, expected)
     meter.read += values.nbytes
     return values
 
@@ -205,13 +199,12 @@ def _read_factor_tile(
     array: Any,
     blocks: list[slice],
     checksums: dict[tuple[int, int], int],
-    run: Any,
     meter: TaskMeter,
     i: int,
     j: int,
 ) -> Array:
     """Read tile (i, j) of the Cholesky factor."""
-    return _read_tile(array, (blocks[i], blocks[j]), checksums[i, j], run, meter)
+    return _read_tile(array, (blocks[i], blocks[j]), checksums[i, j], meter)
 
 
 GROW_IN_TILES = Pass(

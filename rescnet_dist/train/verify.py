@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import dask
 from dask.delayed import delayed
 
-from rescnet_dist.errors import StoreError, StoreUnreachableError
+from rescnet_dist.errors import StoreReadError
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.runs.history import find_contradiction
 from rescnet_dist.runs.state import RunState
@@ -61,9 +61,7 @@ def _check_result(run: RunStore, layers: int) -> list[str]:
     """Return what is wrong with the result, which has no checksum."""
     try:
         problem = find_contradiction(max(0, layers), run.result())
-    except StoreUnreachableError:
-        raise
-    except StoreError as error:
+    except StoreReadError as error:
         return [str(error)]
     return [problem] if problem else []
 
@@ -110,15 +108,11 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
     for number in range(first, first + count):
         try:
             chunk = next(chunks)
-        except StoreUnreachableError:
-            raise
-        except StoreError:
+        except StoreReadError:
             break  # damaged labels are reported on their own
         try:
             reader.read_images(run.images(), chunk)
-        except StoreUnreachableError:
-            raise
-        except (StoreError, OSError) as error:
+        except StoreReadError as error:
             problems.append(f"data/images, chunk {number}: {error}")
     return problems
 
@@ -127,8 +121,6 @@ def _verify_layer(run: RunStore, step: int) -> list[str]:
     """Read the small arrays that were stored with a step; return the problems."""
     try:
         read_layer(run.location, step) if step else read_image_scale(run.location)
-    except StoreUnreachableError:
-        raise
-    except (StoreError, OSError) as error:
+    except StoreReadError as error:
         return [f"layer {step}: {error}" if step else f"image_scale: {error}"]
     return []

@@ -26,7 +26,7 @@ from rescnet_dist import (
 )
 from rescnet_dist.events import Event, PassStarted, RunDone, RunStarted
 from rescnet_dist.lifecycle import begin
-from rescnet_dist.store import Location, RunStore
+from rescnet_dist.store import Location, RunStore, arrays
 from rescnet_dist.train import chunks, loop, passes
 from rescnet_dist.train.task import Task
 
@@ -227,15 +227,15 @@ def test_run_with_incomplete_data_is_not_resumed(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Missing chunks read as zeros, which must not be trained on."""
-    write_region = chunks.write_region
+    write_block = arrays.write_block
 
-    def fail(array: Any, first: int, values: Array) -> None:
-        if array.path == f"data/{name}" and first >= begin.BLOCK_IMAGES:
+    def fail(array: Any, starts: tuple[int, ...], values: Array) -> None:
+        if array.path == f"data/{name}" and starts[0] >= begin.BLOCK_IMAGES:
             raise TaskFailedError
-        write_region(array, first, values)
+        write_block(array, starts, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(chunks, "write_region", fail)
+        patch.setattr(arrays, "write_block", fail)
         patch.setattr(begin, "BLOCK_IMAGES", 40)
         # a killed driver cleans nothing up
         patch.setattr(Location, "remove", lambda location: None)

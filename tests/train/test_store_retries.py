@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from aiohttp import ServerDisconnectedError
 from botocore.exceptions import EndpointConnectionError
 from distributed import Client
@@ -25,8 +26,9 @@ from rescnet_dist import (
 from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.errors import StoreUnreachableError
 from rescnet_dist.events import Event
-from rescnet_dist.store import retry, with_retries
-from rescnet_dist.train import chunks, verify_run
+from rescnet_dist.store import arrays, limit_retries, retry
+from rescnet_dist.store.retry import with_retries
+from rescnet_dist.train import verify_run
 
 
 class Clock:
@@ -74,7 +76,6 @@ TRANSIENT_ERRORS = {
     "unnamed": OSError("SlowDown: please reduce your request rate"),
     "botocore": EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
     "aiohttp": ServerDisconnectedError(),
-    "unreachable": StoreUnreachableError("s3://runs/x cannot be reached"),
 }
 
 
@@ -93,8 +94,9 @@ def test_transient_errors_are_retried_with_backoff(clock: Clock, error: Exceptio
 def test_retries_end(clock: Clock) -> None:
     """They end after about the given time; the error says how long, and what to do."""
     action = Failing(*[ConnectionResetError("gone")] * 1000)
-    with pytest.raises(StoreUnreachableError, match=r"^maps/0001 .* has failed for \d+ s: gone"):
-        with_retries(action, "maps/0001 of s3://runs/x", timeout=50)
+    message = r"^maps/0001 .* has failed for \d+ s: gone"
+    with limit_retries(50), pytest.raises(StoreUnreachableError, match=message):
+        with_retries(action, "maps/0001 of s3://runs/x")
     assert 35 <= clock.now <= 50
     assert action.attempts == len(clock.waits) + 1 > 5
     action = Failing(*[ConnectionResetError("gone")] * 1000)
@@ -106,9 +108,24 @@ def test_retries_end(clock: Clock) -> None:
 def test_nested_retries_do_not_start_over(clock: Clock) -> None:
     """An action that has retries itself fails after one timeout, not after two."""
     action = Failing(*[ConnectionResetError("gone")] * 1000)
-    with pytest.raises(StoreUnreachableError):
-        with_retries(lambda: with_retries(action, "inner", timeout=50), "outer", timeout=50)
+    with limit_retries(50), pytest.raises(StoreUnreachableError, match=r"^inner has failed"):
+        with_retries(lambda: with_retries(action, "inner"), "outer")
     assert clock.now <= 50
+
+
+def test_limits_of_retries_are_nested(clock: Clock) -> None:
+    """The smallest counts, and the limit of the module again after them; 0 is one attempt."""
+    with limit_retries(20):
+        for seconds in (0, 5, 1000):
+            action, started = Failing(*[ConnectionResetError("gone")] * 1000), clock.now
+            with limit_retries(seconds), pytest.raises(StoreUnreachableError):
+                with_retries(action, "reading")
+            assert clock.now - started <= min(seconds, 20)
+            assert (action.attempts == 1) == (seconds == 0)
+    started = clock.now
+    with pytest.raises(StoreUnreachableError):
+        with_retries(Failing(*[ConnectionResetError("gone")] * 1000), "reading")
+    assert clock.now - started > 100
 
 
 def test_unreachable_store_ends_a_command_with_code_75() -> None:
@@ -130,6 +147,11 @@ PERMANENT_ERRORS: dict[str, tuple[Exception, type[Exception], str]] = {
     "quota": (OSError(errno.EDQUOT, "Quota exceeded"), StoreError, "Free some space, then resume"),
     "read-only": (OSError(errno.EROFS, "Read-only"), StoreError, "Read-only. .*your permissions"),
     "RescnetError": (StoreError("as it is"), StoreError, "^as it is$"),
+    "RescnetError, unreachable": (
+        StoreUnreachableError("s3://runs/x cannot be reached"),
+        StoreUnreachableError,
+        "^s3://runs/x cannot be reached$",
+    ),
     "RescnetError, data": (DataError("as it is"), DataError, "^as it is$"),
     "bug": (KeyError("x"), KeyError, "^'x'$"),
 }
@@ -153,15 +175,15 @@ def test_transient_store_failures_change_no_bit(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault_free_model: Model
 ) -> None:
     """Every third write of a chunk fails once, after wrong values were written."""
-    write, calls = chunks.write_region, iter(range(10_000))
+    write, calls = zarr.Array.set_basic_selection, iter(range(10_000))
 
-    def fail(array: Any, start: int, values: Any) -> None:
-        if next(calls) % 3 == 1:
-            write(array, start, np.zeros_like(values))
+    def fail(array: Any, selection: Any, values: Any, **options: Any) -> None:
+        if isinstance(array, arrays.StoredArray) and next(calls) % 3 == 1:
+            write(array, selection, np.zeros_like(values), **options)
             raise ConnectionResetError("gone")
-        write(array, start, values)
+        write(array, selection, values, **options)
 
-    monkeypatch.setattr(chunks, "write_region", fail)
+    monkeypatch.setattr(zarr.Array, "set_basic_selection", fail)
     monkeypatch.setattr(retry, "FIRST_RETRY_WAIT_SECONDS", 0.01)
     events: list[Event] = []
     fit(tmp_path / "run", listeners=[events.append])

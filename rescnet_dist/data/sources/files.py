@@ -17,8 +17,8 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from rescnet_dist.errors import DataError, RescnetError, mask_secrets
-from rescnet_dist.store import describe_missing_bucket, file_system, with_retries
+from rescnet_dist.errors import DataError, RescnetError
+from rescnet_dist.store import describe_missing_bucket, file_system, read_bytes
 
 MAX_FILE_BYTES = 384 * 2**20  # of one file held in memory, compressed or not
 CONCURRENT_READS = 32  # of remote files
@@ -78,14 +78,13 @@ class File:
         else:
             with translate_read_errors(self.url):
                 fs, path = file_system(self.url)
-                read = partial(fs.cat_file, path, start=start, end=stop)
-                data = with_retries(read, mask_secrets(self.url)) if stop > start else b""
+                data = read_bytes(fs, path, start, stop, url=self.url) if stop > start else b""
         if len(data) != stop - start:
             raise DataError(
                 f"{self.url} is truncated. Bytes {start:,} to {stop:,} were requested, and it has "
                 f"{len(data):,} of them."
             )
-        return bytes(data)
+        return data
 
     @contextmanager
     def open(self) -> Iterator[Any]:
@@ -174,11 +173,9 @@ def read_files(urls: Sequence[str]) -> Iterator[bytes | DataError]:
 
 
 def _read_remote_file(fs: Any, path: str) -> bytes | DataError:
-    """Return the bytes of one file; retry transient errors, which are no fault of the image."""
+    """Return the bytes of one file, or an error if it cannot be read."""
     try:
-        return bytes(with_retries(partial(fs.cat_file, path), mask_secrets(path)))
-    except FileNotFoundError:
-        return DataError("The file cannot be read: it does not exist.")
+        return read_bytes(fs, path)
     except RescnetError as error:
         return DataError(f"The file cannot be read: {error}")
 
