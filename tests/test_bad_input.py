@@ -433,7 +433,7 @@ STORES: dict[str, Case] = {
     "load a newer run": (
         at_a_run(rd.load, format_version=NEWER),
         StoreError,
-        [f"format version {NEWER}", f"up to {FORMAT_VERSION}", "install a newer release"],
+        [f"format version {NEWER}", f"reads version {FORMAT_VERSION}", "install a newer release"],
     ),
     "resume a newer run": (
         at_a_run(ResCNetClassifier.resume, format_version=NEWER),

@@ -11,12 +11,8 @@ from distributed import Client
 
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError
-from rescnet_dist.data.dataset import open_source
-from rescnet_dist.data.import_record import Job, start_or_resume
-from rescnet_dist.data.sources import DecodeOptions
-from rescnet_dist.data.stored import UNFINISHED_FILE
 from rescnet_dist.runs import describe_run
-from rescnet_dist.store import Location, RunStore
+from rescnet_dist.store import RunStore
 from tests.commands import run
 
 X, Y = (array[:60] for array in rd.load_digits())
@@ -100,20 +96,3 @@ def test_stored_run_with_old_names_loads_and_resumes(client: Client, tmp_path: P
     stored = RunStore.open(url).attributes()
     assert stored["run"]["matmul_precision"] == RUN.matmul_precision
     assert stored["network"]["cells"] == "center"
-
-
-def test_unfinished_import_with_old_channels_is_resumed(client: Client, tmp_path: Path) -> None:
-    """Its record has the value "grey", and the same files."""
-    np.savez(tmp_path / "data.npz", images=X, labels=Y)
-    done = tmp_path / "done.zarr"
-    rd.import_dataset(tmp_path / "data.npz", done, channels="gray")
-    source, options = open_source(str(tmp_path / "data.npz")), DecodeOptions(channels="gray")
-    begun = Location.of(tmp_path / "begun.zarr")
-    job = Job(begun, options, (14, 14, 1), "|u1", len(X))
-    start_or_resume(job, source)
-    record = (begun / UNFINISHED_FILE).read_json()
-    (begun / UNFINISHED_FILE).write_json(record | {"channels": "grey"})
-    start_or_resume(job, source)
-    rd.import_dataset(tmp_path / "data.npz", begun.url, channels="gray", chunk_images=len(X))
-    first, second = (rd.open_dataset(path).images.values for path in (done, begun.url))
-    np.testing.assert_array_equal(first, second)

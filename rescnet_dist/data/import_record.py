@@ -18,7 +18,6 @@ from rescnet_dist.store import DATASET_FORMAT, Location
 MAX_TASK_CHUNKS = 4  # that one task writes
 MAX_TASK_BYTES = 2**26  # of decoded images in a task of more than one chunk
 SKIPPED_FILE = "import-skipped.json"
-RENAMED_CHANNELS = {"grey": "gray", "colour": "color"}  # in records of earlier releases
 FILE_FIELDS = {"splits", "labels", "classes", "files"}  # of a record, set by the source's files
 HASHED_NAMES = {"location": "place"}
 FIELD_DESCRIPTIONS = {
@@ -82,8 +81,6 @@ def start_or_resume(job: Job, source: Source) -> None:
     """Write the record of an import; raise StoreError if there is one of another import."""
     record = _make_record(job, source)
     existing = (job.dest / UNFINISHED_FILE).read_json()
-    if isinstance(existing, dict) and existing.get("channels") in RENAMED_CHANNELS:
-        existing["channels"] = RENAMED_CHANNELS[existing["channels"]]
     if existing is None:
         (job.dest / UNFINISHED_FILE).write_json(record)
     elif existing != record:

@@ -28,6 +28,8 @@ from rescnet_dist.store import (
     IMAGE_DIMS,
     Location,
     StoredArray,
+    check_format,
+    check_version,
     chunk_problem,
     limit_retries,
     read_region,
@@ -55,6 +57,8 @@ class StoredImages(Source):
             self.images_path = ""
         except StoreReadError:
             attributes = location.attributes()
+            if attributes.get("format") == DATASET_FORMAT:
+                check_version(location, attributes)
             names = _list_arrays(location)
             self.images_path = _find_array(location, names, IMAGE_NAMES, "images")
             self.labels_path = next((name for name in LABEL_NAMES if name in names), "")
@@ -135,6 +139,7 @@ def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
     Chunks are read in parallel, on the cluster of the current Dask client if there is one.
     """
     location = Location.of(url)
+    check_format(location, DATASET_FORMAT)
     tasks = [
         delayed(chunk_problem, pure=False)(location, path, number)
         for path in ("images", "labels")

@@ -15,7 +15,6 @@ from rescnet_dist.planning.tier import Tier, check_tier, choose_tier
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (
-    FORMAT_VERSION,
     Claim,
     RunStore,
     check_unclaimed,
@@ -132,9 +131,8 @@ def prepare_resume(
     """Prepare a claimed run to be resumed, with changes.
 
     Return its new state, and the workers if they had to be checked. The attributes are read again,
-    as another driver may have changed them before the run was claimed. A run of an older release
-    gets the format version of this one, as the older release may not know what will be written to
-    it. Raise an error for a change to maps="memory" if they do not fit.
+    as another driver may have changed them before the run was claimed. Raise an error for a change
+    to maps="memory" if they do not fit.
     """
     attributes, checked = run.attributes(), None
     spec, run_spec = _apply_changes(run, attributes, changes)
@@ -149,7 +147,7 @@ def prepare_resume(
         check_tier(
             choose(checked.workers), run_spec, checked.workers, lambda w: choose(w).in_memory
         )
-    new = {"network": spec.to_dict(), "run": run_spec.to_dict(), "format_version": FORMAT_VERSION}
+    new = {"network": spec.to_dict(), "run": run_spec.to_dict()}
     if any(attributes[name] != value for name, value in new.items()):
         run.update_attributes(**new)
     return replace(state, spec=spec, run_spec=run_spec), checked

@@ -14,7 +14,12 @@ DATASET_FORMAT = "rescnet-dataset"
 
 FORMAT_VERSION = 4  # of runs and networks
 DATASET_FORMAT_VERSION = 1
-OLDEST_RUN_VERSION = 2  # that can be resumed
+VERSIONS = {
+    RUN_FORMAT: FORMAT_VERSION,
+    NETWORK_FORMAT: FORMAT_VERSION,
+    DATASET_FORMAT: DATASET_FORMAT_VERSION,
+}
+REMAKE = {RUN_FORMAT: "train", NETWORK_FORMAT: "train", DATASET_FORMAT: "import the dataset"}
 
 
 @limit_retries(0)
@@ -44,15 +49,18 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
 
 
 def check_version(location: Location, attributes: dict[str, Any]) -> None:
-    """Raise StoreReadError if this release does not read the version of a run or network."""
-    version = attributes.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise StoreReadError(
-            f"{location.url} has format version {version}. This release of rescnet_dist reads "
-            f"versions up to {FORMAT_VERSION}; install a newer release."
-        )
-    if attributes["format"] == RUN_FORMAT and version < OLDEST_RUN_VERSION:
-        raise StoreReadError(
-            f"{location.url} has format version {version}, which had no augmentation. This release "
-            f"resumes runs of version {OLDEST_RUN_VERSION} and later; use the release that made it."
-        )
+    """Raise StoreReadError if a store of one of our formats has another version than today's."""
+    kind, version = attributes["format"], attributes.get("format_version")
+    supported = VERSIONS[kind]
+    if version == supported:
+        return
+    is_older = isinstance(version, int) and version < supported
+    remedy = (
+        f"use the release that made it, or {REMAKE[kind]} again"
+        if is_older
+        else "install a newer release"
+    )
+    raise StoreReadError(
+        f"{location.url} has format version {version}. This release of rescnet_dist reads version "
+        f"{supported} of {kind} stores; {remedy}."
+    )

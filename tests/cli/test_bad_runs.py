@@ -263,7 +263,7 @@ ATTRIBUTES: dict[str, Case] = {
         ["Zarr group", "damaged", "Restore its zarr.json"],
     ),
     "a version in words": (
-        set_attribute("format_version", "one"), RESUME, ["format version one", "versions up to 4"]
+        set_attribute("format_version", "one"), RESUME, ["format version one", "reads version 4"]
     ),
     "no network": (
         set_attribute("network", None), RESUME,

@@ -24,7 +24,6 @@ from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
     RunStore,
-    check_format,
     read_image_scale,
     read_layer,
     write_image_scale,
@@ -206,18 +205,6 @@ def test_open_missing_run(url: str) -> None:
         RunStore.open(url)
     assert url in str(caught.value)
     assert not Location.of(url).exists()
-
-
-@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None, "2"])
-def test_open_run_of_newer_release(url: str, version: Any) -> None:
-    """The error has both versions and says to upgrade."""
-    run = RunStore.create(url, {})
-    run.update_attributes(format_version=version)
-    message = f"format version {version}.*up to {FORMAT_VERSION}.*newer release"
-    with pytest.raises(StoreError, match=message):
-        RunStore.open(url)
-    with pytest.raises(StoreError, match=message):
-        check_format(run.location, RUN_FORMAT)
 
 
 # arrays -----------------------------------------------------------------------------------------

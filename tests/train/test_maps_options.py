@@ -32,7 +32,7 @@ from rescnet_dist.errors import BackendError, SpecError
 from rescnet_dist.events import ChunkRebuilt, Event, MapsPlaced, PassDone
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import choose_tier
-from rescnet_dist.store import FORMAT_VERSION, RunStore
+from rescnet_dist.store import RunStore
 from rescnet_dist.train import loop, verify_run
 
 
@@ -205,22 +205,6 @@ def test_change_that_contradicts_run_is_rejected(client: Client, tmp_path: Path)
     with pytest.raises(SpecError, match="Leave one of them out"):
         ResCNetClassifier.resume(tmp_path / "run", maps="memory")
     assert RunStore.open(tmp_path / "run").attributes() == before
-
-
-def test_resume_updates_format_version(
-    client: Client, tmp_path: Path, reference_weights: list[Any]
-) -> None:
-    """The older release could not read commits without maps, and must reject the run."""
-    with pytest.raises(Stopped):
-        fit(tmp_path / "run", run=RUN.replace(maps="store"), listeners=[stop_after(2)])
-    run = RunStore.open(tmp_path / "run")
-    attributes = run.attributes()
-    for name in ("maps", "checkpoint_every", "array_backend", "matmul_precision"):
-        del attributes["run"][name]
-    run.update_attributes(format_version=3, run=attributes["run"])
-    ResCNetClassifier.resume(tmp_path / "run")
-    assert run.attributes()["format_version"] == FORMAT_VERSION
-    assert is_same(read_weights(tmp_path / "run"), reference_weights)
 
 
 def test_matmul_precision_without_gpu_is_rejected_for_new_runs_only(
