@@ -29,6 +29,7 @@ SCRIPT = ROOT / "notebooks/results/make.py"
 PAGE = ROOT / "notebooks/results.md"
 COMPARED = sorted((SCRIPT.parent / "compared").glob("*.json"))
 STORED = sorted(SCRIPT.parent.glob("*.json"))
+TRIALS = sorted((SCRIPT.parent / "trials").glob("*.json"))
 SMALL = ("--filters", "4", "--block", "14", "--stride", "14")
 TABLE = re.compile(r"<!-- results -->\n(.*?)\n<!-- end of results -->", re.DOTALL)
 
@@ -292,7 +293,7 @@ def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
     assert found["version"] >= 2 or not averages  # version 1 may have averaged over all layers
 
 
-@pytest.mark.parametrize("path", [*STORED, *COMPARED], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*STORED, *COMPARED, *TRIALS], ids=lambda path: path.stem)
 def test_results_contain_no_local_path(path: Path) -> None:
     """Records are published; paths of a machine are not."""
     assert not re.search(r"/tmp|/work|/root|/home|/Users", path.read_text())
@@ -366,3 +367,37 @@ def test_page_shows_the_trials_of_late_fusion() -> None:
     mean = record["fusion"]["full_size"]["mean"]
     assert f"| mean of both scores (chosen) | | | | {mean:.2f} | {test['accuracy']:.2f} |" in text
     assert f"{len(record['trials'])} networks" in text
+
+
+def test_page_shows_the_trials_of_ridge_and_learning_rate() -> None:
+    """The rows of its table are those of the recorded trials, of two seeds side by side."""
+    record = json.loads((SCRIPT.parent / "trials/ridge.json").read_text())
+    text, trials = PAGE.read_text(), record["trials"]
+    pairs = list(zip(trials[:15], trials[15:], strict=True))
+    rows = [format_trial_row(*pair) for pair in pairs]
+    start = text.index(rows[0])
+    assert text[start:].startswith("\n".join(rows))
+    assert f"two seeds, 90 layers, {record['gpu_seconds']} s" in text
+    for trial in trials:
+        assert len(trial["curve"]) == trial["layers"]
+        assert trial["validation"] == max(trial["curve"]) == trial["curve"][trial["depth"] - 1]
+        reference = trials[15 * trial["seed"]]
+        difference = round(10_000 * (trial["curve"][-1] - reference["curve"][-1]))
+        corrected, broken = trial["corrected_and_broken"]
+        assert corrected - broken == difference
+
+
+def format_trial_row(first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Format a row of the table of ridges and learning rates from the trials of two seeds."""
+    changes, later = first["changes"], first.get("ridge_after_10_layers")
+    assert (changes, later) == (second["changes"], second.get("ridge_after_10_layers"))
+    assert (first["seed"], second["seed"]) == (0, 1)
+    ridge, rate = f"{changes['ridge']:g}", f"{changes['learning_rate']:g}"
+    if later:
+        ridge += f", {later:g} after 10 layers"
+    if "decay" in changes:
+        rate += f", {100 * changes['decay']:g} % less every {changes['decay_every']} layers"
+    cells = [[f"{100 * t['curve'][n - 1]:.2f}" for t in (first, second)] for n in (10, 30, 60, 90)]
+    counts = [t["corrected_and_broken"][0] - t["corrected_and_broken"][1] for t in (first, second)]
+    cells.append([f"{count:+d}".replace("-", "−") if count else "–" for count in counts])
+    return f"| {ridge} | {rate} | {' | '.join(' / '.join(cell) for cell in cells)} |"
