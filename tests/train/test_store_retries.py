@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +176,19 @@ def test_transient_store_failures_change_no_bit(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault_free_model: Model
 ) -> None:
     """Every third write of a chunk fails once, after wrong values were written."""
-    write, calls = zarr.Array.set_basic_selection, iter(range(10_000))
+    calls = iter(range(10_000))
 
-    def fail(array: Any, selection: Any, values: Any, **options: Any) -> None:
-        if isinstance(array, arrays.StoredArray) and next(calls) % 3 == 1:
-            write(array, selection, np.zeros_like(values), **options)
-            raise ConnectionResetError("gone")
-        write(array, selection, values, **options)
+    def make_failing(write: Callable[..., None]) -> Callable[..., None]:
+        def fail(array: Any, selection: Any, values: Any, **options: Any) -> None:
+            if isinstance(array, arrays.StoredArray) and next(calls) % 3 == 1:
+                write(array, selection, np.zeros_like(values), **options)
+                raise ConnectionResetError("gone")
+            write(array, selection, values, **options)
 
-    monkeypatch.setattr(zarr.Array, "set_basic_selection", fail)
+        return fail
+
+    for name in ("set_basic_selection", "set_orthogonal_selection"):
+        monkeypatch.setattr(zarr.Array, name, make_failing(getattr(zarr.Array, name)))
     monkeypatch.setattr(retry, "FIRST_RETRY_WAIT_SECONDS", 0.01)
     events: list[Event] = []
     fit(tmp_path / "run", listeners=[events.append])
