@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from rescnet_dist.errors import SpecError
 from rescnet_dist.spec import PRESETS, NetworkSpec, Spec
 
 
 def nearest_preset(network: NetworkSpec, preferred: str | None = None) -> tuple[str, NetworkSpec]:
     """Return the preset that needs the fewest flags to give a network; ties go to `preferred`."""
     order = sorted(PRESETS, key=lambda name: name != preferred)
-    name = min(order, key=lambda name: len(flags(network, PRESETS[name])))
+    name = min(order, key=lambda name: len(_list_changes(network, PRESETS[name])))
     return name, PRESETS[name]
 
 
 def flags(spec: Spec, base: Spec) -> list[str]:
-    """Return the flags for all options that differ from those of `base`."""
+    """Return the flags for all options that differ from those of `base`.
+
+    Raise SpecError if no flags give the spec, as for two extractors of one kind.
+    """
+    changes = _list_changes(spec, base)
+    if isinstance(spec, NetworkSpec) and base.replace(**changes) != spec:
+        raise SpecError(
+            "The network has components with options of their own, which flags cannot set. Write "
+            "it to a file with NetworkSpec.to_toml, and use --config."
+        )
+    return [word for name, value in changes.items() for word in flag(name, value)]
+
+
+def _list_changes(spec: Spec, base: Spec) -> dict[str, Any]:
+    """Return the options, flat ones included, that differ from those of `base`."""
     base_values = {name: value for name, value, _ in base.rows()}
-    return [
-        word
+    return {
+        name: value
         for name, value, _ in spec.rows()
-        if value is not None and value != base_values[name]
-        for word in flag(name, value)
-    ]
+        if value is not None and (name not in base_values or value != base_values[name])
+    }
 
 
 def option_name(field: str) -> str:

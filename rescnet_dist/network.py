@@ -18,14 +18,8 @@ from dask.delayed import delayed
 from rescnet_dist.data import Images, classes_from_json, classes_to_json
 from rescnet_dist.errors import DataError, StoreError
 from rescnet_dist.formatting import html_table, plain_text
-from rescnet_dist.kernels import (
-    Augmentation,
-    Backend,
-    ImageScale,
-    Layer,
-    augment_images,
-    forward,
-)
+from rescnet_dist.kernels import Augmentation, Backend, augment_images
+from rescnet_dist.model import Architecture, ImageScale, Layer, forward, initial_state
 from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -109,6 +103,11 @@ class Network:
         ]
         rows = [(name, value, False) for name, value in fields] + self.spec.rows()
         return html_table("Network, options that are not the default in bold", rows)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the layers compute, and from what."""
+        return self.spec.architecture(self.image_shape, len(self.classes))
 
     @property
     def depth(self) -> int:
@@ -306,11 +305,10 @@ class Network:
                 f"layer={layer} does not exist. The network has layers 1 to {self.depth}."
             )
         self.check_images(Images(images))
-        stages = forward(
-            images, self.layers[:layer], self.image_scale, self.spec, len(self.classes)
-        )
-        *_, (maps, _) = stages
-        return maps
+        before = initial_state(images, self.image_scale, self.architecture)
+        *_, state = forward(self.architecture, before, self.layers[:layer])
+        assert state.maps is not None
+        return state.maps
 
     def staged_correct(
         self, images: Images, codes: Any, augment: AugmentSpec | None = None
@@ -356,13 +354,13 @@ class Network:
     @property
     def batch_images(self) -> int:
         """Number of images that are run forward at a time."""
-        height, width, channels = self.image_shape
+        height, width, _ = self.image_shape
         size = PREDICT_BATCH_BYTES
         if self.backend.on_gpu:
             size = GPU_PREDICT_BATCH_BYTES
             if self.backend.available() and (memory := self.backend.memory()):
                 size = min(size, int(memory[2] * GPU_PREDICT_BATCH_FRACTION))
-        return max(1, size // (4 * height * width * self.spec.input_channels(2, channels)))
+        return max(1, size // (4 * height * width * self.architecture.input_channels(2)))
 
     def _rechunk_images(self, images: Images) -> da.Array:
         """Return the images (n, H, W, d) as a dask array with chunks of whole images."""
@@ -404,7 +402,7 @@ class Network:
         }
         try:
             for number, layer in enumerate(self.layers, start=1):
-                write_layer(location, number, layer)
+                write_layer(location, number, layer, self.spec.head.arrays)
             write_image_scale(location, self.image_scale)
             location.update_attributes(attributes)
         except BaseException:
@@ -443,12 +441,13 @@ class Network:
             )
         with translate_attribute_errors(location):
             height, width, channels = attributes["image_shape"]
+            spec = NetworkSpec.from_stored(attributes["network"])
             return cls(
-                NetworkSpec.from_stored(attributes["network"]),
+                spec,
                 classes_from_json(attributes["classes"]),
                 (height, width, channels),
                 read_image_scale(location),
-                StoredLayers(location, depth),
+                StoredLayers(location, depth, spec.head.arrays),
                 AugmentSpec.from_stored(attributes.get("augment", {})),
                 Backend(
                     matmul_precision=RunSpec.from_stored(attributes.get("run", {})).matmul_precision
@@ -490,7 +489,7 @@ def _forward_batches(
     scores : ndarray of shape (m, C)
         Running scores of the batch after that layer.
     """
-    copies, count = augment.copies, len(images)
+    copies, count, architecture = augment.copies, len(images), network.architecture
     changes = Augmentation(**augment.copy_options)
     batch_images = max(1, network.batch_images // (1 + copies))
     copy = np.arange(1 + copies)[:, None]
@@ -504,17 +503,11 @@ def _forward_batches(
                 batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
             )
         backend = network.backend
-        stages = forward(
-            backend.put(batch),
-            network.layers,
-            network.image_scale,
-            network.spec,
-            len(network.classes),
-        )
         lock = GPU_LOCK if backend.on_gpu else nullcontext()
         with lock, backend.working(), np.errstate(all="ignore"):
-            for stage, (_, scores) in enumerate(stages):
-                mean = backend.get(scores.reshape(1 + copies, n, -1).mean(axis=0))
+            before = initial_state(backend.put(batch), network.image_scale, architecture)
+            for stage, state in enumerate(forward(architecture, before, network.layers)):
+                mean = backend.get(state.scores.reshape(1 + copies, n, -1).mean(axis=0))
                 _check_scores(mean, images[rows], first + start, network)
                 yield rows, stage, mean
 

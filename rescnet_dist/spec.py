@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import tomli_w
 
+from rescnet_dist.composition import (
+    BANK_SHORTHANDS,
+    COMPONENT_FIELDS,
+    apply_shorthands,
+    bank_shorthands,
+    check_flat_options,
+    flat_options,
+    flat_values,
+    format_bank,
+    make_bank,
+    make_component,
+    make_components,
+    paper_bank,
+    update_component,
+)
 from rescnet_dist.errors import SpecError, suggest_name
-from rescnet_dist.options import Options, option
+from rescnet_dist.model.architecture import Architecture, BankPart
+from rescnet_dist.model.components import Component, FeatureExtractor, Head
+from rescnet_dist.model.features.second_order import SecondOrder
+from rescnet_dist.model.heads.classify import Classify
+from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS
+from rescnet_dist.options import Option, Options, option
 
-MAX_COLOR_CHANNELS = 4  # of RGBA images; images with a height below it look channels-first
 # As tomli_w writes it, one item per line; strings have no line breaks there.
 ARRAY_OF_NUMBERS = re.compile(r"\[\n((?: *[-+\w.]+,\n)+)\]")
 
@@ -82,33 +100,15 @@ class Spec(Options):
         return cls.from_dict(read_toml(source).get(cls.table, {}))
 
 
-@dataclass(frozen=True, slots=True)
-class Tower:
-    """A part of the filter bank of a layer, which sees only some of the input channels.
-
-    Attributes
-    ----------
-    channels : tuple of int
-        Input channels that the filters see.
-    filters : range
-        Indices of the filters in the bank.
-    pca : int
-        Number of PCA filters, which come first. The others are stacked-LDA filters.
-    """
-
-    channels: tuple[int, ...]
-    filters: range
-    pca: int
-
-    @property
-    def lda(self) -> int:
-        """Number of stacked-LDA filters."""
-        return len(self.filters) - self.pca
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class NetworkSpec(Spec):
     """Options that define a network; the defaults are those of the paper.
+
+    A network is composed of a filter bank, feature extractors and a head. Each is given by objects
+    of `rescnet_dist.model`, by name, or by tables as in TOML. The options of the components also
+    have flat names, which the presets, the command line and parameter grids use: `block` is that
+    of second-order pooling, `lda_draws` that of stacked-LDA filters, `ridge` that of the head.
+    A flat option is for all components that have it, and can be read as an attribute.
 
     Raises
     ------
@@ -120,6 +120,9 @@ class NetworkSpec(Spec):
     >>> spec = NetworkSpec.preset("digits").replace(filters=8)
     >>> spec.filters, spec.block
     (8, 7)
+    >>> spec = NetworkSpec(bank="pca:0.5,dct:0.5", head="regress", ridge=0.3)
+    >>> spec.head
+    Regress(ridge=0.3, target=0.8)
     """
 
     table: ClassVar[str] = "network"
@@ -149,96 +152,23 @@ class NetworkSpec(Spec):
         doc="Pass ReLU(maps) to the next layer, which makes it nonlinear in the images. The "
         "paper passes the maps unchanged.",
     )
-    local_contrast: bool = option(
-        False,
-        help="use half of the filters on the local contrast of the images",
-        doc="Use two towers with half of the filters each, which share only the features. One "
-        "sees the images, as in the paper, the other their local contrast.",
+    bank: tuple[BankPart, ...] = option(
+        paper_bank(),
+        help="filter learners as NAME:SHARE@VIEW,..., such as pca:0.5,stacked-lda:0.5",
+        doc="Filter learners, their shares of the filters, and the view of the images that they "
+        'see, "image" or "contrast". Parts with the same view are a tower.',
     )
-    lda_fraction: float = option(
-        0.5,
-        help="fraction of stacked-LDA filters; the rest are PCA filters",
-        doc="Fraction of stacked-LDA filters in the bank, from 0 to 1; the rest are PCA filters.",
-        low=0,
-        high=1,
+    features: tuple[FeatureExtractor, ...] = option(
+        (SecondOrder(),),
+        help="feature extractors, separated by commas",
+        doc="Feature extractors, whose features are concatenated.",
     )
-    lda_positives: int = option(2, help="patches of the class in each stacked-LDA draw", low=1)
-    lda_negatives: int = option(32, help="patches of other classes in each stacked-LDA draw", low=1)
-    lda_tolerance: float = option(
-        0.0, help="largest training error of a draw that is accepted", low=0
-    )
-    lda_ridge: float = option(1e-2, help="ridge added to the covariance of a draw", above=0)
-    lda_draws: int = option(
-        8,
-        help="draws per stacked-LDA filter",
-        doc="Draws per stacked-LDA filter. If too few are accepted, the bank is filled with "
-        "the draws of lowest error.",
-        low=1,
-    )
-    block: int = option(
-        16,
-        help="width and height of the pooling blocks, in pixels",
-        doc="Width and height of the blocks of second-order pooling, in pixels.",
-        low=2,
-    )
-    stride: int = option(
-        4,
-        help="distance between pooling blocks, in pixels",
-        doc="Distance between neighboring blocks, in pixels.",
-        low=1,
-    )
-    zscore: Literal["channel", "block"] = option(
-        "channel",
-        help="normalization within a block: per channel, or of the whole block",
-        doc="Normalization within a block: divide by the standard deviation of each channel, "
-        "which gives correlations, or by that of the whole block.",
-    )
-    power: bool = option(False, help="replace each feature v by sign(v)·|v|^½")
-    pairs: Literal["all", "tower"] = option(
-        "all",
-        help="pairs of maps whose covariance is a feature: all, or those within a tower",
-        doc="Pairs of maps whose covariance is a feature: all, or only those within a tower "
-        "(for `local_contrast`), which allows more filters at the same number of "
-        "features.",
-    )
-    levels: tuple[int, ...] = option(
-        (4, 2, 1),
-        help="cells per side at each level of the spatial pyramid, such as 4,2,1",
-        doc="Cells per side at each level of the spatial pyramid.",
-    )
-    cells: Literal["center", "even"] = option(
-        "center",
-        help="assignment of blocks to pyramid cells: by block center, or in equal shares",
-        doc="Assignment of blocks to pyramid cells: by the center of the block, or in equal "
-        "shares.",
-        old_values={"centre": "center"},
-    )
-    pool: Literal["max", "mean"] = option("max", help="pooling over the blocks of a cell")
-    residual: Literal["classify", "regress"] = option(
-        "classify",
-        help="target of later layers: classify the sign of the largest error, or regress errors",
-        doc="Target of later layers: classify the sign of the largest error (the paper), or "
-        "regress all errors.",
-    )
-    ridge: float = option(
-        1.0,
-        help="ridge γ of the classifiers, relative to the mean feature variance",
-        doc="Ridge γ of the classifiers, relative to the mean variance of the features.",
-        low=0,
-    )
-    probability: Literal["sigmoid", "softmax"] = option(
-        "sigmoid",
-        help="probability of a class from its score",
-        doc="Probability of a class from its score s: sigmoid(s/σ) or softmax(β·s).",
-    )
-    sigma: float = option(16.0, help="scale σ of the sigmoid", above=0)
-    beta: float = option(0.001, help="scale β of the softmax", above=0)
-    target: float = option(
-        0.8,
-        help="target score λ of the true class",
-        doc="Target score λ of the true class, from 0 to 1.",
-        low=0,
-        high=1,
+    head: Head = option(
+        Classify(),
+        help="what a layer fits: classify the sign of the largest error, or regress errors",
+        doc="What a layer is fitted to, and what it adds to the scores: `classify` the sign of the "
+        "largest error (the paper), or `regress` all errors.",
+        old_name="residual",
     )
     learning_rate: float = option(
         1.0, help="learning rate α", doc="Learning rate α of the first layers.", low=0
@@ -267,6 +197,163 @@ class NetworkSpec(Spec):
         "from them, and in which they are stored.",
     )
 
+    def __init__(self, **options: Any) -> None:
+        composed = _compose(options)
+        for name, declared in self.__options__.items():
+            object.__setattr__(self, name, composed.get(name, declared.default))
+        self.__post_init__()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of a flat option."""
+        if not name.startswith("_") and name not in self.__options__:
+            values = self._flat_values()
+            if name in values:
+                return values[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """All filter learners, feature extractors and the head."""
+        return (*(part.learner for part in self.bank), *self.features, self.head)
+
+    def _flat_values(self) -> dict[str, Any]:
+        """Return the values of the flat options of the components, in the order of the flags."""
+        values: dict[str, Any] = bank_shorthands(self.bank) or {}
+        for component in self.components:
+            values = flat_values(component) | values
+        return values
+
+    @classmethod
+    def _check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise SpecError for unknown options; packages that may have them are imported last."""
+        known = cls._options_with_flat(load=False)
+        Spec._check_names.__func__(cls, {k: v for k, v in values.items() if k not in known})  # type: ignore[attr-defined]
+
+    @classmethod
+    def settable_options(cls) -> dict[str, Option]:
+        """Return the options that users can set: those of the spec, and the flat ones.
+
+        Returns
+        -------
+        dict of str to Option
+            Options by name; those of components follow the option that chooses the components.
+        """
+        return cls._options_with_flat(load=True)
+
+    @classmethod
+    def _options_with_flat(cls, *, load: bool) -> dict[str, Option]:
+        """Return all options by name; `load` is that of `Registry.classes`."""
+        found: dict[str, Option] = {}
+        registries = {"bank": FILTERS, "features": FEATURES, "head": HEADS}
+        for name, declared in cls.__options__.items():
+            if name not in registries:
+                found[name] = declared
+                continue
+            default = _format_components(declared.default)
+            found[name] = dataclasses.replace(declared, type=str, default=default)
+            if name == "bank":
+                found |= BANK_SHORTHANDS
+            found |= flat_options(registries[name], load=load)
+        return found
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the options by name, as scikit-learn asks for the parameters of an estimator.
+
+        Parameters
+        ----------
+        deep : bool, default True
+            Add the flat options, and those by nested name: both `ridge` and `head__ridge`.
+
+        Returns
+        -------
+        dict
+            Values by option name.
+        """
+        # not super(): dataclass makes a new class to add slots
+        return Spec.get_params(self, deep) | (self._flat_values() if deep else {})
+
+    @classmethod
+    def from_stored(cls, values: Mapping[str, Any]) -> NetworkSpec:
+        """Return the spec in a run or network store.
+
+        Parameters
+        ----------
+        values : dict
+            Values by option name. Those that were stored before components had tables of their own
+            are all flat; options of components that the network does not have are left out.
+
+        Returns
+        -------
+        NetworkSpec
+            The spec.
+        """
+        if "head" in values:
+            return cls(**values)
+        current = {name: value for name, value in values.items() if name != "residual"}
+        for name, declared in cls.settable_options().items():
+            if declared.old_values and current.get(name) in declared.old_values:
+                current[name] = declared.old_values[current[name]]
+        head = values.get("residual", Classify.name)
+        bank = paper_bank(
+            current.pop("lda_fraction", 0.5), local_contrast=current.pop("local_contrast", False)
+        )
+        base = cls(head=head, bank=bank)
+        known = {*cls.__options__, *base._flat_values()}
+        others = cls.settable_options().keys() - known
+        return base.replace(**{k: v for k, v in current.items() if k not in others})
+
+    def replace(self, **changes: Any) -> NetworkSpec:
+        """Return a copy with some options changed, validated again.
+
+        Parameters
+        ----------
+        **changes
+            New values by option name, flat names included. A component that is given by name takes
+            over the options that the present one has too.
+
+        Returns
+        -------
+        NetworkSpec
+            The new spec.
+
+        Raises
+        ------
+        SpecError
+            If an option is unknown or a value is not valid.
+
+        Examples
+        --------
+        >>> NetworkSpec(ridge=0.3).replace(head="regress").ridge
+        0.3
+        """
+        self._check_names(changes)
+        current = self.get_params(deep=False)
+        return type(self)(**_compose(changes, current))
+
+    def rows(self) -> list[tuple[str, Any, bool]]:
+        """Return the name and value of each option, and whether it differs from the default.
+
+        Returns
+        -------
+        list of tuple
+            One `(name, value, is_changed)` for each option; components are rows of text, their
+            options have their flat names.
+        """
+        flat, rows = self._flat_values(), []
+        for name, declared in self.settable_options().items():
+            if name in COMPONENT_FIELDS:
+                if name == "bank" and "lda_fraction" in flat:
+                    continue  # the shorthands say it
+                value = _format_components(getattr(self, name))
+            elif name in self.__options__:
+                value = getattr(self, name)
+            elif name in flat:
+                value = flat[name]
+            else:
+                continue
+            rows.append((name, value, value != declared.default))
+        return rows
+
     def check(self) -> None:
         """Raise SpecError if options do not fit each other.
 
@@ -280,27 +367,22 @@ class NetworkSpec(Spec):
                 f"rate_floor={self.rate_floor} is above learning_rate={self.learning_rate}. "
                 "The rate decays down to the floor; use a lower floor."
             )
-        if not self.levels or min(self.levels) < 1:
+        for name in ("bank", "features"):
+            if not getattr(self, name):
+                raise SpecError(f"{name} is empty. Give at least one component.")
+        if not any(part.share for part in self.bank if part.view == "image"):
             raise SpecError(
-                f"levels={self.levels!r} is not valid. Give at least one level, each at least 1."
+                f"bank={format_bank(self.bank)} has no part with the view image and a share above "
+                "0. Add one: the images are normalized by what it sees."
             )
-        if self.filters < self.views:
+        towers = self.architecture((1, 1, 1), 1).tower_sizes
+        if not all(towers):
             raise SpecError(
                 f"filters={self.filters} with local_contrast leaves a tower without filters. Use "
-                f"at least {self.views} filters, or leave local_contrast out."
+                f"at least {len(towers)} filters, or leave local_contrast out."
             )
-        if self.pairs == "tower" and not self.local_contrast:
-            raise SpecError(
-                'pairs="tower" is for networks with two towers, but this network has one. Set '
-                'local_contrast=True, or use pairs="all".'
-            )
-        if self.zscore == "channel" and min(map(len, self.pooling_groups)) < 2:
-            raise SpecError(
-                f"filters={self.filters} leaves no feature "
-                + ("of a tower " if self.pairs == "tower" else "")
-                + 'with zscore="channel", which drops the diagonal. Use at least '
-                f'{2 * len(self.pooling_groups)} filters, or zscore="block".'
-            )
+        for extractor in self.features:
+            extractor.check_network(towers)
 
     @classmethod
     def preset(cls, name: str) -> NetworkSpec:
@@ -389,67 +471,38 @@ class NetworkSpec(Spec):
         steps = (layer - 1) // self.decay_every
         return max(self.rate_floor, self.learning_rate * (1 - self.decay) ** steps)
 
-    @property
-    def views(self) -> int:
-        """Number of forms of an image that layers see: the image, and its local contrast if set."""
-        return 1 + self.local_contrast
-
-    @property
-    def tower_filters(self) -> list[range]:
-        """Indices of the filters of each tower; there is one tower for each view."""
-        ends = [self.filters * view // self.views for view in range(self.views + 1)]
-        return [range(*pair) for pair in itertools.pairwise(ends)]
-
-    @property
-    def pooling_groups(self) -> list[range]:
-        """Groups of filters whose maps are pooled together: features are of pairs in a group."""
-        return self.tower_filters if self.pairs == "tower" else [range(self.filters)]
-
-    def input_channels(self, layer: int, channels: int) -> int:
-        """Return the number of input channels of a layer.
-
-        They are the maps of the previous layer, if any, and all views of the images.
+    def architecture(
+        self, image_shape: tuple[int, int, int], classes: int, seed: int = 0
+    ) -> Architecture:
+        """Return the architecture of the network for images of one shape.
 
         Parameters
         ----------
-        layer : int
-            Number of the layer, from 1.
-        channels : int
-            Channels of the images.
+        image_shape : tuple of int
+            Height, width and channels (H, W, d) of the images.
+        classes : int
+            Number of classes.
+        seed : int, default 0
+            Seed of the random filters and draws.
 
         Returns
         -------
-        int
-            Number of channels.
+        Architecture
+            What the layers compute, and from what.
         """
-        return (self.filters if layer > 1 else 0) + self.views * channels
-
-    def layer_towers(self, layer: int, channels: int) -> list[Tower]:
-        """Return the parts of the filter bank of a layer.
-
-        Together they have all its filters and input channels. A patch has k² directions per
-        channel; if there are more PCA filters than that, the others become stacked-LDA filters.
-
-        Parameters
-        ----------
-        layer : int
-            Number of the layer, from 1.
-        channels : int
-            Channels of the images.
-
-        Returns
-        -------
-        list of Tower
-            One tower for each view.
-        """
-        towers, maps = [], self.filters if layer > 1 else 0
-        for view, filters in enumerate(self.tower_filters):
-            pixels = range(maps + view * channels, maps + (view + 1) * channels)
-            inputs = (*(filters if layer > 1 else ()), *pixels)
-            directions = self.filter_size_at(layer) ** 2 * len(inputs)
-            lda = math.floor(len(filters) * self.lda_fraction + 0.5)
-            towers.append(Tower(inputs, filters, min(len(filters) - lda, directions)))
-        return towers
+        return Architecture(
+            image_shape=image_shape,
+            classes=classes,
+            filters=self.filters,
+            filter_sizes=(self.first_filter_size, self.filter_size),
+            bank=self.bank,
+            extractors=self.features,
+            head=self.head,
+            minmax=self.minmax,
+            rectify=self.rectify,
+            store_dtype=self.store_dtype,
+            seed=seed,
+        )
 
     def check_images(self, height: int, width: int, channels: int) -> None:
         """Raise SpecError if the network cannot be trained on images of this shape.
@@ -467,24 +520,44 @@ class NetworkSpec(Spec):
             If a block or a filter is larger than the images, or there are more PCA filters than
             directions of a patch.
         """
-        side = min(height, width)
-        for name in ("block", "first_filter_size", "filter_size"):
-            size = getattr(self, name)
-            if size > side:
-                remedy = f"Use {name} of at most {side}."
-                if height <= MAX_COLOR_CHANNELS < min(width, channels):
-                    remedy = "The array looks channels-first; pass images.transpose(0, 2, 3, 1)."
-                raise SpecError(
-                    f"{name}={size} is larger than the image ({height}×{width} pixels). {remedy}"
-                )
-        # Layer 1 has the fewest: later layers have more directions than `filters`.
-        directions = self.views * self.first_filter_size**2 * channels
-        if self.lda_fraction == 0 and self.filters > directions:
-            raise SpecError(
-                f"filters={self.filters} PCA filters are more than the {directions} directions "
-                f"of a patch in layer 1. Use filters of at most {directions}, a larger "
-                "first_filter_size, or lda_fraction above 0, which adds stacked-LDA filters."
-            )
+        self.architecture((height, width, channels), 1).check_images()
+
+
+def _compose(
+    options: Mapping[str, Any], current: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the fields of a network from its current fields and changed options.
+
+    Components come first, then the shorthands of the bank, then the flat options of components.
+    """
+    defaults = {name: declared.default for name, declared in NetworkSpec.__options__.items()}
+    old = current or defaults
+    fields = {**old, **{name: value for name, value in options.items() if name in old}}
+    fields["bank"] = make_bank(fields["bank"], old["bank"])
+    fields["features"] = make_components(FEATURES, fields["features"], old["features"])
+    fields["head"] = make_component(HEADS, fields["head"], [old["head"]])
+    flat = {name: value for name, value in options.items() if name not in fields}
+    shorthands = {name: flat.pop(name) for name in BANK_SHORTHANDS if name in flat}
+    if shorthands:
+        fields["bank"] = apply_shorthands(fields["bank"], shorthands)
+    if flat:
+        learners = [part.learner for part in fields["bank"]]
+        check_flat_options(flat, (*learners, *fields["features"], fields["head"]))
+        fields["bank"] = tuple(
+            part.replace(learner=update_component(part.learner, flat)) for part in fields["bank"]
+        )
+        fields["features"] = tuple(update_component(e, flat) for e in fields["features"])
+        fields["head"] = update_component(fields["head"], flat)
+    return fields
+
+
+def _format_components(value: Any) -> str:
+    """Return the text by which a bank, feature extractors or a head can be given."""
+    if isinstance(value, Head):
+        return value.name
+    if isinstance(value[0], BankPart):
+        return format_bank(value)
+    return ",".join(extractor.name for extractor in value)
 
 
 _PAPER = NetworkSpec()
@@ -493,15 +566,13 @@ PRESETS: dict[str, NetworkSpec] = {
         filters=16,
         first_filter_size=7,
         block=7,
-        residual="regress",
+        head="regress",
         ridge=0.3,
-        sigma=2.0,
         learning_rate=0.7,
         max_layers=4,
         stop_at_zero_error=False,
     ),
-    "mnist": dataclasses.replace(
-        _PAPER,
+    "mnist": _PAPER.replace(
         filters=60,
         first_filter_size=13,
         lda_fraction=0.0,
@@ -510,10 +581,10 @@ PRESETS: dict[str, NetworkSpec] = {
         ridge=0.001,
         max_layers=231,
     ),
-    "cifar10": dataclasses.replace(_PAPER, stride=1, learning_rate=0.4, max_layers=937),
-    "cifar100": dataclasses.replace(_PAPER, decay=0.1, rate_floor=0.387, max_layers=436),
-    "tiny-imagenet": dataclasses.replace(
-        _PAPER, filters=40, block=32, stride=8, decay=0.1, rate_floor=0.478, max_layers=512
+    "cifar10": _PAPER.replace(stride=1, learning_rate=0.4, max_layers=937),
+    "cifar100": _PAPER.replace(decay=0.1, rate_floor=0.387, max_layers=436),
+    "tiny-imagenet": _PAPER.replace(
+        filters=40, block=32, stride=8, decay=0.1, rate_floor=0.478, max_layers=512
     ),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rescnet_dist.runs import RunState
 from rescnet_dist.store import RunStore, read_image_scale, read_layer
 
 Array = np.ndarray[Any, Any]
@@ -18,10 +19,10 @@ def read_model(url: Any) -> dict[str, Array]:
     scale = read_image_scale(run.location)
     arrays = {"image low": scale.low, "image scale": scale.scale}
     for number in range(1, len(commits)):
-        layer = read_layer(run.location, number)
-        for part in (layer.bank, layer.classifier):
-            for name in type(part).__dataclass_fields__:
-                arrays[f"layer {number} {name}"] = np.asarray(getattr(part, name))
+        layer = read_layer(run.location, number, RunState.of(run).spec.head.arrays)
+        bank = {name: getattr(layer.bank, name) for name in type(layer.bank).__dataclass_fields__}
+        for name, array in {**bank, **layer.head.arrays, "rate": layer.head.rate}.items():
+            arrays[f"layer {number} {name}"] = np.asarray(array)
     accuracies = result["accuracies"] if result else []
     for name in ("train", "validation"):
         arrays[f"{name} accuracy"] = np.array([a[name] for a in accuracies], float)

@@ -613,7 +613,7 @@ def train(
 
         # 8. to 11. labels, classifiers, probabilities, update
         rate = learning_rate(i, spec)
-        if spec.residual == "classify":
+        if spec.head.name == "classify":
             if i == 1:
                 classes = labels
                 signs = np.ones(len(labels), dtype=np.int64)
@@ -630,14 +630,14 @@ def train(
             p_pos = probabilities(positive, present[0], spec)
             p_neg = probabilities(negative, present[1], spec)
             scores = scores + rate * (share[0] * p_pos - share[1] * p_neg)
-        elif spec.residual == "regress":
+        elif spec.head.name == "regress":
             residual = y - scores
             weights, intercept = regress(features[training], residual[training], spec.ridge)
             present = np.ones((1, n_classes), dtype=bool)
             share = np.array([1.0])
             scores = scores + rate * (features @ weights[0].T + intercept[0])
         else:
-            raise ValueError(f"residual {spec.residual!r}")
+            raise ValueError(f"head {spec.head!r}")
 
         layers.append(
             OracleLayer(

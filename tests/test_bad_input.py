@@ -34,7 +34,7 @@ X, Y = (array[:20] for array in rd.load_digits())
 X = X[:, ::2, ::2]
 FLOATS = X.astype(np.float32)
 LAZY = da.from_array(FLOATS, chunks=(6, 14, 14, 1))
-SPEC = NetworkSpec(filters=4, block=5, stride=2, residual="regress", max_layers=1)
+SPEC = NetworkSpec(filters=4, block=5, stride=2, head="regress", max_layers=1)
 RUN = RunSpec(chunk_images=8, accumulators=2, solve_threads=1)
 
 
@@ -379,9 +379,9 @@ SPECS: dict[str, Case] = {
         ["RunSpec has no option 'chunk_image'", "Did you mean 'chunk_images'?"],
     ),
     "unknown choice": (
-        lambda context: SPEC.replace(residual="regres"),
+        lambda context: SPEC.replace(head="regres"),
         SpecError,
-        ["residual='regres'", "Did you mean 'regress'?", "classify"],
+        ["head 'regres'", "Did you mean 'regress'?", "classify"],
     ),
     "a dictionary": (
         fit(spec={"filters": 4}),

@@ -132,8 +132,9 @@ def test_documented_defaults_of_options_are_the_defaults(path: str) -> None:
     """Each option of a spec is documented as "name : type, default VALUE" with its own default."""
     doc = ClassDoc(OBJECTS[path], config={"show_class_members": False})
     documented = {entry.name: entry.type for entry in doc["Attributes"]}
-    for field in dataclasses.fields(OBJECTS[path]):
-        found = re.search(r", default (.+)$", documented[field.name])
-        assert found, f"{path}.{field.name} has no default"
-        value = found[1].strip('"')
-        assert value == str(field.default), f"{path}.{field.name}"
+    for name, option in OBJECTS[path].__options__.items():
+        found = re.search(r", default (.+)$", documented[name])
+        assert found, f"{path}.{name} has no default"
+        assert found[1] == option.default_text, f"{path}.{name}"
+        if isinstance(option.default, str | int | float | None):
+            assert found[1].strip('"') == str(option.default)

@@ -41,7 +41,7 @@ X_TEST, Y_TEST = (array[:50] for array in rd.load_digits("test"))
 X_TEST = X_TEST[:, ::2, ::2]
 
 SPEC = NetworkSpec(
-    filters=4, block=5, stride=2, residual="regress", ridge=0.3, learning_rate=0.5, max_layers=2
+    filters=4, block=5, stride=2, head="regress", ridge=0.3, learning_rate=0.5, max_layers=2
 )
 ONE_LAYER = SPEC.replace(max_layers=1)
 RUN = RunSpec(chunk_images=100, accumulators=2, solve_threads=1)

@@ -18,6 +18,16 @@ from tests.commands import run
 X, Y = (array[:60] for array in rd.load_digits())
 X = X[:, ::2, ::2]
 SPEC = NetworkSpec(filters=3, first_filter_size=3, block=7, stride=7, max_layers=1)
+OLD_NETWORK = {  # as the release before tables of components has stored SPEC
+    **{"filters": 3, "filter_size": 3, "first_filter_size": 3, "minmax": "global"},
+    **{"rectify": False, "local_contrast": False, "lda_fraction": 0.5, "lda_positives": 2},
+    **{"lda_negatives": 32, "lda_tolerance": 0.0, "lda_ridge": 0.01, "lda_draws": 8, "block": 7},
+    **{"stride": 7, "zscore": "channel", "power": False, "pairs": "all", "levels": [4, 2, 1]},
+    **{"cells": "centre", "pool": "max", "residual": "classify", "ridge": 1.0},
+    **{"probability": "sigmoid", "sigma": 16.0, "beta": 0.001, "target": 0.8},
+    **{"learning_rate": 1.0, "decay": 0.0, "decay_every": 10, "rate_floor": 0.0},
+    **{"max_layers": 1, "stop_at_zero_error": True, "store_dtype": "float32"},
+}
 RUN = RunSpec(chunk_images=20, accumulators=2, solve_threads=1)
 
 
@@ -71,7 +81,7 @@ def test_channels_name_the_american_spelling(old: str, new: str, tmp_path: Path)
 
 
 def test_stored_run_with_old_names_loads_and_resumes(client: Client, tmp_path: Path) -> None:
-    """A run of an earlier release has `products` and "centre" in its attributes."""
+    """A run of an earlier release has flat options, `products` and "centre" in its attributes."""
     url = tmp_path / "run"
     ResCNetClassifier(SPEC, store=url, run=RUN).fit(X, Y)
     expected = ResCNetClassifier(SPEC.replace(max_layers=2), run=RUN).fit(X, Y)
@@ -80,7 +90,7 @@ def test_stored_run_with_old_names_loads_and_resumes(client: Client, tmp_path: P
     record = json.loads(path.read_text())
     attributes = record["attributes"]
     attributes["run"]["products"] = attributes["run"].pop("matmul_precision")
-    attributes["network"]["cells"] = "centre"
+    attributes["network"] = OLD_NETWORK
     path.write_text(json.dumps(record))
 
     described = describe_run(url)
@@ -95,4 +105,4 @@ def test_stored_run_with_old_names_loads_and_resumes(client: Client, tmp_path: P
     np.testing.assert_array_equal(resumed.decision_function(X), expected.decision_function(X))
     stored = RunStore.open(url).attributes()
     assert stored["run"]["matmul_precision"] == RUN.matmul_precision
-    assert stored["network"]["cells"] == "center"
+    assert stored["network"]["features"][0]["cells"] == "center"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rescnet_dist import AugmentSpec, NetworkSpec, RunSpec, SpecError
+from rescnet_dist.model.heads.classify import Classify
 from rescnet_dist.options import declared_options
 from rescnet_dist.spec import PRESETS, read_toml
 from tests.presets import IMAGES
@@ -63,7 +64,7 @@ NETWORK_SPECS = st.builds(
     max_layers=WHOLE,
     patience=st.none() | WHOLE,
     stop_at_zero_error=st.booleans(),
-    **{k: st.sampled_from(v) for k, v in CHOICES.items() if k in NetworkSpec().to_dict()},
+    **{k: st.sampled_from(v) for k, v in CHOICES.items() if k in NetworkSpec().get_params()},
 )
 RUN_SPECS = st.builds(
     RunSpec,
@@ -302,9 +303,7 @@ def test_value_of_wrong_type_raises_spec_error(kind, name, value, expected):
 @pytest.mark.parametrize("name", CHOICES)
 def test_unknown_choice_suggests_the_closest_and_lists_all(name):
     """For example "maxx" for pool: Did you mean 'max'?"""
-    kind = next(
-        kind for kind in (NetworkSpec, RunSpec, AugmentSpec) if name in kind.__dataclass_fields__
-    )
+    kind = next(k for k in (NetworkSpec, RunSpec, AugmentSpec) if name in declared_options(k))
     needed = {"local_contrast": True} if name == "pairs" else {}
     for choice in CHOICES[name]:
         assert getattr(kind(**{name: choice}, **needed), name) == choice
@@ -337,7 +336,6 @@ COMMON = {
     "filter_size": 3,
     "levels": (4, 2, 1),
     "target": 0.8,
-    "residual": "classify",
     "minmax": "global",
     "lda_positives": 2,
     "lda_negatives": 32,
@@ -378,6 +376,7 @@ def test_preset_has_the_values_of_the_paper(name):
     """Filters, bank, pooling, probabilities, rate and depth as printed."""
     spec = NetworkSpec.preset(name)
     expected = COMMON | PAPER_PRESETS[name]
+    assert isinstance(spec.head, Classify)
     assert {field: getattr(spec, field) for field in expected} == expected
 
 
@@ -441,10 +440,16 @@ def test_bank_sizes_equal_oracle(filters, fraction, size, channels, layer):
     )
     assert spec.filter_size_at(layer) == size
     maps = filters if layer > 1 else 0
-    (tower,) = spec.layer_towers(layer, channels)
+    architecture = spec.architecture((9, 9, channels), 2)
+    if fraction == 0 and filters > size * size * (maps + channels):
+        with pytest.raises(SpecError, match="lda_fraction above 0"):
+            architecture.towers(layer)
+        return
+    (tower,) = architecture.towers(layer)
     assert tower.channels == tuple(range(maps + channels))
     assert tower.filters == range(filters)
-    pca, lda, channels = tower.pca, tower.lda, maps + channels
+    counts = {learner.name: group.count for learner, group in tower.groups}
+    pca, lda, channels = counts.get("pca", 0), counts.get("stacked-lda", 0), maps + channels
     assert (pca, lda) == oracle.bank_sizes(filters, fraction, size * size * channels)
     assert pca + lda == filters
     assert 0 <= pca <= size * size * channels
@@ -462,18 +467,21 @@ def test_bank_sizes_equal_oracle(filters, fraction, size, channels, layer):
 )
 def test_bank_is_split_by_lda_fraction(filters, fraction, channels, bank):
     """More filters are stacked-LDA if a patch has too few directions for PCA."""
-    (tower,) = NetworkSpec(filters=filters, lda_fraction=fraction).layer_towers(1, channels)
-    assert (tower.pca, tower.lda) == bank
+    spec = NetworkSpec(filters=filters, lda_fraction=fraction)
+    groups = spec.architecture((9, 9, channels), 2).groups(1)
+    counts = {learner.name: group.count for learner, group in groups}
+    assert (counts.get("pca", 0), counts.get("stacked-lda", 0)) == bank
 
 
 def test_two_towers_divide_filters_and_channels():
     """With local contrast, each tower sees its own maps and its own view of the images."""
     spec = NetworkSpec(filters=5, local_contrast=True)
-    assert spec.input_channels(1, 3) == 6
-    assert spec.input_channels(2, 3) == 11
-    first = [(t.channels, t.filters) for t in spec.layer_towers(1, 3)]
+    architecture = spec.architecture((9, 9, 3), 2)
+    assert architecture.input_channels(1) == 6
+    assert architecture.input_channels(2) == 11
+    first = [(t.channels, t.filters) for t in architecture.towers(1)]
     assert first == [((0, 1, 2), range(2)), ((3, 4, 5), range(2, 5))]
-    later = [(t.channels, t.filters) for t in spec.layer_towers(2, 3)]
+    later = [(t.channels, t.filters) for t in architecture.towers(2)]
     assert later == [((0, 1, 5, 6, 7), range(2)), ((2, 3, 4, 8, 9, 10), range(2, 5))]
 
 
@@ -490,7 +498,10 @@ def test_tower_pairs_need_two_towers_of_two_filters():
     with pytest.raises(SpecError, match=r"filters=3 leaves no feature of a tower .* at least 4"):
         NetworkSpec(filters=3, pairs="tower", local_contrast=True)
     spec = NetworkSpec(filters=5, pairs="tower", local_contrast=True)
-    assert spec.pooling_groups == [range(2), range(2, 5)]
+    count = spec.architecture((9, 9, 3), 2).tower_sizes
+    assert count == (2, 3)
+    cells = 3  # one block is in one cell of each level
+    assert spec.features[0].count(16, 16, (2, 3)) == cells * (1 + 3)
 
 
 # images -----------------------------------------------------------------------------------------

@@ -289,7 +289,8 @@ def evaluate(run: RunStore, source: str, *, average_flips: bool) -> dict[str, An
     part = select_split(source, None, "test")
     images = Images(np.asarray(part.images.array))
     codes = np.asarray(encode(part.labels, network.classes, unknown=-1))
-    grown = StoredLayers(run.location, len(result["accuracies"] if result else ()))
+    depth = len(result["accuracies"] if result else ())
+    grown = StoredLayers(run.location, depth, network.spec.head.arrays)
     correct = replace(network, layers=grown).staged_correct(images, codes)
     scores = network.scores(images, FLIPS) if average_flips else None
     return {

@@ -24,8 +24,6 @@ from rescnet_dist.bench.timing import (
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.kernels import (
     FeatureMoments,
-    LayerStatistics,
-    features_per_layer,
     one_hot,
     one_vs_rest_lda,
     patch_scatter,
@@ -33,6 +31,7 @@ from rescnet_dist.kernels import (
     second_order_features,
 )
 from rescnet_dist.kernels.discriminant import Whitening
+from rescnet_dist.model import Architecture, LayerStatistics
 from rescnet_dist.planning import Problem
 from rescnet_dist.planning.calibrate import random_layer
 from rescnet_dist.reduce import blas_threads
@@ -212,7 +211,7 @@ def layer(quick: bool) -> list[Result]:
 
     def ours() -> None:
         # allocated here and not in threads: only the main thread reuses memory that was freed
-        empty = [growing.empty(*shape, scatter=True) for _ in split_evenly(n)]
+        empty = [growing.empty(scatter=True) for _ in split_evenly(n)]
         gather_statistics(lambda part: fold(part, empty.pop()), n)
 
     seconds = best_seconds(ours, 1)
@@ -225,32 +224,32 @@ def layer(quick: bool) -> list[Result]:
         theirs["PyTorch"] = best_seconds(
             lambda: peers.layer_pass(*tensors, weights, targets, 16, 4), 1
         )
-    width = features_per_layer(32, 32, spec)
+    width = growing.architecture.features
     name = f"pass of a layer, N={n:,} D={width:,}"
     return [
         Result(name, seconds, theirs, bar=2.2),
         Result(
             f"{name}, relative to its BLAS operations",
             seconds,
-            floor=n * pass_operations(spec, shape) / product_rate(),
+            floor=n * pass_operations(growing.architecture) / product_rate(),
             bar=1.4,
             at_most=True,
         ),
     ]
 
 
-def pass_operations(spec: NetworkSpec, shape: tuple[int, int, int]) -> float:
+def pass_operations(architecture: Architecture) -> float:
     """Return the operations of matrix products per image in the pass of a later layer.
 
     They are those of the convolution, the patch scatter by displacements, and the lower triangle of
     the features' scatter.
     """
-    height, width, channels = shape
-    inputs, size = spec.input_channels(2, channels), spec.filter_size
-    convolution = 2 * height * width * size**2 * inputs * spec.filters
+    height, width, _ = architecture.image_shape
+    inputs, size = architecture.input_channels(2), architecture.filter_size(2)
+    convolution = 2 * height * width * size**2 * inputs * architecture.filters
     displacements = size + (size - 1) * (2 * size - 1)
     patches = 2 * height * width * inputs**2 * displacements
-    return convolution + patches + features_per_layer(height, width, spec) ** 2
+    return convolution + patches + architecture.features**2
 
 
 def factorization(quick: bool) -> list[Result]:

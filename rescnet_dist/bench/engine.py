@@ -12,8 +12,9 @@ from distributed import Client, LocalCluster
 from rescnet_dist.bench.timing import Result
 from rescnet_dist.cluster import Workers, available_cores
 from rescnet_dist.data import training_set
-from rescnet_dist.kernels import LayerInput, fit_bank, fit_classifier, layer_pixels
+from rescnet_dist.kernels import LayerInput
 from rescnet_dist.lifecycle import begin_or_resume, check_run
+from rescnet_dist.model import fit_bank, fit_head, layer_pixels
 from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.planning.calibrate import random_layer
 from rescnet_dist.reduce import blas_threads
@@ -76,13 +77,13 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
     one = Workers(count=1, slots=1, threads=1, machine_threads=1, memory=None)
     groups = make_plan(problem, spec, RunSpec(), one).groups()
     growing = random_layer(problem, spec)
-    maps = growing.bank.maps(
-        LayerInput.of(layer_pixels(images, growing.image_scale, spec), make_maps(n, spec.filters))
-    )
+    architecture = growing.architecture
+    pixels = layer_pixels(images, growing.image_scale, architecture)
+    maps = growing.bank.maps(LayerInput.of(pixels, make_maps(n, spec.filters)))
     scores, train = np.zeros((n, BENCH_CLASSES), np.float32), np.ones(n, bool)
     with blas_threads(1):
         begin = time.perf_counter()
-        statistics = growing.empty(*problem.image_shape, scatter=True)
+        statistics = growing.empty(scatter=True)
         for start, stop in (chunk for group in groups for chunk in group.chunks()):
             rows, class_offsets = (
                 slice(start, stop),
@@ -93,8 +94,8 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
                     images[rows], maps[rows], scores[rows], labels[rows], train[rows], class_offsets
                 )
             )
-        fit_classifier(statistics.features, spec, 2, BENCH_CLASSES)
-        fit_bank(statistics.inputs, spec, 3)
+        fit_head(statistics.features, architecture, 1.0)
+        fit_bank(statistics.inputs, architecture, 3)
         return time.perf_counter() - begin
 
 

@@ -21,7 +21,7 @@ def layer(n: int, stride: int, bar: float, quick: bool) -> list[Result]:
     """
     get_backend(GPU_RUN_SPEC).prepare()  # fails without a GPU, before any data are generated
     n, filters = (200, 8) if quick else (n, 50)
-    spec = make_spec(filters, GPU_RUN_LAYERS).replace(stride=stride, residual="regress")
+    spec = make_spec(filters, GPU_RUN_LAYERS).replace(stride=stride, head="regress")
     seconds = layer_seconds(1, n, spec, GPU_RUN_SPEC)[2:-1]
     name = f"a layer on a GPU, N={n:,}, stride {stride} (bar in seconds)"
     return [Result(name, float(np.median(seconds)), floor=1.0, bar=bar, at_most=True)]

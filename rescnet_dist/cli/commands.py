@@ -433,10 +433,11 @@ def presets_command(name: str | None, as_json: bool) -> None:
         click.echo(json.dumps({key: spec.to_dict() for key, spec in PRESETS.items()}))
         return
     table = Table("option", *PRESETS)
-    for field in fields(NetworkSpec):
-        values = [getattr(spec, field.name) for spec in PRESETS.values()]
+    rows = [{key: value for key, value, _ in spec.rows()} for spec in PRESETS.values()]
+    for option in declared_options(NetworkSpec):
+        values = [row.get(option) for row in rows]
         if len(set(values)) > 1:
-            table.add_row(field.name, *(str(value) for value in values))
+            table.add_row(option, *("" if value is None else str(value) for value in values))
     Console().print(table)
 
 

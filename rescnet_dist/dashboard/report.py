@@ -188,7 +188,8 @@ def make_report(
     metrics, drawn, problem = None, Pictures(), "there is no finished layer yet"
     if depth:
         # the depth of the view, as a run in progress may have more layers by now
-        network = replace(Network.load(url), layers=StoredLayers(run.location, depth))
+        dims = specs[0].head.arrays
+        network = replace(Network.load(url), layers=StoredLayers(run.location, depth, dims))
         evaluation, problem = _evaluate(run, network, images, test)
         if evaluation:
             metrics = _summarize_evaluation(evaluation, classes, is_test=test is not None)

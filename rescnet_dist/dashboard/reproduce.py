@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from rescnet_dist.errors import SpecError
 from rescnet_dist.flags import flag, flags, nearest_preset
 from rescnet_dist.planning.plan import PLAN_FIELDS, Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -21,7 +22,8 @@ def reproduce_command(
     """Return the command that trains the same network on a source, and notes on its use.
 
     The plan is among its flags, as it fixes the order of every sum. held_out says whether the run
-    held out images. The command is None if the run was trained on arrays, without a source.
+    held out images. The command is None if the run was trained on arrays, without a source, or if
+    flags cannot describe its network.
     """
     if source is None:
         return None, [
@@ -32,7 +34,10 @@ def reproduce_command(
     words = ["rescnet", "train", source]
     if source != "digits" or preset != "digits":
         words += ["--preset", preset]
-    words += flags(network, base)
+    try:
+        words += flags(network, base)
+    except SpecError as error:
+        return None, [str(error)]
     planned = run.replace(**{name: getattr(plan, name) for name in PLAN_FIELDS})
     # the command uses the dataset's own validation split by itself
     has_own_split = held_out and run.validation == 0

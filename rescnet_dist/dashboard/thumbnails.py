@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -11,9 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rescnet_dist.kernels import forward
+from rescnet_dist.model import forward, initial_state
 from rescnet_dist.network import Network
-from rescnet_dist.spec import Tower
 
 # RGB colors at equal steps, as in matplotlib's RdBu_r and viridis.
 DIVERGING_COLORS = (
@@ -51,25 +51,22 @@ def draw_filters(network: Network, layer: int) -> list[FilterPicture]:
     """
     filters = np.asarray(network.layers[layer - 1].bank.filters)
     pictures = []
-    for view, tower in enumerate(_layer_towers(network, layer)):
-        for index, number in enumerate(tower.filters):
-            kind, index = ("PCA", index) if index < tower.pca else ("LDA", index - tower.pca)
-            name = f"{'contrast ' if view else ''}{kind} {index + 1}"
-            weights = filters[:, :, list(tower.channels), number]
-            if layer == 1 and weights.shape[2] == 3:
-                pictures.append(FilterPicture(kind, name, _draw_color_weights(weights)))
-                continue
-            strongest = int(np.square(weights).sum(axis=(0, 1)).argmax())
-            if weights.shape[2] > 1:
-                name += f" · in {tower.channels[strongest] + 1}"
-            pixels = _draw_signed_weights(weights[..., strongest])
-            pictures.append(FilterPicture(kind, name, pixels))
+    for tower in network.architecture.towers(layer):
+        prefix = "contrast " if tower.view == "contrast" else ""
+        for learner, group in tower.groups:
+            for index, number in enumerate(group.filters, start=1):
+                kind = learner.label
+                name = f"{prefix}{kind} {index}"
+                weights = filters[:, :, list(tower.channels), number]
+                if layer == 1 and weights.shape[2] == 3:
+                    pictures.append(FilterPicture(kind, name, _draw_color_weights(weights)))
+                    continue
+                strongest = int(np.square(weights).sum(axis=(0, 1)).argmax())
+                if weights.shape[2] > 1:
+                    name += f" · in {tower.channels[strongest] + 1}"
+                pixels = _draw_signed_weights(weights[..., strongest])
+                pictures.append(FilterPicture(kind, name, pixels))
     return pictures
-
-
-def _layer_towers(network: Network, layer: int) -> list[Tower]:
-    """Return the towers of the filter bank of a layer, counted from 1."""
-    return network.spec.layer_towers(layer, len(network.image_scale.low))
 
 
 def _draw_color_weights(weights: Array) -> Array:
@@ -98,17 +95,21 @@ def draw_image(image: Array) -> Array:
 
 
 def select_filters(network: Network, layer: int, count: int) -> list[int]:
-    """Return the indices of `count` filters of a layer: PCA first, then stacked-LDA.
+    """Return the indices of `count` filters of a layer, about as many of each learner.
 
-    Within each kind, the towers alternate, each starting at its first filter.
+    Of each learner, the towers alternate, each starting at its first filter.
     """
-    towers = _layer_towers(network, layer)
-    kinds = [
-        _interleave([list(tower.filters[: tower.pca]) for tower in towers]),
-        _interleave([list(tower.filters[tower.pca :]) for tower in towers]),
-    ]
-    half = min(len(kinds[0]), max(count - len(kinds[1]), (count + 1) // 2))
-    return kinds[0][:half] + kinds[1][: count - half]
+    kinds: dict[str, list[list[int]]] = {}
+    for learner, group in network.architecture.groups(layer):
+        kinds.setdefault(learner.name, []).append(list(group.filters))
+    chosen: list[int] = []
+    left = [_interleave(groups) for groups in kinds.values()]
+    while left:
+        own = left.pop(0)
+        others = sum(map(len, left))
+        missing = count - len(chosen)
+        chosen += own[: max(missing - others, math.ceil(missing / (len(left) + 1)))]
+    return chosen
 
 
 def _interleave(lists: list[list[int]]) -> list[int]:
@@ -125,18 +126,14 @@ def draw_maps(
     Each map is a list entry of uint8 pixels (H, W, 3), scaled to the range of the map.
     """
     pictures: dict[int, list[list[Array]]] = {}
-    stages = forward(
-        images,
-        network.layers[: max(layers)],
-        network.image_scale,
-        network.spec,
-        len(network.classes),
-    )
-    for layer, (maps, _) in enumerate(stages, start=1):
-        if layer in layers:
+    architecture = network.architecture
+    before = initial_state(images, network.image_scale, architecture)
+    stages = forward(architecture, before, network.layers[: max(layers)])
+    for layer, state in enumerate(stages, start=1):
+        if layer in layers and state.maps is not None:
             chosen = select_filters(network, layer, count)
             pictures[layer] = [
-                [_draw_map(image_maps[..., n]) for n in chosen] for image_maps in maps
+                [_draw_map(image_maps[..., n]) for n in chosen] for image_maps in state.maps
             ]
     return pictures
 

@@ -10,9 +10,9 @@ from rescnet_dist.dashboard.view import LayerView
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.events import Accuracy, Callback, PassDone, RunDone, RunStarted, event_to_dict
 from rescnet_dist.runs.describe import describe_commits
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 
-SPEC_TABLES = ("network", "run", "augment")
 DATA_FIELDS = ("source", "images", "classes", "features")
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,11 @@ def layer_scalars(layer: LayerView) -> dict[str, float]:
 
 def spec_parameters(description: dict[str, Any]) -> dict[str, bool | int | float | str]:
     """Return the specs and data fields of a run that `describe_run` describes, by dotted names."""
-    flat = {f"{t}.{key}": value for t in SPEC_TABLES for key, value in description[t].items()}
+    flat = {
+        f"{kind.table}.{name}": value
+        for kind in (NetworkSpec, RunSpec, AugmentSpec)
+        for name, value, _ in kind.from_stored(description[kind.table]).rows()
+    }
     flat |= {f"data.{key}": description[key] for key in DATA_FIELDS}
     return {key: _to_scalar(value) for key, value in flat.items()}
 

@@ -22,20 +22,24 @@ def get_array_module(array: Any) -> Any:
 
 
 def to_host(value: Any) -> Any:
-    """Copy an array, or all arrays of a dataclass, to the memory of the host.
+    """Copy an array, or all arrays of a dataclass, dict or tuple, to the memory of the host.
 
     Parameters
     ----------
-    value : ndarray, cupy.ndarray, dataclass instance or any other value
-        Dataclasses are converted recursively, field by field.
+    value : ndarray, cupy.ndarray, dataclass instance, dict, tuple or any other value
+        Containers are converted recursively.
 
     Returns
     -------
-    ndarray, dataclass instance or any other value
-        NumPy arrays and values that are neither arrays nor dataclasses are returned unchanged.
+    ndarray, dataclass instance, dict, tuple or any other value
+        NumPy arrays and values that hold no arrays are returned unchanged.
     """
     if on_gpu(value):
         return value.get()
+    if isinstance(value, dict):
+        return {name: to_host(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(to_host(part) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
         changed = {f.name: to_host(getattr(value, f.name)) for f in fields(value)}
         return replace(value, **changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,10 +91,8 @@ class Draws:
 
 
 def stacked_lda_draws(
-    seed: int,
-    layer: int,
-    count: int,
-    class_counts: Array,
+    rngs: Sequence[np.random.Generator],
+    class_counts: Sequence[int],
     *,
     positives: int,
     negatives: int,
@@ -102,17 +101,11 @@ def stacked_lda_draws(
 ) -> Draws:
     """Draw classes, and patches to separate each from the rest, with replacement.
 
-    Draw t depends on (seed, layer, t) only.
-
     Parameters
     ----------
-    seed : int
-        The seed of the run.
-    layer : int
-        The number of the layer, from 1.
-    count : int
-        The number of draws.
-    class_counts : ndarray of int, shape (C,)
+    rngs : sequence of t numpy.random.Generator
+        The generator of each draw.
+    class_counts : sequence of C int
         The number of training images of each class.
     positives, negatives : int
         The number of patches of the drawn class, and of the rest.
@@ -124,13 +117,12 @@ def stacked_lda_draws(
     Draws
         The draws.
     """
-    m = positives + negatives
-    classes = np.zeros(count, np.int64)
-    rank, row, column = (np.zeros((count, m), np.int64) for _ in range(3))
-    total = int(class_counts.sum())
-    for t in range(count):
-        rng = np.random.default_rng([seed, layer, t])
-        c = classes[t] = rng.integers(len(class_counts))
+    m, total = positives + negatives, sum(class_counts)
+    classes = np.zeros(len(rngs), np.int64)
+    rank, row, column = (np.zeros((len(rngs), m), np.int64) for _ in range(3))
+    for t, rng in enumerate(rngs):
+        c = int(rng.integers(len(class_counts)))
+        classes[t] = c
         rank[t, :positives] = rng.integers(class_counts[c], size=positives)
         rank[t, positives:] = rng.integers(total - class_counts[c], size=negatives)
         row[t] = rng.integers(rows, size=m)
@@ -192,6 +184,21 @@ class PatchSample:
         joined = np.concatenate([self.patches, other.patches])
         patches = joined[asarray_like(order, joined)]
         return PatchSample(slots[order], patches)
+
+    def select(self, directions: Array) -> PatchSample:
+        """Return some elements of the patches.
+
+        Parameters
+        ----------
+        directions : ndarray of int, shape (p',)
+            The indices of the elements.
+
+        Returns
+        -------
+        PatchSample of p' elements
+            The same patches, with these elements only.
+        """
+        return PatchSample(self.slots, self.patches[:, asarray_like(directions, self.patches)])
 
     def rescale(self, low: Array, scale: Array) -> PatchSample:
         """Return the patches of (image − low)·scale.

@@ -106,6 +106,41 @@ class PatchMoments:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class InputSums:
+    """Extremes and sums of the input of a layer, gathered in one sweep over memory.
+
+    Attributes
+    ----------
+    low : ndarray of shape (c,)
+        The minimum of each channel.
+    high : ndarray of shape (c,)
+        The maximum of each channel.
+    sums : ndarray of float64, shape (H, W, c)
+        The sum over all images.
+    """
+
+    low: Array
+    high: Array
+    sums: Array
+
+    @classmethod
+    def of(cls, inputs: LayerInput) -> InputSums:
+        """Compute the extremes and sums of the selected images.
+
+        Parameters
+        ----------
+        inputs : LayerInput of n images of shape (H, W, c)
+            The input of the layer.
+
+        Returns
+        -------
+        InputSums
+            Its extremes and sums.
+        """
+        return cls(*get_operations(inputs.images).gather_sums(inputs))
+
+
 def patch_scatter(images: Array, size: int) -> PatchMoments:
     """Compute the moments of all valid patches of images, at stride 1.
 
@@ -121,24 +156,39 @@ def patch_scatter(images: Array, size: int) -> PatchMoments:
     PatchMoments of k²c elements
         A patch is flattened in the order row, column, channel.
     """
-    return patch_statistics(LayerInput.of(images), size)[2]
+    inputs = LayerInput.of(images)
+    return patch_moments(inputs, size, InputSums.of(inputs))
 
 
-def patch_statistics(inputs: LayerInput, size: int) -> tuple[Array, Array, PatchMoments]:
-    """Return minimum and maximum (c,) of each channel, and the moments of all patches."""
+def patch_moments(inputs: LayerInput, size: int, input_sums: InputSums) -> PatchMoments:
+    """Compute the moments of all valid patches of the input of a layer, at stride 1.
+
+    Parameters
+    ----------
+    inputs : LayerInput of n images of shape (H, W, c)
+        The input of the layer.
+    size : int
+        The side k of the patches, in pixels.
+    input_sums : InputSums
+        Its extremes and sums.
+
+    Returns
+    -------
+    PatchMoments of k²c elements
+        A patch is flattened in the order row, column, channel.
+    """
     height, width, channels = inputs.shape
     operations = get_operations(inputs.images)
-    low, high, sums = operations.gather_sums(inputs)
+    low, high, sums = input_sums.low, input_sums.high, input_sums.sums
     count = len(inputs) * max(0, height - size + 1) * max(0, width - size + 1)
     if not count:
-        return low, high, PatchMoments.empty(size * size * channels)
+        return PatchMoments.empty(size * size * channels)
     shift = (sums.sum(axis=(0, 1)) / (len(inputs) * height * width)).astype(np.float32)
     extent = np.maximum(high - shift, shift - low)
     products = operations.patch_products(inputs, size, shift, extent)
     offset = np.tile(shift.astype(np.float64), size * size)
     mean = _sum_patches(sums, size) / count - offset
-    moments = PatchMoments(count, mean + offset, products - np.outer(mean, mean) * count)
-    return low, high, moments
+    return PatchMoments(count, mean + offset, products - np.outer(mean, mean) * count)
 
 
 def _sum_patches(sums: Array, size: int) -> Array:

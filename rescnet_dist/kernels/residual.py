@@ -1,4 +1,4 @@
-"""The targets that a layer is fitted to, and the probabilities it adds to the running scores."""
+"""Errors of running scores, and scores as probabilities."""
 
 from __future__ import annotations
 
@@ -48,40 +48,6 @@ def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array,
     largest = np.abs(residual).argmax(axis=1)
     value = np.take_along_axis(residual, largest[:, None], axis=1)[:, 0]
     return largest, np.where(value >= 0, 1, -1)
-
-
-def layer_targets(
-    scores: Array, labels: Array, *, first: bool, residual: str, target: float
-) -> Array:
-    """Compute the targets that a layer is fitted to.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (n, C)
-        The running scores Ŷ that enter the layer.
-    labels : ndarray of int, shape (n,)
-        The labels.
-    first : bool
-        Whether it is the first layer, whose residual classes are the labels themselves.
-    residual : {"classify", "regress"}
-        "classify": membership of the 2C residual classes (s=+1, T=0), …, (s=−1, T=C−1), see
-        `residual_labels`. "regress": the residual Y − Ŷ itself.
-    target : float
-        The score λ that the class of the label should reach, for "classify".
-
-    Returns
-    -------
-    ndarray of float32, shape (n, K)
-        The targets; K = 2C for "classify" and K = C for "regress".
-    """
-    classes = scores.shape[1]
-    if residual == "regress":
-        return one_hot(labels, classes) - scores
-    if first:
-        largest, sign = labels, np.ones_like(labels, dtype=np.int64)
-    else:
-        largest, sign = residual_labels(scores, labels, target)
-    return one_hot(largest + classes * (sign < 0), 2 * classes)
 
 
 def probabilities(

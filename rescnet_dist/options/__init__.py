@@ -22,7 +22,7 @@ each of its errors would have to be translated to say what to do, and every work
 compiled core. What is left to write is this package.
 """
 
-from rescnet_dist.options.base import Options, declared_options
+from rescnet_dist.options.base import Options, declared_options, validate_option
 from rescnet_dist.options.declaration import Option, option
 
-__all__ = ["Option", "Options", "declared_options", "option"]
+__all__ = ["Option", "Options", "declared_options", "option", "validate_option"]

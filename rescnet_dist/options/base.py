@@ -206,7 +206,9 @@ class Options:
     @classmethod
     def _check_names(cls, values: Mapping[str, Any]) -> None:
         """Raise SpecError for unknown options; the error for a renamed one has the new name."""
-        known = cls.__options__
+        if all(name in cls.__options__ for name in values):
+            return
+        known = cls.settable_options()
         renamed = {declared.old_name: name for name, declared in known.items()}
         for name in values:
             if name in known:
@@ -215,6 +217,17 @@ class Options:
                 problem, remedy = "has been renamed", f"Use {new}={values[name]!r}."
                 raise SpecError(f"The option {name!r} of {cls.__name__} {problem}. {remedy}")
             raise SpecError(f"{cls.__name__} has no option {name!r}. {suggest_name(name, known)}")
+
+    @classmethod
+    def settable_options(cls) -> dict[str, Option]:
+        """Return the options that users can set, by name; a hook for subclasses.
+
+        Returns
+        -------
+        dict of str to Option
+            All options of the class; subclasses may add those of the values that they hold.
+        """
+        return cls.__options__
 
     def rows(self) -> list[tuple[str, Any, bool]]:
         """Return the name and value of each option, and whether it differs from the default.
@@ -236,6 +249,14 @@ class Options:
         )
 
 
+def validate_option(declared: Option, value: Any) -> Any:
+    """Return a value as options keep it; raise SpecError if it is not valid."""
+    value = _convert(value, declared.type)
+    declared.check_type(value)
+    declared.check_range(value)
+    return value
+
+
 def declared_options(kind: type[Options]) -> dict[str, Option]:
     """Return the options of a class by name, in the order of their fields.
 
@@ -243,7 +264,7 @@ def declared_options(kind: type[Options]) -> dict[str, Option]:
     >>> declared_options(RunSpec)["seed"].help
     'seed of the draws, the validation split and the copies'
     """
-    return kind.__options__
+    return kind.settable_options()
 
 
 # declaration --------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ def check_backend(backend: Backend, spec: NetworkSpec, image_shape: tuple[int, i
     """
     if not backend.on_gpu:
         return
-    height, width, channels = image_shape
+    height, width, _ = image_shape
+    architecture = spec.architecture(image_shape, 1)
     for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
         check_gpu_holds(
             name,
-            spec.filter_size_at(layer),
-            spec.input_channels(layer, channels) // spec.views,
+            architecture.filter_size(layer),
+            architecture.input_channels(layer) // len(architecture.views),
             height,
             width,
             backend.matmul_precision,

@@ -7,23 +7,23 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from distributed import Client
 
 from rescnet_dist.cluster.workers import Workers
-from rescnet_dist.kernels import (
+from rescnet_dist.kernels import FeatureMoments, Whitening
+from rescnet_dist.kernels.cpu.blas import add_scatter, cholesky
+from rescnet_dist.model import (
+    Architecture,
     Bank,
-    Classifier,
+    FittedHead,
     GrowingLayer,
     ImageScale,
-    draw_layer_patches,
-    features_per_layer,
-    targets_per_layer,
+    fit_head,
 )
-from rescnet_dist.kernels.cpu.blas import add_scatter, cholesky
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, accumulator_bytes
 from rescnet_dist.reduce import blas_threads
@@ -144,7 +144,7 @@ def _measure_image_seconds(problem: Problem, spec: NetworkSpec, seed: int) -> fl
     """Measure the seconds per image of a later layer's pass, without the scatter matrix."""
     height, width, channels = problem.image_shape
     growing, rng = random_layer(problem, spec), np.random.default_rng(seed)
-    statistics = growing.empty(height, width, channels, scatter=False)
+    statistics = growing.empty(scatter=False)
 
     def run(n: int) -> None:
         labels = np.arange(n) % problem.classes
@@ -168,37 +168,34 @@ def _measure_image_seconds(problem: Problem, spec: NetworkSpec, seed: int) -> fl
 
 
 def random_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
-    """Return a second layer with random filters and weights."""
-    height, width, channels = problem.image_shape
-    rng = np.random.default_rng(0)
-    inputs, size = spec.input_channels(2, channels), spec.filter_size
-    signs = targets_per_layer(problem.classes, spec) // problem.classes
-    features = features_per_layer(height, width, spec)
+    """Return a second layer with random filters, after a first one whose head adds nothing."""
+    channels = problem.image_shape[2]
+    rng, architecture = np.random.default_rng(0), problem.architecture(spec)
+    inputs, size = architecture.input_channels(2), spec.filter_size
     bank = Bank(
         np.zeros(inputs),
         np.ones(inputs),
         rng.normal(size=(size, size, inputs, spec.filters)),
         np.zeros(spec.filters),
     )
-    previous = Classifier(
-        np.zeros((signs, problem.classes, features), np.float32),
-        np.zeros((signs, problem.classes)),
-        np.ones((signs, problem.classes), bool),
-        np.ones(signs),
-        1.0,
-    )
     class_counts = np.full(problem.classes, max(1, problem.images // problem.classes))
     return GrowingLayer(
-        spec=spec,
+        architecture=architecture,
         number=2,
-        classes=problem.classes,
         image_scale=ImageScale(np.zeros(channels), np.full(channels, 1 / 255)),
         bank=bank,
-        previous=previous,
-        draws=cache(
-            partial(draw_layer_patches, spec, 0, 3, class_counts, problem.image_shape),
-        ),
+        previous=_make_head(architecture),
+        class_counts=class_counts,
     )
+
+
+def _make_head(architecture: Architecture) -> FittedHead:
+    """Return a head fitted to features that carry no information, without a factorization."""
+    features, targets = architecture.features, architecture.targets
+    whitening = Whitening(np.zeros(features), np.zeros(features), np.zeros_like)
+    moments = FeatureMoments.empty(features, targets, scatter=False)
+    moments = replace(moments, count=2, target_sums=np.ones(targets))
+    return fit_head(moments, architecture, 1.0, whitening)
 
 
 def _measure_product_rate(seed: int) -> float:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.data import TrainingSet
-from rescnet_dist.kernels import features_per_layer, targets_per_layer
 from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
 from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
-from rescnet_dist.kernels.layer import SLAB_BYTES
+from rescnet_dist.model.architecture import SLAB_BYTES, Architecture
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
@@ -21,8 +21,6 @@ from rescnet_dist.spec import NetworkSpec, RunSpec
 # the sum with measurements.
 SLAB_COPIES = 3  # features and maps of a slab, and their inputs
 FEATURE_COPIES = 3  # as computed, those of training images, centered
-PATCH_SAMPLE_COPIES = 4  # patches for stacked-LDA: two to merge, merged, rescaled
-PATCH_SCATTER_COPIES = 6
 TILE_COPIES = 7  # in float64
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
 # Bytes that the driver sends and receives.
@@ -81,14 +79,26 @@ class Problem:
         originals = math.ceil(self.images / (1 + self.copies))
         return originals * height * width * channels * self.itemsize
 
+    def architecture(self, spec: NetworkSpec) -> Architecture:
+        """Return the architecture of a network for these images, which is asked for its needs."""
+        return _make_architecture(spec, self.image_shape, self.classes)
+
     def features(self, spec: NetworkSpec) -> int:
         """Return the number of features D of a layer."""
-        return features_per_layer(*self.image_shape[:2], spec)
+        return self.architecture(spec).features
 
     def map_bytes(self, spec: NetworkSpec) -> int:
         """Return the bytes of one image, all views of it, and its maps, in float32."""
-        height, width, channels = self.image_shape
-        return 4 * height * width * spec.input_channels(2, channels)
+        height, width, _ = self.image_shape
+        return 4 * height * width * self.architecture(spec).input_channels(2)
+
+
+@lru_cache(maxsize=64)  # a search for the largest value that fits asks for many
+def _make_architecture(
+    spec: NetworkSpec, image_shape: tuple[int, int, int], classes: int
+) -> Architecture:
+    """Return the architecture of a network for images (H, W, d) of so many classes."""
+    return spec.architecture(image_shape, classes)
 
 
 def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> int:
@@ -115,33 +125,36 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
 
 def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes of its GPU that a worker uses, without the maps that are kept there."""
-    height, width, channels = problem.image_shape
-    features = problem.features(spec)
-    pixels = 4 * height * width * spec.input_channels(1, channels)
+    height, width, _ = problem.image_shape
+    architecture = problem.architecture(spec)
+    features, pixels = architecture.features, 4 * height * width * architecture.pixel_channels
     per_image = GPU_MAP_COPIES * 4 * height * width * spec.filters
     per_image += GPU_FEATURE_COPIES * 4 * features + GPU_PIXEL_COPIES * pixels
     working = plan.chunk_images * per_image
     working += max_resident_accumulators(plan, 1) * 4 * features**2
     working += max(
         patch_products_bytes(
-            spec.filter_size_at(layer),
+            architecture.filter_size(layer),
             height,
             width,
-            spec.input_channels(layer, channels),
+            architecture.input_channels(layer),
             plan.chunk_images,
         )
         for layer in (1, 2)
     )
     working += 2 * vector_accumulator_bytes(problem, spec) + bank_bytes(problem, spec)
+    working += extractor_bytes(problem, spec, plan.chunk_images)
     return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working)
 
 
 def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes that one task uses for its current chunk."""
     height, width, channels = problem.image_shape
-    n, features = plan.chunk_images, problem.features(spec)
+    n, architecture = plan.chunk_images, problem.architecture(spec)
+    features = architecture.features
     # As stored, as read and normalized, and those of the next chunk.
-    images = (3 * problem.itemsize + 4 * spec.views) * height * width * channels
+    pixels = 3 * problem.itemsize * channels + 4 * architecture.pixel_channels
+    images = pixels * height * width
     # Of the previous layer: this chunk and the next. New ones: this chunk and the previous one.
     maps = 4 * 4 * height * width * spec.filters
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
@@ -150,7 +163,16 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     copies = FEATURE_COPIES + bool(plan.tile_features)
     per_image = images + maps + copies * 4 * features + 64 * problem.classes
     layout = max(layout_bytes(problem, spec, layer) for layer in (1, 2))
-    return n * per_image + SLAB_COPIES * slab + layout + augmenting
+    slab_images = min(n, max(1, SLAB_BYTES // problem.map_bytes(spec)))
+    extracting = extractor_bytes(problem, spec, slab_images)
+    return n * per_image + SLAB_COPIES * slab + layout + augmenting + extracting
+
+
+def extractor_bytes(problem: Problem, spec: NetworkSpec, images: int) -> int:
+    """Return the bytes that feature extractors need for so many images, beyond their results."""
+    (height, width, _), architecture = problem.image_shape, problem.architecture(spec)
+    towers = architecture.tower_sizes
+    return max(e.workspace_bytes(images, height, width, towers) for e in architecture.extractors)
 
 
 def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
@@ -158,8 +180,8 @@ def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
 
     At least one image is laid out, whatever its size.
     """
-    height, width, channels = problem.image_shape
-    size, inputs = spec.filter_size_at(layer), spec.input_channels(layer, channels)
+    (height, width, _), architecture = problem.image_shape, problem.architecture(spec)
+    size, inputs = architecture.filter_size(layer), architecture.input_channels(layer)
     patches = 4 * height * width * size**2 * inputs
     strips = 8 * height * width * (2 * size - 1) * inputs
     return max(PATCH_BYTES, patches) + max(ROW_WINDOW_BYTES, strips)
@@ -167,15 +189,17 @@ def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
 
 def vector_accumulator_bytes(problem: Problem, spec: NetworkSpec) -> int:
     """Return the bytes of an accumulator without the scatter matrix."""
-    return 2 * 8 * problem.features(spec) * (targets_per_layer(problem.classes, spec) + 1)
+    architecture = problem.architecture(spec)
+    extra = architecture.head.workspace_bytes(architecture.features, architecture.classes)
+    return 2 * 8 * architecture.features * (architecture.targets + 1) + extra
 
 
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes of an accumulator as it is sent between workers."""
     scatter = 0 if plan.tile_features else 4 * problem.features(spec) ** 2
-    channels = spec.input_channels(2, problem.image_shape[2])
-    patch_scatter = 8 * (spec.filter_size**2 * channels) ** 2
-    return scatter + vector_accumulator_bytes(problem, spec) // 2 + patch_scatter
+    groups = problem.architecture(spec).groups(2)
+    gathered = sum(learner.statistics_bytes(group) for learner, group in groups)
+    return scatter + vector_accumulator_bytes(problem, spec) // 2 + gathered
 
 
 def max_resident_accumulators(plan: Plan, threads: int) -> int:
@@ -190,15 +214,12 @@ def max_resident_accumulators(plan: Plan, threads: int) -> int:
 
 
 def bank_bytes(problem: Problem, spec: NetworkSpec) -> int:
-    """Return the bytes that filters are learned from: patch scatter and stacked-LDA patches."""
-    channels, largest = problem.image_shape[2], 0
-    for layer in (1, 2):
-        directions = spec.filter_size_at(layer) ** 2 * spec.input_channels(layer, channels)
-        draws = spec.lda_draws * sum(t.lda for t in spec.layer_towers(layer, channels))
-        sample = draws * (spec.lda_positives + spec.lda_negatives) * directions * 4
-        scatter = PATCH_SCATTER_COPIES * 8 * directions**2
-        largest = max(largest, PATCH_SAMPLE_COPIES * sample + scatter)
-    return largest
+    """Return the bytes that the filter learners need, of the first or of later layers."""
+    architecture = problem.architecture(spec)
+    return max(
+        sum(learner.workspace_bytes(group) for learner, group in architecture.groups(layer))
+        for layer in (1, 2)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +284,7 @@ def traffic(
         read += (blocks + 1) * 4 * n * features + (tiles + factor_reads + 2 * tiles) * tile
         tasks += 2 * tiles + 2
         work = 4 * n * features + 2 * tiles * tile
-    layer = 4 * targets_per_layer(problem.classes, spec) * features
+    layer = 4 * problem.architecture(spec).targets * features
     return Traffic(
         read=read,
         written=written,

@@ -65,7 +65,7 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         "rows": state.rows.rows,
         "image_shape": list(state.image_shape),
         "classes": state.classes,
-        "features": state.features,
+        "features": state.architecture.features,
         "layers": [
             _describe_layer(record, accuracies.get(record["step"])) for record in commits[1:]
         ],

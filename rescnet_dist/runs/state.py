@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rescnet_dist.data import RowTable
-from rescnet_dist.kernels import Backend, features_per_layer
+from rescnet_dist.kernels import Backend
+from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem
@@ -58,6 +59,6 @@ class RunState:
         return get_backend(self.run_spec)
 
     @property
-    def features(self) -> int:
-        """Number of features D of a layer."""
-        return features_per_layer(*self.image_shape[:2], self.spec)
+    def architecture(self) -> Architecture:
+        """Architecture of the network for the images of the run."""
+        return self.spec.architecture(self.image_shape, self.classes, self.run_spec.seed)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 
-from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
+from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.store.location import Location
 
 BANK_DIMS = {
@@ -17,14 +17,10 @@ BANK_DIMS = {
     "filters": ("filter_y", "filter_x", "input_channel", "filter"),
     "bias": ("filter",),
 }
-CLASSIFIER_DIMS = {
-    "weights": ("sign", "class", "feature"),
-    "intercept": ("sign", "class"),
-    "present": ("sign", "class"),
-    "share": ("sign",),
-    "rate": (),
-}
+RATE = "rate"  # the array of the learning rate, next to those of the head
 SCALE_DIMS = {"low": ("channel",), "scale": ("channel",)}
+
+ArrayDims = Mapping[str, tuple[str, ...]]  # names of arrays and of their dimensions
 
 
 def layer_path(layer: int) -> str:
@@ -60,36 +56,40 @@ def read_bank(location: Location, layer: int) -> Bank:
     return Bank(values["input_low"], values["input_scale"], values["filters"], values["bias"])
 
 
-def write_classifier(location: Location, layer: int, classifier: Classifier) -> None:
-    """Store the classifier with which a layer updates the scores."""
-    values = {name: np.asarray(getattr(classifier, name)) for name in CLASSIFIER_DIMS}
-    location.write_small(layer_path(layer), {k: (CLASSIFIER_DIMS[k], v) for k, v in values.items()})
+def write_head(location: Location, layer: int, head: FittedHead, dims: ArrayDims) -> None:
+    """Store the head with which a layer updates the scores; `dims` are those of its arrays."""
+    values = {name: (dims[name], np.asarray(head.arrays[name])) for name in dims}
+    location.write_small(layer_path(layer), {**values, RATE: ((), np.asarray(head.rate))})
 
 
-def read_classifier(location: Location, layer: int) -> Classifier:
-    """Read the classifier that `write_classifier` stored."""
-    values = location.read_small(layer_path(layer), tuple(CLASSIFIER_DIMS))
-    rate = float(values.pop("rate"))
-    return Classifier(**values, rate=rate)
+def read_head(location: Location, layer: int, dims: ArrayDims) -> FittedHead:
+    """Read the head that `write_head` stored."""
+    values = location.read_small(layer_path(layer), (*dims, RATE))
+    rate = float(values.pop(RATE))
+    return FittedHead(values, rate)
 
 
-def read_layer(location: Location, layer: int) -> Layer:
-    """Read a whole fitted layer."""
-    return Layer(read_bank(location, layer), read_classifier(location, layer))
+def read_layer(location: Location, layer: int, dims: ArrayDims) -> Layer:
+    """Read a whole fitted layer; `dims` are those of the arrays of its head."""
+    return Layer(read_bank(location, layer), read_head(location, layer, dims))
 
 
-def write_layer(location: Location, number: int, layer: Layer) -> None:
-    """Store a whole fitted layer."""
+def write_layer(location: Location, number: int, layer: Layer, dims: ArrayDims) -> None:
+    """Store a whole fitted layer; `dims` are those of the arrays of its head."""
     write_bank(location, number, layer.bank)
-    write_classifier(location, number, layer.classifier)
+    write_head(location, number, layer.head, dims)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLayers(Sequence[Layer]):
-    """The first `depth` layers stored at a location, each read on access; pickled as a URL."""
+    """The first `depth` layers stored at a location, each read on access; pickled as a URL.
+
+    `dims` are those of the arrays of their heads.
+    """
 
     location: Location
     depth: int
+    dims: ArrayDims
 
     def __len__(self) -> int:
         return self.depth
@@ -102,8 +102,8 @@ class StoredLayers(Sequence[Layer]):
         if isinstance(index, slice):
             selected = range(*index.indices(self.depth))
             if selected == range(len(selected)):
-                return StoredLayers(self.location, len(selected))
+                return StoredLayers(self.location, len(selected), self.dims)
             return tuple(self[i] for i in selected)
         if not -self.depth <= index < self.depth:
             raise IndexError(f"Layer index {index} is out of range. There are {self.depth} layers.")
-        return read_layer(self.location, index % self.depth + 1)
+        return read_layer(self.location, index % self.depth + 1, self.dims)

@@ -15,13 +15,8 @@ import zarr
 from rescnet_dist.cluster.workers import limit_profiler
 from rescnet_dist.data import RowBlock, Rows
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError
-from rescnet_dist.kernels import (
-    Augmentation,
-    Backend,
-    augment_images,
-    feature_blocks,
-    replay_layers,
-)
+from rescnet_dist.kernels import Augmentation, Backend, augment_images, feature_blocks
+from rescnet_dist.model import State, initial_state, replay
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.runs.state import RunState
@@ -264,11 +259,17 @@ class Reader:
         initial holds the maps and scores of layer `first`; None and 0 start from the images.
         """
         run, state = self.task.run, self.state
-        images, stored = self.get_images(source, chunk), StoredLayers(run.location, self.step)
+        images, architecture = self.get_images(source, chunk), state.architecture
+        stored = StoredLayers(run.location, self.step, state.spec.head.arrays)
         layers = (stored[number - 1] for number in range(max(first, 1), self.step + 1))
         scale = read_image_scale(run.location)
         with self.backend.working():
-            return replay_layers(images, layers, scale, state.spec, state.classes, initial)
+            before = initial_state(images, scale, architecture)
+            if initial:
+                before = State(before.pixels, *initial)
+            after = replay(architecture, before, layers)
+        assert after.maps is not None
+        return after.maps, after.scores
 
     def _chunk_number(self, start: int) -> int:
         """Return the number of the chunk that begins with row `start`."""
@@ -366,7 +367,8 @@ class FeatureWriter:
     @classmethod
     def of(cls, run: RunStore, state: RunState) -> FeatureWriter:
         """Open the work area of a run whose plan has tiles."""
-        blocks = feature_blocks(state.features, state.plan.tile_features or state.features)
+        features = state.architecture.features
+        blocks = feature_blocks(features, state.plan.tile_features or features)
         return cls(run.work("features", write=True), blocks)
 
     def write(self, start: int, features: Array) -> Checksums:

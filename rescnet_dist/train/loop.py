@@ -33,7 +33,7 @@ from rescnet_dist.events.classes import (
     RunStopped,
 )
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
-from rescnet_dist.kernels import Tally
+from rescnet_dist.model import Tally
 from rescnet_dist.planning import (
     NO_WORKERS,
     Problem,
@@ -199,7 +199,7 @@ class _Driver:
         pass_ = passes.GROW
         if plan.tile_features:
             pass_ = tiled.GROW_IN_TILES
-            shape = (plan.images, state.features)
+            shape = (plan.images, state.architecture.features)
             self.run.create_work(*shape, plan.chunk_images, plan.tile_features)
         self.was_finished = False
         (tally, checksums), metrics = self.compute(pass_, task)

@@ -6,9 +6,8 @@ from the run store, and can be run again at any time with the same result.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from operator import add
 from typing import Any
@@ -18,25 +17,25 @@ from dask.sizeof import sizeof
 
 from rescnet_dist.data import check_finite
 from rescnet_dist.kernels import (
+    FeatureMoments,
+    LayerInput,
+    to_host,
+)
+from rescnet_dist.model import (
     Bank,
     BankStatistics,
-    Classifier,
-    FeatureMoments,
+    FittedHead,
     GrowingLayer,
-    LayerInput,
     LayerStatistics,
-    PatchMoments,
-    PatchSample,
+    Observation,
+    State,
     Tally,
-    chunk_scores,
-    draw_layer_patches,
+    advance,
     fit_bank,
-    fit_classifier,
     fit_first_bank,
+    fit_head,
     fit_image_scale,
     raw_pixels,
-    slabs,
-    to_host,
 )
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
@@ -44,10 +43,10 @@ from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import (
     Checksums,
     read_bank,
-    read_classifier,
+    read_head,
     read_image_scale,
     write_bank,
-    write_classifier,
+    write_head,
     write_image_scale,
 )
 from rescnet_dist.train import object_cache
@@ -112,11 +111,8 @@ def survey_group(
     The checksums are those of the images, which all later passes must find unchanged.
     """
     state = load_state(task)
-    size = state.spec.filter_size_at(1)
-    draws = draw_layer_patches(state.spec, state.run_spec.seed, 1, task.counts, state.image_shape)
-    images = task.run.images()
-    channels = state.spec.input_channels(1, state.image_shape[2])
-    statistics, checksums = BankStatistics.empty(channels, size, state.backend.xp), Checksums()
+    architecture, images = state.architecture, task.run.images()
+    statistics, checksums = BankStatistics.empty(architecture, 1, state.backend.xp), Checksums()
     reader = Reader(task, group, state, 0, cache=cache or ChunkCache())  # nothing is committed yet
     with blas_threads(1), state.backend.working():
         for chunk in reader.chunks():
@@ -127,16 +123,14 @@ def survey_group(
                     reader.cache_images(chunk, on_device)
                 with reader.meter.timing("compute"):
                     check_finite(raw, chunk.rows.image)  # copied images were checked before
-                    pixels = raw_pixels(on_device, state.spec)
-                    chunk_statistics = BankStatistics.of(
-                        LayerInput.of(pixels),
+                    observed = Observation(
+                        LayerInput.of(raw_pixels(on_device, architecture)),
                         chunk.labels,
                         chunk.train,
                         chunk.class_offsets,
-                        draws,
-                        size,
+                        task.counts,
                     )
-                    statistics = statistics.merge(chunk_statistics)
+                    statistics = statistics.merge(BankStatistics.of(observed, architecture, 1))
                     checksums = checksums.plus({"data/images": raw})
             log_chunk_done(task, "survey", chunk.start, chunk.stop)
         with reader.meter.timing("compute"):
@@ -150,8 +144,8 @@ def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
     state, statistics = load_state(task), merged.statistics
     log_solving(task, "survey")
     with blas_threads(state.plan.solve_threads):
-        scale = fit_image_scale(statistics, state.spec)
-        bank = fit_first_bank(statistics, scale, state.spec)
+        scale = fit_image_scale(statistics, state.architecture)
+        bank = fit_first_bank(statistics, scale, state.architecture)
     write_image_scale(task.run.location, scale)
     object_cache.put(task, "image scale", scale)
     store_bank(task, bank)
@@ -173,7 +167,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     backend, meter = state.backend, reader.meter
     saver = Saver.of(task, state) if task.save_maps else None
     feature_writer = FeatureWriter.of(run, state) if state.plan.tile_features else None
-    statistics = growing.empty(*state.image_shape, scatter=feature_writer is None, xp=backend.xp)
+    statistics = growing.empty(scatter=feature_writer is None, xp=backend.xp)
     checksums = Checksums()
 
     def read(chunk: Chunk) -> tuple[Array, ChunkState]:
@@ -229,43 +223,34 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
 def _load_growing_layer(task: Task, state: RunState) -> GrowingLayer:
     """Read the layer being grown from the run store."""
     location, layer = task.run.location, task.layer
-    draw = partial(
-        draw_layer_patches,
-        state.spec,
-        state.run_spec.seed,
-        layer + 1,
-        task.counts,
-        state.image_shape,
-    )
     return GrowingLayer(
-        spec=state.spec,
+        architecture=state.architecture,
         number=layer,
-        classes=state.classes,
         image_scale=object_cache.get(task, "image scale", lambda: read_image_scale(location)),
         bank=object_cache.get(task, "bank", lambda: read_bank(location, layer), layer),
-        previous=_load_classifier(task, layer - 1) if layer > 1 else None,
-        draws=functools.cache(draw),
+        previous=_load_head(task, state, layer - 1) if layer > 1 else None,
+        class_counts=task.counts,
     )
 
 
-def _load_classifier(task: Task, layer: int) -> Classifier:
-    """Read the classifier of a layer, unless this worker has it cached."""
-    return object_cache.get(
-        task, "classifier", lambda: read_classifier(task.run.location, layer), layer
-    )
+def _load_head(task: Task, state: RunState, layer: int) -> FittedHead:
+    """Read the head of a layer, unless this worker has it cached."""
+    dims = state.spec.head.arrays
+    return object_cache.get(task, "head", lambda: read_head(task.run.location, layer, dims), layer)
 
 
 def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Checksums]:
-    """Fit and store the layer's classifier and the next layer's bank.
+    """Fit and store the layer's head and the next layer's bank.
 
     Return the tally of the layers before it and the checksums to commit. The last layer fits the
     next bank too, as the run may be resumed with more layers.
     """
     state, statistics = load_state(task), merged.statistics
+    architecture, rate = state.architecture, state.spec.learning_rate_at(task.layer)
     log_solving(task, "grow")
 
     def fit_next_bank() -> None:
-        store_bank(task, fit_bank(statistics.inputs, state.spec, task.layer + 1))
+        store_bank(task, fit_bank(statistics.inputs, architecture, task.layer + 1))
 
     with (
         blas_threads(state.plan.solve_threads),
@@ -275,19 +260,19 @@ def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Chec
         # A GPU leaves the processor idle. On a processor the two fits would compete for the cores.
         if state.backend.on_gpu:
             background.put(fit_next_bank)
-        classifier = fit_classifier(statistics.features, state.spec, task.layer, state.classes)
+        head = fit_head(statistics.features, architecture, rate)
         if not state.backend.on_gpu:
             fit_next_bank()
         background.wait()
-    store_classifier(task, classifier)
+    store_head(task, head)
     return statistics.tally, merged.checksums
 
 
-def store_classifier(task: Task, classifier: Classifier) -> None:
-    """Store and cache the classifier of the task's layer."""
+def store_head(task: Task, head: FittedHead) -> None:
+    """Store and cache the head of the task's layer."""
     layer = task.layer
-    write_classifier(task.run.location, layer, classifier)
-    object_cache.put(task, "classifier", classifier, layer)
+    write_head(task.run.location, layer, head, load_state(task).spec.head.arrays)
+    object_cache.put(task, "head", head, layer)
 
 
 def store_bank(task: Task, bank: Bank) -> None:
@@ -303,7 +288,7 @@ def store_bank(task: Task, bank: Bank) -> None:
 def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Tally:
     """Tally the errors of the network with `task.layer` layers on a group of chunks."""
     run, layer, state = task.run, task.layer, load_state(task)
-    classifier = _load_classifier(task, layer)
+    architecture, head = state.architecture, _load_head(task, state, layer)
     reader, tally = Reader.of(task, group, state, layer, cache), Tally.empty(state.backend.xp)
     read_state = partial(reader.read_state, object_cache.get(task, "images", run.images))
     with blas_threads(1), state.backend.working():
@@ -312,13 +297,10 @@ def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Ta
                 with reader.meter.timing("read"):
                     old = get_value()
                 with reader.meter.timing("compute"):
-                    channels = state.spec.input_channels(1, state.image_shape[2])
-                    cut = slabs(old.maps, channels, state.spec)
-                    scores = chunk_scores(
-                        classifier, old.maps, old.scores, state.spec, cut, old.features
-                    )
-                    chunk_tally = Tally.of(scores, chunk.labels, chunk.train, state.spec.target)
-                    tally = tally.merge(chunk_tally)
+                    before = State(None, old.maps, old.scores, old.features)
+                    scores = advance(architecture, before, head=head).scores
+                    target = architecture.head.target
+                    tally = tally.merge(Tally.of(scores, chunk.labels, chunk.train, target))
                 reader.cache_state(chunk, old)
                 del old
             log_chunk_done(task, "score", chunk.start, chunk.stop)
@@ -362,20 +344,17 @@ def finish_save(_task: Task, checksums: Checksums) -> Checksums:
 # sizes of the accumulators: Dask cannot see them, and would move and keep them as if they were free
 
 
-def _size_of_fields(accumulator: Any) -> int:
-    """Return the bytes of all fields of a dataclass."""
-    return sum(sizeof(getattr(accumulator, field.name)) for field in fields(accumulator))
+def _size_of_fields(value: Any) -> int:
+    """Return the bytes of a value: of dataclasses and tuples, those of all they hold."""
+    if is_dataclass(value):
+        return sum(_size_of_fields(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, tuple):
+        return sum(map(_size_of_fields, value))
+    return int(sizeof(value))
 
 
-for _accumulator_class in (
-    FeatureMoments,
-    PatchMoments,
-    PatchSample,
-    BankStatistics,
-    LayerStatistics,
-    Checksums,
-    ChecksummedStatistics,
-):
+# What these hold is counted by `_size_of_fields` too, such as the statistics of filter learners.
+for _accumulator_class in (FeatureMoments, LayerStatistics, Checksums, ChecksummedStatistics):
     sizeof.register(_accumulator_class, _size_of_fields)
 
 

@@ -16,14 +16,12 @@ from dask.delayed import Delayed, delayed
 
 from rescnet_dist.kernels import (
     Standardizer,
-    Tally,
     TileScatter,
     factor_tile,
     feature_blocks,
-    fit_bank,
-    fit_classifier,
     tiled_whitening,
 )
+from rescnet_dist.model import Tally, fit_bank, fit_head
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs.state import RunState
@@ -36,7 +34,7 @@ from rescnet_dist.train.passes import (
     Pass,
     grow_group,
     store_bank,
-    store_classifier,
+    store_head,
 )
 from rescnet_dist.train.task import Array, Task
 from rescnet_dist.train.task_events import log_io, log_solving, send
@@ -121,7 +119,7 @@ def fit_standardizer(
     """Fit the standardization of the features from the diagonal tiles."""
     log_solving(task, "grow")
     squares = np.concatenate([diagonal for _, diagonal in diagonals])
-    return Standardizer.of(squares, summary[0], load_state(task).spec.ridge)
+    return Standardizer.of(squares, summary[0], load_state(task).spec.head.ridge)
 
 
 def factorize_tile(
@@ -170,13 +168,12 @@ def finish_tiled_layer(
     meter = TaskMeter()
     read = partial(_read_factor_tile, run.work("factor"), blocks, checksums, meter)
     whitening = tiled_whitening(statistics.features, standardizer, blocks, read)
+    architecture, rate = state.architecture, state.spec.learning_rate_at(task.layer)
     with blas_threads(state.plan.solve_threads):
-        classifier = fit_classifier(
-            statistics.features, state.spec, task.layer, state.classes, whitening
-        )
-        bank = fit_bank(statistics.inputs, state.spec, task.layer + 1)
+        head = fit_head(statistics.features, architecture, rate, whitening)
+        bank = fit_bank(statistics.inputs, architecture, task.layer + 1)
     store_bank(task, bank)
-    store_classifier(task, classifier)
+    store_head(task, head)
     log_io(task, "grow", meter)
     chunks = merged.checksums.chunks
     lasting = {path: sums for path, sums in chunks.items() if not path.startswith("work/")}
@@ -185,7 +182,8 @@ def finish_tiled_layer(
 
 def _get_blocks(state: RunState) -> list[slice]:
     """Return the columns of each block of features."""
-    return feature_blocks(state.features, state.plan.tile_features or state.features)
+    features = state.architecture.features
+    return feature_blocks(features, state.plan.tile_features or features)
 
 
 def _read_tile(array: Any, block: tuple[slice, slice], expected: int, meter: TaskMeter) -> Array:

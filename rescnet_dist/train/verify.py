@@ -119,8 +119,9 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
 
 def _verify_layer(run: RunStore, step: int) -> list[str]:
     """Read the small arrays that were stored with a step; return the problems."""
+    dims = RunState.of(run).spec.head.arrays
     try:
-        read_layer(run.location, step) if step else read_image_scale(run.location)
+        read_layer(run.location, step, dims) if step else read_image_scale(run.location)
     except StoreReadError as error:
         return [f"layer {step}: {error}" if step else f"image_scale: {error}"]
     return []

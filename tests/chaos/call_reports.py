@@ -71,9 +71,9 @@ def instrument_worker() -> None:
     instrument(connection, "write", chunks, "write_region", "write_block")
     instrument(connection, "write", tiled, "write_block")
     instrument(connection, "reduce", passes.ChecksummedStatistics, "merge")
-    instrument(connection, "solve", passes, "fit_image_scale", "fit_bank", "fit_classifier")
-    instrument(connection, "solve", tiled, "factor_tile", "fit_bank", "fit_classifier")
-    instrument(connection, "store", passes, "write_image_scale", "write_bank", "write_classifier")
+    instrument(connection, "solve", passes, "fit_image_scale", "fit_bank", "fit_head")
+    instrument(connection, "solve", tiled, "factor_tile", "fit_bank", "fit_head")
+    instrument(connection, "store", passes, "write_image_scale", "write_bank", "write_head")
 
 
 def instrument_driver() -> None:

@@ -7,19 +7,18 @@ import pytest
 
 from rescnet_dist import NetworkSpec
 from rescnet_dist.dashboard.thumbnails import draw_filters, select_filters
-from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
+from rescnet_dist.model import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.network import Network
 
 
 def make_network(spec: NetworkSpec, channels: int) -> Network:
-    """Return a network of two layers with random filters and empty classifiers."""
+    """Return a network of two layers with random filters and empty heads."""
     rng, layers = np.random.default_rng(0), []
     for number in (1, 2):
-        inputs = spec.input_channels(number, channels)
+        inputs = spec.architecture((16, 16, channels), 2).input_channels(number)
         filters = rng.normal(size=(3, 3, inputs, spec.filters))
         bank = Bank(np.zeros(inputs), np.ones(inputs), filters, np.zeros(spec.filters))
-        zeros = np.zeros((1, 2))
-        layers.append(Layer(bank, Classifier(np.zeros((1, 2, 1)), zeros, zeros, zeros, 1.0)))
+        layers.append(Layer(bank, FittedHead({}, 1.0)))
     scale = ImageScale(np.zeros(channels), np.ones(channels))
     return Network(spec, np.arange(2), (16, 16, channels), scale, tuple(layers))
 
@@ -37,7 +36,7 @@ def test_filter_names_of_two_towers(channels: int) -> None:
         "contrast LDA 1",
     ]
     for number, picture in enumerate(draw_filters(network, 2)):
-        tower = network.spec.layer_towers(2, channels)[number // 2]
+        tower = network.architecture.towers(2)[number // 2]
         assert int(picture.name.rsplit(" ", 1)[1]) - 1 in tower.channels
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from distributed import Client
 
 import rescnet_dist as rd
-from rescnet_dist.kernels import forward
+from rescnet_dist.model import forward, initial_state
 from rescnet_dist.network import Network
 from rescnet_dist.spec import read_toml
 from rescnet_dist.store import Location, RunStore, StoredLayers
@@ -54,10 +54,13 @@ def make(script: Any, *arguments: Any) -> Result:
 
 def accuracies(store: Path, layers: int, images: Any, labels: Any) -> list[float]:
     """Return the accuracy on images (n, H, W, d) with labels (n,) after each layer of a run."""
-    network, stored = Network.load(store), StoredLayers(Location.of(store), layers)
-    stages = forward(images, stored, network.image_scale, network.spec, len(network.classes))
+    network = Network.load(store)
+    stored = StoredLayers(Location.of(store), layers, network.spec.head.arrays)
+    architecture = network.architecture
+    before = initial_state(images, network.image_scale, architecture)
     return [
-        float((network.classes[scores.argmax(axis=1)] == labels).mean()) for _, scores in stages
+        float((network.classes[state.scores.argmax(axis=1)] == labels).mean())
+        for state in forward(architecture, before, stored)
     ]
 
 

@@ -14,20 +14,20 @@ from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.events import Event, PassDone
 from rescnet_dist.kernels import (
     Backend,
-    Bank,
     FeatureMoments,
-    extract_features,
     local_contrast,
     ridge_regression,
     to_host,
 )
 from rescnet_dist.kernels.inputs import LayerInput
-from rescnet_dist.kernels.patches import patch_statistics
+from rescnet_dist.model import Bank
+from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.planning.requirements import device_memory
 from rescnet_dist.planning.tier import cached_bytes
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import RunStore, read_layer
 from rescnet_dist.train import loop
+from tests.patch_statistics import patch_statistics
 
 pytestmark = pytest.mark.gpu
 
@@ -72,8 +72,9 @@ def test_features_equal_those_of_the_cpu(backend: Backend, change: dict[str, Any
     maps = np.random.default_rng(0).normal(size=(20, 32, 32, spec.filters)).astype(np.float32)
     maps[3, :, :, 2] = -1.0  # constant after the ReLU
     maps[4] += 100.0  # large relative to its variance
-    found = backend.get(extract_features(backend.put(maps), spec))
-    assert relative_error(found, extract_features(maps, spec)) < 1e-4
+    extract = spec.architecture(maps.shape[1:], 2).extract
+    found = backend.get(extract(backend.put(maps)))
+    assert relative_error(found, extract(maps)) < 1e-4
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)
@@ -275,8 +276,10 @@ def test_two_towers_equal_those_of_the_cpu(
 def read_weights(url: Path) -> list[Any]:
     """Read filters and classifier weights of all layers of a run."""
     run = RunStore.open(url)
-    layers = [read_layer(run.location, n) for n in range(1, len(run.commits()))]
-    return [array for layer in layers for array in (layer.bank.filters, layer.classifier.weights)]
+    layers = [read_layer(run.location, n, LinearHead.arrays) for n in range(1, len(run.commits()))]
+    return [
+        array for layer in layers for array in (layer.bank.filters, layer.head.arrays["weights"])
+    ]
 
 
 class Stopped(KeyboardInterrupt):
@@ -348,7 +351,7 @@ def test_device_memory_stays_within_the_plan(
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (100_000, 32, 32, 3), dtype=np.uint8)
     spec = NetworkSpec.preset("cifar10").replace(
-        stride=4, residual="regress", max_layers=2, stop_at_zero_error=False, **change
+        stride=4, head="regress", max_layers=2, stop_at_zero_error=False, **change
     )
     run = RunSpec(array_backend="cupy", keep_maps="none", validation=0.04)
     clf = ResCNetClassifier(spec, store=tmp_path / "run", run=run)

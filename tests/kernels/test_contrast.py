@@ -6,8 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rescnet_dist import NetworkSpec
-from rescnet_dist.kernels import layer, local_contrast, raw_pixels
+from rescnet_dist.kernels import local_contrast
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 12, 2), (2, 28, 28, 1), (1, 1, 7, 3)])
@@ -55,16 +54,3 @@ def test_contrast_does_not_depend_on_extreme_scale(rng: np.random.Generator, sca
     images = rng.random((2, 16, 16, 1))
     scaled = (images * scale).astype(np.float32)
     assert np.allclose(local_contrast(scaled), local_contrast(images), atol=1e-4)
-
-
-def test_contrast_of_an_image_does_not_depend_on_others(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any number of images may be processed at a time."""
-    images = rng.integers(0, 255, (7, 12, 12, 1)).astype(np.uint8)
-    spec = NetworkSpec(local_contrast=True)
-    whole = raw_pixels(images, spec)
-    assert np.array_equal(whole[..., 1:], local_contrast(images))
-    monkeypatch.setattr(layer, "SLAB_BYTES", 3 * layer.CONTRAST_COPIES * 4 * 12 * 12)
-    assert np.array_equal(raw_pixels(images, spec), whole)
-    assert np.array_equal(raw_pixels(images[2:4], spec), whole[2:4])

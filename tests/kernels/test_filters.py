@@ -38,16 +38,19 @@ def labeled_images(rng: np.random.Generator, n: int = 30, shape=(7, 6, 2), class
     return images.astype(np.float32), labels, train
 
 
+def make_rngs(seed: int, layer: int, count: int) -> list[np.random.Generator]:
+    """Return the generators of the draws of a layer."""
+    return [np.random.default_rng([seed, layer, t]) for t in range(count)]
+
+
 def make_draws(
     images, labels, train, size: int, count: int, seed: int = 3, layer: int = 2
 ) -> Draws:
     """Return the draws of a layer on these images."""
     _, height, width, _ = images.shape
     return stacked_lda_draws(
-        seed,
-        layer,
-        count,
-        np.bincount(labels[train]),
+        make_rngs(seed, layer, count),
+        np.bincount(labels[train]).tolist(),
         positives=POSITIVES,
         negatives=NEGATIVES,
         rows=height - size + 1,
@@ -124,10 +127,10 @@ def test_draws_equal_oracle(rng):
 @settings(max_examples=40, deadline=None)
 def test_draw_depends_on_seed_layer_and_number_only(seed, layer, count, extra):
     """Asking for more draws does not change the first ones."""
-    counts = np.array([5, 3, 9])
+    counts = [5, 3, 9]
     options = {"positives": 2, "negatives": 4, "rows": 6, "columns": 9}
-    short = stacked_lda_draws(seed, layer, count, counts, **options)
-    long = stacked_lda_draws(seed, layer, count + extra, counts, **options)
+    short = stacked_lda_draws(make_rngs(seed, layer, count), counts, **options)
+    long = stacked_lda_draws(make_rngs(seed, layer, count + extra), counts, **options)
     for one, other in zip(astuple(short)[1:], astuple(long)[1:], strict=True):
         np.testing.assert_array_equal(one, other[:count])
     assert long.slots == (count + extra) * 6
@@ -137,9 +140,9 @@ def test_draw_depends_on_seed_layer_and_number_only(seed, layer, count, extra):
 def test_other_seed_or_layer_gives_other_draws(seed, layer):
     """Each seed and each layer has its own draws."""
     options = {"positives": 2, "negatives": 4, "rows": 6, "columns": 9}
-    counts = np.array([50, 30, 90])
-    one = stacked_lda_draws(3, 2, 8, counts, **options)
-    other = stacked_lda_draws(seed, layer, 8, counts, **options)
+    counts = [50, 30, 90]
+    one = stacked_lda_draws(make_rngs(3, 2, 8), counts, **options)
+    other = stacked_lda_draws(make_rngs(seed, layer, 8), counts, **options)
     assert (one.rank != other.rank).mean() > 0.8
     assert (one.row != other.row).mean() > 0.5
 
@@ -154,7 +157,7 @@ def test_other_seed_or_layer_gives_other_draws(seed, layer):
 def test_draws_are_within_images_and_positions(counts, rows, columns, seed):
     """Ranks are below the number of images; rows and columns fit the image."""
     draws = stacked_lda_draws(
-        seed, 1, 12, np.array(counts), positives=3, negatives=5, rows=rows, columns=columns
+        make_rngs(seed, 1, 12), counts, positives=3, negatives=5, rows=rows, columns=columns
     )
     inside = np.array(counts)[draws.classes][:, None]
     assert (draws.rank >= 0).all()

@@ -8,7 +8,7 @@ import pytest
 
 from rescnet_dist.bench.peers import unfold
 from rescnet_dist.kernels import LayerInput, convolve, patch_scatter
-from rescnet_dist.kernels.patches import patch_statistics
+from tests.patch_statistics import patch_statistics
 
 ROWS = np.array([4, 0, 3])
 

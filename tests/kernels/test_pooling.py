@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import oracle
 import pytest
 
-from rescnet_dist.kernels import extract_features, feature_count, second_order_features
+from rescnet_dist.kernels import feature_count, second_order_features
 from rescnet_dist.kernels.pooling import assign_cells
+from rescnet_dist.model.features.second_order import SecondOrder
 
 OPTIONS = [
     {"zscore": zscore, "pool": pool, "cells": cells, "power": power}
@@ -36,30 +36,23 @@ def make_maps(
     return rng.normal(size=(n, height, width, filters)) @ mix
 
 
-def make_spec(grid, filters, **options) -> SimpleNamespace:
-    """Return the fields of a network's spec that features depend on."""
+def make_extractor(grid, **options) -> SecondOrder:
+    """Return the extractor of the features on a grid."""
     _, _, block, stride, levels = grid
-    return SimpleNamespace(
-        block=block,
-        stride=stride,
-        levels=levels,
-        pairs="all",
-        pooling_groups=[range(filters)],
-        **options,
-    )
+    return SecondOrder(block=block, stride=stride, levels=levels, **options)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_features_equal_oracle(grid, options, rng):
     """All options on all grids are equal to rounding, in float64 and in float32."""
-    maps, spec = make_maps(rng, 3, *grid[:2], 4), make_spec(grid, 4, **options)
-    expected = oracle.second_order_features(maps, spec)
-    found = extract_features(maps, spec)
+    maps, extractor = make_maps(rng, 3, *grid[:2], 4), make_extractor(grid, **options)
+    expected = oracle.second_order_features(maps, extractor)
+    found = extractor(maps, (4,))
     assert found.shape == expected.shape
     # rounding of 1e-15 in a covariance near 0 is 3e-8 after its square root
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7 if options["power"] else 1e-12)
-    single = extract_features(maps.astype(np.float32), spec)
+    single = extractor(maps.astype(np.float32), (4,))
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, expected, rtol=0, atol=1e-3 if options["power"] else 1e-5)
 
@@ -70,9 +63,8 @@ def test_features_equal_oracle(grid, options, rng):
 def test_feature_count_is_the_number_of_features(grid, options, filters, rng):
     """D is known before any image is read."""
     height, width, block, stride, levels = grid
-    features = extract_features(
-        make_maps(rng, 1, height, width, filters), make_spec(grid, filters, **options)
-    )
+    extractor = make_extractor(grid, **options)
+    features = extractor(make_maps(rng, 1, height, width, filters), (filters,))
     count = feature_count(
         height,
         width,
@@ -84,6 +76,7 @@ def test_feature_count_is_the_number_of_features(grid, options, filters, rng):
         zscore=options["zscore"],
     )
     assert features.shape == (1, count)
+    assert extractor.count(height, width, (filters,)) == count
 
 
 def test_one_block_gives_the_correlations_of_relu(rng):

@@ -1,4 +1,4 @@
-"""Test the targets of a layer, its probabilities, and the projection to the simplex."""
+"""Test the largest errors of scores, probabilities, and the projection to the simplex."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rescnet_dist.kernels import (
-    layer_targets,
     one_hot,
     probabilities,
     project_to_simplex,
@@ -39,8 +38,6 @@ def test_paper_worked_example():
     largest, sign = residual_labels(scores, np.array([0]), 0.8)
     assert largest.tolist() == [1]
     assert sign.tolist() == [-1]
-    targets = layer_targets(scores, np.array([0]), first=False, residual="classify", target=0.8)
-    assert targets.tolist() == [[0, 0, 0, 0, 1, 0]]
 
 
 @pytest.mark.parametrize("target", [0.8, 1.0, 0.3])
@@ -62,28 +59,6 @@ def test_ties_go_to_the_first_class_and_zero_error_is_positive():
     assert sign.tolist() == [1, 1]
     largest, sign = residual_labels(np.array([[-0.5, 0.0, 0.5]]), np.array([1]), 0.5)
     assert (largest.tolist(), sign.tolist()) == ([0], [1])
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_classify_targets_mark_residual_class_and_sign(first, rng):
-    """One of the 2C columns is 1: (s=+1, T), or C columns later (s=−1, T)."""
-    scores, labels = make_scores_and_labels(rng)
-    targets = layer_targets(scores, labels, first=first, residual="classify", target=0.8)
-    largest, sign = labels, np.ones(len(labels))
-    if not first:
-        largest, sign = oracle.residual_labels(scores, labels, 0.8)
-    expected = np.zeros((len(labels), 10))
-    for n in range(len(labels)):
-        expected[n, largest[n] + (5 if sign[n] < 0 else 0)] = 1
-    np.testing.assert_array_equal(targets, expected)
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_regress_targets_are_the_whole_residual(first, rng):
-    """They are Y − Ŷ, without λ."""
-    scores, labels = make_scores_and_labels(rng)
-    targets = layer_targets(scores, labels, first=first, residual="regress", target=0.8)
-    np.testing.assert_allclose(targets, oracle.one_hot(labels, 5) - scores, rtol=0, atol=1e-12)
 
 
 def test_one_hot_equals_oracle():

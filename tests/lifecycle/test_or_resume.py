@@ -113,8 +113,9 @@ def test_resume_of_run_of_older_release(client: Client, data_url: str, tmp_path:
     url = tmp_path / "run"
     assert train(data_url, url).exit_code == 0
     record = json.loads((url / "zarr.json").read_text())
-    for table, name in (("network", "lda_draws"), ("run", "codec")):
-        del record["attributes"][table][name]
+    network, run_table = record["attributes"]["network"], record["attributes"]["run"]
+    for table, name in ((network, "decay"), (network["bank"][1], "draws"), (run_table, "codec")):
+        del table[name]
     (url / "zarr.json").write_text(json.dumps(record))
     resumed = train(data_url, url)
     assert resumed.exit_code == 0, resumed.output

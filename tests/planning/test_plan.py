@@ -109,7 +109,7 @@ def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> N
     ratio = measured / planned.peak_memory
     print(f"{case}: {measured / MIB:.0f} of {planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}")
     assert 0.5 <= ratio <= 1.0
-    assert clf.network_.layers[0].classifier.weights.shape[2] == planned.features
+    assert clf.network_.layers[0].head.arrays["weights"].shape[2] == planned.features
     assert RunStore.open(tmp_path / "run").attributes()["plan"] == planned.plan.to_dict()
 
 
@@ -248,7 +248,7 @@ def test_small_memory_limit_gives_tiles_and_the_same_result(
     tiled = ResCNetClassifier(spec, store=tmp_path / "tiled").fit(X, y)
     plan = RunStore.open(tmp_path / "tiled").attributes()["plan"]
     assert plan["tile_features"] is not None
-    features = tiled.network_.layers[0].classifier.weights.shape[2]
+    features = tiled.network_.layers[0].head.arrays["weights"].shape[2]
     assert 4 * features**2 > 100 * MIB
     assert features > 2 * plan["tile_features"]
     assert max(small_workers.run(read_peak_rss).values()) < 736 * MIB
@@ -267,14 +267,14 @@ def test_small_memory_limit_gives_tiles_and_the_same_result(
     np.testing.assert_allclose(tiled.decision_function(X), whole.decision_function(X), atol=2e-4)
 
 
-@pytest.mark.parametrize("residual", [pytest.param("classify", marks=pytest.mark.slow), "regress"])
+@pytest.mark.parametrize("head", [pytest.param("classify", marks=pytest.mark.slow), "regress"])
 def test_tiles_give_the_same_network_as_one_matrix(
-    client: Client, tmp_path: Path, residual: str
+    client: Client, tmp_path: Path, head: str
 ) -> None:
     """Tiles that do not divide the features, three layers, validation images; and on resume."""
     X, y = (array[:200] for array in load_digits())
     X = X[:, ::2, ::2]
-    spec = SMALL.replace(max_layers=3, residual=residual, ridge=0.3, learning_rate=0.5)
+    spec = SMALL.replace(max_layers=3, head=head, ridge=0.3, learning_rate=0.5)
     run = RunSpec(chunk_images=60, accumulators=2, solve_threads=1, validation=0.2)
     whole = ResCNetClassifier(spec, run=run).fit(X, y)
     tiles = run.replace(tile_features=50)

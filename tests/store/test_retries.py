@@ -20,7 +20,7 @@ import rescnet_dist
 from rescnet_dist import StoreError, load, open_dataset
 from rescnet_dist.data.stored import is_imported
 from rescnet_dist.errors import CorruptDataError, StoreReadError, StoreUnreachableError
-from rescnet_dist.kernels import ImageScale
+from rescnet_dist.model import ImageScale
 from rescnet_dist.store import (
     Claim,
     Location,

@@ -17,7 +17,8 @@ from distributed import Client
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.errors import StoreError
-from rescnet_dist.kernels import Bank, Classifier, ImageScale, Layer
+from rescnet_dist.model import Bank, FittedHead, ImageScale, Layer
+from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.store import (
     FORMAT_VERSION,
     NETWORK_FORMAT,
@@ -31,7 +32,8 @@ from rescnet_dist.store import (
     write_region,
 )
 
-SMALL_NETWORK = NetworkSpec(filters=4, block=5, stride=2, residual="regress", max_layers=2)
+DIMS = LinearHead.arrays
+SMALL_NETWORK = NetworkSpec(filters=4, block=5, stride=2, head="regress", max_layers=2)
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -246,7 +248,7 @@ def test_remove_maps_except_given_layers(url: str, keep: tuple[int, ...]) -> Non
         run.create_layer(layer, (4, 2, 2, 3), (4, 5), 2)
         write_region(run.maps(layer, write=True), 0, np.full((4, 2, 2, 3), layer, np.float32))
         write_region(run.scores(layer, write=True), 0, np.full((4, 5), layer, np.float32))
-        write_layer(run.location, layer, make_layer(layer))
+        write_layer(run.location, layer, make_layer(layer), DIMS)
     run.remove_maps_except(*keep)
     for layer in (1, 2, 3):
         if layer in keep:
@@ -256,7 +258,7 @@ def test_remove_maps_except_given_layers(url: str, keep: tuple[int, ...]) -> Non
             for open_array in (run.maps, run.scores):
                 with pytest.raises(StoreError, match=f"{layer:04d}"):
                     open_array(layer)
-        assert read_layer(run.location, layer).classifier.rate == layer
+        assert read_layer(run.location, layer, DIMS).head.rate == layer
 
 
 def test_xarray_opens_groups_after_removal(url: str) -> None:
@@ -317,11 +319,13 @@ def make_layer(rate: float = 0.1) -> Layer:
     weights[0, 0, :3] = [np.nextafter(np.float32(1), np.float32(2)), 1e-45, -0.0]
     return Layer(
         Bank(rng.normal(size=4), rng.normal(size=4), rng.normal(size=(3, 3, 4, 5)), np.zeros(5)),
-        Classifier(
-            weights,
-            rng.normal(size=(2, 3)),
-            np.array([[True, False, True]] * 2),
-            np.array([0.25, 0.75]),
+        FittedHead(
+            {
+                "weights": weights,
+                "intercept": rng.normal(size=(2, 3)),
+                "present": np.array([[True, False, True]] * 2),
+                "share": np.array([0.25, 0.75]),
+            },
             rate,
         ),
     )
@@ -340,12 +344,15 @@ def test_layers_round_trip(url: str) -> None:
     location = Location.of(url)
     layer = make_layer(1 / 3)
     scale = ImageScale(np.array([0.1, -3.0]), np.array([1 / 255, 0.0]))
-    write_layer(location, 1, make_layer(9.0))
-    write_layer(location, 1, layer)
+    write_layer(location, 1, make_layer(9.0), DIMS)
+    write_layer(location, 1, layer, DIMS)
     write_image_scale(location, scale)
-    restored = read_layer(location, 1)
+    restored = read_layer(location, 1, DIMS)
     assert_same_bits(restored.bank, layer.bank)
-    assert_same_bits(restored.classifier, layer.classifier)
+    assert restored.head.rate == layer.head.rate
+    for name in DIMS:
+        left, right = restored.head.arrays[name], layer.head.arrays[name]
+        assert (left.dtype, left.tobytes()) == (right.dtype, right.tobytes()), name
     assert_same_bits(read_image_scale(location), scale)
 
 
@@ -353,7 +360,7 @@ def test_read_missing_layer(url: str) -> None:
     """The error has its path and the URL."""
     RunStore.create(url, {})
     with pytest.raises(StoreError, match=r" at .*layers/0005") as caught:
-        read_layer(Location.of(url), 5)
+        read_layer(Location.of(url), 5, DIMS)
     assert url in str(caught.value)
 
 
@@ -390,7 +397,7 @@ def test_xarray_opens_run(fitted: ResCNetClassifier, url: str) -> None:
             assert {name: dataset[name].dims for name in variables} == variables
             assert dataset.sizes.get("image", 100) == 100
     with xr.open_zarr(url, group="layers/0001", consolidated=False) as dataset:
-        weights = fitted.network_.layers[0].classifier.weights
+        weights = fitted.network_.layers[0].head.arrays["weights"]
         np.testing.assert_array_equal(dataset["weights"].values, weights)
     with xr.open_zarr(url, group="data", consolidated=False) as dataset:
         assert 0 < int((~dataset["train"]).sum()) < 40

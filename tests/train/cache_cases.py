@@ -8,6 +8,7 @@ import numpy as np
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.events import Event, PassDone
+from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.store import RunStore, read_layer
 
 X, Y = (array[:240] for array in load_digits())
@@ -19,7 +20,7 @@ SPEC = NetworkSpec(
     stride=2,
     learning_rate=0.5,
     max_layers=7,
-    residual="regress",
+    head="regress",
     ridge=0.3,
     stop_at_zero_error=False,
 )
@@ -50,8 +51,8 @@ def stop_after(layer: int) -> Any:
 def read_weights(url: Any) -> list[np.ndarray[Any, Any]]:
     """Read the filters and weights of all layers of a run."""
     run = RunStore.open(url)
-    layers = [read_layer(run.location, n) for n in range(1, len(run.commits()))]
-    return [a for la in layers for a in (la.bank.filters, la.bank.bias, la.classifier.weights)]
+    layers = [read_layer(run.location, n, LinearHead.arrays) for n in range(1, len(run.commits()))]
+    return [a for la in layers for a in (la.bank.filters, la.bank.bias, la.head.arrays["weights"])]
 
 
 def list_stored_layers(url: Any) -> list[int]:

@@ -29,7 +29,7 @@ SPEC = NetworkSpec(
     first_filter_size=3,
     block=7,
     stride=7,
-    residual="regress",
+    head="regress",
     max_layers=LAYERS,
     stop_at_zero_error=False,
 )

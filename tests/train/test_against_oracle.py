@@ -24,7 +24,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import rescnet_dist as rd
-from rescnet_dist.kernels import extract_features, forward
+from rescnet_dist.model import forward, initial_state
 from rescnet_dist.store import Location, RunStore, read_image_scale, read_layer
 
 LAYERS = 4
@@ -131,10 +131,10 @@ def assert_near(found: np.ndarray, expected: np.ndarray, name: str) -> None:
     assert error <= 1e-4 * largest, f"{name}: {error:.2e} of {largest:.2e}"
 
 
-@pytest.mark.parametrize(("case", "residual"), RUNS, ids=str)
-def test_run_equals_oracle(case, residual, tmp_path, client):
+@pytest.mark.parametrize(("case", "head"), RUNS, ids=str)
+def test_run_equals_oracle(case, head, tmp_path, client):
     """Every number of every layer agrees, and so do the scores, accuracies and the depth."""
-    spec = BASE.replace(residual=residual, **case.options)
+    spec = BASE.replace(head=head, **case.options)
     images, labels = make_images(case)
     clf = rd.ResCNetClassifier(
         spec,
@@ -158,7 +158,8 @@ def test_run_equals_oracle(case, residual, tmp_path, client):
     scale = read_image_scale(location)
     assert_near(scale.low, image_scale[0], "image low")
     assert_near(scale.scale, image_scale[1], "image scale")
-    stored = [read_layer(location, number) for number in range(1, LAYERS + 1)]
+    dims, architecture = spec.head.arrays, spec.architecture(images.shape[1:], 3)
+    stored = [read_layer(location, number, dims) for number in range(1, LAYERS + 1)]
     for number, (layer, expected) in enumerate(zip(stored, layers, strict=True), start=1):
         maps = np.asarray(run.maps(number)[...])
         for name, found, reference in (
@@ -167,22 +168,23 @@ def test_run_equals_oracle(case, residual, tmp_path, client):
             ("filters", layer.bank.filters, expected.filters),
             ("bias", layer.bank.bias, expected.bias),
             ("maps", maps, expected.maps),
-            ("features", extract_features(maps, spec), expected.features),
-            ("weights", layer.classifier.weights, expected.weights),
-            ("share", layer.classifier.share, expected.share),
-            ("rate", np.array(layer.classifier.rate), np.array(expected.rate)),
+            ("features", architecture.extract(maps), expected.features),
+            ("weights", layer.head.arrays["weights"], expected.weights),
+            ("share", layer.head.arrays["share"], expected.share),
+            ("rate", np.array(layer.head.rate), np.array(expected.rate)),
         ):
             assert_near(found, reference, f"{name} of layer {number}")
         terms = np.abs(expected.weights) @ np.abs(expected.features).mean(axis=0)
-        error = np.abs(layer.classifier.intercept - expected.intercept).max()
+        error = np.abs(layer.head.arrays["intercept"] - expected.intercept).max()
         assert error <= 1e-4 * terms.max()  # relative to its terms, as it may itself be near 0
-        np.testing.assert_array_equal(layer.classifier.present, expected.present)
+        np.testing.assert_array_equal(layer.head.arrays["present"], expected.present)
         entering = layers[number - 2].scores if number > 1 else np.zeros_like(expected.scores)
         assert_near(np.asarray(run.scores(number)[...]), entering, f"scores into layer {number}")
-    if residual == "classify":  # both kinds of residual must occur to be tested
+    if head == "classify":  # both kinds of residual must occur to be tested
         assert any(0 < layer.share[1] < 1 for layer in layers)
 
-    *_, (_, scores) = forward(images, stored, scale, spec, 3)
+    *_, after = forward(architecture, initial_state(images, scale, architecture), stored)
+    scores = after.scores
     assert_near(scores, layers[-1].scores, "scores after the last layer")
     correct = np.array([layer.scores.argmax(axis=1) == labels for layer in layers])
     for role, mask in (("train", training), ("validation", ~training)):

@@ -48,7 +48,7 @@ def get_arrays(clf: ResCNetClassifier) -> list[Array]:
     """Return all fitted arrays of a network."""
     arrays = []
     for layer in clf.network_.layers:
-        arrays += [layer.bank.filters, layer.classifier.weights, layer.classifier.intercept]
+        arrays += [layer.bank.filters, *layer.head.arrays.values()]
     return arrays
 
 

@@ -55,7 +55,7 @@ def test_both_modes_are_in_the_table() -> None:
     """The table has the default run, which regresses, and one that classifies."""
     commands = [row[0] for row in read_rows()]
     assert commands[0] == "rescnet train"
-    assert "--residual classify" in commands[1]
+    assert "--head classify" in commands[1]
 
 
 # copies ------------------------------------------------------------------------------------------

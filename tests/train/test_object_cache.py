@@ -13,11 +13,12 @@ from distributed import Client
 from rescnet_dist import NetworkSpec, RunSpec, load_digits
 from rescnet_dist.data import training_set
 from rescnet_dist.lifecycle import begin_or_resume, check_run
+from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.store import (
     Location,
     RunStore,
     read_bank,
-    read_classifier,
+    read_head,
     read_image_scale,
 )
 from rescnet_dist.train import object_cache, passes
@@ -86,15 +87,21 @@ def test_cached_objects_equal_stored_objects(client: Client, tmp_path: Path) -> 
     cached = {name: entry for (_, name), entry in object_cache._objects.items()}
     assert_same(cached["image scale"][1], read_image_scale(run.location))
     assert_same(cached["bank"][1], read_bank(run.location, cached["bank"][0]))
-    assert_same(cached["classifier"][1], read_classifier(run.location, cached["classifier"][0]))
-    assert (cached["bank"][0], cached["classifier"][0]) == (5, 4)
+    head = read_head(run.location, cached["head"][0], LinearHead.arrays)
+    assert_same(cached["head"][1], head)
+    assert (cached["bank"][0], cached["head"][0]) == (5, 4)
 
 
 def assert_same(one: Any, other: Any) -> None:
     """Assert that all fields have equal dtypes, shapes and bits."""
     for field in fields(one):
-        a, b = (np.asarray(getattr(value, field.name)) for value in (one, other))
-        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), field.name
+        first, second = (getattr(value, field.name) for value in (one, other))
+        if not isinstance(first, dict):
+            first, second = {"": first}, {"": second}
+        assert first.keys() == second.keys()
+        for name in first:
+            a, b = np.asarray(first[name]), np.asarray(second[name])
+            assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), field.name
 
 
 def test_worker_reads_no_layer_that_it_has_stored(
@@ -102,14 +109,14 @@ def test_worker_reads_no_layer_that_it_has_stored(
 ) -> None:
     """With one process, no layer is read at all."""
     read: list[tuple[str, int]] = []
-    for kind in ("bank", "classifier"):
+    for kind in ("bank", "head"):
         original = getattr(passes, f"read_{kind}")
 
         def record_read(
-            location: Any, layer: int, kind: str = kind, original: Any = original
+            location: Any, layer: int, *dims: Any, kind: str = kind, original: Any = original
         ) -> Any:
             read.append((kind, layer))
-            return original(location, layer)
+            return original(location, layer, *dims)
 
         monkeypatch.setattr(passes, f"read_{kind}", record_read)
     images, labels = load_digits()

@@ -83,7 +83,7 @@ def test_killed_worker_changes_no_bit(
 
     with Client(processes) as client:
         victims = list(client.run(os.getpid).values())
-        spec = SPEC.replace(residual="regress")
+        spec = SPEC.replace(head="regress")
         fit(tmp_path / "run", spec, PLAN, listeners=[kill_once])
     assert killed
     assert_same_bits(read_model(tmp_path / "run"), reference_models["regress"])

@@ -35,9 +35,11 @@ from rescnet_dist.events import (
     RunDone,
     RunStarted,
 )
-from rescnet_dist.kernels import BankStatistics, FeatureMoments, LayerStatistics, Tally
+from rescnet_dist.kernels import FeatureMoments
+from rescnet_dist.model import BankStatistics, LayerStatistics, Tally
 from rescnet_dist.planning import Plan
 from rescnet_dist.reduce import fold_graph
+from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train import executor, loop, passes
 from rescnet_dist.train.task import Task
@@ -191,7 +193,8 @@ def test_dask_knows_size_of_accumulators() -> None:
     """A scatter matrix counted as a few bytes would be moved and collected as if it were free."""
     moments = FeatureMoments.empty(500, 10)
     assert sizeof(moments) >= 500 * 500 * 4
-    inputs = BankStatistics.empty(5, 3)
+    architecture = NetworkSpec(filters=4, bank="pca").architecture((9, 9, 1), 10)
+    inputs = BankStatistics.empty(architecture, 2)
     assert sizeof(LayerStatistics(moments, inputs, Tally.empty())) >= 500 * 500 * 4 + 45 * 45 * 8
 
 

@@ -27,7 +27,7 @@ X_OTHER = X_OTHER[:, ::2, ::2]
 SPEC = NetworkSpec(
     filters=4, first_filter_size=3, block=5, stride=2, sigma=2.0, learning_rate=0.5, max_layers=3
 )
-REGRESS = SPEC.replace(residual="regress", ridge=0.3)
+REGRESS = SPEC.replace(head="regress", ridge=0.3)
 RUN = RunSpec(chunk_images=150, accumulators=2, solve_threads=1)
 PLAN = RUN.replace(chunk_images=50, accumulators=3, split_every=2, validation=0.2)  # 5 chunks
 
@@ -51,5 +51,5 @@ def fit_case(store: Path, case: str) -> dict[str, Array]:
         run = PLAN.replace(validation=0.0)
         fit(store, NetworkSpec.preset(case).replace(max_layers=2), run, X=images, y=labels)
     else:
-        fit(store, SPEC.replace(residual=case), PLAN)
+        fit(store, SPEC.replace(head=case), PLAN)
     return read_model(store)

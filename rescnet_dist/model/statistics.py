@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, asarray_like, to_host
-from rescnet_dist.kernels.discriminant import FeatureMoments
-from rescnet_dist.kernels.filters import Draws, PatchSample, sample_patches
-from rescnet_dist.kernels.inputs import LayerInput
-from rescnet_dist.kernels.patches import PatchMoments, patch_statistics
-from rescnet_dist.kernels.residual import residual_labels
+from rescnet_dist.kernels import FeatureMoments, residual_labels, to_host
+from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.components import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +26,24 @@ class BankStatistics:
         The minimum of each channel.
     high : ndarray of shape (c,)
         The maximum of each channel.
-    moments : PatchMoments of k²c elements
-        The moments of all patches.
-    sample : PatchSample of k²c elements
-        The patches of the stacked-LDA draws.
+    groups : tuple of Statistics
+        What the learner of each group of filters has gathered.
     """
 
     low: Array
     high: Array
-    moments: PatchMoments
-    sample: PatchSample
+    groups: tuple[Any, ...]
 
     @classmethod
-    def empty(cls, channels: int, size: int, xp: Any = np) -> BankStatistics:
+    def empty(cls, architecture: Architecture, layer: int, xp: Any = np) -> BankStatistics:
         """Return the statistics of no image.
 
         Parameters
         ----------
-        channels : int
-            The number c of channels.
-        size : int
-            The side k of the patches, in pixels.
+        architecture : Architecture
+            The network.
+        layer : int
+            The layer whose filters are to be learned, from 1.
         xp : module, default numpy
             The array module of the extremes, numpy or cupy.
 
@@ -57,48 +52,35 @@ class BankStatistics:
         BankStatistics of c channels
             The identity of `merge`.
         """
-        directions = size * size * channels
+        channels = architecture.input_channels(layer)
         return cls(
             xp.full(channels, np.inf),
             xp.full(channels, -np.inf),
-            PatchMoments.empty(directions),
-            PatchSample.empty(directions),
+            tuple(learner.empty(group) for learner, group in architecture.groups(layer)),
         )
 
     @classmethod
-    def of(
-        cls,
-        inputs: LayerInput,
-        labels: Array,
-        train: Array,
-        class_offsets: Array,
-        draws: Draws,
-        size: int,
-    ) -> BankStatistics:
+    def of(cls, chunk: Observation, architecture: Architecture, layer: int) -> BankStatistics:
         """Compute the statistics of the training images of a chunk.
 
         Parameters
         ----------
-        inputs : LayerInput of n images
-            The raw input of the layer.
-        labels : ndarray of int, shape (n,)
-            The labels of the images.
-        train : ndarray of bool, shape (n,)
-            Which of them are training images.
-        class_offsets : ndarray of int, shape (C,)
-            The number of training images of each class in all chunks before this one.
-        draws : Draws
-            The draws of the layer.
-        size : int
-            The side k of the patches, in pixels.
+        chunk : Observation
+            The raw input of the layer, and the labels of its images.
+        architecture : Architecture
+            The network.
+        layer : int
+            The layer whose filters are to be learned, from 1.
 
         Returns
         -------
         BankStatistics of c channels
             The statistics of the chunk.
         """
-        sample = sample_patches(inputs, labels, train, class_offsets, draws, size)
-        return cls(*patch_statistics(inputs.select(train), size), sample)
+        groups = tuple(
+            learner.observe(chunk, group) for learner, group in architecture.groups(layer)
+        )
+        return cls(chunk.sums.low, chunk.sums.high, groups)
 
     def merge(self, other: BankStatistics) -> BankStatistics:
         """Return the statistics of both sets of images.
@@ -116,69 +98,7 @@ class BankStatistics:
         return BankStatistics(
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
-            self.moments.merge(other.moments),
-            self.sample.merge(other.sample),
-        )
-
-    def select(self, channels: Array, draws: range, patches: int) -> BankStatistics:
-        """Return the statistics of some channels and some draws.
-
-        Parameters
-        ----------
-        channels : ndarray of int, shape (c',)
-            The indices of the channels. If they are all channels, all draws are returned too.
-        draws : range
-            The draws.
-        patches : int
-            The number of patches per draw.
-
-        Returns
-        -------
-        BankStatistics of c' channels
-            The selected statistics.
-
-        Raises
-        ------
-        ValueError
-            If patches of these draws are missing.
-        """
-        if len(channels) == len(self.low):  # a single tower has all channels and draws
-            return self
-        size = len(self.moments.mean) // len(self.low)
-        directions = np.add.outer(np.arange(size) * len(self.low), channels).ravel()
-        slots = slice(draws.start * patches, draws.stop * patches)
-        if not np.array_equal(self.sample.slots[slots], range(slots.start, slots.stop)):
-            raise ValueError(
-                f"Patches of draws {draws.start} to {draws.stop - 1} are missing. Merge the "
-                "statistics of all chunks first."
-            )
-        return BankStatistics(
-            self.low[channels],
-            self.high[channels],
-            self.moments.select(directions),
-            PatchSample(self.sample.slots[slots], self.sample.patches[slots][:, directions]),
-        )
-
-    def rescale(self, low: Array, scale: Array) -> BankStatistics:
-        """Return the statistics of (inputs − low)·scale.
-
-        Parameters
-        ----------
-        low : ndarray of shape (c,)
-            The offset of each channel.
-        scale : ndarray of shape (c,)
-            The scale of each channel.
-
-        Returns
-        -------
-        BankStatistics of c channels
-            The statistics after rescaling.
-        """
-        return BankStatistics(
-            (self.low - low) * scale,
-            (self.high - low) * scale,
-            self.moments.rescale(low, scale),
-            self.sample.rescale(low, scale),
+            tuple(one.merge(two) for one, two in zip(self.groups, other.groups, strict=True)),
         )
 
 

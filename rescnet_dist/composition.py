@@ -1,0 +1,263 @@
+"""The composition of a network from names, tables and flat options.
+
+A bank is a list of parts, features are extractors side by side, and there is one head. Each can be
+given as objects, as tables (dicts with a `name`), or as text such as `pca:0.5,dct:0.5@contrast`.
+Options of components also have flat names, the component's prefix and the name of the option, by
+which presets, the command line and parameter grids set them: `block`, `lda_draws`, `ridge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rescnet_dist.errors import SpecError
+from rescnet_dist.model.architecture import VIEWS, BankPart
+from rescnet_dist.model.components import Component, FilterLearner
+from rescnet_dist.model.filters.pca import PCA
+from rescnet_dist.model.filters.stacked_lda import StackedLDA
+from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, Registry
+from rescnet_dist.options import Option, validate_option
+
+COMPONENT_FIELDS = ("bank", "features", "head")
+BANK_FORM = "name:share@view, separated by commas, such as pca:0.5,stacked-lda:0.5"
+# Options that stand for a bank of PCA and stacked-LDA filters.
+BANK_SHORTHANDS = {
+    "local_contrast": Option(
+        name="local_contrast",
+        type=bool,
+        is_required=False,
+        default=False,
+        help="use half of the filters on the local contrast of the images",
+        doc="Use two towers with half of the filters each, which share only the features. One "
+        "sees the images, as in the paper, the other their local contrast.",
+    ),
+    "lda_fraction": Option(
+        name="lda_fraction",
+        type=float,
+        is_required=False,
+        default=0.5,
+        help="fraction of stacked-LDA filters; the rest are PCA filters",
+        doc="Fraction of stacked-LDA filters in the bank, from 0 to 1; the rest are PCA filters.",
+        low=0,
+        high=1,
+    ),
+}
+
+
+# flat options -------------------------------------------------------------------------------------
+
+
+def flat_options(registry: Registry, *, load: bool = True) -> dict[str, Option]:
+    """Return the options of all members of a registry by their flat names.
+
+    Members may share a name, such as the ridge of all heads; the first one declares it. `load` is
+    that of `Registry.classes`.
+    """
+    found: dict[str, Option] = {}
+    for component in registry.classes(load=load):
+        for name, option in _own_options(component).items():
+            found.setdefault(name, option)
+    return found
+
+
+def _own_options(component: type[Component]) -> dict[str, Option]:
+    """Return the options of a component by their flat names."""
+    options = component.__options__.values()
+    return {
+        f"{component.prefix}{option.name}": replace(option, name=f"{component.prefix}{option.name}")
+        for option in options
+    }
+
+
+def flat_values(component: Component) -> dict[str, Any]:
+    """Return the values of the options of a component by their flat names."""
+    values = component.get_params(deep=False)
+    return {f"{component.prefix}{name}": value for name, value in values.items()}
+
+
+def update_component(component: Any, changes: Mapping[str, Any]) -> Any:
+    """Return a component with those flat options changed that it has."""
+    declared = _own_options(type(component))
+    own = {name: value for name, value in changes.items() if name in declared}
+    for name, value in own.items():
+        own[name] = validate_option(declared[name], value)  # its error has the flat name
+    prefix = len(component.prefix)
+    return component.replace(**{name[prefix:]: value for name, value in own.items()})
+
+
+def check_flat_options(changes: Iterable[str], components: Iterable[Component]) -> None:
+    """Raise SpecError for a flat option that no component of the network has."""
+    components = list(components)
+    known = {name for component in components for name in _own_options(type(component))}
+    for name in changes:
+        if name in known:
+            continue
+        for registry in (FILTERS, FEATURES, HEADS):
+            owners = [c for c in registry.classes() if name in _own_options(c)]
+            if owners:
+                names = [c.name for c in components if isinstance(c, registry.base)]
+                raise SpecError(
+                    f"{name} is an option of the {registry.kind} "
+                    f"{' or '.join(owner.name for owner in owners)}, but the network has "
+                    f"{' and '.join(names)}. Leave {name} out, or use that {registry.kind}."
+                )
+
+
+# components from text and tables ------------------------------------------------------------------
+
+
+def make_component(registry: Registry, value: Any, current: Iterable[Any] = ()) -> Any:
+    """Return a component from itself, its name, or a table with its name and options.
+
+    A name takes over the options of current components that are not the default; a table has the
+    default where it says nothing. A table without a name changes the only current component.
+    """
+    current = list(current)
+    if isinstance(value, registry.base):
+        return value
+    if isinstance(value, str):
+        component = registry.get(value)()
+        for old in current:
+            changed = flat_values(old).items() - flat_values(type(old)()).items()
+            component = update_component(component, dict(changed))
+        return component
+    if isinstance(value, Mapping):
+        options = {key: item for key, item in value.items() if key != "name"}
+        if "name" not in value:
+            if len(current) == 1:
+                return current[0].replace(**options)
+            raise SpecError(
+                f"The table {dict(value)} of a {registry.kind} has no name. Add name, one of "
+                f"{', '.join(registry.names())}."
+            )
+        return registry.get(str(value["name"])).from_dict(options)
+    raise SpecError(
+        f"{value!r} is not a {registry.kind}. Give its name, one of "
+        f"{', '.join(registry.names())}, or a table with name and options."
+    )
+
+
+def make_components(registry: Registry, value: Any, current: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the components of a list, or of text with their names separated by commas."""
+    current = list(current)
+    return tuple(make_component(registry, item, current) for item in _list_items(value))
+
+
+def _list_items(value: Any) -> list[Any]:
+    """Return the items of a list, or of text where they are separated by commas."""
+    if isinstance(value, str):
+        return [item.strip() for item in value.split(",")]
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+# banks --------------------------------------------------------------------------------------------
+
+
+def make_bank(value: Any, current: tuple[BankPart, ...]) -> tuple[BankPart, ...]:
+    """Return the parts of a bank from parts, learners, tables or text.
+
+    Learners that are given by name take over the options that they have in the current bank.
+    """
+    return tuple(_make_part(item, current) for item in _list_items(value))
+
+
+def _make_part(value: Any, current: tuple[BankPart, ...]) -> BankPart:
+    """Return one part of a bank."""
+    if isinstance(value, BankPart):
+        return value
+    share: Any = 1.0
+    view: Any = "image"
+    learner = value
+    if isinstance(value, str):
+        text, _, given_view = value.partition("@")
+        learner, _, given_share = text.partition(":")
+        share, view = _parse_share(value, given_share), given_view or view
+    elif isinstance(value, Mapping):
+        share, view = value.get("share", share), value.get("view", view)
+        learner = {key: item for key, item in value.items() if key not in ("share", "view")}
+        if "name" not in learner:
+            raise SpecError(
+                f"The table {dict(value)} of a bank has no name. Add name, one of "
+                f"{', '.join(FILTERS.names())}."
+            )
+    own = [part.learner for part in current if part.learner.name == learner]
+    return BankPart(make_component(FILTERS, learner, own[:1]), share, view)
+
+
+def _parse_share(text: str, share: str) -> float:
+    """Return the share in the text of a part; 1 if there is none."""
+    try:
+        return float(share) if share else 1.0
+    except ValueError:
+        raise SpecError(
+            f"bank part {text!r} has the share {share!r}, which is not a number. Give {BANK_FORM}."
+        ) from None
+
+
+def format_bank(bank: tuple[BankPart, ...]) -> str:
+    """Return the text that `make_bank` reads.
+
+    >>> format_bank((BankPart(PCA(), 0.5), BankPart(StackedLDA(), 0.5, "contrast")))
+    'pca:0.5,stacked-lda:0.5@contrast'
+    """
+    return ",".join(
+        f"{part.learner.name}:{part.share:g}" + (f"@{part.view}" if part.view != "image" else "")
+        for part in bank
+    )
+
+
+def paper_bank(
+    lda_fraction: float = 0.5, *, local_contrast: bool = False, lda: StackedLDA | None = None
+) -> tuple[BankPart, ...]:
+    """Return a bank of PCA filters and, after them, stacked-LDA filters, for one or two views."""
+    views = VIEWS if local_contrast else VIEWS[:1]
+    learners: tuple[tuple[FilterLearner, float], ...] = (
+        (PCA(), 1 - lda_fraction),
+        (lda or StackedLDA(), lda_fraction),
+    )
+    return tuple(
+        BankPart(learner, share / len(views), view) for view in views for learner, share in learners
+    )
+
+
+def bank_shorthands(bank: tuple[BankPart, ...]) -> dict[str, Any] | None:
+    """Return the options `lda_fraction` and `local_contrast` that give a bank; None if none do."""
+    lda = [part for part in bank if isinstance(part.learner, StackedLDA)]
+    total = sum(part.share for part in bank)
+    if not (lda and total):
+        return None
+    values = {
+        "local_contrast": any(part.view == "contrast" for part in bank),
+        "lda_fraction": sum(part.share for part in lda) / total,
+    }
+    same = paper_bank(**values, lda=lda[0].learner) == bank  # type: ignore[arg-type]
+    return values if same else None
+
+
+def apply_shorthands(
+    bank: tuple[BankPart, ...], changes: Mapping[str, Any]
+) -> tuple[BankPart, ...]:
+    """Return a bank with `lda_fraction` and `local_contrast` changed.
+
+    Any bank can get or lose a second tower; a fraction of stacked-LDA filters is for banks of PCA
+    and stacked-LDA filters.
+    """
+    changes = {
+        name: validate_option(BANK_SHORTHANDS[name], value) for name, value in changes.items()
+    }
+    shorthands = bank_shorthands(bank)
+    if shorthands is not None:
+        lda = next(part.learner for part in bank if isinstance(part.learner, StackedLDA))
+        return paper_bank(**shorthands | changes, lda=lda)
+    if "lda_fraction" in changes:
+        raise SpecError(
+            f"lda_fraction={changes['lda_fraction']} is for banks of pca and stacked-lda filters, "
+            f"but the bank is {format_bank(bank)}. Change the shares in bank instead."
+        )
+    images = [part for part in bank if part.view == VIEWS[0]]
+    views = VIEWS if changes["local_contrast"] else VIEWS[:1]
+    return tuple(
+        part.replace(share=part.share / len(views), view=view) for view in views for part in images
+    )

@@ -1,0 +1,63 @@
+"""What a layer is: filter learners, feature extractors, heads, and the one forward step."""
+
+from rescnet_dist.model.architecture import Architecture, BankPart, Tower
+from rescnet_dist.model.components import (
+    Component,
+    FeatureExtractor,
+    FilterGroup,
+    FilterLearner,
+    Head,
+    NoStatistics,
+    Observation,
+    Statistics,
+)
+from rescnet_dist.model.forward import State, advance, forward, initial_state, replay
+from rescnet_dist.model.growth import (
+    GrowingLayer,
+    fit_bank,
+    fit_first_bank,
+    fit_head,
+    fit_image_scale,
+)
+from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
+from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, Registry
+from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
+from rescnet_dist.model.views import layer_pixels, raw_pixels
+
+__all__ = [
+    "FEATURES",
+    "FILTERS",
+    "HEADS",
+    "Architecture",
+    "Bank",
+    "BankPart",
+    "BankStatistics",
+    "Component",
+    "FeatureExtractor",
+    "FilterGroup",
+    "FilterLearner",
+    "FittedHead",
+    "GrowingLayer",
+    "GrownChunk",
+    "Head",
+    "ImageScale",
+    "Layer",
+    "LayerStatistics",
+    "NoStatistics",
+    "Observation",
+    "Registry",
+    "State",
+    "Statistics",
+    "Tally",
+    "Tower",
+    "advance",
+    "fit_bank",
+    "fit_first_bank",
+    "fit_head",
+    "fit_image_scale",
+    "forward",
+    "initial_state",
+    "layer_pixels",
+    "raw_pixels",
+    "replay",
+]

@@ -1,0 +1,284 @@
+"""The architecture of a network for images of one shape: which filters see what, and what follows.
+
+It is what a `NetworkSpec` becomes once image shape and classes are known. All arithmetic on
+filters, channels, towers and features is here, so that kernels get arrays, and nothing else has to
+know how a layer is composed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from rescnet_dist.errors import SpecError
+from rescnet_dist.kernels.arrays import Array, on_gpu
+from rescnet_dist.model.components import (
+    FeatureExtractor,
+    FilterGroup,
+    FilterLearner,
+    Head,
+    check_side,
+)
+from rescnet_dist.options import Options, option
+
+View = Literal["image", "contrast"]
+VIEWS: tuple[View, ...] = get_args(View)  # in the order of their channels
+SLAB_BYTES = 4 * 2**20  # size of the maps and images in float32 processed at a time, for the cache
+ROUNDING = 1e-9  # of the sum of shares, in filters
+GPU_SLAB_BYTES = 2048 * 2**20  # the same on a GPU, enough to saturate it
+
+
+@dataclass(frozen=True, slots=True)
+class BankPart(Options):
+    """A part of the filter bank of every layer, fitted by one learner.
+
+    Parts with the same view are a tower: they see the same channels, which are those of the view
+    and the maps of their own tower. Towers share only the features.
+    """
+
+    learner: FilterLearner = option(help="what fits the filters")
+    share: float = option(
+        1.0,
+        help="share of the filters, relative to the sum of all shares",
+        doc="Share of the filters, relative to the sum of all shares; 0 leaves the part out.",
+        low=0,
+    )
+    view: View = option(
+        "image",
+        help="what the filters see of the images: their pixels, or their local contrast",
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name of the learner, share and view, and the options of the learner.
+
+        Returns
+        -------
+        dict
+            Values by name, JSON-serializable.
+        """
+        learner = self.learner.to_dict()
+        name = learner.pop("name")
+        return {"name": name, "share": self.share, "view": self.view, **learner}
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """The filters of a layer that see the same channels.
+
+    Attributes
+    ----------
+    view : str
+        What the filters see of the images.
+    channels : tuple of int
+        The input channels that the filters see.
+    filters : range
+        The indices of the filters in the bank.
+    groups : tuple of (FilterLearner, FilterGroup)
+        The learners of the tower, and the filters that each fits.
+    """
+
+    view: str
+    channels: tuple[int, ...]
+    filters: range
+    groups: tuple[tuple[FilterLearner, FilterGroup], ...]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What all layers of a network have in common.
+
+    Attributes
+    ----------
+    image_shape : tuple of int
+        Height, width and channels (H, W, d) of the images.
+    classes : int
+        The number of classes C.
+    filters : int
+        The number of filters f of a layer.
+    filter_sizes : tuple of int
+        Width and height of the filters, in pixels: of layer 1, and of later layers.
+    bank : tuple of BankPart
+        The parts of the filter bank.
+    extractors : tuple of FeatureExtractor
+        The features are those of all extractors, one after the other.
+    head : Head
+        What updates the scores.
+    minmax : {"global", "channel"}
+        Normalization of the input of a layer: one range for all channels of a tower, or one per
+        channel.
+    rectify : bool
+        Whether layers get ReLU(maps) of the layer before.
+    store_dtype : {"float32", "float16"}
+        The precision that maps are rounded to.
+    seed : int
+        The seed of the random streams of the filter learners.
+    """
+
+    image_shape: tuple[int, int, int]
+    classes: int
+    filters: int
+    filter_sizes: tuple[int, int]
+    bank: tuple[BankPart, ...]
+    extractors: tuple[FeatureExtractor, ...]
+    head: Head
+    minmax: str = "global"
+    rectify: bool = False
+    store_dtype: str = "float32"
+    seed: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out cached values, which each process computes itself."""
+        return {name: vars(self)[name] for name in self.__dataclass_fields__}
+
+    def filter_size(self, layer: int) -> int:
+        """Return the width and height of the filters of a layer, in pixels."""
+        return self.filter_sizes[0 if layer == 1 else 1]
+
+    @cached_property
+    def views(self) -> tuple[str, ...]:
+        """The views of an image that layers see, in the order of their channels."""
+        used = {part.view for part in self.bank}
+        return tuple(view for view in VIEWS if view in used)
+
+    @property
+    def pixel_channels(self) -> int:
+        """The number of channels of all views of an image."""
+        return len(self.views) * self.image_shape[2]
+
+    def input_channels(self, layer: int) -> int:
+        """Return the number of input channels of a layer: maps of the layer before, and pixels."""
+        return (self.filters if layer > 1 else 0) + self.pixel_channels
+
+    @cached_property
+    def tower_sizes(self) -> tuple[int, ...]:
+        """The number of filters of each tower."""
+        return tuple(map(len, self._tower_filters))
+
+    @cached_property
+    def features(self) -> int:
+        """The number of features D of a layer."""
+        height, width, _ = self.image_shape
+        return sum(e.count(height, width, self.tower_sizes) for e in self.extractors)
+
+    @property
+    def targets(self) -> int:
+        """The number of targets K that a layer is fitted to."""
+        return self.head.target_count(self.classes)
+
+    def towers(self, layer: int) -> tuple[Tower, ...]:
+        """Return the towers of a layer, one for each view.
+
+        Together they have all filters and input channels of the layer. Filters beyond the limit of
+        their learner go to a learner of the same tower that has none.
+        """
+        maps, channels = self.filters if layer > 1 else 0, self.image_shape[2]
+        towers, first_stream = [], 0
+        for view, filters in zip(self.views, self._tower_filters, strict=True):
+            start = maps + self.views.index(view) * channels
+            inputs = (*(filters if maps else ()), *range(start, start + channels))
+            parts = [part for part in self.bank if part.view == view]
+            counts = self._divide_filters(parts, len(filters), layer, len(inputs))
+            groups, start = [], filters.start
+            for part, count in zip(parts, counts, strict=True):
+                streams = range(first_stream, first_stream + part.learner.streams(count))
+                own = range(start, start + count)
+                start, first_stream = own.stop, streams.stop
+                if own:
+                    groups.append((part.learner, self._make_group(layer, own, inputs, streams)))
+            towers.append(Tower(view, inputs, filters, tuple(groups)))
+        return tuple(towers)
+
+    @cached_property
+    def _tower_filters(self) -> list[range]:
+        """The indices of the filters of each tower: as many as the shares of its parts."""
+        shares = [sum(p.share for p in self.bank if p.view == view) for view in self.views]
+        total = sum(shares)
+        ends = [
+            math.floor(self.filters * end / total + ROUNDING)
+            for end in itertools.accumulate(shares, initial=0)
+        ]
+        return [range(*pair) for pair in itertools.pairwise(ends)]
+
+    def _divide_filters(
+        self, parts: list[BankPart], filters: int, layer: int, channels: int
+    ) -> list[int]:
+        """Return the number of filters of each part of a tower with so many input channels."""
+        total = sum(part.share for part in parts)
+        after = [sum(p.share for p in parts[index + 1 :]) for index in range(len(parts))]
+        ends = [0, *(filters - math.floor(filters * rest / total + 0.5) for rest in after)]
+        counts = [stop - start for start, stop in itertools.pairwise(ends)]
+        directions = self.filter_size(layer) ** 2 * channels
+        limits = [part.learner.max_filters(directions) for part in parts]
+        excess = 0
+        for index, limit in enumerate(limits):
+            if limit is not None and counts[index] > limit:
+                excess += counts[index] - limit
+                counts[index] = limit
+        if excess:
+            unlimited = [i for i, part in enumerate(parts) if part.share and limits[i] is None]
+            if not unlimited:
+                raise SpecError(self._explain_excess(parts, layer, directions))
+            counts[unlimited[0]] += excess
+        return counts
+
+    def _explain_excess(self, parts: list[BankPart], layer: int, directions: int) -> str:
+        """Return the message for more filters than the learners of a tower can fit."""
+        labels = " and ".join(part.learner.label for part in parts if part.share)
+        option = "first_filter_size" if layer == 1 else "filter_size"
+        most = directions * len(self.views)
+        return (
+            f"filters={self.filters} {labels} filters are more than the {most} directions of a "
+            f"patch in layer {layer}. Use filters of at most {most}, a larger {option}, or "
+            "lda_fraction above 0 or another bank, which adds filters of another learner."
+        )
+
+    def _make_group(
+        self, layer: int, filters: range, channels: tuple[int, ...], streams: range
+    ) -> FilterGroup:
+        """Return a group of filters of a layer."""
+        return FilterGroup(
+            layer=layer,
+            filters=filters,
+            channels=channels,
+            input_channels=self.input_channels(layer),
+            size=self.filter_size(layer),
+            image_size=self.image_shape[:2],
+            streams=streams,
+            seed=self.seed,
+        )
+
+    def groups(self, layer: int) -> tuple[tuple[FilterLearner, FilterGroup], ...]:
+        """Return the learners of a layer, and the filters that each fits."""
+        return tuple(group for tower in self.towers(layer) for group in tower.groups)
+
+    def extract(self, maps: Array) -> Array:
+        """Compute the features (n, D) of maps (n, H, W, f)."""
+        parts = [extractor(maps, self.tower_sizes) for extractor in self.extractors]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def slabs(self, chunk: Array) -> Iterator[slice]:
+        """Divide a chunk (n, …) into the slabs of rows that are processed at a time.
+
+        The number of rows can change the rounding of a matrix product, so a chunk is always divided
+        in this way.
+        """
+        n, (height, width, _) = len(chunk), self.image_shape
+        size = GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
+        step = max(1, size // (4 * height * width * self.input_channels(2)))
+        for start in range(0, n, step):
+            yield slice(start, min(start + step, n))
+
+    def check_images(self) -> None:
+        """Raise SpecError if the network cannot be trained on images of this shape."""
+        for extractor in self.extractors:
+            extractor.check_images(self.image_shape)
+        check_side("first_filter_size", self.filter_sizes[0], self.image_shape)
+        check_side("filter_size", self.filter_sizes[1], self.image_shape)
+        for layer in (1, 2):
+            self.towers(layer)  # raises if the learners cannot fit so many filters

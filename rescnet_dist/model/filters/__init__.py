@@ -1,0 +1,1 @@
+"""Filter learners: every module here defines one and is found by its presence."""

@@ -1,0 +1,46 @@
+"""DCT filters: the basis of the discrete cosine transform of a patch, in zigzag order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.fft import dct
+
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.model.components import FilterGroup, FilterLearner, NoStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class DCT(FilterLearner):
+    """Orthonormal cosines over rows, columns and channels, from low to high frequency.
+
+    They need no data. Filters are sorted by the sum of their three frequencies, then in zigzag
+    order: by the frequency of the channels, of the rows and of the columns.
+    """
+
+    label: ClassVar[str] = "DCT"
+    name: ClassVar[str] = "dct"
+
+    def max_filters(self, directions: int) -> int:
+        """Return the number of cosines."""
+        return directions
+
+    def fit(self, statistics: NoStatistics, group: FilterGroup) -> tuple[Array, Array]:
+        """Return the first cosines (k, k, c, count) and a bias (count,) of zero."""
+        channels = len(group.channels)
+        space, depth = _cosines(group.size), _cosines(channels)
+        order = sorted(
+            np.ndindex(group.size, group.size, channels), key=lambda uvw: (sum(uvw), uvw[2], *uvw)
+        )
+        filters = [
+            np.einsum("i,j,k->ijk", space[u], space[v], depth[w])
+            for u, v, w in order[: group.count]
+        ]
+        return np.stack(filters, axis=3), np.zeros(group.count)
+
+
+def _cosines(length: int) -> Array:
+    """Return the orthonormal cosines (length, length), one per row."""
+    return np.asarray(dct(np.eye(length), norm="ortho", axis=0))

@@ -1,0 +1,50 @@
+"""PCA filters: the leading eigenvectors of the covariance of all patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rescnet_dist.kernels import PatchMoments, pca_filters
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.model.components import FilterGroup, FilterLearner, Observation
+
+# Most copies of the scatter matrix at the same time: two to merge, merged, rescaled, eigenvectors
+SCATTER_COPIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class PCA(FilterLearner):
+    """Eigenvectors of the patch covariance with the largest eigenvalues, without a bias."""
+
+    label: ClassVar[str] = "PCA"
+    name: ClassVar[str] = "pca"
+
+    def max_filters(self, directions: int) -> int:
+        """Return the number of eigenvectors."""
+        return directions
+
+    def empty(self, group: FilterGroup) -> PatchMoments:
+        """Return the moments of no patch."""
+        return PatchMoments.empty(group.directions)
+
+    def observe(self, chunk: Observation, group: FilterGroup) -> PatchMoments:
+        """Return the moments of all patches of a chunk."""
+        return chunk.patch_moments(group)
+
+    def fit(self, statistics: PatchMoments, group: FilterGroup) -> tuple[Array, Array]:
+        """Return the leading eigenvectors (k, k, c, count) and a bias (count,) of zero."""
+        return pca_filters(statistics, group.size, group.count), np.zeros(group.count)
+
+    def statistics_bytes(self, group: FilterGroup) -> int:
+        """Return the bytes of the scatter matrix."""
+        return 8 * group.directions * group.input_directions
+
+    def workspace_bytes(self, group: FilterGroup) -> int:
+        """Return the bytes of all copies of the scatter matrix.
+
+        That of a chunk is of all channels, those of the group are of its own.
+        """
+        return SCATTER_COPIES * self.statistics_bytes(group)

@@ -1,0 +1,185 @@
+"""The one forward step of a network, by which layers are grown, replayed and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rescnet_dist.kernels import LayerInput
+from rescnet_dist.kernels.arrays import Array, contiguous_copy, get_array_module
+from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
+from rescnet_dist.model.views import layer_pixels
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A chunk of n images on its way through the layers.
+
+    Attributes
+    ----------
+    pixels : ndarray of shape (n, H, W, d') or None
+        What layers see of the images; None if no bank will be applied.
+    maps : ndarray of shape (n, H, W, f) or None
+        The maps of the last layer; None before the first.
+    scores : ndarray of float32, shape (n, C)
+        The running scores. They enter the last layer until its head has been applied.
+    features : ndarray of float32, shape (n, D) or None
+        The features of the last layer, if they are known.
+    """
+
+    pixels: Array | None
+    maps: Array | None
+    scores: Array
+    features: Array | None = None
+
+
+def initial_state(images: Array, scale: ImageScale, architecture: Architecture) -> State:
+    """Return the state of images (n, H, W, d) before the first layer."""
+    pixels = layer_pixels(images, scale, architecture)
+    return State(pixels, None, zero_scores(images, architecture))
+
+
+def zero_scores(images: Array, architecture: Architecture) -> Array:
+    """Return the scores (n, C) of images (n, …) before the first layer."""
+    return get_array_module(images).zeros((len(images), architecture.classes), np.float32)
+
+
+def advance(
+    architecture: Architecture,
+    state: State,
+    *,
+    head: FittedHead | None = None,
+    bank: Bank | None = None,
+    features: bool = False,
+) -> State:
+    """Finish the last layer with its head, and begin the next with its bank; each is optional.
+
+    Growing a layer, replaying layers and predicting all are calls of this function. It works
+    slab by slab in a division that depends on the shape of the chunk alone, so that all three give
+    the same bits for the same chunk.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        The network.
+    state : State of n images
+        The state before.
+    head : FittedHead, optional
+        The head of the last layer, which updates the scores.
+    bank : Bank, optional
+        The filters of the next layer, which make its maps.
+    features : bool, default False
+        Whether to compute the features of the new maps, while these are in the cache.
+
+    Returns
+    -------
+    State of n images
+        The state after, with new arrays for what has changed.
+    """
+    xp, (height, width, _) = get_array_module(state.scores), architecture.image_shape
+    n, maps, scores = len(state.scores), state.maps, state.scores
+    if head is not None:
+        scores = xp.empty_like(state.scores)
+    if bank is not None:
+        maps = xp.empty((n, height, width, architecture.filters), np.float32)
+    new_features = xp.empty((n, architecture.features), np.float32) if features else None
+    for rows in architecture.slabs(state.scores):
+        old_maps = None if state.maps is None else state.maps[rows].astype(np.float32, copy=False)
+        if head is not None:
+            scores[rows] = _update_scores(architecture, head, state, old_maps, rows)
+        if bank is not None:
+            assert state.pixels is not None
+            assert maps is not None
+            inputs = LayerInput.of(state.pixels[rows], old_maps)
+            _write_maps(architecture, bank, inputs, maps[rows])
+            if new_features is not None:
+                new_features[rows] = architecture.extract(maps[rows])
+    if bank is None:
+        return replace(state, scores=scores)
+    return State(state.pixels, maps, scores, new_features)
+
+
+def _update_scores(
+    architecture: Architecture,
+    head: FittedHead,
+    state: State,
+    maps: Array | None,
+    rows: slice,
+) -> Array:
+    """Return the scores (m, C) of a slab after the head of the layer with these maps."""
+    if state.features is not None:
+        features = contiguous_copy(state.features[rows])
+    else:
+        assert maps is not None
+        features = architecture.extract(maps)
+    correction = head.rate * architecture.head.correction(head.arrays, features)
+    return (state.scores[rows] + correction).astype(np.float32)
+
+
+def _write_maps(architecture: Architecture, bank: Bank, inputs: LayerInput, into: Array) -> None:
+    """Write the maps of a slab to `into` (m, H, W, f).
+
+    They are rounded to the stored precision, so that they equal those read from the store.
+    """
+    maps = bank.maps(inputs, into)
+    if architecture.rectify:
+        np.maximum(maps, 0, out=maps)
+    if architecture.store_dtype != "float32":
+        maps[...] = maps.astype(architecture.store_dtype)
+
+
+def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -> Iterator[State]:
+    """Run layers forward.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        The network.
+    state : State
+        The state before the layers, as of `initial_state`.
+    layers : iterable of Layer
+        The layers, one after the other.
+
+    Yields
+    ------
+    State
+        The state after each layer: its maps, and the scores that its head has updated.
+    """
+    for layer in layers:
+        state = advance(architecture, state, bank=layer.bank)
+        state = advance(architecture, state, head=layer.head)
+        yield state
+
+
+def replay(architecture: Architecture, state: State, layers: Iterable[Layer]) -> State:
+    """Recompute the state in which the last of some layers was left when it was grown.
+
+    The maps are bit for bit those that the pass of that layer made of the chunk, and the scores
+    those that entered it.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        The network.
+    state : State
+        The state before the first of the layers, as of `initial_state`; or, with maps, the state
+        in which the first of the layers was left.
+    layers : iterable of Layer
+        The layers, one after the other.
+
+    Returns
+    -------
+    State
+        The state of the last layer, whose head has not been applied.
+    """
+    previous: Layer | None = None
+    for layer in layers:
+        if previous is not None:
+            state = advance(architecture, state, head=previous.head, bank=layer.bank)
+        elif state.maps is None:
+            state = advance(architecture, state, bank=layer.bank)
+        previous = layer
+    return state

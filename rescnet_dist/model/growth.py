@@ -1,0 +1,246 @@
+"""Growing a layer: its pass over chunks, and the fits at the end of the pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.kernels import FeatureMoments, LayerInput, Whitening, min_max_scale, to_host
+from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.components import Observation
+from rescnet_dist.model.forward import State, advance, zero_scores
+from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
+from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
+from rescnet_dist.model.views import layer_pixels
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingLayer:
+    """A layer whose pass over the chunks is in progress: its filters are fitted.
+
+    Attributes
+    ----------
+    architecture : Architecture
+        The network.
+    number : int
+        The number of the layer, from 1.
+    image_scale : ImageScale
+        The normalization of the images.
+    bank : Bank
+        The filters of the layer.
+    previous : FittedHead or None
+        The head of the layer before, None for the first layer.
+    class_counts : ndarray of int, shape (C,)
+        The number of training images of each class, in all chunks.
+    """
+
+    architecture: Architecture
+    number: int
+    image_scale: ImageScale
+    bank: Bank
+    previous: FittedHead | None
+    class_counts: Array
+
+    def empty(self, *, scatter: bool, xp: Any = np) -> LayerStatistics:
+        """Return the statistics of no image.
+
+        Parameters
+        ----------
+        scatter : bool
+            Whether to gather the scatter of the features.
+        xp : module, default numpy
+            The array module of the statistics, numpy or cupy.
+
+        Returns
+        -------
+        LayerStatistics
+            The statistics that a pass starts with.
+        """
+        network = self.architecture
+        return LayerStatistics(
+            FeatureMoments.empty(network.features, network.targets, scatter=scatter, xp=xp),
+            BankStatistics.empty(network, self.number + 1, xp),
+            Tally.empty(xp),
+        )
+
+    def step(
+        self,
+        images: Array,
+        maps: Array | None,
+        scores: Array | None,
+        labels: Array,
+        train: Array,
+        class_offsets: Array,
+        old_features: Array | None = None,
+    ) -> GrownChunk:
+        """Run the layer's pass on one chunk.
+
+        Parameters
+        ----------
+        images : ndarray of shape (n, H, W, d)
+            The images, as stored.
+        maps : ndarray of shape (n, H, W, f) or None
+            The maps of the layer before, as stored; None for the first layer.
+        scores : ndarray of shape (n, C) or None
+            The scores that entered the layer before; None for the first layer.
+        labels : ndarray of int, shape (n,)
+            The labels.
+        train : ndarray of bool, shape (n,)
+            Which images are training images.
+        class_offsets : ndarray of int, shape (C,)
+            The number of training images of each class in all chunks before this one.
+        old_features : ndarray of shape (n, D), optional
+            The features of the layer before; computed from `maps` by default.
+
+        Returns
+        -------
+        GrownChunk
+            The results for the chunk.
+        """
+        network = self.architecture
+        pixels = layer_pixels(images, self.image_scale, network)
+        if scores is None:
+            scores = zero_scores(images, network)
+        state = State(pixels, maps, scores, old_features)
+        state = advance(network, state, head=self.previous, bank=self.bank, features=True)
+        assert state.features is not None
+        assert state.maps is not None
+        entering, new_maps = state.scores, state.maps
+        targets = network.head.targets(
+            entering, asarray_like(labels, entering), first=self.number == 1
+        )
+
+        def gather() -> tuple[BankStatistics, Tally]:
+            """Return the statistics of the next layer's input, and the tally of the scores."""
+            inputs = LayerInput.of(pixels, new_maps)
+            chunk = Observation(inputs, labels, train, class_offsets, self.class_counts)
+            return (
+                BankStatistics.of(chunk, network, self.number + 1),
+                Tally.of(entering, labels, train, network.head.target),
+            )
+
+        return GrownChunk(new_maps, entering, state.features, targets, train, gather)
+
+
+def fit_image_scale(statistics: BankStatistics, architecture: Architecture) -> ImageScale:
+    """Fit the normalization of the images.
+
+    Parameters
+    ----------
+    statistics : BankStatistics of d' channels
+        The statistics of `raw_pixels`.
+    architecture : Architecture
+        The network.
+
+    Returns
+    -------
+    ImageScale of d channels
+        The normalization.
+    """
+    image = slice(architecture.image_shape[2])  # the channels of the image itself
+    low, high = statistics.low[image], statistics.high[image]
+    return ImageScale(*min_max_scale(low, high, architecture.minmax))
+
+
+def fit_first_bank(
+    statistics: BankStatistics, scale: ImageScale, architecture: Architecture
+) -> Bank:
+    """Fit the filters of the first layer.
+
+    Parameters
+    ----------
+    statistics : BankStatistics of d' channels
+        The statistics of `raw_pixels`.
+    scale : ImageScale of d channels
+        The normalization of the images.
+    architecture : Architecture
+        The network.
+
+    Returns
+    -------
+    Bank
+        The filters.
+    """
+    others = len(statistics.low) - len(scale.low)  # channels of local contrast: scaled already
+    low = np.concatenate([scale.low, np.zeros(others)])
+    factor = np.concatenate([scale.scale, np.ones(others)])
+    channels = [np.array(group.channels) for _, group in architecture.groups(1)]
+    rescaled = BankStatistics(
+        (statistics.low - low) * factor,
+        (statistics.high - low) * factor,
+        tuple(
+            gathered.rescale(low[own], factor[own])
+            for gathered, own in zip(statistics.groups, channels, strict=True)
+        ),
+    )
+    return fit_bank(rescaled, architecture, 1)
+
+
+def fit_bank(statistics: BankStatistics, architecture: Architecture, layer: int) -> Bank:
+    """Fit the filters of a layer, in the order of the parts of the bank.
+
+    Parameters
+    ----------
+    statistics : BankStatistics of c channels
+        The statistics of the layer's input.
+    architecture : Architecture
+        The network.
+    layer : int
+        The number of the layer, from 1.
+
+    Returns
+    -------
+    Bank
+        The filters.
+    """
+    size, channels = architecture.filter_size(layer), len(statistics.low)
+    count = architecture.filters
+    low, scale = np.zeros(channels), np.zeros(channels)
+    filters, bias = np.zeros((size, size, channels, count)), np.zeros(count)
+    gathered = iter(statistics.groups)
+    for tower in architecture.towers(layer):
+        own = np.array(tower.channels)
+        extremes = statistics.low[own], statistics.high[own]
+        low[own], scale[own] = min_max_scale(*extremes, architecture.minmax)
+        for learner, group in tower.groups:
+            rescaled = next(gathered).rescale(low[own], scale[own])
+            if group.count:
+                fitted, bias[group.filters] = learner.fit(rescaled, group)
+                filters[:, :, own[:, None], group.filters] = fitted
+    return Bank(low, scale, filters, bias)
+
+
+def fit_head(
+    moments: FeatureMoments,
+    architecture: Architecture,
+    rate: float,
+    whitening: Whitening | None = None,
+) -> FittedHead:
+    """Fit the head of a layer.
+
+    Parameters
+    ----------
+    moments : FeatureMoments of D features and K targets
+        The moments of the layer's features and targets.
+    architecture : Architecture
+        The network.
+    rate : float
+        The learning rate of the layer.
+    whitening : Whitening, optional
+        The factorized covariance of the features; computed from `moments` by default.
+
+    Returns
+    -------
+    FittedHead
+        The head, in the memory of the host.
+
+    Raises
+    ------
+    SingularError
+        If the covariance of the features cannot be factorized with the head's ridge.
+    """
+    arrays = architecture.head.fit(moments, architecture.classes, whitening)
+    return FittedHead(to_host(arrays), rate)

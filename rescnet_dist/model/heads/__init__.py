@@ -1,0 +1,1 @@
+"""Heads: every module here defines one and is found by its presence."""

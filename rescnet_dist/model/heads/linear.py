@@ -1,0 +1,47 @@
+"""Linear heads: one matrix of weights for each sign of the errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.model.components import Head
+
+
+class LinearHead(Head):
+    """Base class of heads whose outputs are linear in the features.
+
+    The arrays are weights (S, C, D) in float32, intercept (S, C), present (S, C), whether a class
+    has a classifier, and share (S,), the weight of each sign.
+    """
+
+    arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weights": ("sign", "class", "feature"),
+        "intercept": ("sign", "class"),
+        "present": ("sign", "class"),
+        "share": ("sign",),
+    }
+
+
+def linear_outputs(arrays: Mapping[str, Array], features: Array) -> Array:
+    """Return features (n, D) times weights (S, C, D), plus intercept (S, C): (n, S, C)."""
+    weights, intercept = arrays["weights"], arrays["intercept"]
+    weights = weights.reshape(-1, weights.shape[2]).astype(features.dtype)
+    outputs = features @ asarray_like(weights, features).T
+    outputs = outputs.reshape(len(features), *intercept.shape)
+    return outputs + asarray_like(intercept, features)
+
+
+def stack_signs(
+    weights: Array, intercept: Array, present: Array, share: Array, classes: int
+) -> dict[str, Array]:
+    """Return the arrays of a head, given weights (S·C, D), intercept and present (S·C,)."""
+    return {
+        "weights": weights.reshape(-1, classes, weights.shape[1]).astype(np.float32),
+        "intercept": intercept.reshape(-1, classes),
+        "present": present.reshape(-1, classes),
+        "share": share,
+    }

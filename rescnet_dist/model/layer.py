@@ -1,0 +1,100 @@
+"""A fitted layer: its filter bank, and the arrays of its head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rescnet_dist.kernels import LayerInput, convolve, normalize
+from rescnet_dist.kernels.arrays import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """The filters of a layer: normalize its input, convolve, add a bias.
+
+    Attributes
+    ----------
+    low : ndarray of shape (c,)
+        The offset of the min-max normalization of the input.
+    scale : ndarray of shape (c,)
+        The scale of the min-max normalization of the input.
+    filters : ndarray of shape (k, k, c, f)
+        The filters.
+    bias : ndarray of shape (f,)
+        The bias of each map.
+    """
+
+    low: Array
+    scale: Array
+    filters: Array
+    bias: Array
+
+    def maps(self, inputs: LayerInput, into: Array | None = None) -> Array:
+        """Compute the maps of a layer.
+
+        Parameters
+        ----------
+        inputs : LayerInput of n images of shape (H, W, c)
+            The raw input of the layer.
+        into : ndarray of shape (n, H, W, f), optional
+            The array to write to, as for `convolve`.
+
+        Returns
+        -------
+        ndarray of shape (n, H, W, f)
+            The maps: `into` if given, else a new array.
+        """
+        return convolve(inputs, self.filters, self.bias, self.low, self.scale, into)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedHead:
+    """What a layer adds to the scores.
+
+    Attributes
+    ----------
+    arrays : mapping of str to ndarray
+        What `Head.fit` returned, by the names in `Head.arrays`.
+    rate : float
+        The learning rate α.
+    """
+
+    arrays: Mapping[str, Array]
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A fitted layer.
+
+    Attributes
+    ----------
+    bank : Bank
+        Its filters.
+    head : FittedHead
+        Its update of the scores.
+    """
+
+    bank: Bank
+    head: FittedHead
+
+
+@dataclass(frozen=True, slots=True)
+class ImageScale:
+    """The min-max normalization of the images.
+
+    Attributes
+    ----------
+    low : ndarray of shape (d,)
+        The offset of each channel.
+    scale : ndarray of shape (d,)
+        The scale of each channel.
+    """
+
+    low: Array
+    scale: Array
+
+    def __call__(self, images: Array) -> Array:
+        """Return images (n, H, W, d) in float32, in [0, 1] over the training set."""
+        return normalize(images, self.low, self.scale)

@@ -1,0 +1,114 @@
+"""Test that growing, replaying and predicting give the same bits, for any number of images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rescnet_dist.model import (
+    Architecture,
+    Bank,
+    FittedHead,
+    GrowingLayer,
+    ImageScale,
+    Layer,
+    State,
+    advance,
+    forward,
+    initial_state,
+    replay,
+)
+from rescnet_dist.spec import NetworkSpec
+
+SPEC = NetworkSpec(filters=24, block=8, stride=8, levels=(1,), head="regress")
+SCALE = ImageScale(np.zeros(3), np.full(3, 1 / 255))
+SPECS = {
+    "one tower": SPEC,
+    "two towers": SPEC.replace(local_contrast=True),
+    "classify": SPEC.replace(head="classify", sigma=2.0),
+    "half": SPEC.replace(store_dtype="float16", rectify=True),
+}
+
+
+def make_layer(rng: np.random.Generator, architecture: Architecture, number: int) -> Layer:
+    """Return a layer with random filters and weights."""
+    channels, filters = architecture.input_channels(number), architecture.filters
+    weights = rng.normal(size=(3, 3, channels, filters)) / 5
+    bank = Bank(np.zeros(channels), np.ones(channels), weights, rng.normal(size=filters))
+    signs = architecture.targets // 10
+    head = {
+        "weights": rng.normal(size=(signs, 10, architecture.features)).astype(np.float32),
+        "intercept": np.zeros((signs, 10)),
+        "present": np.ones((signs, 10), bool),
+        "share": np.ones(signs),
+    }
+    return Layer(bank, FittedHead(head, 0.3))
+
+
+def grow(
+    images: np.ndarray, layers: list[Layer], architecture: Architecture, *, keep_features: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the maps of each layer, and the scores that enter it, as the passes make them."""
+    stages: list[tuple[np.ndarray, np.ndarray]] = []
+    previous, maps, scores, features = None, None, None, None
+    count = len(images)
+    for number, layer in enumerate(layers, start=1):
+        growing = GrowingLayer(
+            architecture=architecture,
+            number=number,
+            image_scale=SCALE,
+            bank=layer.bank,
+            previous=previous,
+            class_counts=np.full(10, count // 10),
+        )
+        labels, train = np.arange(count) % 10, np.ones(count, bool)
+        grown = growing.step(images, maps, scores, labels, train, np.zeros(10, int), features)
+        previous, maps, scores = layer.head, grown.maps, grown.scores
+        features = grown.features if keep_features else None
+        stages.append((maps, scores))
+    return stages
+
+
+@pytest.mark.parametrize("keep_features", [True, False])
+@pytest.mark.parametrize("count", [22, 38, 43])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+def test_all_paths_give_the_same_bits(
+    rng: np.random.Generator, count: int, spec: NetworkSpec, keep_features: bool
+) -> None:
+    """Replayed and predicted states equal those of the passes, whatever the last slab has."""
+    architecture = spec.architecture((32, 32, 3), 10)
+    images = rng.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8)
+    layers = [make_layer(rng, architecture, number) for number in (1, 2, 3)]
+    stages = grow(images, layers, architecture, keep_features=keep_features)
+    before = initial_state(images, SCALE, architecture)
+    for state, first in ((before, 0), (State(before.pixels, *stages[1]), 1)):
+        found = replay(architecture, state, layers[first:])
+        assert np.array_equal(found.maps, stages[-1][0])
+        assert np.array_equal(found.scores, stages[-1][1])
+    predicted = list(forward(architecture, before, layers))
+    for number in (0, 1):
+        assert np.array_equal(predicted[number].maps, stages[number][0])
+        assert np.array_equal(predicted[number].scores, stages[number + 1][1])
+
+
+def test_slabs_depend_on_the_shape_of_a_chunk_only() -> None:
+    """The numbers of images above divide into slabs of several and of a single image."""
+    architecture = SPEC.architecture((32, 32, 3), 10)
+    ends = [[rows.stop for rows in architecture.slabs(np.zeros((n, 1)))] for n in (22, 38, 43)]
+    assert ends == [[22], [37, 38], [37, 43]]
+
+
+def test_advance_changes_what_it_is_asked_for(rng: np.random.Generator) -> None:
+    """A head alone leaves the maps, a bank alone the scores; the state before is unchanged."""
+    architecture = SPEC.architecture((32, 32, 3), 10)
+    images = rng.integers(0, 255, (5, 32, 32, 3)).astype(np.uint8)
+    layer = make_layer(rng, architecture, 1)
+    before = initial_state(images, SCALE, architecture)
+    with_maps = advance(architecture, before, bank=layer.bank, features=True)
+    assert before.maps is None
+    assert with_maps.scores is before.scores
+    assert with_maps.features.shape == (5, architecture.features)
+    after = advance(architecture, with_maps, head=layer.head)
+    assert after.maps is with_maps.maps
+    assert np.abs(after.scores).min() > 0
+    assert not with_maps.scores.any()

@@ -1,0 +1,115 @@
+"""Test how a network is composed: text, tables, flat options and what they take over."""
+
+from __future__ import annotations
+
+import pytest
+from sklearn.base import clone
+
+from rescnet_dist import NetworkSpec, ResCNetClassifier, SpecError
+from rescnet_dist.composition import format_bank
+from rescnet_dist.model import BankPart
+from rescnet_dist.model.features.second_order import SecondOrder
+from rescnet_dist.model.filters.dct import DCT
+from rescnet_dist.model.filters.pca import PCA
+from rescnet_dist.model.filters.stacked_lda import StackedLDA
+from rescnet_dist.model.heads.classify import Classify
+from rescnet_dist.model.heads.regress import Regress
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("dct", [BankPart(DCT())]),
+        ("pca:0.5, dct:0.5", [BankPart(PCA(), 0.5), BankPart(DCT(), 0.5)]),
+        ("pca:2,dct@contrast", [BankPart(PCA(), 2.0), BankPart(DCT(), 1.0, "contrast")]),
+        (PCA(), [BankPart(PCA())]),
+        ([PCA(), BankPart(DCT(), 3)], [BankPart(PCA()), BankPart(DCT(), 3)]),
+        (
+            [{"name": "stacked-lda", "share": 0.5, "draws": 4}, "pca"],
+            [BankPart(StackedLDA(draws=4), 0.5), BankPart(PCA())],
+        ),
+    ],
+)
+def test_bank_in_all_forms(given, expected):
+    """Text, learners, parts and tables."""
+    spec = NetworkSpec(bank=given)
+    assert spec.bank == tuple(expected)
+    assert NetworkSpec(bank=format_bank(spec.bank)).replace(bank=spec.bank) == spec
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bank": "pcaa"}, r"Unknown filter learner 'pcaa'\. Did you mean 'pca'\?"),
+        ({"bank": "pca:x"}, r"share 'x', which is not a number.*pca:0\.5,stacked-lda:0\.5"),
+        ({"bank": "pca:-1"}, r"share=-1\.0 is out of range.*at least 0"),
+        ({"bank": "pca@up"}, r"view='up' is not a choice"),
+        ({"bank": "pca@contrast"}, r"no part with the view image"),
+        ({"bank": "pca:0,dct:0"}, r"no part with the view image and a share above 0"),
+        ({"bank": [{"share": 1}]}, r"has no name\. Add name, one of dct"),
+        ({"bank": 3}, r"3 is not a filter learner"),
+        ({"bank": [3]}, r"3 is not a filter learner"),
+        ({"features": "second-oder"}, r"Unknown feature extractor.*Did you mean 'second-order'"),
+        ({"features": []}, r"features is empty"),
+        ({"head": "clasify"}, r"Unknown head 'clasify'\. Did you mean 'classify'\?"),
+        ({"head": {"name": "regress", "sigma": 2}}, r"Regress has no option 'sigma'"),
+        (
+            {"head": "regress", "sigma": 2},
+            r"sigma is an option of the head classify, but .*regress",
+        ),
+        ({"bank": "dct", "lda_draws": 4}, r"lda_draws is .* learner stacked-lda, but .* dct"),
+        ({"bank": "dct", "lda_fraction": 0.5}, r"lda_fraction=0\.5 is for banks of pca and"),
+        ({"lda_draws": 0}, r"lda_draws=0 is out of range\. It must be at least 1"),
+        ({"residual": "regress"}, r"'residual' of .* has been renamed\. Use head='regress'"),
+        ({"blok": 3}, r"NetworkSpec has no option 'blok'\. Did you mean 'block'\?"),
+    ],
+)
+def test_bad_compositions_raise_spec_error(options, message):
+    """The message has the value and the remedy."""
+    with pytest.raises(SpecError, match=message):
+        NetworkSpec(**options)
+
+
+def test_a_component_given_by_name_takes_over_what_was_set():
+    """Options that both have stay; a table or an object says all."""
+    spec = NetworkSpec(ridge=0.3, target=0.7, sigma=4.0)
+    assert spec.replace(head="regress").head == Regress(ridge=0.3, target=0.7)
+    assert spec.replace(head={"name": "regress"}).head == Regress()
+    assert spec.replace(head=Regress()).head == Regress()
+    assert spec.replace(head={"sigma": 8.0}).head == Classify(ridge=0.3, target=0.7, sigma=8.0)
+    assert NetworkSpec(lda_draws=4).replace(bank="stacked-lda").lda_draws == 4
+
+
+def test_flat_options_are_for_all_components_that_have_them():
+    """Two extractors of one kind get the same block."""
+    spec = NetworkSpec(features=[SecondOrder(stride=2), SecondOrder(stride=8)], block=8)
+    assert [(e.block, e.stride) for e in spec.features] == [(8, 2), (8, 8)]
+    height = width = 32
+    counts = [e.count(height, width, (50,)) for e in spec.features]
+    assert spec.architecture((height, width, 3), 10).features == sum(counts)
+
+
+def test_any_bank_can_have_two_towers():
+    """Each part is there once for each view, with half of its share."""
+    spec = NetworkSpec(bank="dct", local_contrast=True, filters=8)
+    assert format_bank(spec.bank) == "dct:0.5,dct:0.5@contrast"
+    assert spec.architecture((9, 9, 1), 2).tower_sizes == (4, 4)
+    assert spec.replace(local_contrast=False).bank == (BankPart(DCT(), 0.5),)
+
+
+def test_stored_specs_of_flat_options_are_read():
+    """Options of components that the network does not have were stored too."""
+    flat = {"filters": 8, "residual": "regress", "sigma": 2.0, "ridge": 0.3, "lda_fraction": 0.25}
+    flat |= {"local_contrast": True, "cells": "centre", "levels": [2, 1], "probability": "softmax"}
+    expected = NetworkSpec(
+        filters=8, head="regress", ridge=0.3, lda_fraction=0.25, local_contrast=True, levels=(2, 1)
+    )
+    assert NetworkSpec.from_stored(flat) == expected
+
+
+def test_parameters_by_flat_and_nested_names():
+    """As GridSearchCV sets them."""
+    clf = ResCNetClassifier(NetworkSpec(filters=8))
+    clf = clone(clf).set_params(spec__ridge=0.5, spec__head__sigma=4.0, spec__block=8)
+    assert (clf.spec.head.ridge, clf.spec.head.sigma) == (0.5, 4.0)
+    assert clf.get_params()["spec__block"] == 8
