@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "model": {"errors", "options", "kernels"},
     "composition": {"errors", "options", "model"},
     "spec": {"errors", "options", "model", "composition"},
-    "flags": {"spec"},
+    "flags": {"errors", "spec"},
     "reduce": {"errors", "kernels"},
     "store": {"errors", "model", "kernels"},
     "data": {"errors", "spec", "kernels", "store", "cluster"},
