@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rescnet_dist._compat import load_glibc
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.reduce import blas_threads
 
@@ -80,8 +79,8 @@ def keep_memory() -> None:
     A timed run then reuses the memory of the run before. Otherwise the system's allocation of
     memory, which takes up to a second per gigabyte on virtual machines, would be timed.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL("libc.so.6")
+    library = load_glibc()
+    if library is not None:
         for option, value in ((-4, 0), (-1, -1)):  # M_MMAP_MAX: none; M_TRIM_THRESHOLD: never
             library.mallopt(option, value)
 

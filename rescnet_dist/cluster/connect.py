@@ -21,6 +21,7 @@ import dask
 from distributed import Client, LocalCluster, get_client, get_worker, worker_client
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 
+from rescnet_dist._compat import fetch_workers
 from rescnet_dist.errors import ClusterError, ClusterLostError
 from rescnet_dist.kernels.backend import Backend
 
@@ -276,13 +277,8 @@ def available_cores() -> int:
 
 
 def list_workers(client: Client) -> dict[str, Any]:
-    """Return what the scheduler knows of each worker, by address.
-
-    The scheduler itself is asked: the client's `scheduler_info` is refreshed in the background, at
-    times by an answer without workers.
-    """
-    identity = client.sync(client.scheduler.identity, n_workers=-1)
-    return dict(identity["workers"])
+    """Return what the scheduler knows of each worker, by address."""
+    return fetch_workers(client)
 
 
 def worker_identities(workers: dict[str, Any]) -> set[tuple[str, str]]:

@@ -26,8 +26,7 @@ def retire_worker(name: str, address: str, seconds: float = 20) -> dict[str, Any
     deadline = time.monotonic() + seconds
     check_reachable(address)
     with Client(address, timeout=seconds, set_as_default=False) as client:
-        retired = client.sync(
-            client.scheduler.retire_workers,
+        retired = client.retire_workers(
             names=[name],
             close_workers=False,
             remove=False,

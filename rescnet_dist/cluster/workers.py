@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ import dask
 import psutil
 from distributed import Client, get_worker
 
+from rescnet_dist._compat import limit_profile_history, stop_profiler
 from rescnet_dist.cluster.connect import (
     PROFILER_DEADLOCKS,
     available_cores,
@@ -204,14 +204,9 @@ def limit_profiler() -> None:
         worker = get_worker()
     except ValueError:
         return
-    limit = PROFILE_HISTORY_SECONDS
-    for name in ("profile_history", "profile_keys_history"):
-        history = getattr(worker, name, None)
-        if isinstance(history, deque) and (history.maxlen or math.inf) > limit:
-            setattr(worker, name, deque(list(history)[-limit:], maxlen=limit))
-    profiler = worker.periodic_callbacks.get("profile")
-    if PROFILER_DEADLOCKS and profiler and profiler.is_running():
-        worker.loop.add_callback(profiler.stop)
+    limit_profile_history(worker, PROFILE_HISTORY_SECONDS)
+    if PROFILER_DEADLOCKS:
+        stop_profiler(worker)
 
 
 def spill_fraction() -> float:

@@ -17,6 +17,11 @@ from typing import Any
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from rescnet_dist._compat import (
+    add_dashboard_pages,
+    find_scheduler_plugin,
+    make_dashboard_template,
+)
 from rescnet_dist.dashboard.view import RunView, StoredRun
 from rescnet_dist.events import ChunkDone, ChunkRebuilt, Event, RunStarted, event_to_dict
 from rescnet_dist.train import progress_topic
@@ -130,7 +135,7 @@ class SchedulerPage:
 
 def install(dask_scheduler: Any) -> bool:
     """Install the plugin on a scheduler if it is missing; return whether its pages are served."""
-    plugin = dask_scheduler.plugins.get(RunsPlugin.name)
+    plugin = find_scheduler_plugin(dask_scheduler, RunsPlugin.name)
     if plugin is None:
         plugin = RunsPlugin()
         plugin.is_served = _serve(dask_scheduler, plugin.board)
@@ -146,39 +151,18 @@ def dask_setup(scheduler: Any) -> None:
 def _serve(scheduler: Any, board: Board) -> bool:
     """Serve the pages of a board next to those of Dask's dashboard; return whether there is one."""
     try:
-        from bokeh.server.tornado import BokehTornado
-        from distributed.dashboard.core import BokehApplication
-        from distributed.dashboard.scheduler import template_variables
-        from tornado.ioloop import IOLoop
-
         from rescnet_dist.dashboard.plots import PLOTS
     except ImportError:  # no Bokeh, no dashboard
-        return False
-    applications = scheduler.http_application.applications
-    dask_pages = [app for app in applications if isinstance(app, BokehTornado)]
-    if not dask_pages:
         return False
     single = {f"/individual-{PAGE_NAME}-{kind.name}": (kind,) for kind in PLOTS}
     page_kinds = {f"/{PAGE_NAME}": PLOTS, **single}
     pages = {path: partial(_document, board, kinds) for path, kinds in page_kinds.items()}
-    variables = template_variables(scheduler)  # the object that Dask's own pages use
-    ours = BokehApplication(pages, scheduler, dask_pages[0].prefix, variables)
-    scheduler.http_application.add_application(ours)
-    ours.initialize(IOLoop.current())
-    ours.start()
-    # Dask, and therefore JupyterLab's extension, lists the pages of its first application only
-    dask_pages[0]._applications.update(ours._applications)
-    variables["pages"].insert(min(3, len(variables["pages"])), PAGE_NAME)
-    names = {path.strip("/"): f"Rescnet {kinds[0].name.title()}" for path, kinds in single.items()}
-    variables["plots"] += [{"url": url, "name": name} for url, name in names.items()]
-    variables["plots"].sort(key=lambda plot: plot["name"])
-    return True
+    titles = {path: f"Rescnet {kinds[0].name.title()}" for path, kinds in single.items()}
+    return add_dashboard_pages(scheduler, pages, PAGE_NAME, titles)
 
 
 def _document(board: Board, kinds: Any, _scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
     """Fill a document of Dask's dashboard."""
-    from distributed.dashboard.components.scheduler import env
-
     from rescnet_dist.dashboard.page import (
         is_dark,
         show_plots,
@@ -190,14 +174,14 @@ def _document(board: Board, kinds: Any, _scheduler: Any, extra: dict[str, Any], 
     show_plots(doc, board.views, kinds)
     dark = is_dark(doc)
     if len(kinds) == 1:  # without Dask's navigation bar, like its own single plots
-        doc.template = env.from_string(
+        doc.template = make_dashboard_template(
             "{% extends base %}{% block preamble %}"
             + style_html(dark)
             + theme_script_html(follow_browser=False)  # Dask's own plots are always light
             + "{% endblock %}"
         )
     else:
-        doc.template = env.from_string(
+        doc.template = make_dashboard_template(
             '{% extends "base.html" %}{% block extra_resources %}'
             + style_html(dark, above="4.2rem")  # the height of Dask's navigation bar
             + "{% endblock %}{% block content %}{{ plot_div }}{{ plot_script }}"

@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+from rescnet_dist._compat import load_tensorboard
 from rescnet_dist.dashboard.writers import RunWriter, spec_parameters
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.events import RunDone
@@ -44,7 +45,7 @@ class TensorBoardWriter(RunWriter):
                 f"The TensorBoard folder {self.folder} is a URL. Event files are written to a "
                 "folder of this machine; pass a folder, and copy it afterwards."
             )
-        _import_tensorboard()
+        load_tensorboard()
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
@@ -67,7 +68,7 @@ class TensorBoardWriter(RunWriter):
             self._file = None
 
     def _begin(self, url: str, description: dict[str, Any]) -> None:
-        events, writer, hparams, _ = _import_tensorboard()
+        events, writer, hparams, _ = load_tensorboard()
         self.close()
         self._file = writer.EventFileWriter(os.path.join(self.folder, url_name(url)))
         start = events.SessionLog(status=events.SessionLog.START)
@@ -77,7 +78,7 @@ class TensorBoardWriter(RunWriter):
             self._add_event(0, summary=hparams.hparams_pb(parameters, trial_id=url))
 
     def _write(self, step: int, values: dict[str, float], when: float) -> None:
-        events = _import_tensorboard()[0]
+        events = load_tensorboard()[0]
         event = events.Event(wall_time=when, step=step)
         for name, value in values.items():
             event.summary.value.add(tag=name, simple_value=value)
@@ -85,7 +86,7 @@ class TensorBoardWriter(RunWriter):
 
     def _end(self, event: RunDone) -> None:
         text = f"depth {event.depth}: {event.reason}; run {event.url}"
-        self._add_event(event.depth, summary=_import_tensorboard()[3].text_pb("outcome", text))
+        self._add_event(event.depth, summary=load_tensorboard()[3].text_pb("outcome", text))
         self.close()
 
     def _flush(self) -> None:
@@ -93,19 +94,5 @@ class TensorBoardWriter(RunWriter):
 
     def _add_event(self, step: int, **fields: Any) -> None:
         """Add an event of a step with the current time."""
-        events = _import_tensorboard()[0]
+        events = load_tensorboard()[0]
         self._file.add_event(events.Event(wall_time=time.time(), step=step, **fields))
-
-
-def _import_tensorboard() -> tuple[Any, Any, Any, Any]:
-    """Import the modules of TensorBoard that write event files; PyTorch's writer uses them too."""
-    try:
-        from tensorboard.compat.proto import event_pb2
-        from tensorboard.plugins.hparams import summary_v2 as hparams
-        from tensorboard.plugins.text import summary_v2 as text
-        from tensorboard.summary.writer import event_file_writer
-    except ImportError as error:
-        raise RescnetError(
-            f"TensorBoard is not installed ({error}). Run pip install 'rescnet-dist[tensorboard]'."
-        ) from None
-    return event_pb2, event_file_writer, hparams, text

@@ -8,6 +8,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
+from rescnet_dist._compat import array_meta
 from rescnet_dist.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -114,7 +115,7 @@ def _check_finite_lazily(images: da.Array, name: str) -> da.Array:
         check_finite(block, start, name)
         return block
 
-    return images.map_blocks(check, dtype=images.dtype, meta=images._meta)
+    return images.map_blocks(check, dtype=images.dtype, meta=array_meta(images))
 
 
 def _as_array(source: Any, name: str) -> Array | da.Array:

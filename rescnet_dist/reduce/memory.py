@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from functools import cache
 from typing import Any
+
+from rescnet_dist._compat import load_glibc
 
 # options of glibc's mallopt and their values
 MALLOC_OPTIONS = {
@@ -31,13 +31,8 @@ def trim_memory() -> None:
 @cache
 def _configure_glibc() -> Any:
     """Set malloc up for arrays of many megabytes, once per process; return glibc, or None."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        library = ctypes.CDLL("libc.so.6")
+    library = load_glibc()
+    if library is not None:
         for option, value in MALLOC_OPTIONS.items():
             library.mallopt(option, value)
-        library.malloc_trim(0)
-    except (OSError, AttributeError):  # another C library, such as musl
-        return None
     return library

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import threadpoolctl
 from threadpoolctl import ThreadpoolController
+
+from rescnet_dist._compat import release_openblas_control
 
 
 class _ThreadLimit:
@@ -23,7 +24,7 @@ class _ThreadLimit:
         self.previous: Any = None
 
 
-_limit = _ThreadLimit()
+_limit = _ThreadLimit()  # keeps tasks from fighting for the limit, so that any thread may set it
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def blas_threads(count: int) -> Iterator[None]:
     """
     with _limit.changed:
         _limit.changed.wait_for(lambda: _limit.users == 0 or _limit.threads == count)
-        _release_controlling_thread()
+        release_openblas_control()
         limiter = _find_blas(len(sys.modules)).limit(limits=count, user_api="blas")
         if _limit.users == 0:
             _limit.previous, _limit.threads = limiter, count
@@ -46,9 +47,9 @@ def blas_threads(count: int) -> Iterator[None]:
         with _limit.changed:
             _limit.users -= 1
             if _limit.users == 0:
-                _release_controlling_thread()
+                release_openblas_control()
                 _limit.previous.restore_original_limits()
-                _release_controlling_thread()  # so that any thread can set the next limit
+                release_openblas_control()  # so that any thread can set the next limit
                 _limit.changed.notify_all()
 
 
@@ -60,14 +61,3 @@ def _find_blas(_loaded_modules: int) -> ThreadpoolController:
     loaded since.
     """
     return ThreadpoolController()
-
-
-def _release_controlling_thread() -> None:
-    """Let any thread set OpenBLAS's limit.
-
-    From 3.8 on, threadpoolctl silently ignores all threads but the first that set one, to keep them
-    from fighting; `_limit` already prevents that here.
-    """
-    release = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
-    if release is not None:
-        release(force=True)

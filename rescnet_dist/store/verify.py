@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rescnet_dist._compat import encode_chunk_key
 from rescnet_dist.errors import StoreReadError
 from rescnet_dist.store.arrays import read_region
 from rescnet_dist.store.location import Location
@@ -15,7 +16,7 @@ def chunk_problem(location: Location, path: str, number: int, expected: int | No
     """
     try:
         array = location.open_array(path)
-        key = array.metadata.encode_chunk_key((number, *(0 for _ in array.shape[1:])))
+        key = encode_chunk_key(array, (number, *(0 for _ in array.shape[1:])))
         if expected is None and not (location / path / key).exists():
             return f"{path}, chunk {number}: the chunk is missing."
         start = number * array.chunks[0]

@@ -18,8 +18,9 @@ from typing import Any
 
 import psutil
 from dask.sizeof import sizeof
-from distributed import Client, Future, stealing, wait
+from distributed import Client, Future, wait
 
+from rescnet_dist._compat import disable_stealing, remove_restrictions, worker_memory_limit
 from rescnet_dist.cluster.workers import GPU_MEMORY_FRACTION, spill_fraction
 from rescnet_dist.kernels import Backend
 from rescnet_dist.train.task_events import this_worker
@@ -96,18 +97,9 @@ def has_room(backend: Backend) -> bool:
     """
     if backend.on_gpu:
         return backend.used_memory_fraction() < GPU_MEMORY_FRACTION + CACHE_TOLERANCE_FRACTION
-    limit = this_worker().memory_manager.memory_limit
+    limit = worker_memory_limit(this_worker())
     fraction = spill_fraction() + CACHE_TOLERANCE_FRACTION
     return not limit or psutil.Process().memory_info().rss < fraction * limit
-
-
-def disable_stealing(names: Sequence[str]) -> None:
-    """Keep idle workers from stealing tasks with these names; runs on a scheduler.
-
-    A stolen task would find its cache empty, and the cached bytes are not part of the size that
-    Dask weighs against the compute time.
-    """
-    stealing.fast_tasks.update(names)
 
 
 CACHE_PLACEMENT_SECONDS = 30.0  # for new caches to be placed on their workers
@@ -149,7 +141,9 @@ class CacheSet:
             ]
             self._workers = workers
             self._remove_restrictions()
-            # it fails if the scheduler does not have this package; stolen tasks then cost time only
+            # A stolen task would find its cache empty, and the cached bytes are not part of what
+            # Dask weighs against the compute time. The call fails if the scheduler does not have
+            # this package; stolen tasks then cost time only.
             with suppress(Exception):
                 self._client.run_on_scheduler(disable_stealing, self._task_names)
 
@@ -173,8 +167,7 @@ class CacheSet:
         # a cluster that has just lost its workers may be slow
         with self._client.as_current(), suppress(TimeoutError):
             wait(self._futures, timeout=CACHE_PLACEMENT_SECONDS)
-        unrestricted: dict[str, list[str]] = {future.key: [] for future in self._futures}
-        self._client.sync(self._client.scheduler.set_restrictions, worker=unrestricted)
+        remove_restrictions(self._client, [future.key for future in self._futures])
 
     def release(self) -> None:
         """Free all caches, even if the graph of a failed pass still refers to them."""

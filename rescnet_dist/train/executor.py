@@ -11,6 +11,7 @@ from typing import Any
 
 from distributed import Client, Future, KilledWorker
 
+from rescnet_dist._compat import retry_future
 from rescnet_dist.cluster.connect import CANCELLED_ERRORS
 from rescnet_dist.errors import ClusterLostError, PassError, RescnetError, mask_secrets
 from rescnet_dist.events.bus import EventBus
@@ -164,17 +165,7 @@ def _get_result(future: Future, monitor: PassMonitor, plan: Plan, client: Client
                 "cause, then resume the run."
             )
         monitor.publish_retry(reason)
-        _retry(future, client)
-
-
-def _retry(future: Future, client: Client) -> None:
-    """Retry a future; `Future.retry` raises KeyError unless all failed tasks are futures."""
-
-    async def retry() -> None:
-        client.futures[future.key].retry()
-        await client.scheduler.retry(keys=[future.key], client=client.id)
-
-    client.sync(retry)
+        retry_future(client, future)
 
 
 WORKER_CHECK_SECONDS = 20.0  # between two checks whether there is any worker

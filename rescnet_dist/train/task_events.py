@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import psutil
 from dask.base import tokenize
 from distributed import Worker, get_worker
 
@@ -37,7 +38,7 @@ def log_chunk_started(task: Task, phase: str, start: int) -> None:
 
 def log_chunk_done(task: Task, phase: str, start: int, stop: int) -> None:
     """Report that images start to stop are done, and the worker's resident memory."""
-    memory = this_worker().monitor.get_process_memory()
+    memory = psutil.Process().memory_info().rss
     send(
         task,
         "chunk",
@@ -56,7 +57,7 @@ def log_task_done(task: Task, phase: str, meter: TaskMeter) -> None:
 
 def log_solving(task: Task, phase: str) -> None:
     """Report that all accumulators are merged and that the solve starts."""
-    memory = this_worker().monitor.get_process_memory()
+    memory = psutil.Process().memory_info().rss
     send(task, "solving", phase=phase, layer=task.layer, memory=memory)
 
 

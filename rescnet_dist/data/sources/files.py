@@ -17,6 +17,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
+from rescnet_dist._compat import strip_protocol
 from rescnet_dist.errors import DataError, RescnetError
 from rescnet_dist.store import describe_missing_bucket, file_system, read_bytes
 
@@ -164,7 +165,7 @@ def read_files(urls: Sequence[str]) -> Iterator[bytes | DataError]:
     if isinstance(fs, LocalFileSystem):
         yield from (_read_local_file(local_path(url)) for url in urls)
         return
-    paths = [fs._strip_protocol(url) for url in urls]
+    paths = [strip_protocol(fs, url) for url in urls]
     with ThreadPoolExecutor(CONCURRENT_READS) as pool:  # fs.cat would take names for patterns.
         for start in range(0, len(paths), CONCURRENT_READS):
             yield from pool.map(
@@ -182,7 +183,7 @@ def _read_remote_file(fs: Any, path: str) -> bytes | DataError:
 
 def local_path(url: str) -> str:
     """Return the path of a local file from its URL, ten times faster than by fsspec."""
-    return url if url.startswith("/") else str(LocalFileSystem._strip_protocol(url))
+    return url if url.startswith("/") else strip_protocol(LocalFileSystem, url)
 
 
 def _read_local_file(path: str) -> bytes | DataError:

@@ -1,6 +1,7 @@
 """In-place BLAS and LAPACK routines that release the GIL.
 
-SciPy's own wrappers hold the GIL, so that the threads of a worker would take turns.
+SciPy's own wrappers hold the GIL, so that the threads of a worker would take turns. They are used
+only if SciPy does not give access to its routines, with the same result.
 """
 
 from __future__ import annotations
@@ -11,27 +12,18 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_blas, cython_lapack
+import scipy.linalg
 
+from rescnet_dist._compat import load_blas_routine
 from rescnet_dist.kernels.arrays import Array
 
 C_TYPES = {"f": ctypes.c_float, "d": ctypes.c_double}
 
 
-@cache
-def _load_routine(name: str, n_arguments: int) -> Callable[..., None]:
-    """Return a routine of SciPy's BLAS or LAPACK, all of whose arguments are pointers."""
-    module = cython_blas if name in cython_blas.__pyx_capi__ else cython_lapack
-    capsule = module.__pyx_capi__[name]
-    get_name = ctypes.pythonapi.PyCapsule_GetName
-    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * n_arguments)  # releases the GIL
-    return prototype(get_pointer(capsule, get_name(capsule)))
+load_routine = cache(load_blas_routine)
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call(routine: Callable[..., None], *arguments: Any) -> None:
     """Call a routine with arrays, integers, letters and ctypes scalars."""
     pointers: list[Any] = []
     for argument in arguments:
@@ -43,7 +35,7 @@ def _call(name: str, *arguments: Any) -> None:
         elif isinstance(argument, str):
             argument = ctypes.c_char(argument.encode())
         pointers.append(ctypes.byref(argument))
-    _load_routine(name, len(pointers))(*pointers)
+    routine(*pointers)
 
 
 def _check_array(array: Array, *, order: str) -> Array:
@@ -69,7 +61,11 @@ def add_scatter(total: Array, rows: Array) -> None:
             "the dtype of rows."
         )
     name = {"f": "ssyrk", "d": "dsyrk"}[rows.dtype.char]
-    _call(name, "L", "N", width, n, one, rows, max(width, 1), one, total, max(width, 1))
+    side = max(width, 1)
+    if routine := load_routine(name, 10):
+        _call(routine, "L", "N", width, n, one, rows, side, one, total, side)
+    elif rows.size:
+        getattr(scipy.linalg.blas, name)(1, rows.T, 1, total, lower=1, overwrite_c=1)
 
 
 def cholesky(matrix: Array) -> None:
@@ -80,6 +76,9 @@ def cholesky(matrix: Array) -> None:
     """
     _check_array(matrix, order="F")
     name, info = {"f": "spotrf", "d": "dpotrf"}[matrix.dtype.char], ctypes.c_int(0)
-    _call(name, "L", len(matrix), matrix, max(len(matrix), 1), info)
+    if routine := load_routine(name, 5):
+        _call(routine, "L", len(matrix), matrix, max(len(matrix), 1), info)
+    elif matrix.size:
+        info.value = getattr(scipy.linalg.lapack, name)(matrix, lower=1, clean=0, overwrite_a=1)[1]
     if info.value:
         raise np.linalg.LinAlgError(f"The leading minor of order {info.value} is not positive.")

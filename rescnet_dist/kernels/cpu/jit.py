@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import sigutils
-from numba.core.compiler_lock import global_compiler_lock
+
+from rescnet_dist._compat import is_missing_in_numba_cache, numba_lock, parse_numba_signature
 
 MAX_COMPILE_SECONDS = 300
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,12 +39,9 @@ def precompile(function: Function, *signatures: str) -> Function:
     kernel: Any = function
     if not hasattr(kernel, "compile"):  # NUMBA_DISABLE_JIT
         return function
-    types = [sigutils.normalize_signature(signature)[0] for signature in signatures]
-    has_cache = kernel._cache.cache_path is not None  # else another process would compile in vain
-    with global_compiler_lock:  # loading changes state that all threads of this process share
-        if has_cache and any(
-            kernel._cache.load_overload(kind, kernel.targetctx) is None for kind in types
-        ):
+    types = [parse_numba_signature(signature) for signature in signatures]
+    with numba_lock():  # loading changes state that all threads of this process share
+        if is_missing_in_numba_cache(kernel, types):
             _compile_in_subprocess(function, signatures)
         for kind in types:
             kernel.compile(kind)
@@ -54,8 +51,8 @@ def precompile(function: Function, *signatures: str) -> Function:
 def _compile_in_subprocess(function: Any, signatures: tuple[str, ...]) -> None:
     """Compile a function in another process, which writes it to the cache on disk."""
     call = f"from {function.__module__} import {function.__name__} as kernel\n"
-    call += "from numba.core.sigutils import normalize_signature\n"
-    call += f"for signature in {signatures!r}: kernel.compile(normalize_signature(signature)[0])"
+    call += "from rescnet_dist._compat import parse_numba_signature\n"
+    call += f"for signature in {signatures!r}: kernel.compile(parse_numba_signature(signature))"
     quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(

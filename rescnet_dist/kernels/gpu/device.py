@@ -11,9 +11,12 @@ from typing import Any
 
 import cupy
 import numpy as np
-from cupy_backends.cuda.libs import cublas
+
+from rescnet_dist._compat import load_cuda_library
 
 Array = Any  # a cupy.ndarray: CuPy has no type annotations
+
+cublas, get_cublas_handle = load_cuda_library("cublas")
 
 CUBLAS_COMPUTE_32F = 68  # sums in single precision
 CUDA_R_32F, CUDA_R_16F = 0, 2  # data types of matrices
@@ -176,7 +179,7 @@ def gemm(a: Array, b: Array, c: int, pitch: int, factor: float = 1.0) -> None:
     one, scale = np.array(1, np.float32), np.array(factor, np.float32)
     data_type = CUDA_R_16F if a.dtype == np.float16 else CUDA_R_32F
     cublas.gemmEx(
-        cupy.cuda.device.get_cublas_handle(),
+        get_cublas_handle(),
         cublas.CUBLAS_OP_T,
         cublas.CUBLAS_OP_N,
         m,

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import cupy
 import numpy as np
-from cupy_backends.cuda.libs import cublas
 
+from rescnet_dist._compat import load_cuda_library
 from rescnet_dist.kernels.gpu.device import (
     CUBLAS_COMPUTE_32F,
     CUDA_R_16F,
@@ -26,6 +26,8 @@ from rescnet_dist.kernels.gpu.device import (
 )
 from rescnet_dist.kernels.gpu_tiles import PATCH_SLAB_BYTES, Segments
 from rescnet_dist.kernels.inputs import LayerInput
+
+cublas, get_cublas_handle = load_cuda_library("cublas")
 
 # Summed at a time by matrix units, which round towards zero: sums of more would lose digits
 MAX_SUMMED_IMAGES = 8192
@@ -102,7 +104,7 @@ class SegmentGrid(Segments):
         data_type = CUDA_R_16F if parts[0].dtype == np.float16 else CUDA_R_32F
         for left, right, start, stop in self.plan_products(len(parts), n):
             cublas.gemmStridedBatchedEx(
-                cupy.cuda.device.get_cublas_handle(),
+                get_cublas_handle(),
                 cublas.CUBLAS_OP_T,
                 cublas.CUBLAS_OP_N,
                 len(neighbors) * segment,

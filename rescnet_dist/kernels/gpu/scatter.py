@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cupy
 import numpy as np
-from cupy_backends.cuda.libs import cublas
 
+from rescnet_dist._compat import load_cuda_library
 from rescnet_dist.kernels.gpu.device import (
     PRODUCT_PARTS,
     Array,
@@ -14,6 +14,8 @@ from rescnet_dist.kernels.gpu.device import (
     matmul_precision,
     transpose,
 )
+
+cublas, get_cublas_handle = load_cuda_library("cublas")
 
 SCATTER_PANEL_COLUMNS = 1024  # columns of the lower triangle that are computed at a time
 
@@ -78,7 +80,7 @@ def _syrk(total: Array, rows: Array) -> None:
     one = np.array(1, total.dtype)
     routine = {"f": cublas.ssyrk, "d": cublas.dsyrk}[total.dtype.char]
     routine(
-        cupy.cuda.device.get_cublas_handle(),
+        get_cublas_handle(),
         cublas.CUBLAS_FILL_MODE_LOWER,
         cublas.CUBLAS_OP_N,
         width,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cupy
 import numpy as np
-from cupy_backends.cuda.libs import cublas, cusolver
 
+from rescnet_dist._compat import load_cuda_library
 from rescnet_dist.kernels.gpu.device import (
     PRODUCT_PARTS,
     Array,
@@ -22,6 +22,9 @@ from rescnet_dist.kernels.solving import (
     inverse_deviations,
     singular_error,
 )
+
+cublas, get_cublas_handle = load_cuda_library("cublas")
+cusolver, get_cusolver_handle = load_cuda_library("cusolver")
 
 MAX_GPU_RESIDUAL_FRACTION = 1e-7  # of the right-hand side: weights are stored in single precision
 DOUBLE_PRODUCT_ROWS = 2048  # rows of a matrix that are converted to double precision at a time
@@ -145,7 +148,7 @@ def _cholesky(square: Array) -> None:
 
 def _factor_block(block: Array, failed: Array) -> None:
     """Replace a block on the diagonal by its lower factor; sets failed[0] if it has none."""
-    handle, dtype, pitch = cupy.cuda.device.get_cusolver_handle(), block.dtype, get_pitch(block)
+    handle, dtype, pitch = get_cusolver_handle(), block.dtype, get_pitch(block)
     buffer_size, routine = {
         "f": (cusolver.spotrf_bufferSize, cusolver.spotrf),
         "d": (cusolver.dpotrf_bufferSize, cusolver.dpotrf),
@@ -159,7 +162,7 @@ def _solve_block(factor: Array, below: Array) -> None:
     """Replace below (m, b) by below · factor⁻ᵀ, of a lower factor (b, b), in single precision."""
     one = np.array(1, np.float32)
     cublas.strsm(
-        cupy.cuda.device.get_cublas_handle(),
+        get_cublas_handle(),
         cublas.CUBLAS_SIDE_RIGHT,
         LOWER,
         cublas.CUBLAS_OP_T,
@@ -179,7 +182,7 @@ def _solve_factored(factor: Array, columns: Array) -> Array:
     x, failed = cupy.array(columns, dtype, order="F"), cupy.zeros(1, np.int32)
     routine = {"f": cusolver.spotrs, "d": cusolver.dpotrs}[dtype.char]
     routine(
-        cupy.cuda.device.get_cusolver_handle(),
+        get_cusolver_handle(),
         LOWER,
         len(factor),
         x.shape[1],

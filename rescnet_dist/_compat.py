@@ -1,0 +1,376 @@
+"""Private and undocumented APIs of other packages, and what happens without each of them.
+
+No other module uses such an API; a test holds that. A new release may remove one without notice:
+each function says which release it was tried on, and either works without the API, usually at a
+cost that it names, or raises an error that says what to install. Packages are imported inside the
+functions, as most processes need few of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from rescnet_dist.errors import BackendError, ClusterError, RescnetError
+
+logger = logging.getLogger(__name__)
+
+
+# dask and distributed ---------------------------------------------------------------------------
+
+
+def array_meta(array: Any) -> Any:
+    """Return the empty array that tells the type of a dask array's chunks.
+
+    Tried on dask 2026.8.0: `Array._meta`. Without it, chunks are taken for NumPy arrays.
+    """
+    import numpy as np
+
+    meta = getattr(array, "_meta", None)
+    return np.empty((0,) * array.ndim, array.dtype) if meta is None else meta
+
+
+def fetch_workers(client: Any) -> dict[str, Any]:
+    """Return what the scheduler knows of each worker, by address.
+
+    Tried on distributed 2026.8.0: the scheduler's operation `identity`. Without it, the client's
+    `scheduler_info` is used. That is refreshed in the background, at times by an answer without
+    workers.
+    """
+    operation = getattr(client.scheduler, "identity", None)
+    identity = client.sync(operation, n_workers=-1) if operation else None
+    return dict((identity or client.scheduler_info())["workers"])
+
+
+def remove_restrictions(client: Any, keys: Iterable[str]) -> None:
+    """Let tasks, given by key, run on any worker.
+
+    Tried on distributed 2026.8.0: the scheduler's operation `set_restrictions`. Without it, tasks
+    stay restricted, and wait for their worker if all workers are gone for a moment.
+    """
+    operation = getattr(client.scheduler, "set_restrictions", None)
+    if operation is not None:
+        client.sync(operation, worker={key: [] for key in keys})
+
+
+def retry_future(client: Any, future: Any) -> None:
+    """Compute a failed future again; `Future.retry` raises KeyError unless all failed tasks are
+    futures.
+
+    Tried on distributed 2026.8.0: `Client.futures` and the scheduler's operation `retry`. Without
+    the first, this is `Future.retry`. Without the second, it raises ClusterError.
+    """
+    states = getattr(client, "futures", None)
+    if states is None:
+        future.retry()
+        return
+
+    async def retry() -> Any:
+        states[future.key].retry()
+        return await client.scheduler.retry(keys=[future.key], client=client.id)
+
+    if client.sync(retry) is None:  # the answer to an unknown operation
+        raise ClusterError(
+            f"The Dask scheduler at {client.scheduler.address} cannot retry a failed task: it has "
+            "no operation 'retry'. Use a release of distributed that has one, such as 2026.8.0."
+        )
+
+
+def disable_stealing(names: Sequence[str]) -> None:
+    """Keep idle workers from stealing tasks with these names; runs on a scheduler.
+
+    Tried on distributed 2026.8.0: `distributed.stealing.fast_tasks`. Without it, tasks may be
+    stolen, which costs time only.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from distributed import stealing
+
+        stealing.fast_tasks.update(names)
+
+
+def limit_profile_history(worker: Any, limit: int) -> None:
+    """Have a Dask worker keep at most `limit` profiles of each kind.
+
+    Tried on distributed 2026.8.0: `Worker.profile_history` and `profile_keys_history`. Without
+    them, the history keeps its length, and a worker grows by 200 MB in its first hour.
+    """
+    for name in ("profile_history", "profile_keys_history"):
+        history = getattr(worker, name, None)
+        if isinstance(history, deque) and (history.maxlen is None or history.maxlen > limit):
+            setattr(worker, name, deque(list(history)[-limit:], maxlen=limit))
+
+
+def stop_profiler(worker: Any) -> None:
+    """Stop the profiler of a Dask worker.
+
+    Tried on distributed 2026.8.0: `Worker.periodic_callbacks["profile"]`. Without it, the profiler
+    keeps running.
+    """
+    profiler = getattr(worker, "periodic_callbacks", {}).get("profile")
+    if profiler is not None and profiler.is_running():
+        worker.loop.add_callback(profiler.stop)
+
+
+def worker_memory_limit(worker: Any) -> int | None:
+    """Return the memory limit of a Dask worker in bytes; None without a limit.
+
+    Tried on distributed 2026.8.0: `Worker.memory_manager`. Without it, the limit is taken to be
+    none.
+    """
+    return getattr(getattr(worker, "memory_manager", None), "memory_limit", None)
+
+
+# the dashboard of distributed -------------------------------------------------------------------
+
+
+def find_scheduler_plugin(scheduler: Any, name: str) -> Any:
+    """Return a plugin of a scheduler by its name; None if it has none.
+
+    Tried on distributed 2026.8.0: `Scheduler.plugins`. Without it, None.
+    """
+    return getattr(scheduler, "plugins", {}).get(name)
+
+
+def add_dashboard_pages(
+    scheduler: Any,
+    pages: Mapping[str, Callable[..., None]],
+    link: str,
+    plots: Mapping[str, str],
+) -> bool:
+    """Serve pages next to those of Dask's dashboard; return whether there is one.
+
+    `pages` are functions by path, which fill a document of Bokeh. `link` is the page that the
+    navigation bar lists, and `plots` are titles by path, of pages that are a single plot.
+
+    Tried on distributed 2026.8.0 and Bokeh 3.9.2: `Scheduler.http_application`, the modules of
+    `distributed.dashboard`, and `BokehTornado._applications`. Without one of them, no page is
+    served.
+    """
+    try:
+        from bokeh.server.tornado import BokehTornado
+        from distributed.dashboard.components.scheduler import env  # noqa: F401
+        from distributed.dashboard.core import BokehApplication
+        from distributed.dashboard.scheduler import template_variables
+        from tornado.ioloop import IOLoop
+
+        server = scheduler.http_application
+        dask_pages = [app for app in server.applications if isinstance(app, BokehTornado)]
+        if not dask_pages:
+            return False
+        variables = template_variables(scheduler)  # the object that Dask's own pages use
+        ours = BokehApplication(dict(pages), scheduler, dask_pages[0].prefix, variables)
+        listed, added = dask_pages[0]._applications, ours._applications
+        links, titles = variables["pages"], variables["plots"]
+    except (ImportError, AttributeError, KeyError) as error:
+        logger.info("Dask's dashboard cannot be extended: %s", error)
+        return False
+    server.add_application(ours)
+    ours.initialize(IOLoop.current())
+    ours.start()
+    # Dask, and therefore JupyterLab's extension, lists the pages of its first application only
+    listed.update(added)
+    links.insert(min(3, len(links)), link)
+    titles += [{"url": path.strip("/"), "name": title} for path, title in plots.items()]
+    titles.sort(key=lambda plot: plot["name"])
+    return True
+
+
+def make_dashboard_template(source: str) -> Any:
+    """Return a Jinja template that can extend those of Dask's dashboard.
+
+    Tried on distributed 2026.8.0: `distributed.dashboard.components.scheduler.env`. Without it,
+    `add_dashboard_pages` serves no page that would need a template.
+    """
+    from distributed.dashboard.components.scheduler import env
+
+    return env.from_string(source)
+
+
+# numba ------------------------------------------------------------------------------------------
+
+
+def parse_numba_signature(signature: str) -> Any:
+    """Return the argument types of a signature such as "void(int64)".
+
+    Tried on Numba 0.68.1: `numba.core.sigutils`. Without it, the signature itself, which
+    `Dispatcher.compile` accepts too, under another key of Numba's cache.
+    """
+    try:
+        from numba.core.sigutils import normalize_signature
+    except ImportError:
+        return signature
+    return normalize_signature(signature)[0]
+
+
+def is_missing_in_numba_cache(kernel: Any, types: Sequence[Any]) -> bool:
+    """Return whether a kernel has a cache on disk that lacks some of its argument types.
+
+    Tried on Numba 0.68.1: `Dispatcher._cache` and `targetctx`. Without them, False: the kernel is
+    compiled in this process, which keeps 100 MB more.
+    """
+    try:
+        cached, context = kernel._cache, kernel.targetctx
+        if cached.cache_path is None:
+            return False
+        return any(cached.load_overload(kind, context) is None for kind in types)
+    except AttributeError:
+        return False
+
+
+@cache
+def numba_lock() -> Any:
+    """Return the lock that Numba holds while it compiles.
+
+    Tried on Numba 0.68.1: `numba.core.compiler_lock`. Without it, a lock of our own: kernels are
+    loaded by one thread at a time, while other code may compile.
+    """
+    try:
+        from numba.core.compiler_lock import global_compiler_lock
+    except ImportError:
+        return threading.RLock()
+    return global_compiler_lock
+
+
+# scipy ------------------------------------------------------------------------------------------
+
+
+def load_blas_routine(name: str, n_arguments: int) -> Callable[..., None] | None:
+    """Return a routine of SciPy's BLAS or LAPACK; all its arguments are pointers.
+
+    It releases the GIL. Tried on SciPy 1.17.1: `__pyx_capi__` of `scipy.linalg.cython_blas` and
+    `cython_lapack`. Without it, None: callers use SciPy's own wrappers, which hold the GIL.
+    """
+    try:
+        from scipy.linalg import cython_blas, cython_lapack
+
+        capsule = {**cython_lapack.__pyx_capi__, **cython_blas.__pyx_capi__}[name]
+    except (ImportError, AttributeError, KeyError):
+        return None
+    get_name = ctypes.pythonapi.PyCapsule_GetName
+    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * n_arguments)  # releases the GIL
+    return prototype(get_pointer(capsule, get_name(capsule)))
+
+
+# cupy -------------------------------------------------------------------------------------------
+
+# What the GPU kernels use of the libraries.
+CUDA_LIBRARY_NAMES = {
+    "cublas": (
+        *("CUBLAS_DIAG_NON_UNIT", "CUBLAS_FILL_MODE_LOWER", "CUBLAS_OP_N", "CUBLAS_OP_T"),
+        *("CUBLAS_SIDE_RIGHT", "dsyrk", "gemmEx", "gemmStridedBatchedEx", "ssyrk", "strsm"),
+    ),
+    "cusolver": (
+        *("dpotrf", "dpotrf_bufferSize", "dpotrs", "spotrf", "spotrf_bufferSize", "spotrs"),
+    ),
+}
+
+
+@cache
+def load_cuda_library(name: str) -> tuple[Any, Callable[[], int]]:
+    """Return the module of a CUDA library, "cublas" or "cusolver", and what returns its handle.
+
+    Tried on CuPy 14.0: `cupy_backends.cuda.libs` and `cupy.cuda.device`. Without one of the
+    routines that are used, BackendError. There is no fallback: other routines round differently.
+    """
+    import cupy
+
+    missing: object
+    try:
+        if name == "cublas":
+            from cupy_backends.cuda.libs import cublas as library
+        else:
+            from cupy_backends.cuda.libs import cusolver as library
+        get_handle = getattr(cupy.cuda.device, f"get_{name}_handle")
+        missing = ", ".join(n for n in CUDA_LIBRARY_NAMES[name] if not hasattr(library, n))
+    except (ImportError, AttributeError) as error:
+        missing = error
+    if missing:
+        raise BackendError(
+            f"CuPy {cupy.__version__} does not give access to {name} as its release 14.0 does "
+            f"({missing}). Install that release, or use array_backend='numpy'."
+        )
+    return library, get_handle
+
+
+# other packages ---------------------------------------------------------------------------------
+
+
+def release_openblas_control() -> None:
+    """Let any thread set OpenBLAS's number of threads.
+
+    Tried on threadpoolctl 3.8.0: `OpenBLASController.clear_controlling_thread`. From 3.8 on,
+    threadpoolctl ignores all threads but the first that set a limit, to keep them from fighting.
+    Without the method, as in earlier releases, there is nothing to release.
+    """
+    import threadpoolctl
+
+    release = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+
+
+def strip_protocol(fs: Any, url: str) -> str:
+    """Return the path of a URL on an fsspec file system, or on a class of them.
+
+    Tried on fsspec 2026.9.0: `AbstractFileSystem._strip_protocol`. Without it, fsspec parses the
+    whole URL, ten times slower.
+    """
+    strip = getattr(fs, "_strip_protocol", None)
+    if strip is not None:
+        return str(strip(url))
+    import fsspec
+
+    return str(fsspec.url_to_fs(url)[1])
+
+
+def encode_chunk_key(array: Any, index: tuple[int, ...]) -> str:
+    """Return the key of a chunk of a Zarr array, below that of the array.
+
+    Tried on zarr 3.1.6: `encode_chunk_key` of the array's metadata. Without it, the key is that of
+    Zarr format 3 with its default encoding, which the arrays of this package have.
+    """
+    encode = getattr(array.metadata, "encode_chunk_key", None)
+    return str(encode(index)) if encode is not None else "/".join(["c", *map(str, index)])
+
+
+def load_tensorboard() -> tuple[Any, Any, Any, Any]:
+    """Return the modules of TensorBoard that write event files; PyTorch's writer uses them too.
+
+    They are those of events, files, hyperparameters and texts. Tried on TensorBoard 2.21.0. Without
+    one of them, RescnetError.
+    """
+    try:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.plugins.hparams import summary_v2 as hparams
+        from tensorboard.plugins.text import summary_v2 as text
+        from tensorboard.summary.writer import event_file_writer
+    except ImportError as error:
+        raise RescnetError(
+            f"TensorBoard is not installed ({error}). Run pip install 'rescnet-dist[tensorboard]'."
+        ) from None
+    return event_pb2, event_file_writer, hparams, text
+
+
+def load_glibc() -> Any:
+    """Return the C library, for `mallopt` and `malloc_trim`; None if it is not glibc.
+
+    Tried on glibc 2.36. Without it, as with musl and outside of Linux, malloc keeps its settings.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        has_options = bool(library.mallopt and library.malloc_trim)
+    except (OSError, AttributeError):
+        return None
+    return library if has_options else None
