@@ -89,7 +89,8 @@ def _gpu_cluster() -> LocalCluster:
     """Start one worker process for each GPU of this machine; only one without Dask-CUDA."""
     Backend("cupy").prepare()  # raises our error for a missing GPU, not that of Dask-CUDA
     try:
-        from dask_cuda import LocalCUDACluster  # an optional dependency
+        # In no extra: each release of Dask-CUDA requires a certain release of Dask.
+        from dask_cuda import LocalCUDACluster
     except ImportError:
         return LocalCluster(
             n_workers=1,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,13 @@ GAMMA.add(b"gAMA", struct.pack(">I", 30_000))
 @pytest.mark.parametrize(
     "options", [{}, {"compress_level": 0}, {"dpi": (9, 9)}, {"pnginfo": GAMMA}]
 )
-def test_fast_png_decoder_equals_pillow(image: Array, options: Any) -> None:
+@pytest.mark.parametrize("decoder", ["imagecodecs", "pillow"])
+def test_fast_png_decoder_equals_pillow(
+    image: Array, options: Any, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fast decoder returns the same pixels, and False for files it does not support."""
+    if decoder == "pillow":
+        monkeypatch.setattr(sys.modules[_decode_png.__module__], "imagecodecs", None)
     data, found = encode_image(image, **options), np.empty_like(image)
     assert _decode_png(data, found)
     np.testing.assert_array_equal(found, image)
@@ -50,6 +57,23 @@ def test_fast_png_decoder_equals_pillow(image: Array, options: Any) -> None:
     assert not _decode_png(data, found[1:])
     transparent = encode_image(image, transparency=7 if image.shape[2] == 1 else (7, 7, 7))
     assert not _decode_png(transparent, found)  # libpng would make that alpha
+    assert not _decode_png(data + b"\0", found)
+    if b"gAMA" in data:
+        assert not _decode_png(data.replace(b"gAMA", b"gAMB"), found)  # libpng ignores checksums
+
+
+def test_pillow_decodes_without_imagecodecs(tmp_path: Path) -> None:
+    """imagecodecs is optional: the same pixels are read in a process that cannot import it."""
+    write_files(tmp_path, {f"{name}/0.png": encode_image(COLOR[0]) for name in CLASS_NAMES})
+    code = (
+        "import sys; sys.modules['imagecodecs'] = None\n"
+        "import dask, rescnet_dist as rd\n"
+        "with dask.config.set(scheduler='sync'):\n"
+        f"    images = rd.open_dataset({str(tmp_path)!r}).images[0].to_numpy()\n"
+        "sys.stdout.write(images.tobytes().hex())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert bytes.fromhex(done.stdout) == COLOR[0].tobytes()
 
 
 @pytest.mark.parametrize(

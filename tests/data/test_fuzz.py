@@ -15,6 +15,7 @@ import random
 import struct
 import sys
 import tarfile
+import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -31,8 +32,10 @@ import pytest
 from PIL import Image
 
 import rescnet_dist as rd
+from rescnet_dist.data.sources import DecodeOptions, Samples
 from rescnet_dist.errors import DataError
 
+DECODE: Any = sys.modules["rescnet_dist.data.sources.decode"]
 SEED = 20240229
 MAX_MEMORY_BYTES = 2**30  # of a process, for any file
 MAX_SECONDS = 20  # for any file
@@ -194,6 +197,13 @@ FORMATS: dict[str, Callable[[Change, Change], Files]] = {
     },
 }
 
+PNG_FORMATS = ("png", "png16", "parquet", "plain parquet", "webdataset", "webdataset.gz")
+PNG_HEADER_BYTES, PNG_END_BYTES = 33, 12  # up to and including IHDR; of IEND
+CHUNK_BYTES = {  # the right sizes of chunks of PNG files
+    **{b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"tIME": 7, b"tEXt": 12, b"tRNS": 6},
+    **{b"bKGD": 6, b"iCCP": 20, b"zTXt": 20, b"eXIf": 20, b"acTL": 8, b"fcTL": 26, b"PLTE": 9},
+}
+
 # damage -----------------------------------------------------------------------------------------
 
 EXTREME_NUMBERS = [
@@ -217,6 +227,11 @@ def damage(content: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 3))):
         if content:
             content = rng.choice(DAMAGE_FUNCTIONS)(content, draw_offset(content, rng), rng)
+    return content
+
+
+def keep(content: bytes, rng: random.Random) -> bytes:
+    """Return the content unchanged."""
     return content
 
 
@@ -531,8 +546,18 @@ def read_dataset(folder: Path) -> str:
     return "read"
 
 
-def read_damaged(folder: Path, name: str, count: int, seed: int) -> tuple[dict[str, int], int]:
+def use_decoder(name: str) -> None:
+    """Decode PNG files by "pillow" or "imagecodecs" in this process, which the caller ends."""
+    if name == "pillow":
+        DECODE.imagecodecs = None
+    assert (DECODE.imagecodecs is None) == (name == "pillow")
+
+
+def read_damaged(
+    folder: Path, name: str, count: int, seed: int, decoder: str
+) -> tuple[dict[str, int], int]:
     """Return the outcomes of many damaged datasets, and the peak memory."""
+    use_decoder(decoder)
     found = Counter[str]()
     for number, files in enumerate(make_damaged(name, count, seed)):
         case = f"{number} of {name}, seed {seed}"
@@ -544,8 +569,9 @@ def read_damaged(folder: Path, name: str, count: int, seed: int) -> tuple[dict[s
     return dict(found), get_peak_memory()
 
 
-def read_one(folder: Path) -> tuple[str, int]:
+def read_one(folder: Path, decoder: str) -> tuple[str, int]:
     """Return the outcome of one dataset, and the peak memory."""
+    use_decoder(decoder)
     return read_dataset(folder), get_peak_memory()
 
 
@@ -564,28 +590,81 @@ def test_undamaged_data_sets_are_read(name: str, tmp_path: Path) -> None:
     assert read_dataset(write_files(tmp_path, FORMATS[name](identity, identity))) == "read"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "decoder"),
+    [*((name, "imagecodecs") for name in FORMATS), *((name, "pillow") for name in PNG_FORMATS)],
+)
 @pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_damaged_files_are_read_or_rejected(
-    process: ProcessPoolExecutor, tmp_path: Path, name: str, count: int
+    process: ProcessPoolExecutor, tmp_path: Path, name: str, decoder: str, count: int
 ) -> None:
     """There is no other error, no crash, no hang and at most 1 GiB of memory.
 
     Files are truncated, flipped, overwritten, shortened, repeated, or declare too much.
     """
-    found, peak_bytes = process.submit(read_damaged, tmp_path, name, count, SEED + count).result()
+    arguments = tmp_path, name, count, SEED + count, decoder
+    found, peak_bytes = process.submit(read_damaged, *arguments).result()
     assert sum(found.values()) == count
     assert found["rejected"] > count / 10
     assert found["read"]
     assert peak_bytes < MAX_MEMORY_BYTES
 
 
+def add_chunks(png: bytes, rng: random.Random) -> bytes:
+    """Insert up to two chunks that may affect the decoding, of right or of wrong sizes."""
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        kind, size = rng.choice(list(CHUNK_BYTES.items()))
+        size = size if rng.random() < 0.8 else rng.randrange(40)
+        at = rng.choice((PNG_HEADER_BYTES, len(png) - PNG_END_BYTES))
+        png = png[:at] + make_png_chunk(kind, rng.randbytes(size)) + png[at:]
+    return png
+
+
+def decode_by(decoder: str, png: bytes) -> bytes | str:
+    """Return the pixels of a damaged PNG file, or the reason why it is rejected.
+
+    The decoder is "imagecodecs", "pillow", or "Image.open", the one of all other files.
+    """
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the number of pixels
+        if decoder == "pillow":
+            patch.setattr(DECODE, "imagecodecs", None)
+        elif decoder == "Image.open":
+            patch.setattr(DECODE, "_decode_png", lambda *_: False)
+        samples = Samples(images=[png], names=["1.png"])
+        block = DECODE.decode(samples, DecodeOptions(), PIXELS[0].shape, PIXELS.dtype)
+    return block.bad[0][2] if block.bad else block.images.tobytes()
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_decoders_agree_on_damaged_files(count: int) -> None:
+    """Workers with and without imagecodecs import the same images and skip the same ones."""
+    rng, fast, outcomes = random.Random(SEED), 0, Counter[type]()
+    for _ in range(count):
+        png = add_chunks(make_png(lambda content: rng.choice((damage, keep))(content, rng)), rng)
+        png = rng.choice((damage, keep))(png, rng)
+        outcome = decode_by("Image.open", png)
+        assert decode_by("pillow", png) == decode_by("imagecodecs", png) == outcome
+        outcomes[type(outcome)] += 1
+        fast += DECODE._decode_png(png, np.empty_like(PIXELS[0]))
+    assert outcomes[str] > count / 10
+    assert outcomes[bytes] > fast > count / 50
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_BOMBS)) for name in BOMBS],
+    ("name", "decoder"),
+    [
+        pytest.param(name, decoder, marks=[pytest.mark.slow] * (name in SLOW_BOMBS))
+        for decoder in ("imagecodecs", "pillow")
+        for name in BOMBS
+        if decoder == "imagecodecs" or name.startswith("png")
+    ],
 )
-def test_bombs_are_rejected(process: ProcessPoolExecutor, tmp_path: Path, name: str) -> None:
+def test_bombs_are_rejected(
+    process: ProcessPoolExecutor, tmp_path: Path, name: str, decoder: str
+) -> None:
     """Files that declare or expand to too much are rejected; those at the limit fit."""
-    found, peak_bytes = process.submit(read_one, write_files(tmp_path, BOMBS[name]())).result()
+    folder = write_files(tmp_path, BOMBS[name]())
+    found, peak_bytes = process.submit(read_one, folder, decoder).result()
     assert found == ("read" if name.endswith("at the limit") else "rejected")
     assert peak_bytes < MAX_MEMORY_BYTES

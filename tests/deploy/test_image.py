@@ -30,7 +30,7 @@ from rescnet_dist.deploy.settings import Deployment
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / "deploy/image"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("dashboard", "gateway", "k8s", "s3")
+EXTRAS = ("dashboard", "fast-png", "gateway", "k8s", "s3")
 
 
 @dataclass(frozen=True)
