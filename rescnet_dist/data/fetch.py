@@ -1,4 +1,10 @@
-"""Verified downloads that can be resumed, by one process at a time."""
+"""Verified downloads that can be resumed, by one process at a time.
+
+pooch would replace the checksums, the cache and simple retries, but not what large datasets and
+slow mirrors need: it has one URL per file, starts over after an interruption, repeats a download
+that fails for good, and lets concurrent processes download the same file each. It would also add
+requests and platformdirs to the dependencies. This module needs the standard library only.
+"""
 
 from __future__ import annotations
 
