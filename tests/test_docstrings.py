@@ -13,7 +13,7 @@ from numpydoc.docscrape import ClassDoc
 from numpydoc.validate import validate
 
 import rescnet_dist
-from rescnet_dist import kernels
+from rescnet_dist import kernels, model
 from rescnet_dist.spec import Spec
 
 # The checks of numpydoc that every public name must pass.
@@ -38,7 +38,7 @@ CHECKS = {
 # Not for dataclasses, whose fields are documented as Attributes, which numpydoc does not compare
 # with the signature (`test_dataclass_fields_are_documented` does), nor for inherited constructors.
 PARAMETER_CHECKS = {"PR01", "PR02"}
-PACKAGES = (rescnet_dist, kernels)
+PACKAGES = (rescnet_dist, model, kernels)
 
 
 def is_constant(value: Any) -> bool:
@@ -95,6 +95,8 @@ def documents_parameters(value: Any) -> bool:
     """Return whether a Parameters section must list the parameters of the signature."""
     if not inspect.isclass(value):
         return True
+    if getattr(value, "_is_protocol", False):  # its constructor is that of typing.Protocol
+        return False
     return "__init__" in vars(value) and not dataclasses.is_dataclass(value)
 
 

@@ -136,7 +136,8 @@ def option_names(option: click.Option) -> list[str]:
 
 def cli_markdown() -> str:
     """Return the reference of all commands: usage, help, arguments, options, defaults."""
-    spec_fields = {field.name for spec in spec_classes() for field in dataclasses.fields(spec)}
+    declared = import_module("rescnet_dist.options").declared_options
+    spec_fields = {name for spec in spec_classes() for name in declared(spec)}
     return "\n\n".join(
         part
         for name, command, context in commands()
@@ -239,8 +240,9 @@ def spec_classes() -> list[type]:
 
 
 def spec_markdown() -> str:
-    """Return one table per spec: field, type, default, range, help; then the presets."""
-    return "\n\n".join([*(_spec(spec) for spec in spec_classes()), _presets()])
+    """Return one table per spec: field, type, default, range, help; then components and presets."""
+    specs = [_spec(spec) for spec in spec_classes()]
+    return "\n\n".join([*specs, components_markdown(), _presets()])
 
 
 def _spec(spec: Any) -> str:
@@ -274,31 +276,56 @@ def _type(hint: Any) -> str:
     return "`None`" if hint is type(None) else code(hint.__name__)
 
 
+def component_registries() -> dict[str, Any]:
+    """Return the registries of components by the option of `NetworkSpec` that chooses from them."""
+    model = import_module("rescnet_dist.model")
+    return {"bank": model.FILTERS, "features": model.FEATURES, "head": model.HEADS}
+
+
+def components_markdown() -> str:
+    """Return one table per registry: the components, what each does, and its options."""
+    parts = [
+        f"{anchor('spec', 'components')}\n## Components",
+        "What a network can be composed of. Options have their names in a table of the component, "
+        "and in parentheses the flat name if it is another one.",
+    ]
+    for option, registry in component_registries().items():
+        rows = [
+            (code(kind.name), cell(split_docstring(kind)[0].split("\n\n")[0]), _own_options(kind))
+            for kind in registry.classes()
+        ]
+        title = f"{registry.kind[0].upper()}{registry.kind[1:]}s, for `{option}`:"
+        parts += [title, table(("name", "what it does", "options and defaults"), rows)]
+    return "\n\n".join(parts)
+
+
+def _own_options(kind: Any) -> str:
+    """Return the options of a component as one table cell."""
+    return "<br>".join(
+        code(f"{name} = {option.default_text}")
+        + (f" ({code(kind.prefix + name)})" if kind.prefix else "")
+        for name, option in kind.settable_options().items()
+    )
+
+
 def _default_text(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _presets() -> str:
-    presets, base = import_module("rescnet_dist.spec").PRESETS, spec_classes()[0]()
-    names = list(presets)
-    changed = [
-        field.name
-        for field in dataclasses.fields(base)
-        if any(getattr(presets[n], field.name) != getattr(base, field.name) for n in names)
-    ]
-    rows = [
-        (
-            code(field),
-            code(_default_text(getattr(base, field))),
-            *(code(_default_text(getattr(presets[n], field))) for n in names),
-        )
-        for field in changed
-    ]
+    presets, base = import_module("rescnet_dist.spec").PRESETS, spec_classes()[0]
+    values = {name: {key: v for key, v, _ in preset.rows()} for name, preset in presets.items()}
+    rows = []
+    for option, declared in base.settable_options().items():
+        found = [values[name].get(option, "") for name in presets]  # "": no component has it
+        if any(value not in ("", declared.default) for value in found):
+            shown = (code(_default_text(value)) if value != "" else "–" for value in found)
+            rows.append((code(option), code(declared.default_text), *shown))
     return "\n\n".join(
         [
             f"{anchor('spec', 'presets')}\n## Presets",
-            "Fields in which at least one preset differs from the defaults of `NetworkSpec`.",
-            table(("field", "default", *(code(name) for name in names)), rows),
+            "Options in which at least one preset differs from the defaults of `NetworkSpec`.",
+            table(("option", "default", *(code(name) for name in presets)), rows),
         ]
     )
 

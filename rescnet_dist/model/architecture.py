@@ -137,7 +137,18 @@ class Architecture:
         return {name: vars(self)[name] for name in self.__dataclass_fields__}
 
     def filter_size(self, layer: int) -> int:
-        """Return the width and height of the filters of a layer, in pixels."""
+        """Return the width and height of the filters of a layer.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        int
+            Pixels.
+        """
         return self.filter_sizes[0 if layer == 1 else 1]
 
     @cached_property
@@ -152,7 +163,18 @@ class Architecture:
         return len(self.views) * self.image_shape[2]
 
     def input_channels(self, layer: int) -> int:
-        """Return the number of input channels of a layer: maps of the layer before, and pixels."""
+        """Return the number of input channels of a layer: maps of the layer before, and pixels.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        int
+            The number of channels c.
+        """
         return (self.filters if layer > 1 else 0) + self.pixel_channels
 
     @cached_property
@@ -176,6 +198,21 @@ class Architecture:
 
         Together they have all filters and input channels of the layer. Filters beyond the limit of
         their learner go to a learner of the same tower that has none.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        tuple of Tower
+            The towers, in the order of the views.
+
+        Raises
+        ------
+        SpecError
+            If the learners of a tower cannot fit so many filters.
         """
         maps, channels = self.filters if layer > 1 else 0, self.image_shape[2]
         towers, first_stream = [], 0
@@ -254,11 +291,33 @@ class Architecture:
         )
 
     def groups(self, layer: int) -> tuple[tuple[FilterLearner, FilterGroup], ...]:
-        """Return the learners of a layer, and the filters that each fits."""
+        """Return the learners of a layer, and the filters that each fits.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        tuple of (FilterLearner, FilterGroup)
+            The groups of all towers, one after the other.
+        """
         return tuple(group for tower in self.towers(layer) for group in tower.groups)
 
     def extract(self, maps: Array) -> Array:
-        """Compute the features (n, D) of maps (n, H, W, f)."""
+        """Compute the features of all extractors.
+
+        Parameters
+        ----------
+        maps : ndarray of float32, shape (n, H, W, f)
+            The maps of a layer.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, D)
+            The features.
+        """
         parts = [extractor(maps, self.tower_sizes) for extractor in self.extractors]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -267,6 +326,16 @@ class Architecture:
 
         The number of rows can change the rounding of a matrix product, so a chunk is always divided
         in this way.
+
+        Parameters
+        ----------
+        chunk : ndarray of shape (n, …)
+            An array of the chunk.
+
+        Yields
+        ------
+        slice
+            The rows of each slab.
         """
         n, (height, width, _) = len(chunk), self.image_shape
         size = GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
@@ -275,7 +344,13 @@ class Architecture:
             yield slice(start, min(start + step, n))
 
     def check_images(self) -> None:
-        """Raise SpecError if the network cannot be trained on images of this shape."""
+        """Raise SpecError if the network cannot be trained on images of this shape.
+
+        Raises
+        ------
+        SpecError
+            If blocks or filters are larger than the images, or there are too many filters.
+        """
         for extractor in self.extractors:
             extractor.check_images(self.image_shape)
         check_side("first_filter_size", self.filter_sizes[0], self.image_shape)

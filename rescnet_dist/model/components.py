@@ -93,7 +93,18 @@ class FilterGroup:
         return height - self.size + 1, width - self.size + 1
 
     def rng(self, index: int) -> np.random.Generator:
-        """Return the generator of random stream `index` of the group, from 0."""
+        """Return the generator of a random stream of the group.
+
+        Parameters
+        ----------
+        index : int
+            The number of the stream in the group, from 0.
+
+        Returns
+        -------
+        numpy.random.Generator
+            The generator, in its initial state.
+        """
         return np.random.default_rng([self.seed, self.layer, self.streams[index]])
 
 
@@ -107,10 +118,34 @@ class Statistics(Protocol):
     """
 
     def merge(self, other: Self) -> Self:
-        """Return the statistics of both sets of images."""
+        """Return the statistics of both sets of images.
+
+        Parameters
+        ----------
+        other : Statistics
+            The statistics of other images.
+
+        Returns
+        -------
+        Statistics
+            The merged statistics.
+        """
 
     def rescale(self, low: Array, scale: Array) -> Self:
-        """Return the statistics of (input − low)·scale, with low and scale of shape (c,)."""
+        """Return the statistics of (input − low)·scale.
+
+        Parameters
+        ----------
+        low : ndarray of shape (c,)
+            The offset of each channel that the filters see.
+        scale : ndarray of shape (c,)
+            The scale of each of them.
+
+        Returns
+        -------
+        Statistics
+            The rescaled statistics.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +153,33 @@ class NoStatistics:
     """The statistics of a learner that looks at no image."""
 
     def merge(self, other: NoStatistics) -> NoStatistics:
-        """Return no statistics."""
+        """Return no statistics.
+
+        Parameters
+        ----------
+        other : NoStatistics
+            No statistics, too.
+
+        Returns
+        -------
+        NoStatistics
+            The same.
+        """
         return other
 
     def rescale(self, low: Array, scale: Array) -> NoStatistics:
-        """Return no statistics."""
+        """Return no statistics.
+
+        Parameters
+        ----------
+        low, scale : ndarray of shape (c,)
+            The normalization, which changes nothing.
+
+        Returns
+        -------
+        NoStatistics
+            The same.
+        """
         return self
 
 
@@ -244,14 +301,35 @@ class FilterLearner(Component, ABC):
     label: ClassVar[str] = "filter"  # what pictures of the filters are called
 
     def max_filters(self, directions: int) -> int | None:
-        """Return the largest number of filters for patches of so many elements; None: no limit.
+        """Return the largest number of filters that can be fitted.
 
-        Other learners of the bank fit those that are left.
+        Other learners of the same tower fit those that are left.
+
+        Parameters
+        ----------
+        directions : int
+            The number k²c of elements of a patch.
+
+        Returns
+        -------
+        int or None
+            The largest number; None if there is no limit.
         """
         return None
 
     def streams(self, count: int) -> int:
-        """Return the number of random streams that `count` filters need."""
+        """Return the number of random streams of a group.
+
+        Parameters
+        ----------
+        count : int
+            The number of filters.
+
+        Returns
+        -------
+        int
+            The number of streams, for `FilterGroup.rng`.
+        """
         return 0
 
     def empty(self, group: FilterGroup) -> Any:
@@ -306,11 +384,33 @@ class FilterLearner(Component, ABC):
         """
 
     def statistics_bytes(self, group: FilterGroup) -> int:
-        """Return the bytes of the statistics as they are sent between workers."""
+        """Return the size of the statistics as they are sent between workers.
+
+        Parameters
+        ----------
+        group : FilterGroup
+            The filters to fit.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         return 0
 
     def workspace_bytes(self, group: FilterGroup) -> int:
-        """Return the most bytes that gathering, merging and fitting need in a worker."""
+        """Return the most memory that gathering, merging and fitting need in a worker.
+
+        Parameters
+        ----------
+        group : FilterGroup
+            The filters to fit.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         return 0
 
 
@@ -322,14 +422,49 @@ class FeatureExtractor(Component, ABC):
     """
 
     def check_network(self, towers: tuple[int, ...]) -> None:
-        """Raise SpecError if maps of these towers give no features."""
+        """Raise SpecError if maps of these towers give no features.
+
+        Parameters
+        ----------
+        towers : tuple of int
+            The number of filters of each tower.
+
+        Raises
+        ------
+        SpecError
+            If there are no features, or the options do not fit the towers.
+        """
 
     def check_images(self, image_shape: tuple[int, int, int]) -> None:
-        """Raise SpecError if images of shape (H, W, d) give no features."""
+        """Raise SpecError if images of this shape give no features.
+
+        Parameters
+        ----------
+        image_shape : tuple of int
+            Height, width and channels (H, W, d) of the images.
+
+        Raises
+        ------
+        SpecError
+            If the images are too small.
+        """
 
     @abstractmethod
     def count(self, height: int, width: int, towers: tuple[int, ...]) -> int:
-        """Return the number of features of an image of `height`×`width` pixels."""
+        """Return the number of features of an image.
+
+        Parameters
+        ----------
+        height, width : int
+            Size of the images in pixels.
+        towers : tuple of int
+            The number of filters of each tower.
+
+        Returns
+        -------
+        int
+            The number of features D.
+        """
 
     @abstractmethod
     def __call__(self, maps: Array, towers: tuple[int, ...]) -> Array:
@@ -349,7 +484,22 @@ class FeatureExtractor(Component, ABC):
         """
 
     def workspace_bytes(self, images: int, height: int, width: int, towers: tuple[int, ...]) -> int:
-        """Return the bytes needed for so many images in addition to maps and features."""
+        """Return the memory that is needed in addition to maps and features.
+
+        Parameters
+        ----------
+        images : int
+            The number of images in an array.
+        height, width : int
+            Size of the images in pixels.
+        towers : tuple of int
+            The number of filters of each tower.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         return 0
 
 
@@ -366,7 +516,18 @@ class Head(Component, ABC):
 
     @abstractmethod
     def target_count(self, classes: int) -> int:
-        """Return the number of targets K of a layer for C classes."""
+        """Return the number of targets of a layer.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes C.
+
+        Returns
+        -------
+        int
+            The number of targets K.
+        """
 
     @abstractmethod
     def targets(self, scores: Array, labels: Array, *, first: bool) -> Array:
@@ -432,7 +593,20 @@ class Head(Component, ABC):
         """
 
     def workspace_bytes(self, features: int, classes: int) -> int:
-        """Return the bytes that `fit` needs in addition to the factorization."""
+        """Return the memory that `fit` needs in addition to the factorization.
+
+        Parameters
+        ----------
+        features : int
+            The number of features D.
+        classes : int
+            The number of classes C.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         return 0
 
 

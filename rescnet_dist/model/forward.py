@@ -37,7 +37,22 @@ class State:
 
 
 def initial_state(images: Array, scale: ImageScale, architecture: Architecture) -> State:
-    """Return the state of images (n, H, W, d) before the first layer."""
+    """Return the state of images before the first layer.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, d)
+        The images, as stored.
+    scale : ImageScale
+        Their normalization.
+    architecture : Architecture
+        The network.
+
+    Returns
+    -------
+    State of n images
+        Their pixels, no maps, and scores of 0.
+    """
     pixels = layer_pixels(images, scale, architecture)
     return State(pixels, None, zero_scores(images, architecture))
 

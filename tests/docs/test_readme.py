@@ -38,6 +38,7 @@ PYTHON_PAGES = [
         "reference/api",
         "reference/errors",
         "reference/events",
+        "develop/extending",
     )
 ]
 SAME_AS_TRAINING = BOOK / "how-it-works/formats.md"  # the same lines, on a run of the command line

@@ -6,14 +6,22 @@ import dataclasses
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import pytest
 
 import rescnet_dist
 from rescnet_dist import errors
-from rescnet_dist.options import declared_options
+from rescnet_dist.model import (
+    FILTERS,
+    Component,
+    FeatureExtractor,
+    FilterGroup,
+    FilterLearner,
+    Head,
+)
+from rescnet_dist.options import declared_options, option
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rescnet_dist.__file__).parent
@@ -90,11 +98,65 @@ def test_every_field_of_a_spec_has_a_help_text(spec: Any) -> None:
 
 
 def test_every_preset_is_in_the_reference() -> None:
-    """With the fields in which it differs."""
+    """With the options in which it differs, those of components included."""
     from rescnet_dist.spec import PRESETS
 
     text = section(reference.spec_markdown(), "Presets")
     assert all(f"`{name}`" in text for name in PRESETS)
+    for preset in PRESETS.values():
+        for name, value, is_changed in preset.rows():
+            rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+            assert rows or not is_changed, name
+            assert all(reference.code(reference._default_text(value)) in row for row in rows)
+
+
+def list_component_classes() -> list[type[Component]]:
+    """Return the component classes in the modules of the three packages, without registries.
+
+    Classes that `dataclass` has replaced by those with slots have no options.
+    """
+    found = []
+    for base in (FilterLearner, FeatureExtractor, Head):
+        waiting = base.__subclasses__()
+        while waiting:
+            kind = waiting.pop()
+            waiting += kind.__subclasses__()
+            is_built_in = kind.__module__.startswith("rescnet_dist.model.")
+            if is_built_in and "name" in vars(kind) and hasattr(kind, "__options__"):
+                found.append(kind)
+    return found
+
+
+def test_every_component_is_in_the_reference() -> None:
+    """With what it does, its options and their defaults."""
+    text = section(reference.spec_markdown(), "Components")
+    components = list_component_classes()
+    assert {"pca", "second-order", "classify"} <= {kind.name for kind in components}
+    for kind in components:
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{kind.name}` |"))
+        assert reference.cell((kind.__doc__ or "").split("\n")[0]) in row
+        for name, option in kind.__options__.items():
+            assert f"`{name} = {option.default_text}`" in row
+
+
+def test_new_component_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is registered, in the table of its kind, with the flat names of its options."""
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Ones(FilterLearner):
+        """Filters of ones."""
+
+        name: ClassVar[str] = "ones"
+        prefix: ClassVar[str] = "ones_"
+        factor: float = option(2.0, help="factor")
+
+        def fit(self, statistics: Any, group: FilterGroup) -> Any:
+            raise NotImplementedError
+
+    monkeypatch.setattr(FILTERS, "_members", dict(FILTERS._members))
+    FILTERS.register(Ones)
+    row = "| `ones` | Filters of ones. | `factor = 2.0` (`ones_factor`) |"
+    assert row in reference.components_markdown().splitlines()
 
 
 @pytest.mark.parametrize("kind", reference.event_classes(), ids=lambda kind: kind.__name__)
@@ -126,8 +188,8 @@ def test_exit_codes_are_those_of_the_command_line() -> None:
 
 
 def test_everything_public_is_in_the_api() -> None:
-    """Of the package and of its kernels."""
-    for module in ("rescnet_dist", "rescnet_dist.kernels"):
+    """Of the package, its model and its kernels."""
+    for module in ("rescnet_dist", "rescnet_dist.model", "rescnet_dist.kernels"):
         text = reference.api_markdown(module)
         names = sys.modules[module].__all__
         missing = [name for name in names if not re.search(rf"\b{name}\b", text)]
