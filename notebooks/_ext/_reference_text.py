@@ -313,10 +313,10 @@ def _default_text(value: Any) -> str:
 
 
 def _presets() -> str:
-    presets, base = import_module("rescnet_dist.spec").PRESETS, spec_classes()[0]
+    presets = import_module("rescnet_dist.spec").PRESETS
     values = {name: {key: v for key, v, _ in preset.rows()} for name, preset in presets.items()}
     rows = []
-    for option, declared in base.settable_options().items():
+    for option, declared in import_module("rescnet_dist").NetworkSpec.settable_options().items():
         found = [values[name].get(option, "") for name in presets]  # "": no component has it
         if any(value not in ("", declared.default) for value in found):
             shown = (code(_default_text(value)) if value != "" else "–" for value in found)

@@ -89,12 +89,12 @@ def test_defaults_and_choices_are_in_the_reference(cli: str) -> None:
 def test_every_field_of_a_spec_has_a_help_text(spec: Any) -> None:
     """And is in the page, with its default and its range."""
     options, text = declared_options(spec), section(reference.spec_markdown(), spec.__name__)
-    for name, option in options.items():
-        assert option.help, name
+    for name, declared in options.items():
+        assert declared.help, name
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}`"))
-        assert str(option.default) in row
-        assert f"| {option.limits} |" in row
-        assert reference.cell(option.help) in row
+        assert str(declared.default) in row
+        assert f"| {declared.limits} |" in row
+        assert reference.cell(declared.help) in row
 
 
 def test_every_preset_is_in_the_reference() -> None:
@@ -135,8 +135,8 @@ def test_every_component_is_in_the_reference() -> None:
     for kind in components:
         (row,) = (line for line in text.splitlines() if line.startswith(f"| `{kind.name}` |"))
         assert reference.cell((kind.__doc__ or "").split("\n")[0]) in row
-        for name, option in kind.__options__.items():
-            assert f"`{name} = {option.default_text}`" in row
+        for name, declared in kind.__options__.items():
+            assert f"`{name} = {declared.default_text}`" in row
 
 
 def test_new_component_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
