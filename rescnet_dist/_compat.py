@@ -279,7 +279,7 @@ CUDA_LIBRARY_NAMES = {
 def load_cuda_library(name: str) -> tuple[Any, Callable[[], int]]:
     """Return the module of a CUDA library, "cublas" or "cusolver", and what returns its handle.
 
-    Tried on CuPy 14.0: `cupy_backends.cuda.libs` and `cupy.cuda.device`. Without one of the
+    Tried on CuPy 14.2.0: `cupy_backends.cuda.libs` and `cupy.cuda.device`. Without one of the
     routines that are used, BackendError. There is no fallback: other routines round differently.
     """
     import cupy
@@ -296,7 +296,7 @@ def load_cuda_library(name: str) -> tuple[Any, Callable[[], int]]:
         missing = error
     if missing:
         raise BackendError(
-            f"CuPy {cupy.__version__} does not give access to {name} as its release 14.0 does "
+            f"CuPy {cupy.__version__} does not give access to {name} as its release 14.2.0 does "
             f"({missing}). Install that release, or use array_backend='numpy'."
         )
     return library, get_handle
