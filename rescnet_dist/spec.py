@@ -154,7 +154,7 @@ class NetworkSpec(Spec):
     )
     bank: tuple[BankPart, ...] = option(
         paper_bank(),
-        help="filter learners as NAME:SHARE@VIEW,..., such as pca:0.5,stacked-lda:0.5",
+        help="filter learners as NAME:SHARE@VIEW,..., such as pca:0.5,dct:0.5",
         doc="Filter learners, their shares of the filters, and the view of the images that they "
         'see, "image" or "contrast". Parts with the same view are a tower.',
     )
@@ -165,7 +165,7 @@ class NetworkSpec(Spec):
     )
     head: Head = option(
         Classify(),
-        help="what a layer fits: classify the sign of the largest error, or regress errors",
+        help="what a layer is fitted to and adds to the scores",
         doc="What a layer is fitted to, and what it adds to the scores: `classify` the sign of the "
         "largest error (the paper), or `regress` all errors.",
         old_name="residual",
@@ -249,11 +249,17 @@ class NetworkSpec(Spec):
             if name not in registries:
                 found[name] = declared
                 continue
-            default = _format_components(declared.default)
-            found[name] = dataclasses.replace(declared, type=str, default=default)
+            registry = registries[name]
+            names = ", ".join(component.name for component in registry.classes(load=load))
+            found[name] = dataclasses.replace(
+                declared,
+                type=str,
+                default=_format_components(declared.default),
+                help=f"{declared.help}; known: {names}",
+            )
             if name == "bank":
                 found |= BANK_SHORTHANDS
-            found |= flat_options(registries[name], load=load)
+            found |= flat_options(registry, load=load)
         return found
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

@@ -1,16 +1,7 @@
 """What a layer is: filter learners, feature extractors, heads, and the one forward step."""
 
 from rescnet_dist.model.architecture import Architecture, BankPart, Tower
-from rescnet_dist.model.components import (
-    Component,
-    FeatureExtractor,
-    FilterGroup,
-    FilterLearner,
-    Head,
-    NoStatistics,
-    Observation,
-    Statistics,
-)
+from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
 from rescnet_dist.model.forward import State, advance, forward, initial_state, replay
 from rescnet_dist.model.growth import (
     GrowingLayer,
@@ -20,6 +11,7 @@ from rescnet_dist.model.growth import (
     fit_image_scale,
 )
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
+from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation, Statistics
 from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, Registry
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
 from rescnet_dist.model.views import layer_pixels, raw_pixels

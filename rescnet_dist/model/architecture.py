@@ -18,13 +18,8 @@ import numpy as np
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, on_gpu
-from rescnet_dist.model.components import (
-    FeatureExtractor,
-    FilterGroup,
-    FilterLearner,
-    Head,
-    check_side,
-)
+from rescnet_dist.model.components import FeatureExtractor, FilterLearner, Head, check_side
+from rescnet_dist.model.observation import FilterGroup
 from rescnet_dist.options import Options, option
 
 View = Literal["image", "contrast"]

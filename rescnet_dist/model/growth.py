@@ -10,9 +10,9 @@ import numpy as np
 from rescnet_dist.kernels import FeatureMoments, LayerInput, Whitening, min_max_scale, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.architecture import Architecture
-from rescnet_dist.model.components import Observation
 from rescnet_dist.model.forward import State, advance, zero_scores
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
+from rescnet_dist.model.observation import Observation
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
 from rescnet_dist.model.views import layer_pixels
 

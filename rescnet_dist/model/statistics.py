@@ -11,7 +11,7 @@ import numpy as np
 from rescnet_dist.kernels import FeatureMoments, residual_labels, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.architecture import Architecture
-from rescnet_dist.model.components import Observation
+from rescnet_dist.model.observation import Observation
 
 
 @dataclass(frozen=True, slots=True)

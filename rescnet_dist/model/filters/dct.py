@@ -9,7 +9,8 @@ import numpy as np
 from scipy.fft import dct
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.components import FilterGroup, FilterLearner, NoStatistics
+from rescnet_dist.model.components import FilterLearner
+from rescnet_dist.model.observation import FilterGroup, NoStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.components import FilterGroup, FilterLearner, NoStatistics
+from rescnet_dist.model.components import FilterLearner
+from rescnet_dist.model.observation import FilterGroup, NoStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import numpy as np
 
 from rescnet_dist.kernels import PatchMoments, pca_filters
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.components import FilterGroup, FilterLearner, Observation
+from rescnet_dist.model.components import FilterLearner
+from rescnet_dist.model.observation import FilterGroup, Observation
 
 # Most copies of the scatter matrix at the same time: two to merge, merged, rescaled, eigenvectors
 SCATTER_COPIES = 6

@@ -10,7 +10,8 @@ import numpy as np
 
 from rescnet_dist.kernels import Draws, PatchSample, stacked_lda_draws, stacked_lda_filters
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.components import FilterGroup, FilterLearner, Observation
+from rescnet_dist.model.components import FilterLearner
+from rescnet_dist.model.observation import FilterGroup, Observation
 from rescnet_dist.options import option
 
 SAMPLE_COPIES = 4  # of the patches at the same time: two to merge, merged, rescaled

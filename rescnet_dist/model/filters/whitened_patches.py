@@ -11,7 +11,8 @@ from scipy.linalg import eigh
 
 from rescnet_dist.kernels import Draws, PatchMoments, PatchSample
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.components import FilterGroup, FilterLearner, Observation
+from rescnet_dist.model.components import FilterLearner
+from rescnet_dist.model.observation import FilterGroup, Observation
 from rescnet_dist.options import option
 
 WHITENING_SCATTER_COPIES = 6  # of the scatter matrix at the same time, as for PCA filters

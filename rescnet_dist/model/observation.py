@@ -1,0 +1,256 @@
+"""What a filter learner sees: its group of filters, a chunk of images, and mergeable statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from rescnet_dist.kernels import (
+    Draws,
+    InputSums,
+    LayerInput,
+    PatchMoments,
+    PatchSample,
+    patch_moments,
+    sample_patches,
+)
+from rescnet_dist.kernels.arrays import Array
+
+
+@dataclass(frozen=True, slots=True)
+class FilterGroup:
+    """Filters of one layer that one learner fits.
+
+    Attributes
+    ----------
+    layer : int
+        The number of the layer, from 1.
+    filters : range
+        The indices of the filters in the bank of the layer.
+    channels : tuple of int
+        The input channels that the filters see.
+    input_channels : int
+        The number of input channels of the layer; those not in `channels` belong to other towers.
+    size : int
+        The width and height k of the filters, in pixels.
+    image_size : tuple of int
+        Height and width (H, W) of the images.
+    streams : range
+        The random streams of the group: no other group of the layer has them.
+    seed : int
+        The seed of the run. Random numbers come from `rng(i)` alone, so that they do not depend on
+        chunks or workers.
+    """
+
+    layer: int
+    filters: range
+    channels: tuple[int, ...]
+    input_channels: int
+    size: int
+    image_size: tuple[int, int]
+    streams: range = range(0)
+    seed: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of filters."""
+        return len(self.filters)
+
+    @property
+    def directions(self) -> int:
+        """The number k²c of elements of a patch."""
+        return self.size**2 * len(self.channels)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the filters see only some of the input channels of the layer."""
+        return len(self.channels) < self.input_channels
+
+    @property
+    def input_directions(self) -> int:
+        """The number of elements of a patch of all input channels of the layer."""
+        return self.size**2 * self.input_channels
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The number of places of a patch along the height and the width of an image."""
+        height, width = self.image_size
+        return height - self.size + 1, width - self.size + 1
+
+    def rng(self, index: int) -> np.random.Generator:
+        """Return the generator of a random stream of the group.
+
+        Parameters
+        ----------
+        index : int
+            The number of the stream in the group, from 0.
+
+        Returns
+        -------
+        numpy.random.Generator
+            The generator, in its initial state.
+        """
+        return np.random.default_rng([self.seed, self.layer, self.streams[index]])
+
+
+@runtime_checkable
+class Statistics(Protocol):
+    """What a learner gathers of all training images: an accumulator that merges in a tree.
+
+    `merge` is associative, and what `FilterLearner.empty` returns is its identity. Statistics are
+    of the raw input of a layer, as its normalization is known only after the pass; `rescale`
+    returns those of the normalized input.
+    """
+
+    def merge(self, other: Self) -> Self:
+        """Return the statistics of both sets of images.
+
+        Parameters
+        ----------
+        other : Statistics
+            The statistics of other images.
+
+        Returns
+        -------
+        Statistics
+            The merged statistics.
+        """
+
+    def rescale(self, low: Array, scale: Array) -> Self:
+        """Return the statistics of (input − low)·scale.
+
+        Parameters
+        ----------
+        low : ndarray of shape (c,)
+            The offset of each channel that the filters see.
+        scale : ndarray of shape (c,)
+            The scale of each of them.
+
+        Returns
+        -------
+        Statistics
+            The rescaled statistics.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class NoStatistics:
+    """The statistics of a learner that looks at no image."""
+
+    def merge(self, other: NoStatistics) -> NoStatistics:
+        """Return no statistics.
+
+        Parameters
+        ----------
+        other : NoStatistics
+            No statistics, too.
+
+        Returns
+        -------
+        NoStatistics
+            The same.
+        """
+        return other
+
+    def rescale(self, low: Array, scale: Array) -> NoStatistics:
+        """Return no statistics.
+
+        Parameters
+        ----------
+        low, scale : ndarray of shape (c,)
+            The normalization, which changes nothing.
+
+        Returns
+        -------
+        NoStatistics
+            The same.
+        """
+        return self
+
+
+class Observation:
+    """One chunk of images as learners see it; what several learners need is computed once.
+
+    Parameters
+    ----------
+    inputs : LayerInput of n images of shape (H, W, c)
+        The raw input of the layer.
+    labels : ndarray of int, shape (n,)
+        The labels of the images.
+    train : ndarray of bool, shape (n,)
+        Which of them are training images. Learners must use no others.
+    class_offsets : ndarray of int, shape (C,)
+        The number of training images of each class in all chunks before this one.
+    class_counts : ndarray of int, shape (C,)
+        The number of training images of each class in all chunks.
+    """
+
+    def __init__(
+        self,
+        inputs: LayerInput,
+        labels: Array,
+        train: Array,
+        class_offsets: Array,
+        class_counts: Array,
+    ) -> None:
+        self.inputs = inputs
+        self.labels = labels
+        self.train = train
+        self.class_offsets = class_offsets
+        self.class_counts = class_counts
+        self._train_inputs = inputs.select(train)
+        self._sums: InputSums | None = None
+        self._moments: dict[int, PatchMoments] = {}
+
+    @property
+    def sums(self) -> InputSums:
+        """The extremes of each channel, and the sums over the training images."""
+        if self._sums is None:
+            self._sums = InputSums.of(self._train_inputs)
+        return self._sums
+
+    def patch_moments(self, group: FilterGroup) -> PatchMoments:
+        """Return the moments of all patches of the training images.
+
+        Parameters
+        ----------
+        group : FilterGroup
+            The filters: their size, and the channels that they see.
+
+        Returns
+        -------
+        PatchMoments of k²c elements
+            The moments of the patches, of the channels of the group.
+        """
+        if group.size not in self._moments:
+            self._moments[group.size] = patch_moments(self._train_inputs, group.size, self.sums)
+        moments = self._moments[group.size]
+        return moments.select(_select_directions(group)) if group.is_partial else moments
+
+    def patch_sample(self, draws: Draws, group: FilterGroup) -> PatchSample:
+        """Return the patches that draws take from this chunk.
+
+        Parameters
+        ----------
+        draws : Draws
+            The draws, from the training images of all chunks.
+        group : FilterGroup
+            The filters: their size, and the channels that they see.
+
+        Returns
+        -------
+        PatchSample of k²c elements
+            The patches whose images are in this chunk, of the channels of the group.
+        """
+        sample = sample_patches(
+            self.inputs, self.labels, self.train, self.class_offsets, draws, group.size
+        )
+        return sample.select(_select_directions(group)) if group.is_partial else sample
+
+
+def _select_directions(group: FilterGroup) -> Array:
+    """Return the indices (k²c,) of the elements of a patch that a group sees."""
+    starts = np.arange(group.size**2) * group.input_channels
+    return np.add.outer(starts, np.array(group.channels)).ravel()
