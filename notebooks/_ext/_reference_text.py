@@ -524,7 +524,8 @@ def _value_text(value: Any) -> str:
     text = repr(value)
     if typing.get_args(value):
         return "type alias"
-    return code(text) if len(text) < 80 else code(type(value).__name__)
+    has_text = len(text) < 80 and " object at 0x" not in text
+    return code(text if has_text else type(value).__name__)
 
 
 # modules and their imports ----------------------------------------------------------------------
