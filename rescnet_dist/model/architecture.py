@@ -267,7 +267,7 @@ class Architecture:
         return (
             f"filters={self.filters} {labels} filters are more than the {most} directions of a "
             f"patch in layer {layer}. Use filters of at most {most}, a larger {option}, or "
-            "lda_fraction above 0 or another bank, which adds filters of another learner."
+            "lda_fraction above 0 (in a bank of PCA filters), or add another learner to the bank."
         )
 
     def _make_group(

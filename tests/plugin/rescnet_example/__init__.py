@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rescnet_dist.kernels import FeatureMoments, Whitening, one_hot, ridge_regression
+from rescnet_dist.kernels.arrays import asarray_like
 from rescnet_dist.model import FeatureExtractor, FilterGroup, FilterLearner, Head, Observation
 from rescnet_dist.options import option
 
@@ -123,4 +124,5 @@ class Scaled(Head):
         return {"slopes": slopes.astype(np.float32), "offsets": offsets}
 
     def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
-        return features @ arrays["slopes"].T + arrays["offsets"]
+        slopes, offsets = (asarray_like(arrays[name], features) for name in self.arrays)
+        return features @ slopes.T + offsets
