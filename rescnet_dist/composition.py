@@ -77,6 +77,16 @@ def flat_values(component: Component) -> dict[str, Any]:
     return {f"{component.prefix}{name}": value for name, value in values.items()}
 
 
+def _changed_values(component: Component) -> dict[str, Any]:
+    """Return the flat options of a component that are not the default."""
+    declared, values = _own_options(type(component)), flat_values(component)
+    return {
+        name: value
+        for name, value in values.items()
+        if declared[name].is_required or value != declared[name].default
+    }
+
+
 def update_component(component: Any, changes: Mapping[str, Any]) -> Any:
     """Return a component with those flat options changed that it has."""
     declared = _own_options(type(component))
@@ -108,20 +118,22 @@ def check_flat_options(changes: Iterable[str], components: Iterable[Component]) 
 # components from text and tables ------------------------------------------------------------------
 
 
-def make_component(registry: Registry, value: Any, current: Iterable[Any] = ()) -> Any:
+def make_component(
+    registry: Registry, value: Any, current: Iterable[Any] = (), *, is_stored: bool = False
+) -> Any:
     """Return a component from itself, its name, or a table with its name and options.
 
     A name takes over the options of current components that are not the default; a table has the
-    default where it says nothing. A table without a name changes the only current component.
+    default where it says nothing. A table without a name changes the only current component. A
+    table in a store may have names of earlier releases.
     """
     current = list(current)
     if isinstance(value, registry.base):
         return value
     if isinstance(value, str):
-        component = registry.get(value)()
+        component = registry.get(value).from_dict({})
         for old in current:
-            changed = flat_values(old).items() - flat_values(type(old)()).items()
-            component = update_component(component, dict(changed))
+            component = update_component(component, _changed_values(old))
         return component
     if isinstance(value, Mapping):
         options = {key: item for key, item in value.items() if key != "name"}
@@ -132,7 +144,8 @@ def make_component(registry: Registry, value: Any, current: Iterable[Any] = ()) 
                 f"The table {dict(value)} of a {registry.kind} has no name. Add name, one of "
                 f"{', '.join(registry.names())}."
             )
-        return registry.get(str(value["name"])).from_dict(options)
+        kind = registry.get(str(value["name"]))
+        return kind.from_stored(options) if is_stored else kind.from_dict(options)
     raise SpecError(
         f"{value!r} is not a {registry.kind}. Give its name, one of "
         f"{', '.join(registry.names())}, or a table with name and options."
@@ -163,7 +176,9 @@ def make_bank(value: Any, current: tuple[BankPart, ...]) -> tuple[BankPart, ...]
     return tuple(_make_part(item, current) for item in _list_items(value))
 
 
-def _make_part(value: Any, current: tuple[BankPart, ...]) -> BankPart:
+def _make_part(
+    value: Any, current: tuple[BankPart, ...] = (), *, is_stored: bool = False
+) -> BankPart:
     """Return one part of a bank."""
     if isinstance(value, BankPart):
         return value
@@ -183,7 +198,18 @@ def _make_part(value: Any, current: tuple[BankPart, ...]) -> BankPart:
                 f"{', '.join(FILTERS.names())}."
             )
     own = [part.learner for part in current if part.learner.name == learner]
-    return BankPart(make_component(FILTERS, learner, own[:1]), share, view)
+    return BankPart(make_component(FILTERS, learner, own[:1], is_stored=is_stored), share, view)
+
+
+def read_components(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bank, the extractors and the head of a stored spec."""
+    return {
+        "bank": tuple(_make_part(table, is_stored=True) for table in values["bank"]),
+        "features": tuple(
+            make_component(FEATURES, table, is_stored=True) for table in values["features"]
+        ),
+        "head": make_component(HEADS, values["head"], is_stored=True),
+    }
 
 
 def _parse_share(text: str, share: str) -> float:
@@ -224,16 +250,16 @@ def paper_bank(
 
 def bank_shorthands(bank: tuple[BankPart, ...]) -> dict[str, Any] | None:
     """Return the options `lda_fraction` and `local_contrast` that give a bank; None if none do."""
-    lda = [part for part in bank if isinstance(part.learner, StackedLDA)]
-    total = sum(part.share for part in bank)
-    if not (lda and total):
+    lda = next((part for part in bank if isinstance(part.learner, StackedLDA)), None)
+    if lda is None:
         return None
-    values = {
-        "local_contrast": any(part.view == "contrast" for part in bank),
-        "lda_fraction": sum(part.share for part in lda) / total,
-    }
-    same = paper_bank(**values, lda=lda[0].learner) == bank  # type: ignore[arg-type]
-    return values if same else None
+    local_contrast = any(part.view == "contrast" for part in bank)
+    fraction = lda.share * (2 if local_contrast else 1)  # exact, unlike a sum of shares
+    if fraction > 1:
+        return None
+    expected = paper_bank(fraction, local_contrast=local_contrast, lda=lda.learner)  # type: ignore[arg-type]
+    is_same = bank == expected
+    return {"local_contrast": local_contrast, "lda_fraction": fraction} if is_same else None
 
 
 def apply_shorthands(
@@ -256,8 +282,10 @@ def apply_shorthands(
             f"lda_fraction={changes['lda_fraction']} is for banks of pca and stacked-lda filters, "
             f"but the bank is {format_bank(bank)}. Change the shares in bank instead."
         )
-    images = [part for part in bank if part.view == VIEWS[0]]
-    views = VIEWS if changes["local_contrast"] else VIEWS[:1]
-    return tuple(
-        part.replace(share=part.share / len(views), view=view) for view in views for part in images
-    )
+    has_contrast = any(part.view == "contrast" for part in bank)
+    if changes["local_contrast"] == has_contrast:
+        return bank
+    images = [part for part in bank if part.view == "image"]
+    if has_contrast:
+        return tuple(part.replace(share=2 * part.share) for part in images)
+    return tuple(part.replace(share=part.share / 2, view=view) for view in VIEWS for part in images)

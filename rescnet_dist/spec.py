@@ -25,6 +25,7 @@ from rescnet_dist.composition import (
     make_component,
     make_components,
     paper_bank,
+    read_components,
     update_component,
 )
 from rescnet_dist.errors import SpecError, suggest_name
@@ -221,7 +222,7 @@ class NetworkSpec(Spec):
         values: dict[str, Any] = bank_shorthands(self.bank) or {}
         for component in self.components:
             values = flat_values(component) | values
-        return values
+        return {name: value for name, value in values.items() if name not in self.__options__}
 
     @classmethod
     def _check_names(cls, values: Mapping[str, Any]) -> None:
@@ -259,7 +260,8 @@ class NetworkSpec(Spec):
             )
             if name == "bank":
                 found |= BANK_SHORTHANDS
-            found |= flat_options(registry, load=load)
+            flat = flat_options(registry, load=load)
+            found |= {key: value for key, value in flat.items() if key not in cls.__options__}
         return found
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -276,7 +278,30 @@ class NetworkSpec(Spec):
             Values by option name.
         """
         # not super(): dataclass makes a new class to add slots
-        return Spec.get_params(self, deep) | (self._flat_values() if deep else {})
+        return (self._flat_values() if deep else {}) | Spec.get_params(self, deep)
+
+    def set_params(self, **params: Any) -> NetworkSpec:
+        """Return a copy with some options changed, flat and nested ones included.
+
+        Parameters
+        ----------
+        **params
+            New values by name, such as `ridge`, `head__ridge` or `head`. Those of components come
+            first, so that a component and its options can be given together.
+
+        Returns
+        -------
+        NetworkSpec
+            The new spec.
+
+        Raises
+        ------
+        SpecError
+            If an option is unknown or a value is not valid.
+        """
+        direct = {name: value for name, value in params.items() if "__" not in name}
+        nested = {name: value for name, value in params.items() if "__" in name}
+        return Spec.set_params(self.replace(**direct), **nested)
 
     @classmethod
     def from_stored(cls, values: Mapping[str, Any]) -> NetworkSpec:
@@ -294,7 +319,7 @@ class NetworkSpec(Spec):
             The spec.
         """
         if "head" in values:
-            return cls(**values)
+            return cls(**{**values, **read_components(values)})
         current = {name: value for name, value in values.items() if name != "residual"}
         for name, declared in cls.settable_options().items():
             if declared.old_values and current.get(name) in declared.old_values:
@@ -384,8 +409,9 @@ class NetworkSpec(Spec):
         towers = self.architecture((1, 1, 1), 1).tower_sizes
         if not all(towers):
             raise SpecError(
-                f"filters={self.filters} with local_contrast leaves a tower without filters. Use "
-                f"at least {len(towers)} filters, or leave local_contrast out."
+                f"filters={self.filters} with {len(towers)} towers (local_contrast, or "
+                f"bank={format_bank(self.bank)}) leaves one without filters. Use at least "
+                f"{len(towers)} filters, or larger shares for that view."
             )
         for extractor in self.features:
             extractor.check_network(towers)
@@ -523,8 +549,8 @@ class NetworkSpec(Spec):
         Raises
         ------
         SpecError
-            If a block or a filter is larger than the images, or there are more PCA filters than
-            directions of a patch.
+            If a block or a filter is larger than the images, or the learners cannot fit so many
+            filters.
         """
         self.architecture((height, width, channels), 1).check_images()
 

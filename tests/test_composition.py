@@ -94,7 +94,8 @@ def test_any_bank_can_have_two_towers():
     spec = NetworkSpec(bank="dct", local_contrast=True, filters=8)
     assert format_bank(spec.bank) == "dct:0.5,dct:0.5@contrast"
     assert spec.architecture((9, 9, 1), 2).tower_sizes == (4, 4)
-    assert spec.replace(local_contrast=False).bank == (BankPart(DCT(), 0.5),)
+    assert spec.replace(local_contrast=True) == spec
+    assert spec.replace(local_contrast=False) == NetworkSpec(bank="dct", filters=8)
 
 
 def test_stored_specs_of_flat_options_are_read():
@@ -113,3 +114,34 @@ def test_parameters_by_flat_and_nested_names():
     clf = clone(clf).set_params(spec__ridge=0.5, spec__head__sigma=4.0, spec__block=8)
     assert (clf.spec.head.ridge, clf.spec.head.sigma) == (0.5, 4.0)
     assert clf.get_params()["spec__block"] == 8
+
+
+@pytest.mark.parametrize("local_contrast", [False, True])
+def test_shorthands_are_read_back_exactly(local_contrast):
+    """Any fraction is that of the bank that it gives."""
+    for thousandths in range(1001):
+        fraction = thousandths / 1000
+        spec = NetworkSpec(lda_fraction=fraction, local_contrast=local_contrast)
+        assert (spec.lda_fraction, spec.local_contrast) == (fraction, local_contrast)
+
+
+def test_component_and_its_options_together():
+    """As a grid over heads and their ridge gives them."""
+    spec = NetworkSpec().set_params(head="regress", head__ridge=3.0, bank="dct", filters=4)
+    assert (spec.head, spec.bank, spec.filters) == (Regress(ridge=3.0), (BankPart(DCT()),), 4)
+
+
+def test_stored_components_may_have_old_values():
+    """As the options of a spec themselves."""
+    stored = NetworkSpec().to_dict()
+    stored["features"][0]["cells"] = "centre"
+    assert NetworkSpec.from_stored(stored) == NetworkSpec()
+
+
+def test_limits_of_learners():
+    """Filters beyond a limit go to another learner with room, else the message has the limit."""
+    spec = NetworkSpec(bank="pca:0.6,dct:0.4", filters=50)
+    groups = spec.architecture((9, 9, 3), 2).groups(1)
+    assert [group.count for _, group in groups] == [27, 23]
+    with pytest.raises(SpecError, match=r"filters=60 PCA and DCT .* 54 directions.* at most 54"):
+        spec.replace(filters=60).architecture((9, 9, 3), 2).towers(1)

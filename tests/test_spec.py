@@ -487,7 +487,9 @@ def test_two_towers_divide_filters_and_channels():
 
 def test_two_towers_need_two_filters():
     """A tower without filters raises SpecError with the remedy."""
-    with pytest.raises(SpecError, match=r"filters=1 with local_contrast .* at least 2 filters"):
+    with pytest.raises(
+        SpecError, match=r"filters=1 with 2 towers \(local_contrast.* at least 2 filters"
+    ):
         NetworkSpec(filters=1, zscore="block", local_contrast=True)
 
 

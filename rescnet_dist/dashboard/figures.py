@@ -25,6 +25,7 @@ from rescnet_dist.dashboard.evaluation import (
     sample_from_run,
 )
 from rescnet_dist.dashboard.thumbnails import (
+    FilterPicture,
     draw_filters,
     draw_image,
     draw_maps,
@@ -131,7 +132,7 @@ class Plots:
         return figure
 
     def filters(self, layer: int = 1) -> Figure:
-        """Plot the filters of a layer: PCA in the first rows, stacked-LDA below.
+        """Plot the filters of a layer, those of each learner in rows of their own.
 
         Parameters
         ----------
@@ -149,27 +150,26 @@ class Plots:
         """
         self._check_layer(layer)
         pictures = draw_filters(self.network, layer)
-        kinds = [[tile for tile in pictures if tile.kind == kind] for kind in ("PCA", "LDA")]
+        kinds: dict[str, list[FilterPicture]] = {}
+        for tile in pictures:
+            kinds.setdefault(tile.kind, []).append(tile)
         rows = [
-            (kind, tiles[start : start + FILTERS_PER_ROW])
-            for kind, tiles in zip(("PCA", "stacked-LDA"), kinds, strict=True)
+            tiles[start : start + FILTERS_PER_ROW]
+            for tiles in kinds.values()
             for start in range(0, len(tiles), FILTERS_PER_ROW)
         ]
-        columns = max(len(tiles) for _, tiles in rows)
+        columns = max(map(len, rows))
         figure = new_figure(0.9 * columns + 1, 1.15 * len(rows) + 0.6)
         grid = figure.subplots(len(rows), columns, squeeze=False)
-        for cells, (_, tiles) in zip(grid, rows, strict=True):
+        for cells, tiles in zip(grid, rows, strict=True):
             for column, axes in enumerate(cells):
                 _hide_frame(axes)
                 if column < len(tiles):
                     axes.imshow(tiles[column].pixels)
                     axes.set_title(tiles[column].name.replace(" · ", "\n"), fontsize=8)
         side = self.network.spec.filter_size_at(layer)
-        title = (
-            f"Layer {layer}: {len(kinds[0])} PCA and {len(kinds[1])} stacked-LDA filters of "
-            f"{side}×{side}"
-        )
-        figure.suptitle(title, fontsize=11)
+        counts = " and ".join(f"{len(tiles)} {kind}" for kind, tiles in kinds.items())
+        figure.suptitle(f"Layer {layer}: {counts} filters of {side}×{side}", fontsize=11)
         return figure
 
     def maps(self, image: Any, layers: Sequence[int] | None = None) -> Figure:

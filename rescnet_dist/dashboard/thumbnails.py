@@ -36,7 +36,7 @@ def colorize(values: Array, colors: tuple[tuple[int, int, int], ...]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class FilterPicture:
-    """A filter of kind "PCA" or "LDA", its name, and uint8 pixels (k, k, 3)."""
+    """A picture of a filter: the label of its learner, its name, and uint8 pixels (k, k, 3)."""
 
     kind: str
     name: str

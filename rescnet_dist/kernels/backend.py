@@ -216,7 +216,7 @@ class Operations(Protocol):
         """Return the pooled, normalized covariances (n, cells·pairs) of maps (n, H, W, f).
 
         Blocks of a cell are pooled by the mean if counts (cells,) gives their number, by the
-        maximum if it is None. The other parameters are those of `cpu.blocks.pool_blocks`.
+        maximum if it is None. The other parameters are those of `cpu.pooling.pool_blocks`.
         """
 
     def column_means(self, rows: Array) -> Array:

@@ -149,7 +149,7 @@ class Architecture:
     @cached_property
     def views(self) -> tuple[str, ...]:
         """The views of an image that layers see, in the order of their channels."""
-        used = {part.view for part in self.bank}
+        used = {part.view for part in self.bank if part.share}
         return tuple(view for view in VIEWS if view in used)
 
     @property
@@ -192,7 +192,7 @@ class Architecture:
         """Return the towers of a layer, one for each view.
 
         Together they have all filters and input channels of the layer. Filters beyond the limit of
-        their learner go to a learner of the same tower that has none.
+        their learner go to another learner of the same tower, first to one without a limit.
 
         Parameters
         ----------
@@ -252,18 +252,24 @@ class Architecture:
             if limit is not None and counts[index] > limit:
                 excess += counts[index] - limit
                 counts[index] = limit
+        # learners without a limit come first
+        for index in sorted(range(len(parts)), key=lambda index: limits[index] is not None):
+            if parts[index].share:
+                limit = limits[index]
+                room = excess if limit is None else limit - counts[index]
+                counts[index] += min(room, excess)
+                excess -= min(room, excess)
         if excess:
-            unlimited = [i for i, part in enumerate(parts) if part.share and limits[i] is None]
-            if not unlimited:
-                raise SpecError(self._explain_excess(parts, layer, directions))
-            counts[unlimited[0]] += excess
+            raise SpecError(self._explain_excess(parts, layer, directions))
         return counts
 
     def _explain_excess(self, parts: list[BankPart], layer: int, directions: int) -> str:
         """Return the message for more filters than the learners of a tower can fit."""
-        labels = " and ".join(part.learner.label for part in parts if part.share)
+        learners = [part.learner for part in parts if part.share]
+        labels = " and ".join(learner.label for learner in learners)
         option = "first_filter_size" if layer == 1 else "filter_size"
-        most = directions * len(self.views)
+        limit = sum(learner.max_filters(directions) or 0 for learner in learners)
+        most = limit * len(self.views)
         return (
             f"filters={self.filters} {labels} filters are more than the {most} directions of a "
             f"patch in layer {layer}. Use filters of at most {most}, a larger {option}, or "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening
@@ -33,6 +33,8 @@ class Component(Options):
         the command line and as flat options of `NetworkSpec`.
     """
 
+    __slots__ = ()
+
     name: ClassVar[str]
     prefix: ClassVar[str] = ""
 
@@ -46,9 +48,38 @@ class Component(Options):
         """
         return {"name": self.name, **super().to_dict()}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the component with these options; the inverse of `to_dict`.
+
+        Parameters
+        ----------
+        values : dict
+            Values by option name, and optionally the name of the component.
+
+        Returns
+        -------
+        Component
+            A component of this class.
+
+        Raises
+        ------
+        SpecError
+            If the name is another one, or an option is unknown, missing or not valid.
+        """
+        options = {key: value for key, value in values.items() if key != "name"}
+        if values.get("name", cls.name) != cls.name:
+            raise SpecError(
+                f"The table is of the component {values['name']!r}, not of {cls.name!r}. Use its "
+                "own class."
+            )
+        return super().from_dict(options)
+
 
 class FilterLearner(Component, ABC):
     """Learns filters of a layer from its input, without gradients."""
+
+    __slots__ = ()
 
     label: ClassVar[str] = "filter"  # what pictures of the filters are called
 
@@ -173,6 +204,8 @@ class FeatureExtractor(Component, ABC):
     `towers` are the numbers of filters of each tower, which follow each other in the maps.
     """
 
+    __slots__ = ()
+
     def check_network(self, towers: tuple[int, ...]) -> None:
         """Raise SpecError if maps of these towers give no features.
 
@@ -262,6 +295,8 @@ class Head(Component, ABC):
     score λ that the true class should reach, for the reported signs of the errors.
     """
 
+    __slots__ = ()
+
     arrays: ClassVar[Mapping[str, tuple[str, ...]]]  # stored arrays and their dimension names
     ridge: float
     target: float
@@ -334,7 +369,7 @@ class Head(Component, ABC):
         Parameters
         ----------
         arrays : mapping of str to ndarray
-            What `fit` returned.
+            What `fit` returned, in NumPy; `asarray_like` moves them to where `features` are.
         features : ndarray of shape (n, D)
             The features of the layer, in NumPy or CuPy.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, LayerInput, Whitening, min_max_scale, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.architecture import Architecture
@@ -207,9 +208,8 @@ def fit_bank(statistics: BankStatistics, architecture: Architecture, layer: int)
         low[own], scale[own] = min_max_scale(*extremes, architecture.minmax)
         for learner, group in tower.groups:
             rescaled = next(gathered).rescale(low[own], scale[own])
-            if group.count:
-                fitted, bias[group.filters] = learner.fit(rescaled, group)
-                filters[:, :, own[:, None], group.filters] = fitted
+            fitted, bias[group.filters] = learner.fit(rescaled, group)
+            filters[:, :, own[:, None], group.filters] = fitted
     return Bank(low, scale, filters, bias)
 
 
@@ -242,5 +242,11 @@ def fit_head(
     SingularError
         If the covariance of the features cannot be factorized with the head's ridge.
     """
-    arrays = architecture.head.fit(moments, architecture.classes, whitening)
+    head = architecture.head
+    arrays = head.fit(moments, architecture.classes, whitening)
+    if arrays.keys() != head.arrays.keys():
+        raise SpecError(
+            f"The head {head.name!r} has fitted the arrays {sorted(arrays)}, but it declares "
+            f"{sorted(head.arrays)}. Make `fit` return what `arrays` names."
+        )
     return FittedHead(to_host(arrays), rate)

@@ -8,6 +8,15 @@ from dataclasses import dataclass
 from rescnet_dist.kernels import LayerInput, convolve, normalize
 from rescnet_dist.kernels.arrays import Array
 
+# Stored arrays of a filter bank and their dimension names. The arrays of a head stand next to them.
+BANK_ARRAYS: Mapping[str, tuple[str, ...]] = {
+    "input_low": ("input_channel",),
+    "input_scale": ("input_channel",),
+    "filters": ("filter_y", "filter_x", "input_channel", "filter"),
+    "bias": ("filter",),
+}
+RATE_ARRAY = "rate"  # of the learning rate
+
 
 @dataclass(frozen=True, slots=True)
 class Bank:

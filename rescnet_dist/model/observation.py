@@ -18,6 +18,11 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.kernels.arrays import Array
 
+# Most copies at the same time, as measured: of a chunk and of the accumulator, two to merge and
+# merged, rescaled and factorized
+MOMENTS_COPIES = 6
+SAMPLE_COPIES = 4  # two to merge, merged, rescaled
+
 
 @dataclass(frozen=True, slots=True)
 class FilterGroup:
@@ -101,7 +106,8 @@ class Statistics(Protocol):
 
     `merge` is associative, and what `FilterLearner.empty` returns is its identity. Statistics are
     of the raw input of a layer, as its normalization is known only after the pass; `rescale`
-    returns those of the normalized input.
+    returns those of the normalized input. They are frozen dataclasses: their arrays are moved from
+    a GPU field by field.
     """
 
     def merge(self, other: Self) -> Self:
@@ -168,6 +174,29 @@ class NoStatistics:
             The same.
         """
         return self
+
+
+def moments_bytes(group: FilterGroup) -> int:
+    """Return the bytes of the moments of all patches, as they are sent between workers."""
+    return 8 * group.directions**2
+
+
+def moments_workspace_bytes(group: FilterGroup) -> int:
+    """Return the bytes of all copies of the moments of patches in a worker.
+
+    Those of a chunk are of all channels of the layer, those of the group are of its own.
+    """
+    return MOMENTS_COPIES * 8 * group.directions * group.input_directions
+
+
+def sample_bytes(group: FilterGroup, patches: int) -> int:
+    """Return the bytes of so many drawn patches, as they are sent between workers."""
+    return 4 * patches * group.directions
+
+
+def sample_workspace_bytes(group: FilterGroup, patches: int) -> int:
+    """Return the bytes of all copies of so many drawn patches in a worker."""
+    return SAMPLE_COPIES * 4 * patches * group.input_directions
 
 
 class Observation:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
+from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 
 RESERVED_OPTIONS = {"name", "share", "view"}  # keys next to the options of a component in TOML
 
@@ -20,7 +21,6 @@ class Registry:
 
     Components come from the modules of `package`, which are scanned for subclasses of `base` with
     a `name`; from the entry points of `group` in installed packages; and from calls of `register`.
-    Nothing is imported before the first look.
 
     Parameters
     ----------
@@ -45,6 +45,9 @@ class Registry:
 
     def register(self, component: type[AnyComponent]) -> type[AnyComponent]:
         """Add a component class under its `name`; usable as a decorator.
+
+        The class is known to this process only. Workers in other processes read specs by name, so
+        they must import the module that registers it too; an entry point does it by itself.
 
         Parameters
         ----------
@@ -84,6 +87,12 @@ class Registry:
                 f"The {self.kind} {name!r} has an option {min(reserved)!r}, which has another "
                 "meaning in a spec. Rename the option."
             )
+        taken = {*BANK_ARRAYS, RATE_ARRAY} & set(getattr(component, "arrays", ()))
+        if taken:
+            raise SpecError(
+                f"The {self.kind} {name!r} stores an array {min(taken)!r}, a name that layers use "
+                "themselves. Rename the array."
+            )
         self._members[name] = component
         return component
 
@@ -120,7 +129,11 @@ class Registry:
         if name not in self._members:
             found = self._entry_points().get(name)
             if found is None:
-                raise SpecError(f"Unknown {self.kind} {name!r}. {suggest_name(name, self.names())}")
+                raise SpecError(
+                    f"Unknown {self.kind} {name!r}. {suggest_name(name, self.names())} If it is of "
+                    "another package, install it here and on all workers; if it is a class of your "
+                    "own, import its module in each process."
+                )
             self._load(found)
         return self._members[name]
 
@@ -154,12 +167,12 @@ class Registry:
         """Import every module of the package once and register the components it defines."""
         if self._is_scanned:
             return
-        self._is_scanned = True
         for info in pkgutil.iter_modules(import_module(self.package).__path__):
             module = import_module(f"{self.package}.{info.name}")
             for value in vars(module).values():
                 if self._is_defined_in(module.__name__, value):
                     self.register(value)
+        self._is_scanned = True
 
     def _is_defined_in(self, module: str, value: Any) -> bool:
         """Return whether a value is a component class that a module defines itself."""
@@ -173,9 +186,15 @@ class Registry:
     def _entry_points(self) -> dict[str, EntryPoint]:
         """Return the entry points of the group by name, which are looked up once."""
         if self._found_entry_points is None:
-            self._found_entry_points = {
-                found.name: found for found in entry_points(group=self.group)
-            }
+            found: dict[str, EntryPoint] = {}
+            for entry_point in entry_points(group=self.group):
+                if entry_point.name in found or entry_point.name in self._members:
+                    raise SpecError(
+                        f"The {self.kind} {entry_point.name!r} of {_describe_owner(entry_point)} "
+                        "has the name of another one. Rename it, or remove one of the packages."
+                    )
+                found[entry_point.name] = entry_point
+            self._found_entry_points = found
         return self._found_entry_points
 
     def _load(self, entry_point: EntryPoint) -> None:
@@ -183,9 +202,9 @@ class Registry:
         try:
             component = entry_point.load()
         except Exception as error:
-            package = entry_point.dist.name if entry_point.dist else entry_point.module
             raise SpecError(
-                f"The {self.kind} {entry_point.name!r} of the package {package} cannot be imported "
+                f"The {self.kind} {entry_point.name!r} of {_describe_owner(entry_point)} cannot be "
+                f"imported "
                 f"({type(error).__name__}: {error}). Update or remove that package."
             ) from error
         if getattr(component, "name", None) != entry_point.name:
@@ -200,6 +219,11 @@ class Registry:
 def _is_same_class(one: type, other: type) -> bool:
     """Return whether two classes are the same definition, as after a module was reloaded."""
     return _describe_class(one) == _describe_class(other)
+
+
+def _describe_owner(entry_point: EntryPoint) -> str:
+    """Return the package of an entry point."""
+    return f"the package {entry_point.dist.name if entry_point.dist else entry_point.module}"
 
 
 def _describe_class(component: type) -> str:

@@ -1,4 +1,4 @@
-"""Mergeable statistics of a pass over all images: for filters, classifiers and accuracy."""
+"""Mergeable statistics of a pass over all images: for filters, heads and accuracy."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ class BankStatistics:
         The maximum of each channel.
     groups : tuple of Statistics
         What the learner of each group of filters has gathered.
+    chunks : int, default 1
+        The number of chunks, 0 for the identity.
     """
 
     low: Array
     high: Array
     groups: tuple[Any, ...]
+    chunks: int = 1
 
     @classmethod
     def empty(cls, architecture: Architecture, layer: int, xp: Any = np) -> BankStatistics:
@@ -57,6 +60,7 @@ class BankStatistics:
             xp.full(channels, np.inf),
             xp.full(channels, -np.inf),
             tuple(learner.empty(group) for learner, group in architecture.groups(layer)),
+            chunks=0,
         )
 
     @classmethod
@@ -95,10 +99,16 @@ class BankStatistics:
         BankStatistics of c channels
             The merged statistics.
         """
+        if not (self.chunks and other.chunks):  # the identity is in the memory of the host
+            groups = self.groups if self.chunks else other.groups
+        else:
+            pairs = zip(self.groups, other.groups, strict=True)
+            groups = tuple(one.merge(two) for one, two in pairs)
         return BankStatistics(
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
-            tuple(one.merge(two) for one, two in zip(self.groups, other.groups, strict=True)),
+            groups,
+            self.chunks + other.chunks,
         )
 
 
@@ -248,7 +258,7 @@ class LayerStatistics:
     Attributes
     ----------
     features : FeatureMoments
-        The moments of the features, for this layer's classifier.
+        The moments of the features, for this layer's head.
     inputs : BankStatistics
         The statistics of the next layer's input, for its filters.
     tally : Tally

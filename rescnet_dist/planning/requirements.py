@@ -119,7 +119,7 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
     else:
         accumulator = 4 * problem.features(spec) ** 2 + vector_accumulator_bytes(problem, spec)
         working += max_resident_accumulators(plan, threads) * accumulator
-    working += bank_bytes(problem, spec)
+    working += bank_bytes(problem, spec) + head_bytes(problem, spec)
     return int(workers.resident + FIRST_PASS_BYTES + WORKING_MEMORY_MARGIN * working)
 
 
@@ -143,7 +143,7 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
         for layer in (1, 2)
     )
     working += 2 * vector_accumulator_bytes(problem, spec) + bank_bytes(problem, spec)
-    working += extractor_bytes(problem, spec, plan.chunk_images)
+    working += extractor_bytes(problem, spec, plan.chunk_images) + head_bytes(problem, spec)
     return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working)
 
 
@@ -190,8 +190,13 @@ def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
 def vector_accumulator_bytes(problem: Problem, spec: NetworkSpec) -> int:
     """Return the bytes of an accumulator without the scatter matrix."""
     architecture = problem.architecture(spec)
-    extra = architecture.head.workspace_bytes(architecture.features, architecture.classes)
-    return 2 * 8 * architecture.features * (architecture.targets + 1) + extra
+    return 2 * 8 * architecture.features * (architecture.targets + 1)
+
+
+def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
+    """Return the bytes that the fit of the head needs, beyond the accumulator and its factor."""
+    architecture = problem.architecture(spec)
+    return architecture.head.workspace_bytes(architecture.features, architecture.classes)
 
 
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:

@@ -8,16 +8,16 @@ from typing import overload
 
 import numpy as np
 
-from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
+from rescnet_dist.model.layer import (
+    BANK_ARRAYS,
+    RATE_ARRAY,
+    Bank,
+    FittedHead,
+    ImageScale,
+    Layer,
+)
 from rescnet_dist.store.location import Location
 
-BANK_DIMS = {
-    "input_low": ("input_channel",),
-    "input_scale": ("input_channel",),
-    "filters": ("filter_y", "filter_x", "input_channel", "filter"),
-    "bias": ("filter",),
-}
-RATE = "rate"  # the array of the learning rate, next to those of the head
 SCALE_DIMS = {"low": ("channel",), "scale": ("channel",)}
 
 ArrayDims = Mapping[str, tuple[str, ...]]  # names of arrays and of their dimensions
@@ -47,25 +47,25 @@ def write_bank(location: Location, layer: int, bank: Bank) -> None:
         "filters": bank.filters,
         "bias": bank.bias,
     }
-    location.write_small(layer_path(layer), {k: (BANK_DIMS[k], v) for k, v in values.items()})
+    location.write_small(layer_path(layer), {k: (BANK_ARRAYS[k], v) for k, v in values.items()})
 
 
 def read_bank(location: Location, layer: int) -> Bank:
     """Read the filter bank that `write_bank` stored."""
-    values = location.read_small(layer_path(layer), tuple(BANK_DIMS))
+    values = location.read_small(layer_path(layer), tuple(BANK_ARRAYS))
     return Bank(values["input_low"], values["input_scale"], values["filters"], values["bias"])
 
 
 def write_head(location: Location, layer: int, head: FittedHead, dims: ArrayDims) -> None:
     """Store the head with which a layer updates the scores; `dims` are those of its arrays."""
     values = {name: (dims[name], np.asarray(head.arrays[name])) for name in dims}
-    location.write_small(layer_path(layer), {**values, RATE: ((), np.asarray(head.rate))})
+    location.write_small(layer_path(layer), {**values, RATE_ARRAY: ((), np.asarray(head.rate))})
 
 
 def read_head(location: Location, layer: int, dims: ArrayDims) -> FittedHead:
     """Read the head that `write_head` stored."""
-    values = location.read_small(layer_path(layer), (*dims, RATE))
-    rate = float(values.pop(RATE))
+    values = location.read_small(layer_path(layer), (*dims, RATE_ARRAY))
+    rate = float(values.pop(RATE_ARRAY))
     return FittedHead(values, rate)
 
 

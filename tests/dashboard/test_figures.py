@@ -19,6 +19,7 @@ from sklearn.exceptions import NotFittedError
 from rescnet_dist import DataError, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
 from rescnet_dist.dashboard.evaluation import MAX_MATRIX_CLASSES
 from rescnet_dist.dashboard.figures import Plots
+from rescnet_dist.model import FILTERS
 from rescnet_dist.store import RunStore
 from tests.dashboard.test_thumbnails import make_network
 
@@ -48,7 +49,7 @@ def test_accuracy_figure_matches_the_run(clf: ResCNetClassifier) -> None:
 def test_filters_figure_has_titles(clf: ResCNetClassifier) -> None:
     """All filters, PCA above stacked-LDA."""
     figure = clf.plot.filters(1)
-    assert figure.get_suptitle() == "Layer 1: 2 PCA and 2 stacked-LDA filters of 3×3"
+    assert figure.get_suptitle() == "Layer 1: 2 PCA and 2 LDA filters of 3×3"
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["PCA 1", "PCA 2", "LDA 1", "LDA 2"]
     weights = clf.network_.layers[0].bank.filters[:, :, 0, 2]
@@ -58,11 +59,21 @@ def test_filters_figure_has_titles(clf: ResCNetClassifier) -> None:
     }
 
 
+@pytest.mark.parametrize("name", FILTERS.names())
+def test_filters_figure_of_any_bank(name: str) -> None:
+    """All filters of any learner are drawn, also next to those of another."""
+    network = make_network(NetworkSpec(filters=8, bank=f"{name}:0.5,gaussian:0.5"), 3)
+    figure = Plots(network).filters(1)
+    drawn = [axes for axes in figure.axes if axes.get_images()]
+    assert len(drawn) == 8
+    assert "Gaussian" in figure.get_suptitle()
+
+
 def test_filters_figure_has_all_towers() -> None:
     """The filters that see the local contrast stand in the rows of their kind."""
     network = make_network(NetworkSpec(filters=8, local_contrast=True), 1)
     figure = Plots(network).filters(1)
-    assert figure.get_suptitle() == "Layer 1: 4 PCA and 4 stacked-LDA filters of 3×3"
+    assert figure.get_suptitle() == "Layer 1: 4 PCA and 4 LDA filters of 3×3"
     titles = [axes.get_title() for axes in figure.axes]
     for kind, row in (("PCA", titles[:4]), ("LDA", titles[4:])):
         assert row == [f"{kind} 1", f"{kind} 2", f"contrast {kind} 1", f"contrast {kind} 2"]

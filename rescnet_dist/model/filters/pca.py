@@ -10,10 +10,12 @@ import numpy as np
 from rescnet_dist.kernels import PatchMoments, pca_filters
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import FilterGroup, Observation
-
-# Most copies of the scatter matrix at the same time: two to merge, merged, rescaled, eigenvectors
-SCATTER_COPIES = 6
+from rescnet_dist.model.observation import (
+    FilterGroup,
+    Observation,
+    moments_bytes,
+    moments_workspace_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,8 @@ class PCA(FilterLearner):
 
     def statistics_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of the scatter matrix."""
-        return 8 * group.directions * group.input_directions
+        return moments_bytes(group)
 
     def workspace_bytes(self, group: FilterGroup) -> int:
-        """Return the bytes of all copies of the scatter matrix.
-
-        That of a chunk is of all channels, those of the group are of its own.
-        """
-        return SCATTER_COPIES * self.statistics_bytes(group)
+        """Return the bytes of all copies of the scatter matrix."""
+        return moments_workspace_bytes(group)

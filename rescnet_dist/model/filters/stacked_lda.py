@@ -11,10 +11,13 @@ import numpy as np
 from rescnet_dist.kernels import Draws, PatchSample, stacked_lda_draws, stacked_lda_filters
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import FilterGroup, Observation
+from rescnet_dist.model.observation import (
+    FilterGroup,
+    Observation,
+    sample_bytes,
+    sample_workspace_bytes,
+)
 from rescnet_dist.options import option
-
-SAMPLE_COPIES = 4  # of the patches at the same time: two to merge, merged, rescaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,17 @@ class StackedLDA(FilterLearner):
             tolerance=self.tolerance,
         )
 
+    def statistics_bytes(self, group: FilterGroup) -> int:
+        """Return the bytes of the drawn patches."""
+        return sample_bytes(group, self._count_patches(group))
+
     def workspace_bytes(self, group: FilterGroup) -> int:
-        """Return the bytes of all copies of the drawn patches, in float32."""
-        patches = len(group.streams) * (self.positives + self.negatives)
-        return SAMPLE_COPIES * 4 * patches * group.input_directions
+        """Return the bytes of all copies of the drawn patches."""
+        return sample_workspace_bytes(group, self._count_patches(group))
+
+    def _count_patches(self, group: FilterGroup) -> int:
+        """Return the number of patches of all draws."""
+        return len(group.streams) * (self.positives + self.negatives)
 
 
 @lru_cache(maxsize=8)  # the groups of two layers: all chunks of a pass ask for the same draws

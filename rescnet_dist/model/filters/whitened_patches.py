@@ -12,11 +12,16 @@ from scipy.linalg import eigh
 from rescnet_dist.kernels import Draws, PatchMoments, PatchSample
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import FilterGroup, Observation
+from rescnet_dist.model.observation import (
+    FilterGroup,
+    Observation,
+    moments_bytes,
+    moments_workspace_bytes,
+    sample_bytes,
+    sample_workspace_bytes,
+)
 from rescnet_dist.options import option
 
-WHITENING_SCATTER_COPIES = 6  # of the scatter matrix at the same time, as for PCA filters
-WHITENING_SAMPLE_COPIES = 4  # of the drawn patches at the same time
 TINY = float(np.finfo(np.float64).tiny)  # in place of the variance of patches that are all equal
 CANDIDATES = 2  # patches drawn per filter: constant ones give no filter
 
@@ -96,16 +101,12 @@ class WhitenedPatches(FilterLearner):
 
     def statistics_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of the scatter matrix and of the drawn patches."""
-        return 8 * group.directions * group.input_directions + self._sample_bytes(group)
+        return moments_bytes(group) + sample_bytes(group, len(group.streams))
 
     def workspace_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of all copies of the scatter matrix and of the drawn patches."""
-        scatter = WHITENING_SCATTER_COPIES * 8 * group.directions * group.input_directions
-        return scatter + WHITENING_SAMPLE_COPIES * self._sample_bytes(group)
-
-    def _sample_bytes(self, group: FilterGroup) -> int:
-        """Return the bytes of the drawn patches, in float32."""
-        return 4 * len(group.streams) * group.input_directions
+        drawn = sample_workspace_bytes(group, len(group.streams))
+        return moments_workspace_bytes(group) + drawn
 
 
 @lru_cache(maxsize=8)

@@ -18,6 +18,8 @@ class LinearHead(Head):
     has a classifier, and share (S,), the weight of each sign.
     """
 
+    __slots__ = ()
+
     arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "weights": ("sign", "class", "feature"),
         "intercept": ("sign", "class"),

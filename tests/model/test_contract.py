@@ -1,0 +1,151 @@
+"""The contracts that all filter learners, feature extractors and heads keep."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rescnet_dist.kernels import FeatureMoments, LayerInput
+from rescnet_dist.model import FEATURES, FILTERS, HEADS, Architecture, Observation
+from rescnet_dist.spec import NetworkSpec
+
+LABELS = np.arange(30) % 3
+TRAIN = np.arange(30) % 7 != 0
+CUTS = (0, 11, 18, 30)
+
+
+def make_architecture(**options: Any) -> Architecture:
+    """Return the architecture of a small network."""
+    spec = NetworkSpec(filters=6, first_filter_size=3, block=4, stride=2, **options)
+    return spec.architecture((10, 9, 2), 3, seed=5)
+
+
+def observe(name: str, view: str, images: np.ndarray) -> tuple[Any, Any, list[Any]]:
+    """Return a learner, its group in layer 1, and the statistics of three chunks."""
+    architecture = make_architecture(bank=f"pca:0.5,{name}:0.5@{view},gaussian:0.1")
+    learner, group = next(
+        pair
+        for tower in architecture.towers(1)
+        if tower.view == view
+        for pair in tower.groups
+        if pair[0].name == name
+    )
+    statistics = []
+    for start, stop in itertools.pairwise(CUTS):
+        rows = slice(start, stop)
+        before = np.bincount(LABELS[:start][TRAIN[:start]], minlength=3)
+        inputs = LayerInput.of(images[rows])
+        counts = np.bincount(LABELS[TRAIN])
+        chunk = Observation(inputs, LABELS[rows], TRAIN[rows], before, counts)
+        statistics.append(learner.observe(chunk, group))
+    return learner, group, statistics
+
+
+def make_images(rng: np.random.Generator, view: str) -> np.ndarray:
+    """Return the input (30, 10, 9, c) of layer 1."""
+    channels = 4 if view == "contrast" else 2
+    return rng.normal(size=(30, 10, 9, channels)).astype(np.float32)
+
+
+def list_arrays(value: Any) -> list[np.ndarray]:
+    """Return all arrays and numbers of an accumulator."""
+    if is_dataclass(value):
+        return [a for field in fields(value) for a in list_arrays(getattr(value, field.name))]
+    return [np.asarray(value, np.float64)]
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Assert that two accumulators are equal to rounding."""
+    for a, b in zip(list_arrays(one), list_arrays(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("view", ["image", "contrast"])
+@pytest.mark.parametrize("name", FILTERS.names())
+def test_statistics_merge_in_any_tree(name: str, view: str, rng: np.random.Generator) -> None:
+    """`merge` is associative, `empty` is its identity, and `rescale` commutes with it."""
+    learner, group, (a, b, c) = observe(name, view, make_images(rng, view))
+    assert_equal(a.merge(b).merge(c), a.merge(b.merge(c)))
+    assert_equal(learner.empty(group).merge(a), a)
+    assert_equal(a.merge(learner.empty(group)), a)
+    low, scale = rng.normal(size=len(group.channels)), rng.random(len(group.channels)) + 0.5
+    assert_equal(a.merge(b).rescale(low, scale), a.rescale(low, scale).merge(b.rescale(low, scale)))
+
+
+@pytest.mark.parametrize("view", ["image", "contrast"])
+@pytest.mark.parametrize("name", FILTERS.names())
+def test_filters_fit_their_group(name: str, view: str, rng: np.random.Generator) -> None:
+    """Shapes, the same result every time, and planned bytes that cover the statistics."""
+    learner, group, (a, b, c) = observe(name, view, make_images(rng, view))
+    total = a.merge(b).merge(c)
+    filters, bias = learner.fit(total, group)
+    assert filters.shape == (group.size, group.size, len(group.channels), group.count)
+    assert bias.shape == (group.count,)
+    assert np.isfinite(filters).all()
+    assert all(map(np.array_equal, (filters, bias), learner.fit(total, group)))
+    held = sum(array.nbytes for array in vars_arrays(total) if array.ndim > 1)
+    assert learner.statistics_bytes(group) >= held
+    assert learner.workspace_bytes(group) >= learner.statistics_bytes(group)
+
+
+def vars_arrays(value: Any) -> list[np.ndarray]:
+    """Return the arrays of an accumulator in their own dtypes."""
+    if is_dataclass(value):
+        return [a for field in fields(value) for a in vars_arrays(getattr(value, field.name))]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
+@pytest.mark.parametrize("local_contrast", [False, True])
+@pytest.mark.parametrize("name", FEATURES.names())
+def test_features_are_counted_and_of_one_image(
+    name: str, local_contrast: bool, rng: np.random.Generator
+) -> None:
+    """D is known in advance, and an image's features do not depend on the others."""
+    architecture = make_architecture(features=name, local_contrast=local_contrast)
+    (extractor,), towers = architecture.extractors, architecture.tower_sizes
+    maps = rng.normal(size=(5, 10, 9, 6)).astype(np.float32)
+    features = extractor(maps, towers)
+    assert features.dtype == np.float32
+    assert features.shape == (5, extractor.count(10, 9, towers))
+    assert np.array_equal(extractor(maps[3:4], towers), features[3:4])
+    assert extractor.workspace_bytes(5, 10, 9, towers) >= 0
+
+
+@pytest.mark.parametrize("name", HEADS.names())
+def test_heads_fit_what_they_declare(name: str, rng: np.random.Generator) -> None:
+    """Targets (n, K), the declared arrays, and corrections (n, C) that reduce the error."""
+    head = HEADS.get(name)()
+    features = rng.normal(size=(60, 8)).astype(np.float32)
+    labels = features[:, :3].argmax(axis=1)
+    scores = np.zeros((60, 3), np.float32)
+    targets = head.targets(scores, labels, first=True)
+    assert targets.shape == (60, head.target_count(3))
+    moments = FeatureMoments.empty(8, head.target_count(3)).fold(features, targets)
+    arrays = head.fit(moments, 3)
+    assert {key: np.ndim(value) for key, value in arrays.items()} == {
+        key: len(dims) for key, dims in head.arrays.items()
+    }
+    correction = head.correction(arrays, features)
+    assert correction.shape == (60, 3)
+    assert (correction.argmax(axis=1) == labels).mean() > 0.7
+    assert head.workspace_bytes(8, 3) >= 0
+
+
+@pytest.mark.parametrize(
+    ("registry", "name"),
+    [(r, name) for r in (FILTERS, FEATURES, HEADS) for name in r.names()],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+def test_components_round_trip(registry: Any, name: str) -> None:
+    """Through a dict and a pickle; all have a description and help texts."""
+    component = registry.get(name)()
+    assert type(component).from_dict(component.to_dict()) == component
+    assert pickle.loads(pickle.dumps(component)) == component
+    assert hash(component) == hash(registry.get(name)())
+    assert all(option.help for option in component.__options__.values())
+    assert type(component).__doc__
