@@ -390,6 +390,37 @@ def test_page_shows_the_trials_of_ridge_and_learning_rate() -> None:
         assert corrected - broken == difference
 
 
+def test_page_shows_the_trials_of_learning_rates_in_deep_networks() -> None:
+    """The rows of its table are those of the recorded trials."""
+    record = json.loads((SCRIPT.parent / "trials/learning-rate.json").read_text())
+    text, trials = PAGE.read_text(), record["trials"]
+    assert "\n".join(format_deep_trial_row(trial) for trial in trials) in text
+    assert f"{record['gpu_seconds']} s of one H200: [results/trials/learning-rate.json]" in text
+    for trial in trials:
+        curve = trial["curve"]
+        assert len(curve) == trial["layers"] == 273
+        assert trial["validation"] == max(curve) == curve[trial["depth"] - 1]
+        for key, reference in (
+            ("corrected_and_broken", trials[0]["curve"][-1]),
+            ("corrected_and_broken_since_layer_90", curve[89]),
+        ):
+            corrected, broken = trial[key]
+            assert corrected - broken == round(10_000 * (curve[-1] - reference))
+
+
+def format_deep_trial_row(trial: dict[str, Any]) -> str:
+    """Format a row of the table of learning rates in deep networks."""
+    corrected, broken = trial["corrected_and_broken"]
+    count = f"{corrected - broken:+d}".replace("-", "−") if corrected else "–"
+    cells = [
+        *(f"{trial['changes'][name]:g}" for name in ("ridge", "learning_rate")),
+        *(f"{100 * trial['curve'][n - 1]:.2f}" for n in (60, 90, 120, 150, 210, 273)),
+        str(trial["train_is_1_from_layer"]),
+        count,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
 def format_trial_row(first: dict[str, Any], second: dict[str, Any]) -> str:
     """Format a row of the table of ridges and learning rates from the trials of two seeds."""
     changes, later = first["changes"], first.get("ridge_after_10_layers")
