@@ -8,6 +8,7 @@ which presets, the command line and parameter grids set them: `block`, `lda_draw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,9 @@ from rescnet_dist.options import Option, validate_option
 
 COMPONENT_FIELDS = ("bank", "features", "head")
 BANK_FORM = "name:share@view, separated by commas, such as pca:0.5,stacked-lda:0.5"
+PART_PATTERN = re.compile(
+    r"(?P<name>[^:@\s]+)\s*(?::\s*(?P<share>[^:@\s]+)\s*)?(?:@\s*(?P<view>[^:@\s]+))?"
+)
 # Options that stand for a bank of PCA and stacked-LDA filters.
 BANK_SHORTHANDS = {
     "local_contrast": Option(
@@ -148,7 +152,7 @@ def make_component(
         return kind.from_stored(options) if is_stored else kind.from_dict(options)
     raise SpecError(
         f"{value!r} is not a {registry.kind}. Give its name, one of "
-        f"{', '.join(registry.names())}, or a table with name and options."
+        f"{', '.join(registry.names())}, an object of its class, or a table with name and options."
     )
 
 
@@ -186,9 +190,7 @@ def _make_part(
     view: Any = "image"
     learner = value
     if isinstance(value, str):
-        text, _, given_view = value.partition("@")
-        learner, _, given_share = text.partition(":")
-        share, view = _parse_share(value, given_share), given_view or view
+        learner, share, view = _parse_part(value)
     elif isinstance(value, Mapping):
         share, view = value.get("share", share), value.get("view", view)
         learner = {key: item for key, item in value.items() if key not in ("share", "view")}
@@ -212,10 +214,14 @@ def read_components(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parse_share(text: str, share: str) -> float:
-    """Return the share in the text of a part; 1 if there is none."""
+def _parse_part(text: str) -> tuple[str, float, str]:
+    """Return the name, the share (1 by default) and the view (image) in the text of a part."""
+    found = PART_PATTERN.fullmatch(text)
+    if not found:
+        raise SpecError(f"The part {text!r} of the bank cannot be read. Give {BANK_FORM}.")
+    name, share, view = found["name"], found["share"], found["view"]
     try:
-        return float(share) if share else 1.0
+        return name, float(share) if share else 1.0, view or "image"
     except ValueError:
         raise SpecError(
             f"bank part {text!r} has the share {share!r}, which is not a number. Give {BANK_FORM}."
@@ -287,5 +293,12 @@ def apply_shorthands(
         return bank
     images = [part for part in bank if part.view == "image"]
     if has_contrast:
+        if len(bank) != 2 * len(images) or any(
+            part.replace(view="contrast") not in bank for part in images
+        ):
+            raise SpecError(
+                f"local_contrast=False would remove parts of bank={format_bank(bank)} that have no "
+                "counterpart. Give the bank that you want instead."
+            )
         return tuple(part.replace(share=2 * part.share) for part in images)
     return tuple(part.replace(share=part.share / 2, view=view) for view in VIEWS for part in images)

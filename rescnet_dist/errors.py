@@ -159,6 +159,8 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     "Did you mean 'cifar10'? Known: cifar10, mnist."
     """
     names = sorted(known)
+    if not names:
+        return "There are none."
     listing = f"Known: {', '.join(names)}."
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}? {listing}" if close else listing

@@ -20,6 +20,10 @@ from rescnet_dist.model.heads.regress import Regress
     ("given", "expected"),
     [
         ("dct", [BankPart(DCT())]),
+        (
+            " pca : 0.5 , dct:0.5 @ contrast",
+            [BankPart(PCA(), 0.5), BankPart(DCT(), 0.5, "contrast")],
+        ),
         ("pca:0.5, dct:0.5", [BankPart(PCA(), 0.5), BankPart(DCT(), 0.5)]),
         ("pca:2,dct@contrast", [BankPart(PCA(), 2.0), BankPart(DCT(), 1.0, "contrast")]),
         (PCA(), [BankPart(PCA())]),
@@ -42,6 +46,13 @@ def test_bank_in_all_forms(given, expected):
     [
         ({"bank": "pcaa"}, r"Unknown filter learner 'pcaa'\. Did you mean 'pca'\?"),
         ({"bank": "pca:x"}, r"share 'x', which is not a number.*pca:0\.5,stacked-lda:0\.5"),
+        ({"bank": "pca,"}, r"part '' of the bank cannot be read.*name:share@view"),
+        (
+            {"bank": "pca@contrast:1"},
+            r"'pca@contrast:1' of the bank cannot be read.*name:share@view",
+        ),
+        ({"head": Regress}, r"is not a head\..* an object of its class"),
+        ({"bank": [{"name": "pca", "shar": 1}]}, r"PCA has no option 'shar'\. There are none"),
         ({"bank": "pca:-1"}, r"share=-1\.0 is out of range.*at least 0"),
         ({"bank": "pca@up"}, r"view='up' is not a choice"),
         ({"bank": "pca@contrast"}, r"no part with the view image"),
@@ -145,3 +156,13 @@ def test_limits_of_learners():
     assert [group.count for _, group in groups] == [27, 23]
     with pytest.raises(SpecError, match=r"filters=60 PCA and DCT .* 54 directions.* at most 54"):
         spec.replace(filters=60).architecture((9, 9, 3), 2).towers(1)
+
+
+def test_local_contrast_removes_no_part_that_was_named():
+    """A bank that has towers of its own stays; one without counterparts is not halved."""
+    spec = NetworkSpec(bank="pca,dct@contrast", local_contrast=True)
+    assert format_bank(spec.bank) == "pca:1,dct:1@contrast"
+    with pytest.raises(
+        SpecError, match=r"local_contrast=False would remove parts of bank=pca:1,dct"
+    ):
+        spec.replace(local_contrast=False)

@@ -367,8 +367,8 @@ def info_command(run_url: str, as_json: bool) -> None:
     click.echo(f"features  {run['features']:,} per layer")
     sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in run["bytes"].items())
     click.echo(f"store     {sizes}")
-    click.echo(f"network   {_format_changes(run['network'], NetworkSpec())}")
-    if settings := _format_changes(run["run"], RunSpec()):
+    click.echo(f"network   {_format_changes(run['network'], NetworkSpec)}")
+    if settings := _format_changes(run["run"], RunSpec):
         click.echo(f"settings  {settings}")
     if not run["layers"]:
         return
@@ -384,10 +384,10 @@ def info_command(run_url: str, as_json: bool) -> None:
     Console().print(table)
 
 
-def _format_changes(values: dict[str, Any], default: Spec) -> str:
-    """Return the values of a spec that are not the default as text."""
-    defaults = default.to_dict()
-    return ", ".join(f"{k}={v}" for k, v in values.items() if defaults.get(k) != v)
+def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:
+    """Return the options of a stored spec that are not the default as text."""
+    rows = kind.from_stored(values).rows()
+    return ", ".join(f"{name}={value}" for name, value, is_changed in rows if is_changed)
 
 
 @click.command("check", **HELP_SETTINGS)

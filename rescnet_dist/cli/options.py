@@ -204,7 +204,11 @@ def resolve_specs(
 
     def update(spec: AnySpec) -> AnySpec:
         by_flags = {key: given[key] for key in declared_options(type(spec)) if key in given}
-        return spec.replace(**tables.get(spec.table, {}) | by_flags)
+        table = tables.get(spec.table, {})
+        # A component that is given by a flag takes over the options of the one in the file.
+        if {"bank", "features", "head"} & table.keys() & by_flags.keys():
+            return spec.replace(**table).replace(**by_flags)
+        return spec.replace(**table | by_flags)
 
     return update(base), update(RunSpec.from_dict(RUN_DEFAULTS)), update(AugmentSpec())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from rescnet_dist.model.components import Component, FeatureExtractor, FilterLea
 from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 
 RESERVED_OPTIONS = {"name", "share", "view"}  # keys next to the options of a component in TOML
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)
 
@@ -74,6 +77,22 @@ class Registry:
             raise SpecError(
                 f"{component.__qualname__} has no name. Give the {self.kind} a class attribute "
                 'name, as in name: ClassVar[str] = "my-component".'
+            )
+        if "__options__" not in vars(component):
+            raise SpecError(
+                f"{_describe_class(component)} has no declared options. Put "
+                "@dataclass(frozen=True, slots=True) above the class."
+            )
+        if not NAME_PATTERN.fullmatch(name):
+            raise SpecError(
+                f"{name!r} cannot be the name of a {self.kind}, as it could not be given in text. "
+                "Use lower-case letters, digits and hyphens."
+            )
+        missing = {"ridge", "target"} - set(dir(component)) if self.base is Head else set()
+        if missing:
+            raise SpecError(
+                f"The head {name!r} has no {min(missing)!r}, which the solver or reports need. "
+                f"Declare it as an option."
             )
         known = self._members.get(name)
         if known is not None and not _is_same_class(known, component):

@@ -161,6 +161,15 @@ def test_presets_command_round_trips_through_toml():
     assert "tiny-imagenet" in run("presets").output
 
 
+def test_component_of_a_flag_takes_over_the_options_of_the_file(tmp_path: Path) -> None:
+    """The same network as from the preset itself, or from flat options."""
+    config = tmp_path / "network.toml"
+    config.write_text(NetworkSpec.preset("mnist").to_toml())
+    network, _, _ = resolve_specs(None, str(config), "x", {"head": "regress", "validation": None})
+    assert network == NetworkSpec.preset("mnist").replace(head="regress")
+    assert network.ridge == 0.001
+
+
 def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path):
     """The order in which options apply."""
     config = tmp_path / "net.toml"

@@ -72,6 +72,19 @@ def test_classes_that_cannot_be_registered(
         filters.register(bad)
 
 
+def test_undecorated_class_and_odd_names(filters: Registry) -> None:
+    """Without its decorator a class has no options; a name must be readable in text."""
+
+    class Undecorated(Gaussian):
+        name: ClassVar[str] = "undecorated"
+
+    with pytest.raises(SpecError, match=r"@dataclass\(frozen=True, slots=True\) above the class"):
+        filters.register(Undecorated)
+    odd = dataclass(frozen=True, slots=True)(type("Odd", (Gaussian,), {"name": "My:Learner"}))
+    with pytest.raises(SpecError, match=r"'My:Learner' cannot be the name .* hyphens"):
+        filters.register(odd)
+
+
 def test_heads_must_not_store_arrays_of_the_bank() -> None:
     """They would overwrite the filters."""
 
