@@ -164,9 +164,9 @@ def test_presets_command_round_trips_through_toml():
 def test_component_of_a_flag_takes_over_the_options_of_the_file(tmp_path: Path) -> None:
     """The same network as from the preset itself, or from flat options."""
     config = tmp_path / "network.toml"
-    config.write_text(NetworkSpec.preset("mnist").to_toml())
+    config.write_text(rd.NetworkSpec.preset("mnist").to_toml())
     network, _, _ = resolve_specs(None, str(config), "x", {"head": "regress", "validation": None})
-    assert network == NetworkSpec.preset("mnist").replace(head="regress")
+    assert network == rd.NetworkSpec.preset("mnist").replace(head="regress")
     assert network.ridge == 0.001
 
 
