@@ -51,12 +51,17 @@ def client(threads_cluster: Any) -> Iterator[Client]:
         yield client
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the commands of the README first: they take minutes, one after the other.
+LONGEST = ("train", "chaos", "deploy", "store", "dashboard")  # folders of tests
 
-    If they started last, the other test processes would be idle.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the commands of the README first, then the folders whose files take longest.
+
+    A file runs in one process. If a long one started last, the other processes would be idle.
     """
-    items.sort(key=lambda item: item.path.name != "test_readme.py")
+    items.sort(
+        key=lambda item: (item.path.name != "test_readme.py", item.path.parent.name not in LONGEST)
+    )
 
 
 # processes --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -53,6 +54,15 @@ PRIVATE_ATTRIBUTES = {
 }
 SCHEDULER_ATTRIBUTES = {"address"}  # of Client.scheduler; all others call its operations
 JUPYTER_METHOD = re.compile(r"_repr_\w+_")  # a public protocol, in spite of the underscore
+
+
+def run_in_thread(action: Callable[[], Any]) -> Any:
+    """Return the result of an action in a thread of its own.
+
+    The browser of other tests leaves an event loop in the main thread, and switches stacks there.
+    """
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(action).result()
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +257,7 @@ def test_add_dashboard_pages(missing: str, monkeypatch: pytest.MonkeyPatch) -> N
             assert {"url": "own", "name": "Own"} in variables["plots"]
             assert "/own" in dask_app.app_paths
 
-    asyncio.run(run())
+    run_in_thread(lambda: asyncio.run(run()))
 
 
 def test_no_dashboard(scheduler: Scheduler) -> None:
@@ -526,8 +536,12 @@ def is_private_import(name: str) -> bool:
 
 def test_no_other_module_uses_private_apis() -> None:
     """Of any other package, nor of the standard library."""
-    own = {n for path in MODULES for n in iter_private_definitions(ast.parse(path.read_text()))}
-    assert [use for path in MODULES for use in iter_private_uses(path, own)] == []
+
+    def find_uses() -> list[str]:
+        own = {n for path in MODULES for n in iter_private_definitions(ast.parse(path.read_text()))}
+        return [use for path in MODULES for use in iter_private_uses(path, own)]
+
+    assert run_in_thread(find_uses) == []
 
 
 @pytest.mark.parametrize(
