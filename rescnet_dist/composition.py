@@ -194,11 +194,6 @@ def _make_part(
     elif isinstance(value, Mapping):
         share, view = value.get("share", share), value.get("view", view)
         learner = {key: item for key, item in value.items() if key not in ("share", "view")}
-        if "name" not in learner:
-            raise SpecError(
-                f"The table {dict(value)} of a bank has no name. Add name, one of "
-                f"{', '.join(FILTERS.names())}."
-            )
     own = [part.learner for part in current if part.learner.name == learner]
     return BankPart(make_component(FILTERS, learner, own[:1], is_stored=is_stored), share, view)
 

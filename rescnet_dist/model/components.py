@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation
 from rescnet_dist.options import Options
 
@@ -37,6 +38,16 @@ class Component(Options):
 
     name: ClassVar[str]
     prefix: ClassVar[str] = ""
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Raise SpecError if the class cannot be used; called when it is registered.
+
+        Raises
+        ------
+        SpecError
+            If something is missing that the other parts of a network need.
+        """
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name and the options of the component.
@@ -300,6 +311,28 @@ class Head(Component, ABC):
     arrays: ClassVar[Mapping[str, tuple[str, ...]]]  # stored arrays and their dimension names
     ridge: float
     target: float
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Raise SpecError if an option is missing, or an array has a name that layers use.
+
+        Raises
+        ------
+        SpecError
+            If there is no ridge or target, or the name of an array is taken.
+        """
+        missing = {"ridge", "target"} - set(dir(cls))
+        if missing:
+            raise SpecError(
+                f"The head {cls.name!r} has no {min(missing)!r}, which the solver or reports need. "
+                "Declare it as an option."
+            )
+        taken = {*BANK_ARRAYS, RATE_ARRAY} & set(cls.arrays)
+        if taken:
+            raise SpecError(
+                f"The head {cls.name!r} stores an array {min(taken)!r}, a name that layers use "
+                "themselves. Rename the array."
+            )
 
     @abstractmethod
     def target_count(self, classes: int) -> int:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
-from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 
 RESERVED_OPTIONS = {"name", "share", "view"}  # keys next to the options of a component in TOML
 
@@ -88,12 +87,6 @@ class Registry:
                 f"{name!r} cannot be the name of a {self.kind}, as it could not be given in text. "
                 "Use lower-case letters, digits and hyphens."
             )
-        missing = {"ridge", "target"} - set(dir(component)) if self.base is Head else set()
-        if missing:
-            raise SpecError(
-                f"The head {name!r} has no {min(missing)!r}, which the solver or reports need. "
-                f"Declare it as an option."
-            )
         known = self._members.get(name)
         if known is not None and not _is_same_class(known, component):
             raise SpecError(
@@ -106,12 +99,7 @@ class Registry:
                 f"The {self.kind} {name!r} has an option {min(reserved)!r}, which has another "
                 "meaning in a spec. Rename the option."
             )
-        taken = {*BANK_ARRAYS, RATE_ARRAY} & set(getattr(component, "arrays", ()))
-        if taken:
-            raise SpecError(
-                f"The {self.kind} {name!r} stores an array {min(taken)!r}, a name that layers use "
-                "themselves. Rename the array."
-            )
+        component.check_class()
         self._members[name] = component
         return component
 

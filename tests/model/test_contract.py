@@ -56,7 +56,7 @@ def list_arrays(value: Any) -> list[np.ndarray]:
     """Return all arrays and numbers of an accumulator."""
     if is_dataclass(value):
         return [a for field in fields(value) for a in list_arrays(getattr(value, field.name))]
-    return [np.asarray(value, np.float64)]
+    return [np.asarray(value)]
 
 
 def assert_equal(one: Any, other: Any) -> None:
@@ -88,16 +88,9 @@ def test_filters_fit_their_group(name: str, view: str, rng: np.random.Generator)
     assert bias.shape == (group.count,)
     assert np.isfinite(filters).all()
     assert all(map(np.array_equal, (filters, bias), learner.fit(total, group)))
-    held = sum(array.nbytes for array in vars_arrays(total) if array.ndim > 1)
+    held = sum(array.nbytes for array in list_arrays(total) if array.ndim > 1)
     assert learner.statistics_bytes(group) >= held
     assert learner.workspace_bytes(group) >= learner.statistics_bytes(group)
-
-
-def vars_arrays(value: Any) -> list[np.ndarray]:
-    """Return the arrays of an accumulator in their own dtypes."""
-    if is_dataclass(value):
-        return [a for field in fields(value) for a in vars_arrays(getattr(value, field.name))]
-    return [value] if isinstance(value, np.ndarray) else []
 
 
 @pytest.mark.parametrize("local_contrast", [False, True])
