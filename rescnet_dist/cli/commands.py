@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import sys
@@ -12,21 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
-import dask.array as da
 from rich.console import Console
 from rich.table import Table
 
-import rescnet_dist
 from rescnet_dist.cli.clusters import cluster, show_status
-from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.cli.options import (
-    BACKEND_OPTION,
     HELP_SETTINGS,
-    SPLIT_OPTION,
-    averaging_options,
     cluster_options,
     pop_cluster_options,
-    resolve_averaging,
     resolve_specs,
     spec_options,
 )
@@ -41,15 +33,11 @@ from rescnet_dist.cli.reporting import (
 from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
-    evaluation_split,
-    has_test_split,
     is_imported,
-    open_split,
     training_set,
     verify_dataset,
 )
 from rescnet_dist.errors import (
-    RescnetError,
     SpecError,
     mask_secrets,
     pluralize,
@@ -243,104 +231,6 @@ def resume_command(
         report_outcome(run, run.attributes()["source"], test_data, reporter)
 
 
-@click.command("evaluate", **HELP_SETTINGS)
-@click.argument("run_url", metavar="RUN")
-@click.argument("data", required=False)
-@SPLIT_OPTION
-@click.option("--staged", is_flag=True, help="accuracy after each layer, up to the chosen depth")
-@averaging_options
-@cluster_options
-@BACKEND_OPTION
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
-def evaluate_command(
-    run_url: str,
-    data: str | None,
-    split: str | None,
-    staged: bool,
-    flips: bool,
-    copies: int | None,
-    array_backend: str,
-    as_json: bool,
-    **flags: Any,
-) -> None:
-    """Compute the accuracy of the network at RUN, a run or a saved network, on DATA.
-
-    The test split of DATA is used, or all of it if it has no splits or only one. Without DATA, the
-    data that the run was trained on are used, if they have a test split.
-
-    \b
-    Example:
-      rescnet evaluate runs/digits-20260101-120000 --staged
-    """
-    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    data = data or find_test_data(run_url)
-    chosen = open_split(data, split) if split else data
-    augment = resolve_averaging(flips, copies)
-    outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
-    with cluster(pop_cluster_options(flags), embedded=False), show_status("evaluating"):
-        if staged:
-            outcome["staged"] = clf.staged_score(chosen, augment=augment).tolist()
-            outcome["accuracy"] = outcome["staged"][-1]
-        else:
-            outcome["accuracy"] = clf.score(chosen, augment=augment)
-    if as_json:
-        click.echo(json.dumps(outcome))
-        return
-    for layer, accuracy in enumerate(outcome.get("staged", ()), start=1):
-        click.echo(f"after layer {layer}: {100 * accuracy:.2f} %")
-    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
-
-
-@click.command("predict", **HELP_SETTINGS)
-@click.argument("run_url", metavar="RUN")
-@click.argument("data")
-@click.option("--output", "-o", default="-", help="CSV file to write  [default: standard output]")
-@SPLIT_OPTION
-@click.option("--proba", is_flag=True, help="add a column of probabilities per class")
-@averaging_options
-@BACKEND_OPTION
-def predict_command(
-    run_url: str,
-    data: str,
-    output: str,
-    split: str | None,
-    proba: bool,
-    flips: bool,
-    copies: int | None,
-    array_backend: str,
-) -> None:
-    """Predict the labels of DATA with the network at RUN, a run or a saved network, as CSV.
-
-    The test split of DATA is used, or all of it if it has no splits or only one. Images are
-    numbered within it, and the names of image files are added.
-
-    \b
-    Example:
-      rescnet predict runs/digits-20260101-120000 digits -o labels.csv
-    """
-    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    part = evaluation_split(open_split(data, split) if split else data)
-    images, files = part.images, part.files
-    clf.network_.check_images(images)
-    clf.network_.look_at(images)
-    augment = resolve_averaging(flips, copies)
-    with open_atomic(output) as file:
-        writer = csv.writer(file)
-        names = [f"p({c})" for c in clf.classes_] if proba else []
-        writer.writerow(["image", *(["file"] if files is not None else []), "label", *names])
-        lazy = da.asarray(images.array).rechunk({0: clf.network_.batch_images})
-        number = 0
-        for block in clf.predict_proba(lazy, augment=augment).blocks:
-            probabilities = block.compute(scheduler="threads")
-            labels = clf.classes_[probabilities.argmax(axis=1)]
-            for label, row in zip(labels, probabilities, strict=True):
-                file_name = [] if files is None else [files[number]]
-                writer.writerow([number, *file_name, label, *(f"{p:.6f}" for p in row if proba)])
-                number += 1
-    if output != "-":
-        click.echo(f"wrote {pluralize(number, 'label')} to {output}", err=True)
-
-
 @click.command("info", **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -462,14 +352,3 @@ def default_store(data: str) -> str:
     path = urlsplit(data).path if "://" in data else data  # without user and query: secrets
     stem = os.path.splitext(os.path.basename(path.rstrip("/")))[0] or "data"
     return f"runs/{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def find_test_data(run_url: str) -> str:
-    """Return the data that a run was trained on; raise RescnetError without a test split."""
-    source: str | None = RunStore.open(run_url).attributes()["source"]
-    if source is None or not has_test_split(source):
-        raise RescnetError(
-            f"The run at {run_url} was trained on {source or 'arrays'}, which has no known test "
-            "split. Name the DATA to evaluate on."
-        )
-    return source

@@ -42,7 +42,17 @@ COMMANDS = {
     "train": 'Train a network on DATA: "digits", or any source or result of...',
 }
 # Commands in a module of their own name; the others are in the module `commands`.
-OWN_MODULES = {"bench", "dashboard", "data", "deploy", "estimate", "report", "runs"}
+OWN_MODULES = {
+    "bench",
+    "dashboard",
+    "data",
+    "deploy",
+    "estimate",
+    "evaluate",
+    "predict",
+    "report",
+    "runs",
+}
 
 
 @contextmanager

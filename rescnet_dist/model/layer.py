@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from rescnet_dist.kernels import LayerInput, convolve, normalize
 from rescnet_dist.kernels.arrays import Array
 
@@ -107,3 +109,9 @@ class ImageScale:
     def __call__(self, images: Array) -> Array:
         """Return images (n, H, W, d) in float32, in [0, 1] over the training set."""
         return normalize(images, self.low, self.scale)
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """Smallest and largest value of the training images."""
+        low = float(np.min(self.low))
+        return low, low + 1 / float(np.max(self.scale) or 1)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,42 +13,26 @@ import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 
-from rescnet_dist.data import Images, classes_from_json, classes_to_json
-from rescnet_dist.errors import DataError, StoreError
+from rescnet_dist.data import Images, classes_to_json
+from rescnet_dist.errors import DataError
 from rescnet_dist.formatting import html_table, plain_text
-from rescnet_dist.kernels import Augmentation, Backend, augment_images
+from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, ImageScale, Layer, forward, initial_state
-from rescnet_dist.planning.backend import check_backend, get_backend
-from rescnet_dist.reduce import blas_threads
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
-from rescnet_dist.store import (
-    FORMAT_VERSION,
-    NETWORK_FORMAT,
-    RUN_FORMAT,
-    Location,
-    RunStore,
-    StoredLayers,
-    check_format,
-    limit_retries,
-    read_image_scale,
-    translate_attribute_errors,
-    write_image_scale,
-    write_layer,
+from rescnet_dist.network.saving import read_network, write_network
+from rescnet_dist.network.scoring import (
+    Predictor,
+    compute_final_scores,
+    compute_staged_scores,
+    count_staged_correct,
 )
+from rescnet_dist.planning.backend import check_backend, get_backend
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-PREDICT_SEED = 0  # of the augmented copies that predictions are averaged over
 MAX_REPR_CLASSES = 12  # class names in the notebook representation
 MAX_RANGE_RATIO = 50  # between the value range of images and that in training, before a warning
 RANGE_SAMPLE_IMAGES = 64  # lazy images that are computed to estimate the value range of all
-# Maps and images in float32 that are run forward at a time. Layers are read once per batch.
-PREDICT_BATCH_BYTES = 128 * 2**20
-GPU_PREDICT_BATCH_BYTES = 4096 * 2**20
-# A batch uses at most this fraction of a GPU's memory: a few times its size is allocated, and other
-# processes need memory too.
-GPU_PREDICT_BATCH_FRACTION = 1 / 16
-GPU_LOCK = threading.Lock()  # one thread at a time: a GPU has no memory for the batches of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +90,11 @@ class Network:
     def architecture(self) -> Architecture:
         """What the layers compute, and from what."""
         return self.spec.architecture(self.image_shape, len(self.classes))
+
+    @property
+    def predictor(self) -> Predictor:
+        """What tasks need to run images forward."""
+        return Predictor(self.architecture, self.image_scale, self.layers, self.backend, self.token)
 
     @property
     def depth(self) -> int:
@@ -204,8 +191,7 @@ class Network:
     @property
     def trained_range(self) -> tuple[float, float]:
         """Smallest and largest value of the images that the network was trained on."""
-        low = float(np.min(self.image_scale.low))
-        return low, low + 1 / float(np.max(self.image_scale.scale) or 1)
+        return self.image_scale.value_range
 
     def scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
         """Compute the running scores of images after the last layer.
@@ -230,8 +216,8 @@ class Network:
         self.check_images(images)
         array, classes = self._rechunk_images(images), len(self.classes)
         scores = array.map_blocks(
-            _compute_final_scores,
-            self._to_delayed(),
+            compute_final_scores,
+            delayed(self.predictor, pure=True, traverse=False),
             self._check_augment(augment),
             drop_axis=(2, 3),
             chunks=(array.chunks[0], (classes,)),
@@ -263,8 +249,8 @@ class Network:
         self.check_images(images)
         array, classes = self._rechunk_images(images), len(self.classes)
         scores = array.map_blocks(
-            _compute_staged_scores,
-            self._to_delayed(),
+            compute_staged_scores,
+            delayed(self.predictor, pure=True, traverse=False),
             self._check_augment(augment),
             drop_axis=3,
             chunks=(array.chunks[0], (self.depth,), (classes,)),
@@ -339,10 +325,10 @@ class Network:
         array = self._rechunk_images(images)
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
         counts = da.map_blocks(
-            _count_staged_correct,
+            count_staged_correct,
             array,
             codes,
-            self._to_delayed(),
+            delayed(self.predictor, pure=True, traverse=False),
             self._check_augment(augment),
             drop_axis=(2, 3),
             chunks=((1,) * array.numblocks[0], (self.depth,)),
@@ -354,13 +340,7 @@ class Network:
     @property
     def batch_images(self) -> int:
         """Number of images that are run forward at a time."""
-        height, width, _ = self.image_shape
-        size = PREDICT_BATCH_BYTES
-        if self.backend.on_gpu:
-            size = GPU_PREDICT_BATCH_BYTES
-            if self.backend.available() and (memory := self.backend.memory()):
-                size = min(size, int(memory[2] * GPU_PREDICT_BATCH_FRACTION))
-        return max(1, size // (4 * height * width * self.architecture.input_channels(2)))
+        return self.predictor.batch_images
 
     def _rechunk_images(self, images: Images) -> da.Array:
         """Return the images (n, H, W, d) as a dask array with chunks of whole images."""
@@ -368,10 +348,6 @@ class Network:
         if not isinstance(array, da.Array):
             array = da.from_array(array, (self.batch_images, *array.shape[1:]), name=False)
         return array.rechunk((array.chunks[0], *array.shape[1:]))
-
-    def _to_delayed(self) -> Any:
-        """Return the network as one key of a graph, which all its tasks share."""
-        return delayed(self, pure=True, traverse=False)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the network to a Zarr store, without pickles.
@@ -386,28 +362,12 @@ class Network:
         StoreError
             If something is already stored at the URL.
         """
-        location = Location.of(url)
-        with limit_retries(0):
-            is_taken = location.exists()
-        if is_taken:
-            raise StoreError(f"{location.url} already holds something. Choose another URL.")
         attributes = {
-            "format": NETWORK_FORMAT,
-            "format_version": FORMAT_VERSION,
-            "network": self.spec.to_dict(),
             "classes": classes_to_json(self.classes),
             "image_shape": list(self.image_shape),
-            "depth": self.depth,
             "augment": self.augment.to_dict(),
         }
-        try:
-            for number, layer in enumerate(self.layers, start=1):
-                write_layer(location, number, layer, self.spec.head.arrays)
-            write_image_scale(location, self.image_scale)
-            location.update_attributes(attributes)
-        except BaseException:
-            location.remove()
-            raise
+        write_network(url, attributes, self.spec, self.image_scale, self.layers)
 
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Network:
@@ -429,141 +389,4 @@ class Network:
         StoreError
             If there is no network at the URL, or no finished layer.
         """
-        location = Location.of(url)
-        attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
-        depth = attributes.get("depth")
-        if depth is None:
-            result = RunStore(location).result()
-            depth = result["depth"] if result else len(RunStore(location).commits()) - 1
-        if depth < 1:
-            raise StoreError(
-                f"The run at {location.url} has no finished layer yet. Resume it first."
-            )
-        with translate_attribute_errors(location):
-            height, width, channels = attributes["image_shape"]
-            spec = NetworkSpec.from_stored(attributes["network"])
-            return cls(
-                spec,
-                classes_from_json(attributes["classes"]),
-                (height, width, channels),
-                read_image_scale(location),
-                StoredLayers(location, depth, spec.head.arrays),
-                AugmentSpec.from_stored(attributes.get("augment", {})),
-                Backend(
-                    matmul_precision=RunSpec.from_stored(attributes.get("run", {})).matmul_precision
-                ),
-            )
-
-
-def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the accuracy of the run at a URL after each evaluated layer; empty for a network."""
-    location = Location.of(url)
-    if location.attributes()["format"] != RUN_FORMAT:
-        return []
-    result = RunStore(location).result()
-    return list(result["accuracies"]) if result else []
-
-
-def _forward_batches(
-    images: Array, first: int, network: Network, augment: AugmentSpec
-) -> Iterator[tuple[slice, int, Array]]:
-    """Run images (n, H, W, d) forward in batches, averaged over augmented copies if any.
-
-    Parameters
-    ----------
-    images : ndarray of shape (n, H, W, d)
-        Images in memory.
-    first : int
-        Index of the first image in the whole array, which copies depend on.
-    network : Network
-        The network.
-    augment : AugmentSpec
-        Copies to average over.
-
-    Yields
-    ------
-    rows : slice
-        Images of the batch.
-    stage : int
-        Index of the layer, from 0.
-    scores : ndarray of shape (m, C)
-        Running scores of the batch after that layer.
-    """
-    copies, count, architecture = augment.copies, len(images), network.architecture
-    changes = Augmentation(**augment.copy_options)
-    batch_images = max(1, network.batch_images // (1 + copies))
-    copy = np.arange(1 + copies)[:, None]
-    for start in range(0, count, batch_images):
-        rows = slice(start, min(start + batch_images, count))
-        n, batch = rows.stop - start, images[rows]
-        if copies:
-            index, number = np.broadcast_arrays(first + np.arange(start, rows.stop), copy)
-            batch = np.concatenate([batch] * (1 + copies))
-            batch = augment_images(
-                batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
-            )
-        backend = network.backend
-        lock = GPU_LOCK if backend.on_gpu else nullcontext()
-        with lock, backend.working(), np.errstate(all="ignore"):
-            before = initial_state(backend.put(batch), network.image_scale, architecture)
-            for stage, state in enumerate(forward(architecture, before, network.layers)):
-                mean = backend.get(state.scores.reshape(1 + copies, n, -1).mean(axis=0))
-                _check_scores(mean, images[rows], first + start, network)
-                yield rows, stage, mean
-
-
-def _check_scores(scores: Array, images: Array, first: int, network: Network) -> None:
-    """Raise DataError if scores (n, C) of images (n, H, W, d) are not finite.
-
-    `first` is the index of the first image, for the message.
-    """
-    invalid = np.flatnonzero(~np.isfinite(scores).all(axis=1))
-    if len(invalid):
-        low, high = float(images[invalid[0]].min()), float(images[invalid[0]].max())
-        trained_low, trained_high = network.trained_range
-        raise DataError(
-            f"image {first + invalid[0]} of X has values from {low:g} to {high:g}, but the network "
-            f"was trained on values from {trained_low:g} to {trained_high:g}. Its scores overflow "
-            "in single precision. Pass images on the same scale."
-        )
-
-
-def _get_first_index(block_info: Any) -> int:
-    """Return the index of the first image of a block, from the `block_info` of `map_blocks`."""
-    return int(block_info[0]["array-location"][0][0]) if block_info else 0
-
-
-def _compute_final_scores(
-    images: Array, network: Network, augment: AugmentSpec, block_info: Any = None
-) -> Array:
-    """Return the scores (n, C) of images (n, H, W, d) after the last layer."""
-    out = np.zeros((len(images), len(network.classes)), np.float32)
-    first = _get_first_index(block_info)
-    with blas_threads(1):
-        for rows, _, scores in _forward_batches(images, first, network, augment):
-            out[rows] = scores
-    return out
-
-
-def _compute_staged_scores(
-    images: Array, network: Network, augment: AugmentSpec, block_info: Any = None
-) -> Array:
-    """Return the scores (n, L, C) of images (n, H, W, d) after each layer."""
-    out = np.zeros((len(images), network.depth, len(network.classes)), np.float32)
-    first = _get_first_index(block_info)
-    with blas_threads(1):
-        for rows, stage, scores in _forward_batches(images, first, network, augment):
-            out[rows, stage] = scores
-    return out
-
-
-def _count_staged_correct(
-    images: Array, codes: Array, network: Network, augment: AugmentSpec, block_info: Any = None
-) -> Array:
-    """Count the correct images (n, H, W, d) with codes (n, 1, 1, 1) after each layer: (1, L)."""
-    correct = np.zeros((1, network.depth), np.int64)
-    first = _get_first_index(block_info)
-    with blas_threads(1):
-        for rows, stage, scores in _forward_batches(images, first, network, augment):
-            correct[0, stage] += (scores.argmax(axis=1) == codes[rows, 0, 0, 0]).sum()
-    return correct
+        return cls(**read_network(url))

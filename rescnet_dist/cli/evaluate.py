@@ -1,0 +1,82 @@
+"""The command `rescnet evaluate`: how well a network classifies a dataset."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+import rescnet_dist
+from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.options import (
+    BACKEND_OPTION,
+    HELP_SETTINGS,
+    SPLIT_OPTION,
+    averaging_options,
+    cluster_options,
+    pop_cluster_options,
+    resolve_averaging,
+)
+from rescnet_dist.data import has_test_split, open_split
+from rescnet_dist.errors import RescnetError, pluralize
+from rescnet_dist.store import RunStore
+
+
+@click.command("evaluate", **HELP_SETTINGS)
+@click.argument("run_url", metavar="RUN")
+@click.argument("data", required=False)
+@SPLIT_OPTION
+@click.option("--staged", is_flag=True, help="accuracy after each layer, up to the chosen depth")
+@averaging_options
+@cluster_options
+@BACKEND_OPTION
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def evaluate_command(
+    run_url: str,
+    data: str | None,
+    split: str | None,
+    staged: bool,
+    flips: bool,
+    copies: int | None,
+    array_backend: str,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Compute the accuracy of the network at RUN, a run or a saved network, on DATA.
+
+    The test split of DATA is used, or all of it if it has no splits or only one. Without DATA, the
+    data that the run was trained on are used, if they have a test split.
+
+    \b
+    Example:
+      rescnet evaluate runs/digits-20260101-120000 --staged
+    """
+    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
+    data = data or find_test_data(run_url)
+    chosen = open_split(data, split) if split else data
+    augment = resolve_averaging(flips, copies)
+    outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
+    with cluster(pop_cluster_options(flags), embedded=False), show_status("evaluating"):
+        if staged:
+            outcome["staged"] = clf.staged_score(chosen, augment=augment).tolist()
+            outcome["accuracy"] = outcome["staged"][-1]
+        else:
+            outcome["accuracy"] = clf.score(chosen, augment=augment)
+    if as_json:
+        click.echo(json.dumps(outcome))
+        return
+    for layer, accuracy in enumerate(outcome.get("staged", ()), start=1):
+        click.echo(f"after layer {layer}: {100 * accuracy:.2f} %")
+    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
+
+
+def find_test_data(run_url: str) -> str:
+    """Return the data that a run was trained on; raise RescnetError without a test split."""
+    source: str | None = RunStore.open(run_url).attributes()["source"]
+    if source is None or not has_test_split(source):
+        raise RescnetError(
+            f"The run at {run_url} was trained on {source or 'arrays'}, which has no known test "
+            "split. Name the DATA to evaluate on."
+        )
+    return source
