@@ -11,6 +11,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import zarr
@@ -177,6 +178,26 @@ IMAGES: dict[str, Case] = {
         DataError,
         ["The Dataset has the variables ['photos']", "Name the one with the images images"],
     ),
+    "channels first": (
+        fit(np.zeros((20, 3, 32, 32), np.uint8)),
+        DataError,
+        ["X has shape (20, 3, 32, 32)", "channels-first", "Pass X.transpose(0, 2, 3, 1)"],
+    ),
+    "gray channels first, lazily": (
+        fit(da.transpose(LAZY, (0, 3, 1, 2))),
+        DataError,
+        ["X has shape (20, 1, 14, 14)", "channels-first", "Pass X.transpose(0, 2, 3, 1)"],
+    ),
+    "constant images": (
+        fit(np.full_like(X, 7)),
+        DataError,
+        ["All pixels of all training images have the value 7", "check how they are loaded"],
+    ),
+    "constant images, lazily": (
+        fit(da.zeros_like(LAZY)),
+        DataError,
+        ["All pixels of all training images have the value 0", "check how they are loaded"],
+    ),
     "objects": (fit(X.astype(object)), DataError, ["dtype object", "must be numbers"]),
     "complex": (fit(X.astype(complex)), DataError, ["dtype complex128", "must be numbers"]),
     "text": (fit(X.astype(str)), DataError, ["dtype <U", "must be numbers"]),
@@ -276,6 +297,42 @@ LABELS: dict[str, Case] = {
         fit(labels=set_label(float("nan"))),
         DataError,
         ["NaN", "Give every image a class"],
+    ),
+    "none": (fit(labels=set_label(None)), DataError, ["y has None", "Give every image a class"]),
+    "not available": (
+        fit(labels=pd.Series(Y.tolist(), dtype="Int64").where(Y != 3)),
+        DataError,
+        ["y has NA", "Give every image a class"],
+    ),
+    "continuous": (
+        fit(labels=np.linspace(0, 1, 20)),
+        DataError,
+        ["Unknown label type: continuous", "y has the label 0.0526316", "Round the values"],
+    ),
+    "continuous, lazily": (
+        fit(labels=da.from_array(np.linspace(0, 1, 20), chunks=6)),
+        DataError,
+        ["Unknown label type: continuous", "Round the values"],
+    ),
+    "continuous objects": (
+        fit(labels=set_label(2.5)),
+        DataError,
+        ["Unknown label type: continuous", "y has the label 2.5"],
+    ),
+    "numbers and text": (
+        fit(labels=set_label("three")),
+        DataError,
+        ["labels of several types", "5 (number) and 'three' (str)", "Convert all labels"],
+    ),
+    "numbers and text in different chunks": (
+        fit(labels=da.from_array(np.array([*range(10), *"abcdefghij"], object), chunks=10)),
+        DataError,
+        ["labels of several types", "0 (number) and 'a' (str)"],
+    ),
+    "numbers and bool": (
+        fit(labels=set_label(True)),
+        DataError,
+        ["labels of several types", "True (bool) and 5 (number)"],
     ),
     "no time": (
         fit(labels=np.array(["NaT", "2024-02-29"] * 10, "M8[D]")),

@@ -66,7 +66,7 @@ class SplitData:
 def open_dataset(
     source: str | os.PathLike[str] | xr.Dataset,
     *,
-    resize: tuple[int, int] | None = None,
+    resize: tuple[int, int] | int | None = None,
     channels: str | None = None,
 ) -> xr.Dataset:
     """Open a dataset as a lazy xarray Dataset.
@@ -77,8 +77,9 @@ def open_dataset(
         The URL of image folders, IDX, CIFAR, NumPy, Parquet, WebDataset or netCDF files or of a
         Zarr store, at any location that fsspec supports; "digits", or a name of
         `rescnet data names`; or a Dataset with images and labels.
-    resize : tuple of int, optional
-        Height and width to which images are resized. By default, they are not.
+    resize : int or tuple of int, optional
+        Side of a square, or height and width, to which images are resized. By default, they are
+        not.
     channels : {"gray", "color"}, optional
         Whether images are converted to gray or to color. By default, they are not.
 

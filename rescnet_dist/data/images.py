@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import dask.array as da
 import numpy as np
+import xarray as xr
 
 from rescnet_dist._compat import array_meta
 from rescnet_dist.errors import DataError
+from rescnet_dist.store import IMAGE_DIMS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 IMAGE_NAMES = ("images", "image", "X", "x")
 LABEL_NAMES = ("labels", "label", "y")
+COLOR_CHANNELS = (1, 3, 4)  # of gray, RGB and RGBA images
 MAX_PIXEL_VALUE = float(np.finfo(np.float32).max)  # Pixels are converted to float32.
 
 
@@ -73,6 +77,16 @@ def as_images(source: Any, *, name: str = "X") -> Images:
     return Images(array)
 
 
+def looks_channels_first(shape: Sequence[int]) -> bool:
+    """Return whether images of shape (N, H, W, d) are more likely (N, channels, H, W).
+
+    >>> looks_channels_first((10, 3, 32, 32)), looks_channels_first((10, 3, 32, 3))
+    (True, False)
+    """
+    _, height, width, channels = shape
+    return height in COLOR_CHANNELS and min(width, channels) > max(COLOR_CHANNELS)
+
+
 def are_finite(images: Array) -> Array:
     """Return which of images (n, …) have only pixels that are finite in float32, (n,) bool."""
     if images.dtype.kind != "f":
@@ -125,7 +139,9 @@ def _as_array(source: Any, name: str) -> Array | da.Array:
             f"{name} is an xarray Dataset with the variables {list(source.data_vars)}. Give the "
             "one that holds the images."
         )
-    data = source.data if hasattr(source, "dims") else source
+    if isinstance(source, xr.DataArray) and set(source.dims) <= set(IMAGE_DIMS):
+        source = source.transpose(*(dim for dim in IMAGE_DIMS if dim in source.dims))
+    data = source.data if isinstance(source, xr.DataArray) else source
     if isinstance(data, da.Array | np.ndarray):
         return data
     try:

@@ -103,7 +103,7 @@ def import_dataset(
     dest: str | os.PathLike[str],
     client: Client | None = None,
     *,
-    resize: tuple[int, int] | None = None,
+    resize: tuple[int, int] | int | None = None,
     channels: str | None = None,
     on_error: OnError = "error",
     chunk_images: int | None = None,
@@ -124,8 +124,8 @@ def import_dataset(
     client : distributed.Client, optional
         A client of the Dask cluster that runs the import. By default the current one, or else a
         local cluster.
-    resize : tuple of int, optional
-        Height and width to which images are resized.
+    resize : int or tuple of int, optional
+        Side of a square, or height and width, to which images are resized.
     channels : {"gray", "color"}, optional
         Whether images are converted to gray or to color.
     on_error : {"error", "skip"}, default="error"

@@ -56,30 +56,67 @@ def _as_vector(values: Any) -> Array:
 def find_classes(labels: Array | da.Array) -> list[Hashable]:
     """Return the distinct labels, sorted if they can be, else in the order of appearance.
 
-    A lazy array is computed chunk by chunk, and only the distinct labels are gathered.
+    A lazy array is computed chunk by chunk, and only the distinct labels are gathered. Raise
+    DataError if a label is missing, if labels are continuous, or if they are of several types.
     """
     if isinstance(labels, da.Array):
         blocks = labels.map_blocks(
             _find_distinct_in_block, dtype=object, chunks=(1,), meta=np.empty(0, "O")
         )
-        return _sort_distinct([value for block in blocks.compute() for value in block])
+        values = [value for block in blocks.compute() for value in block]
+        _check_types(values)
+        return _sort_distinct(values)
     return _sort_distinct(_find_distinct(labels))
 
 
 def _find_distinct(labels: Array) -> list[Hashable]:
-    """Return the distinct labels of an array (n,); raise DataError if any is NaN or unhashable."""
-    if labels.dtype.kind != "O":
-        values = list(np.unique(labels))
-    else:
-        try:
-            values = list(dict.fromkeys(labels.tolist()))
-        except TypeError as error:
-            raise DataError(f"Labels must be hashable: {error}.") from error
+    """Return the distinct labels of an array (n,); raise DataError for those of `find_classes`."""
+    values = list(np.unique(labels)) if labels.dtype.kind != "O" else labels.tolist()
     for value in values:
-        if value != value:  # Only NaN and NaT differ from themselves.
-            missing = "NaT" if isinstance(value, np.datetime64 | np.timedelta64) else "NaN"
+        if missing := _describe_missing(value):
             raise DataError(f"y has {missing} among its labels. Give every image a class.")
+    _check_types(values)  # before equal values of different types, such as True and 1, are merged
+    try:
+        values = list(dict.fromkeys(values))
+    except TypeError as error:
+        raise DataError(f"Labels must be hashable: {error}.") from error
+    for value in values:
+        if isinstance(value, float | np.floating) and value % 1:
+            raise DataError(
+                f"Unknown label type: continuous. y has the label {value:g}, and a classifier "
+                "needs classes. Round the values, or divide them into a few intervals."
+            )
     return values
+
+
+def _describe_missing(value: Any) -> str | None:
+    """Return the name of a value that stands for a missing label; None for a label."""
+    if value is None or type(value).__name__ == "NAType":  # pandas.NA
+        return "None" if value is None else "NA"
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return "NaT" if np.isnat(value) else None
+    return "NaN" if isinstance(value, float | np.floating) and value != value else None
+
+
+def _check_types(labels: Iterable[Any]) -> None:
+    """Raise DataError if labels are of several types; all real numbers count as one."""
+    examples: dict[str, Any] = {}
+    for type_ in set(map(type, labels)):
+        is_number = issubclass(type_, int | float | np.integer | np.floating)
+        is_bool = issubclass(type_, bool | np.bool_)
+        kind = "bool" if is_bool else "number" if is_number else type_.__name__
+        examples[kind] = next(label for label in labels if type(label) is type_)
+    if len(examples) > 1:
+        (kind, label), (other_kind, other) = sorted(examples.items())[:2]
+        raise DataError(
+            f"y has labels of several types, such as {_plain(label)!r} ({kind}) and "
+            f"{_plain(other)!r} ({other_kind}). Convert all labels to one type, such as str."
+        )
+
+
+def _plain(label: Any) -> Any:
+    """Return a label as users write it, without a type of NumPy."""
+    return label.item() if isinstance(label, np.generic) else label
 
 
 def _find_distinct_in_block(labels: Array) -> Array:

@@ -11,10 +11,11 @@ import numpy as np
 import xarray as xr
 
 from rescnet_dist.data.dataset import get_split, select_split
-from rescnet_dist.data.images import ArrayReference, Images
+from rescnet_dist.data.images import ArrayReference, Images, looks_channels_first
 from rescnet_dist.data.labels import classes_array, encode, encode_groups, find_classes
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.spec import AugmentSpec
+from rescnet_dist.store import IMAGE_DIMS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -103,6 +104,7 @@ def training_set(
     """
     part = select_split(X, y, "train")
     images, labels = part.images, part.labels
+    _check_channels_last(X, images)
     classes = find_classes(labels)
     if len(classes) < 2:
         only = classes_array(classes).tolist()[0]
@@ -131,6 +133,16 @@ def training_set(
 def check_test_set(X: Any, training: TrainingSet) -> None:
     """Raise DataError if a test set has no labels, or images of another shape."""
     _check_shape(select_split(X, None, "test", name="test X").images, training.images[0], "test")
+
+
+def _check_channels_last(X: Any, images: Images) -> None:
+    """Raise DataError if images look channels-first, unless their dimensions have names."""
+    has_names = isinstance(X, xr.DataArray | xr.Dataset) and set(X.dims) <= set(IMAGE_DIMS)
+    if not has_names and looks_channels_first(images.shape):
+        raise DataError(
+            f"X has shape {images.shape}. It looks channels-first (image, channel, y, x), and must "
+            "be (image, y, x, channel). Pass X.transpose(0, 2, 3, 1)."
+        )
 
 
 def _check_shape(images: Images, training: Images, purpose: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.kernels import FeatureMoments, LayerInput, Whitening, min_max_scale, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.architecture import Architecture
@@ -140,9 +140,19 @@ def fit_image_scale(statistics: BankStatistics, architecture: Architecture) -> I
     -------
     ImageScale of d channels
         The normalization.
+
+    Raises
+    ------
+    DataError
+        If all pixels of all images have the same value.
     """
     image = slice(architecture.image_shape[2])  # the channels of the image itself
     low, high = statistics.low[image], statistics.high[image]
+    if float(low.min()) == float(high.max()):
+        raise DataError(
+            f"All pixels of all training images have the value {float(low.min()):g}. A network "
+            "needs images that differ; check how they are loaded."
+        )
     return ImageScale(*min_max_scale(low, high, architecture.minmax))
 
 

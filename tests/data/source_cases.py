@@ -9,6 +9,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 from source_files import (
     CIFAR,
@@ -187,6 +188,16 @@ CASES: dict[str, Callable[[], Case]] = {
             "mine_test.parquet": make_parquet(TEST, plain=True),
         },
         COLOR,
+    ),
+    "Parquet of strings": lambda: Case(
+        {
+            "train.parquet": make_parquet(TRAIN, label=[CLASS_NAMES[y] for y in LABELS[TRAIN]]),
+            "test.parquet": make_parquet(
+                TEST, label=pa.array([CLASS_NAMES[y] for y in LABELS[TEST]]).dictionary_encode()
+            ),
+        },
+        COLOR,
+        names=CLASS_NAMES,
     ),
     "Parquet in folders": lambda: Case(
         {

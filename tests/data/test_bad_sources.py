@@ -244,13 +244,24 @@ BAD_SOURCES: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {"a.parquet": make_parquet().replace(b"image", b"photo")},
         "none of image, img.* for images",
     ),
-    "Parquet with labels of strings": (
-        lambda: {"a.parquet": make_parquet(label=["a"] * 10)},
-        "label of type string. Labels must be integers",
+    "Parquet with labels of numbers": (
+        lambda: {"a.parquet": make_parquet(label=[0.5] * 10)},
+        "label of type double. Labels must be integers or text",
     ),
     "Parquet with gaps": (
         lambda: {"a.parquet": make_parquet(label=[None] * 9 + [1])},
         "rows without label. Give each",
+    ),
+    "Parquet with gaps in text": (
+        lambda: {"a.parquet": make_parquet(label=[None] * 9 + ["a"])},
+        "rows without label. Give each",
+    ),
+    "Parquet with text and integers": (
+        lambda: {
+            "a.parquet": make_parquet(slice(0, 4)),
+            "b.parquet": make_parquet(slice(4, 10), label=["a"] * 6),
+        },
+        "files with integer labels and files with labels that are text. Write all",
     ),
     "Parquet of numbers": (
         lambda: {"a.parquet": make_parquet(image=LABELS)},

@@ -133,6 +133,15 @@ def test_resize_and_convert_arrays(source: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(data, picture.resize((7, 4), Image.Resampling.BILINEAR))
 
 
+def test_one_number_is_the_side_of_a_square() -> None:
+    """As `--resize 14` on the command line."""
+    with dask.config.set(scheduler="sync"):
+        square = rd.open_dataset("digits", resize=14).images[:3].to_numpy()
+        assert square.shape == (3, 14, 14, 1)
+        pair = rd.open_dataset("digits", resize=(14, 14)).images[:3].to_numpy()
+    np.testing.assert_array_equal(square, pair)
+
+
 def test_resize_unsupported_pixels(tmp_path: Path) -> None:
     """The error says which pixels can be resized; invalid options are rejected."""
     write_files(
@@ -144,6 +153,9 @@ def test_resize_unsupported_pixels(tmp_path: Path) -> None:
         DataError, match=r"cannot be applied to a Dataset\. They are for files of images"
     ):
         rd.open_dataset(xr.Dataset({"images": (("image", "y", "x"), GRAY[..., 0])}), resize=(4, 4))
-    for wrong in ({"resize": (0, 1)}, {"channels": "sepia"}):
+    for wrong in (
+        *({"resize": size} for size in ((0, 1), (4, 4, 1), 0, 2.5, "4", True)),
+        {"channels": "sepia"},
+    ):
         with pytest.raises(SpecError, match=next(iter(wrong))):
             rd.open_dataset("digits", **wrong)

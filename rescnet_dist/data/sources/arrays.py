@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
+from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, looks_channels_first
 from rescnet_dist.data.sources.files import (
     MAX_ERROR_CHARACTERS,
     MAX_FILE_BYTES,
@@ -22,6 +22,7 @@ from rescnet_dist.data.sources.files import (
     translate_read_errors,
 )
 from rescnet_dist.data.sources.source import (
+    MAX_CLASS_NAMES,
     Array,
     NumberedNames,
     Reader,
@@ -41,9 +42,7 @@ HEADER_READERS = {  # by version of the .npy format
 }
 HEADER_BYTES = 2**16  # read to get a header
 MAX_COMPRESSED_ROWS = 2**24  # images or labels of a file that is held in memory
-MAX_CLASS_NAMES = 2**16  # of labels that are strings
 MAX_LABEL_TEXT_BYTES = 2**27  # of labels that are strings, as many as of the most integers
-MAX_CHANNELS_LAST = 4  # more, with 1 or 3 rows, look like an array with channels first
 NUMBER_KINDS, STRING_KINDS = "buif", "SU"  # of dtypes
 
 
@@ -166,7 +165,7 @@ def _check_images(images: FileArray) -> None:
             f"{images} has shape {images.shape}. Images must be of shape (n, height, width) or (n, "
             "height, width, channels)."
         )
-    if len(images.shape) == 4 and images.shape[1] in (1, 3) and images.shape[3] > MAX_CHANNELS_LAST:
+    if len(images.shape) == 4 and looks_channels_first(images.shape):
         raise DataError(
             f"{images} has shape {images.shape}, which looks channels-first (image, channel, y, "
             "x). Transpose it to (n, height, width, channels) by images.transpose(0, 2, 3, 1)."

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,12 +58,16 @@ Channels = Literal["gray", "color"]
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """What images are converted to: a size (H, W) and gray or color; None leaves them as is."""
+    """What images are converted to: a size (H, W) and gray or color; None leaves them as is.
+
+    A single number for `resize` is the side of a square.
+    """
 
     resize: tuple[int, int] | None = None
     channels: Channels | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "resize", _parse_size(self.resize))
         if self.resize and not all(1 <= side <= MAX_SIDE_PIXELS for side in self.resize):
             raise SpecError(
                 f"resize={self.resize} is out of range. Sides must be from 1 to {MAX_SIDE_PIXELS} "
@@ -74,6 +78,22 @@ class DecodeOptions:
                 f"channels={self.channels!r} is unknown. "
                 f"{suggest_name(str(self.channels), CHANNELS)}"
             )
+
+
+def _parse_size(size: Any) -> tuple[int, int] | None:
+    """Return height and width; raise SpecError if `size` is neither a number, a pair nor None."""
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, Iterable) and not isinstance(size, str) else (size,) * 2
+    is_whole = all(
+        isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides
+    )
+    if len(sides) != 2 or not is_whole:
+        raise SpecError(
+            f"resize={size!r} is not a size. Pass the side of a square, such as 64, or (height, "
+            "width), such as (48, 64)."
+        )
+    return int(sides[0]), int(sides[1])
 
 
 @dataclass(frozen=True, slots=True)

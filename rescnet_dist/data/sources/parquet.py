@@ -12,6 +12,7 @@ import numpy as np
 
 from rescnet_dist.data.sources.files import MAX_FILE_BYTES, File, translate_read_errors
 from rescnet_dist.data.sources.source import (
+    MAX_CLASS_NAMES,
     Encoded,
     Reader,
     Samples,
@@ -38,7 +39,7 @@ class RowGroup:
 
 
 class ParquetSource(Source):
-    """Files with a column of images and a column of integer labels.
+    """Files with a column of images and a column of integer labels or class names.
 
     An image is the bytes of an image file, or a struct with a field `bytes`.
     """
@@ -55,6 +56,12 @@ class ParquetSource(Source):
             self.groups.setdefault(split, []).extend(groups)
             labels.setdefault(split, []).append(codes)
             names = names or file_names
+        kinds = {codes.dtype.kind for parts in labels.values() for codes in parts}
+        if len(kinds) > 1:
+            raise DataError(
+                f"{url} has files with integer labels and files with labels that are text. Write "
+                "all of them with labels of one type."
+            )
         joined = {split: np.concatenate(labels[split]) for split in sort_splits(labels)}
         self.splits = {split: len(codes) for split, codes in joined.items()}
         self.classes, self.labels = encode_labels(joined, names)
@@ -110,22 +117,49 @@ def _scan_file(file: File) -> tuple[list[RowGroup], np.ndarray[Any, Any], list[s
                     f"{MAX_FILE_BYTES:,} bytes; write the file with smaller row groups."
                 )
             groups.append(RowGroup(file, number, group.num_rows))
-        labels = parquet.read(columns=[column]).column(column).cast("int64")
+        is_text = _is_text(schema.field(column).type)
+        if is_text:  # Equal texts are held once.
+            parquet = _open_parquet(file, opened, read_dictionary=[column])
+        labels = parquet.read(columns=[column]).column(column)
+        if not is_text:
+            labels = labels.cast("int64")
         if labels.null_count or len(labels) != sum(group.rows for group in groups):
-            raise DataError(f"{file.url} has rows without {column}. Give each row an integer.")
+            raise DataError(f"{file.url} has rows without {column}. Give each row a label.")
+        if is_text:
+            return groups, _decode_text(file, column, labels), None
         names = _read_class_names(schema.metadata or {}, column)
         return groups, labels.to_numpy(), names
 
 
 def _check_labels(file: File, column: str, dtype: Any, rows: int) -> None:
-    """Raise DataError if the labels are not integers, or if there are no or too many rows."""
-    if not str(dtype).startswith(("int", "uint")):
-        raise DataError(f"{file.url} has {column} of type {dtype}. Labels must be integers.")
+    """Raise DataError if labels are neither integers nor text, or for no or too many rows."""
+    if not str(dtype).startswith(("int", "uint")) and not _is_text(dtype):
+        raise DataError(
+            f"{file.url} has {column} of type {dtype}. Labels must be integers or text."
+        )
     if not 0 < rows <= MAX_PARQUET_ROWS:
         raise DataError(
             f"{file.url} has {rows:,} rows. A file may have from 1 to {MAX_PARQUET_ROWS:,} rows; "
             "write it as several files."
         )
+
+
+def _decode_text(file: File, column: str, labels: Any) -> np.ndarray[Any, Any]:
+    """Return labels (n,) of objects from text of pyarrow; raise DataError if it is too much."""
+    codes = labels.dictionary_encode().unify_dictionaries().combine_chunks()
+    if len(codes.dictionary) > MAX_CLASS_NAMES:
+        raise DataError(
+            f"{file.url} has {len(codes.dictionary):,} different texts in {column}. There may be "
+            f"at most {MAX_CLASS_NAMES:,} classes."
+        )
+    names = np.empty(len(codes.dictionary), dtype=object)
+    names[:] = codes.dictionary.to_pylist()
+    return np.asarray(names[codes.indices.to_numpy()])
+
+
+def _is_text(dtype: Any) -> bool:
+    """Return whether a type of pyarrow is that of text, plain or with a dictionary."""
+    return str(getattr(dtype, "value_type", dtype)) in ("string", "large_string", "string_view")
 
 
 def _find_image_column(file: File, schema: Any) -> str:

@@ -16,6 +16,7 @@ from rescnet_dist.errors import DataError
 Array = np.ndarray[Any, np.dtype[Any]]
 Encoded = bytes | DataError  # the content of an image file, or why it cannot be read
 
+MAX_CLASS_NAMES = 2**16  # of labels that are strings
 SPLIT_ALIASES = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
@@ -201,7 +202,7 @@ def sort_splits(splits: Iterable[str]) -> list[str]:
 def encode_labels(
     values: dict[str, Array], names: Sequence[str] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Array]]:
-    """Return class names and codes (n,) of each split, from integer labels (n,).
+    """Return class names and codes (n,) of each split, from labels (n,) of one type.
 
     The labels index `names` or, if that is None, are the class names themselves.
     """
