@@ -46,6 +46,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     Layers are fitted one after the other in closed form. Training uses the current
     `dask.distributed.Client` if there is one, else an embedded cluster.
 
+    A fitted classifier is pickled with its layers, so that pickles and joblib dumps do not need the
+    run store, and without its listeners. `save` writes a form without pickles.
+
     Parameters
     ----------
     spec : NetworkSpec, str or None, default None
@@ -332,7 +335,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         url : str or os.PathLike
-            fsspec URL of a saved network or of a run store.
+            fsspec URL of a saved network, a folder or a zip file, or of a run store.
         array_backend : {"numpy", "cupy"}, default "numpy"
             Array library for predictions; "cupy" predicts on a GPU.
 
@@ -353,21 +356,27 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         clf._load(os.fspath(url), array_backend)
         return clf.set_params(spec=clf.network_.spec)
 
-    def save(self, url: str | os.PathLike[str]) -> None:
+    def save(self, url: str | os.PathLike[str], *, dtype: str = "float32") -> None:
         """Write the fitted network to a Zarr store, without pickles.
 
         Parameters
         ----------
         url : str or os.PathLike
-            fsspec URL at which nothing is stored yet.
+            fsspec URL at which nothing is stored yet. One that ends in .zip becomes a single file,
+            others a folder.
+        dtype : {"float32", "float16"}, default "float32"
+            Type in which the weights are stored. "float16" makes the store about half as large;
+            the weights are rounded to 11 significant bits, and are float32 again when loaded.
 
         Raises
         ------
         StoreError
             If something is already stored at the URL.
+        SpecError
+            If `dtype` is unknown.
         """
         check_is_fitted(self)
-        self.network_.save(url)
+        self.network_.save(url, dtype=dtype)
 
     def decision_function(self, X: Any, *, augment: Averaging = None) -> Any:
         """Compute the running scores of images after the last layer.
@@ -576,6 +585,11 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
     def _get_params_html(self, _deep: bool = True, *args: Any, **kwargs: Any) -> Any:
         """Return the HTML table of the parameters, without a row for each option of the specs."""
         return super()._get_params_html(False, *args, **kwargs)
+
+    def __getstate__(self) -> Any:
+        # Listeners belong to the training in this process; many have open files or locks.
+        state = super().__getstate__()
+        return state | {"listeners": ()} if "network_" in state else state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

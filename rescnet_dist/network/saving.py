@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from rescnet_dist.data import classes_from_json
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import SpecError, StoreError, suggest_name
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import ImageScale, Layer
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -19,12 +20,17 @@ from rescnet_dist.store import (
     RunStore,
     StoredLayers,
     check_format,
+    create_file,
+    is_zip_url,
     limit_retries,
+    pack_folder,
     read_image_scale,
     translate_attribute_errors,
     write_image_scale,
     write_layer,
 )
+
+WEIGHT_TYPES = ("float32", "float16")  # in which networks are saved
 
 
 def write_network(
@@ -33,11 +39,16 @@ def write_network(
     spec: NetworkSpec,
     image_scale: ImageScale,
     layers: Sequence[Layer],
+    dtype: str = "float32",
 ) -> None:
     """Write a network to a Zarr store at which nothing is stored yet; raise StoreError else.
 
-    `attributes` are JSON-serializable. Nothing is left behind if writing fails.
+    A URL that ends in .zip becomes one file, others a folder. `attributes` are JSON-serializable.
+    `dtype` is one of `WEIGHT_TYPES`, that of the larger arrays. Nothing is left behind if writing
+    fails.
     """
+    if dtype not in WEIGHT_TYPES:
+        raise SpecError(f"dtype={dtype!r} is unknown. {suggest_name(str(dtype), WEIGHT_TYPES)}")
     location = Location.of(url)
     with limit_retries(0):
         is_taken = location.exists()
@@ -50,11 +61,21 @@ def write_network(
         "depth": len(layers),
         **attributes,
     }
-    try:
+
+    def write(folder: Location) -> None:
         for number, layer in enumerate(layers, start=1):
-            write_layer(location, number, layer, spec.head.arrays)
-        write_image_scale(location, image_scale)
-        location.update_attributes(attributes)
+            write_layer(folder, number, layer, spec.head.arrays, in_half=dtype == "float16")
+        write_image_scale(folder, image_scale)
+        folder.update_attributes(attributes)
+
+    if is_zip_url(location.url):
+        with tempfile.TemporaryDirectory(prefix="rescnet-") as folder:
+            write(Location(folder))
+            with create_file(location) as file:
+                pack_folder(folder, file)
+        return
+    try:
+        write(location)
     except BaseException:
         location.remove()
         raise

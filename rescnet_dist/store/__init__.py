@@ -9,6 +9,7 @@ from rescnet_dist.store.arrays import (
 )
 from rescnet_dist.store.checksums import Checksums, checksum
 from rescnet_dist.store.claim import Claim, check_unclaimed, is_claimed
+from rescnet_dist.store.files import create_file
 from rescnet_dist.store.filesystem import describe_missing_bucket, file_system, read_bytes
 from rescnet_dist.store.formats import (
     DATASET_FORMAT,
@@ -41,6 +42,7 @@ from rescnet_dist.store.run import (
     translate_attribute_errors,
 )
 from rescnet_dist.store.verify import chunk_problem
+from rescnet_dist.store.zipped import is_zip_url, pack_folder
 
 __all__ = [
     "DATASET_FORMAT",
@@ -60,13 +62,16 @@ __all__ = [
     "check_version",
     "checksum",
     "chunk_problem",
+    "create_file",
     "describe_missing_bucket",
     "file_system",
     "has_saved_maps",
     "is_claimed",
+    "is_zip_url",
     "last_saved",
     "layer_path",
     "limit_retries",
+    "pack_folder",
     "read_bank",
     "read_block",
     "read_bytes",

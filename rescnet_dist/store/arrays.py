@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import zarr
@@ -12,9 +13,11 @@ from zarr import AsyncArray
 
 from rescnet_dist.errors import CorruptDataError, StoreError, StoreReadError
 from rescnet_dist.store.checksums import Array, checksum
+from rescnet_dist.store.half import from_half
 from rescnet_dist.store.retry import with_retries
 
-DECODE_ERRORS = (RuntimeError, ValueError)  # what Zarr's codecs raise on damaged bytes
+# What Zarr's codecs and zip files raise on damaged bytes.
+DECODE_ERRORS = (RuntimeError, ValueError, BadZipFile)
 
 
 class StoredArray(zarr.Array[Any]):
@@ -125,9 +128,12 @@ def read_block(
 
 
 def read_verified(array: zarr.Array[Any]) -> Array:
-    """Read a small array whole; raise CorruptDataError if its checksum attribute does not match."""
+    """Read a small array whole; raise CorruptDataError if its checksum attribute does not match.
+
+    An array in half precision is restored before: a release that does not know its scale fails.
+    """
     try:
-        values = np.asarray(array[...])
+        values = from_half(np.asarray(array[...]), array.attrs)
         if checksum(values) == array.attrs["crc32c"]:
             return values
     except (CorruptDataError, KeyError):

@@ -39,7 +39,7 @@ def read_image_scale(location: Location) -> ImageScale:
     return ImageScale(**location.read_small("image_scale", tuple(SCALE_DIMS)))
 
 
-def write_bank(location: Location, layer: int, bank: Bank) -> None:
+def write_bank(location: Location, layer: int, bank: Bank, *, in_half: bool = False) -> None:
     """Store the filter bank with which a layer computes its maps."""
     values = {
         "input_low": bank.low,
@@ -47,7 +47,8 @@ def write_bank(location: Location, layer: int, bank: Bank) -> None:
         "filters": bank.filters,
         "bias": bank.bias,
     }
-    location.write_small(layer_path(layer), {k: (BANK_ARRAYS[k], v) for k, v in values.items()})
+    arrays = {k: (BANK_ARRAYS[k], v) for k, v in values.items()}
+    location.write_small(layer_path(layer), arrays, in_half=in_half)
 
 
 def read_bank(location: Location, layer: int) -> Bank:
@@ -56,10 +57,13 @@ def read_bank(location: Location, layer: int) -> Bank:
     return Bank(values["input_low"], values["input_scale"], values["filters"], values["bias"])
 
 
-def write_head(location: Location, layer: int, head: FittedHead, dims: ArrayDims) -> None:
+def write_head(
+    location: Location, layer: int, head: FittedHead, dims: ArrayDims, *, in_half: bool = False
+) -> None:
     """Store the head with which a layer updates the scores; `dims` are those of its arrays."""
     values = {name: (dims[name], np.asarray(head.arrays[name])) for name in dims}
-    location.write_small(layer_path(layer), {**values, RATE_ARRAY: ((), np.asarray(head.rate))})
+    values[RATE_ARRAY] = (), np.asarray(head.rate)
+    location.write_small(layer_path(layer), values, in_half=in_half)
 
 
 def read_head(location: Location, layer: int, dims: ArrayDims) -> FittedHead:
@@ -74,10 +78,15 @@ def read_layer(location: Location, layer: int, dims: ArrayDims) -> Layer:
     return Layer(read_bank(location, layer), read_head(location, layer, dims))
 
 
-def write_layer(location: Location, number: int, layer: Layer, dims: ArrayDims) -> None:
-    """Store a whole fitted layer; `dims` are those of the arrays of its head."""
-    write_bank(location, number, layer.bank)
-    write_head(location, number, layer.head, dims)
+def write_layer(
+    location: Location, number: int, layer: Layer, dims: ArrayDims, *, in_half: bool = False
+) -> None:
+    """Store a whole fitted layer; `dims` are those of the arrays of its head.
+
+    With `in_half`, its larger arrays are stored in half precision.
+    """
+    write_bank(location, number, layer.bank, in_half=in_half)
+    write_head(location, number, layer.head, dims, in_half=in_half)
 
 
 @dataclass(frozen=True, slots=True)

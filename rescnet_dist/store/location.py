@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import zarr
 from fsspec.implementations.local import LocalFileSystem
@@ -42,7 +43,9 @@ from rescnet_dist.store.filesystem import (
     file_system,
     replace_file,
 )
+from rescnet_dist.store.half import from_half, to_half
 from rescnet_dist.store.retry import is_out_of_space, is_store_failure, is_transient, retry
+from rescnet_dist.store.zipped import is_zip_url, open_zip
 
 Result = TypeVar("Result")
 
@@ -62,7 +65,10 @@ COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as level 3, and twic
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A folder, bucket prefix or memory path, by its URL; cheap to create and to pickle."""
+    """A folder, bucket prefix or memory path, by its URL; cheap to create and to pickle.
+
+    If a zip file is at the URL, its content can be read.
+    """
 
     url: str
 
@@ -102,8 +108,10 @@ class Location:
         fs.invalidate_cache(path)
         return fs, path
 
-    def zarr_store(self, *, read_only: bool = False) -> Store:
-        """Open the Zarr store at this location."""
+    def zarr_store(self, *, read_only: bool = False, is_new: bool = False) -> Store:
+        """Open the Zarr store at this location; `is_new` if a user has just named it."""
+        if read_only and is_zip_url(self.url) and (zipped := open_zip(self.url, is_new=is_new)):
+            return zipped
         if self.is_local:
             return LocalStore(self.url, read_only=read_only)
         return FsspecStore.from_url(self.url, read_only=read_only)
@@ -256,7 +264,7 @@ class Location:
         """Read the attributes of the Zarr group here; raise StoreError if there is none."""
 
         def read() -> dict[str, Any]:
-            store = self.zarr_store(read_only=True)
+            store = self.zarr_store(read_only=True, is_new=True)
             try:  # One format at a time: asked for both, Zarr leaves requests unfinished.
                 return dict(zarr.open_group(store, mode="r", zarr_format=3).attrs)
             except ABSENT_ERRORS:
@@ -274,6 +282,11 @@ class Location:
         except (*ABSENT_ERRORS, *NODE_TYPE_ERRORS):
             missing = f"There is no {kind} at {self.url}."
             problem: StoreError = StoreReadError(f"{missing} {self._describe_contents()}")
+        except BadZipFile as error:
+            problem = StoreReadError(
+                f"{self.url} is not a complete zip file ({error}). Restore it from a copy, or save "
+                "the network again."
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = StoreReadError(
                 f"The {kind} at {self.url} is damaged: {error}. Restore its zarr.json, or create "
@@ -376,24 +389,34 @@ class Location:
             array = array.with_config({"write_empty_chunks": True})
         return StoredArray(array.async_array, str(self))
 
-    def write_small(self, path: str, arrays: dict[str, tuple[tuple[str, ...], Array]]) -> None:
+    def write_small(
+        self,
+        path: str,
+        arrays: dict[str, tuple[tuple[str, ...], Array]],
+        *,
+        in_half: bool = False,
+    ) -> None:
         """Write small named arrays, each (dims, values), into the group at `path`.
+
+        With `in_half`, the larger ones of floats are stored in half precision; see `to_half`.
 
         Arrays that exist with the same values are not written: overwriting an array removes it
         first, and a late task of a dead driver would remove committed arrays while they are read.
         """
         write, store = (self / path)._write, self.zarr_store()
         write(partial(zarr.open_group, store, path=path, mode="a", zarr_format=3))
-        for name, (dims, values) in arrays.items():
+        for name, (dims, given) in arrays.items():
+            stored, attributes = to_half(given) if in_half else (given, {})
+            values = from_half(stored, attributes)
             if self._is_stored(f"{path}/{name}", values):
                 continue
             create = partial(
                 zarr.create_array,
                 store,
                 name=f"{path}/{name}",
-                data=values,
+                data=stored,
                 dimension_names=dims,
-                attributes={"crc32c": checksum(values)},
+                attributes={"crc32c": checksum(values), **attributes},
                 overwrite=True,
             )
             write(create)
