@@ -19,6 +19,14 @@ from rescnet_dist.data.labels import (
     classes_to_json,
     encode,
 )
+from rescnet_dist.data.photos import (
+    ImageInput,
+    PhotoDecoder,
+    PhotoSource,
+    has_photos,
+    is_photo,
+    open_photos,
+)
 from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
 from rescnet_dist.data.split import choose_held_out_groups, select_validation
 from rescnet_dist.data.stored import is_imported, verify_dataset
@@ -27,8 +35,11 @@ from rescnet_dist.data.training_set import TrainingSet, check_test_set, training
 __all__ = [
     "BLOCK_IMAGES",
     "ArrayReference",
+    "ImageInput",
     "Images",
     "ImportResult",
+    "PhotoDecoder",
+    "PhotoSource",
     "RowBlock",
     "RowTable",
     "Rows",
@@ -44,11 +55,14 @@ __all__ = [
     "evaluation_images",
     "evaluation_split",
     "get_split",
+    "has_photos",
     "has_test_split",
     "import_dataset",
     "is_imported",
+    "is_photo",
     "load_digits",
     "open_dataset",
+    "open_photos",
     "open_source",
     "open_split",
     "select_split",

@@ -7,7 +7,7 @@ Dataset. If it has splits, networks are fitted to `train` and evaluated on `test
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -55,12 +55,16 @@ Labels = Any  # (N,), NumPy or dask
 
 @dataclass(frozen=True, slots=True)
 class SplitData:
-    """Images of one split, with labels (N,), groups (N,) and file names (N,), if there are any."""
+    """Images of one split, with labels (N,), groups (N,) and file names (N,), if there are any.
+
+    `options` are those that the images were decoded with, as far as they are known.
+    """
 
     images: Images
     labels: Labels | None
     groups: Labels | None = None
     files: Array | None = None
+    options: DecodeOptions = field(default_factory=DecodeOptions)
 
 
 def open_dataset(
@@ -162,7 +166,8 @@ def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitD
     groups = dataset["groups"].data if "groups" in dataset else None
     names = dataset.attrs.get("class_names")
     files = dataset["file"].to_numpy() if "file" in dataset.coords else None
-    return SplitData(as_images(dataset["images"]), decode_labels(labels, names), groups, files)
+    images, options = as_images(dataset["images"]), DecodeOptions.from_attributes(dataset.attrs)
+    return SplitData(images, decode_labels(labels, names), groups, files, options)
 
 
 def has_test_split(source: str | None) -> bool:
@@ -256,7 +261,7 @@ def _open_source(source: Source, options: DecodeOptions) -> xr.Dataset:
             stop = min(start + block, count)
             images = read(source.reader(split, start, stop), options, shape, dtype.str)
             blocks.append(da.from_delayed(images, (stop - start, *shape), dtype))
-    return _make_dataset(da.concatenate(blocks), source)
+    return _make_dataset(da.concatenate(blocks), source).assign_attrs(options.to_attributes())
 
 
 def _read_block(
@@ -330,7 +335,7 @@ def _open_stored(stored: StoredImages) -> xr.Dataset:
             names[start:stop] = split
         coords = {"split": ("image", names)}
     attrs = {"class_names": list(stored.class_names)} if stored.class_names else {}
-    return xr.Dataset(variables, coords=coords, attrs=attrs)
+    return xr.Dataset(variables, coords=coords, attrs=attrs | stored.options.to_attributes())
 
 
 def _open_images(stored: StoredImages) -> da.Array:
@@ -382,4 +387,4 @@ def _get_stored_split(stored: StoredImages, split: str) -> SplitData | None:
         for path in (stored.labels_path, stored.groups_path)
     )
     named_labels = decode_labels(labels, stored.class_names)
-    return SplitData(Images(images[rows], reference), named_labels, groups)
+    return SplitData(Images(images[rows], reference), named_labels, groups, options=stored.options)

@@ -20,6 +20,7 @@ MAX_TASK_BYTES = 2**26  # of decoded images in a task of more than one chunk
 SKIPPED_FILE = "import-skipped.json"
 FILE_FIELDS = {"splits", "labels", "classes", "files"}  # of a record, set by the source's files
 HASHED_NAMES = {"location": "place"}
+UNHASHED_NAMES = ("passed_over", "options")  # that follow from the others
 FIELD_DESCRIPTIONS = {
     "source": "its source",
     "shape": "the shape of its images",
@@ -129,7 +130,7 @@ def _make_record(job: Job, source: Source) -> dict[str, Any]:
     attributes = {
         HASHED_NAMES.get(name, name): value
         for name, value in vars(source).items()
-        if name != "passed_over"
+        if name not in UNHASHED_NAMES
     }
     files = hashlib.sha256(repr(sorted(attributes.items())).encode())
     return {

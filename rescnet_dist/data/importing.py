@@ -315,6 +315,7 @@ def _finish(job: Job, source: Source, url: str, skipped: Skipped) -> ImportResul
         "splits": {split: list(rows) for split, rows in ranges.items()},
         "skipped": len(skipped),
         "skipped_images": skipped_images[:MAX_RECORDED_IMAGES],
+        **job.options.to_attributes(),
     }
     group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
     (job.dest / "zarr.json").write_json(group)

@@ -12,6 +12,7 @@ import zarr
 from dask.delayed import delayed
 
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
+from rescnet_dist.data.sources.decode import DecodeOptions
 from rescnet_dist.data.sources.source import (
     Array,
     NumberedNames,
@@ -45,7 +46,7 @@ class StoredImages(Source):
 
     `ranges` has the first row of each split and the one after its last; it is empty if there are
     no splits. `skipped` is the number of images that the import has left out, and `skipped_images`
-    has name and reason of the first of them.
+    has name and reason of the first of them. `options` are those that it has decoded images with.
     """
 
     def __init__(self, location: Location) -> None:
@@ -72,6 +73,7 @@ class StoredImages(Source):
         self.skipped_images: list[tuple[str, str]] = [
             (name, reason) for name, reason in import_attributes.get("skipped_images", ())
         ]
+        self.options = DecodeOptions.from_attributes(import_attributes)
         self.class_names = tuple(attributes.get("class_names", ()))
         ranges = attributes.get("splits", {})
         self.ranges: dict[str, tuple[int, int]] = {s: tuple(ranges[s]) for s in sort_splits(ranges)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dask.array as da
@@ -13,6 +13,8 @@ import xarray as xr
 from rescnet_dist.data.dataset import get_split, select_split
 from rescnet_dist.data.images import ArrayReference, Images, looks_channels_first
 from rescnet_dist.data.labels import classes_array, encode, encode_groups, find_classes
+from rescnet_dist.data.photos import ImageInput
+from rescnet_dist.data.sources import DecodeOptions
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import IMAGE_DIMS
@@ -26,7 +28,7 @@ class TrainingSet:
 
     `classes` (C,) are the original labels that the codes index. `augment` describes the copies of
     training images. `groups` (N,) are integers: images of a group are held out together or not at
-    all.
+    all. `options` are those that the images were decoded with, as far as they are known.
     """
 
     images: tuple[Images, ...]
@@ -34,6 +36,7 @@ class TrainingSet:
     classes: Array
     augment: AugmentSpec
     groups: Array | da.Array | None = None
+    options: DecodeOptions = field(default_factory=DecodeOptions)
 
     @property
     def count(self) -> int:
@@ -54,6 +57,11 @@ class TrainingSet:
     def image_shape(self) -> tuple[int, int, int]:
         """The shape (H, W, d) of an image."""
         return self.images[0].shape[1:]
+
+    @property
+    def image_input(self) -> ImageInput:
+        """How the images were made."""
+        return ImageInput(str(self.dtype), self.options.resize, self.options.channels)
 
     @property
     def stored(self) -> ArrayReference | None:
@@ -118,7 +126,7 @@ def training_set(
     if validation is None:
         groups = part.groups if groups is None else groups
         group_codes = None if groups is None else encode_groups(groups, images.shape[0])
-        return TrainingSet((images,), (codes,), class_array, augment, group_codes)
+        return TrainingSet((images,), (codes,), class_array, augment, group_codes, part.options)
     if groups is not None:
         raise DataError(
             "groups and a validation set were both given. Groups are for images to be held out; "
@@ -127,7 +135,13 @@ def training_set(
     held_out = select_split(*validation, "val", name="validation X")
     _check_shape(held_out.images, images, "validation")
     held_out_codes = encode(held_out.labels, class_array, name="validation y")
-    return TrainingSet((images, held_out.images), (codes, held_out_codes), class_array, augment)
+    return TrainingSet(
+        (images, held_out.images),
+        (codes, held_out_codes),
+        class_array,
+        augment,
+        options=part.options,
+    )
 
 
 def check_test_set(X: Any, training: TrainingSet) -> None:

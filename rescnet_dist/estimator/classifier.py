@@ -30,7 +30,7 @@ from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
-from rescnet_dist.network import Network, stored_accuracies
+from rescnet_dist.network import ImagePrediction, Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -461,6 +461,49 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 meta=np.empty(0, self.classes_.dtype),
             )
         return _select_labels(scores, self.classes_)
+
+    def predict_image(
+        self,
+        image: Any,
+        *,
+        resize: int | tuple[int, int] | None = None,
+        channels: str | None = None,
+        augment: Averaging = None,
+    ) -> ImagePrediction:
+        """Predict the label of one photo of any size.
+
+        It is decoded, converted to gray or color and resized as the training images were when they
+        were imported.
+
+        Parameters
+        ----------
+        image : str, os.PathLike or PIL.Image.Image
+            Path or fsspec URL of a PNG, JPEG or WebP file, or a Pillow image.
+        resize : int, tuple of int or None, default None
+            Size to resize the photo to, (height, width) or the side of a square, where the network
+            does not know; see `Network.input`.
+        channels : {"gray", "color"} or None, default None
+            What to convert the photo to, where the network does not know.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over the image and augmented copies of it. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        ImagePrediction
+            The label, and the probability of each class.
+
+        Raises
+        ------
+        DataError
+            If the photo cannot be read, or does not become an image of the network's shape.
+        SpecError
+            If `resize` or `channels` is invalid.
+        """
+        check_is_fitted(self)
+        return self.network_.predict_image(
+            image, resize=resize, channels=channels, augment=self._resolve_augment(augment)
+        )
 
     def score(
         self,

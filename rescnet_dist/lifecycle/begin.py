@@ -214,6 +214,7 @@ def prepare_run(checked: CheckedRun, client: Client) -> tuple[RunState, CheckedW
         "augment": data.augment.to_dict(),
         "classes": classes_to_json(data.classes, lossy=checked.temporary),
         "image_shape": list(data.image_shape),
+        "input": data.image_input.to_dict(),
         "source": data.source_name(checked.source),
         "provenance": _get_provenance(),
     } | ({"images": asdict(stored)} if stored else {})

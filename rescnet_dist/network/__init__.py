@@ -1,6 +1,7 @@
 """A fitted network: scores of images in memory and on clusters, and its stored form."""
 
 from rescnet_dist.network.network import Network
+from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import stored_accuracies
 
-__all__ = ["Network", "stored_accuracies"]
+__all__ = ["ImagePrediction", "Network", "stored_accuracies"]

@@ -13,11 +13,12 @@ import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 
-from rescnet_dist.data import Images, classes_to_json
+from rescnet_dist.data import ImageInput, Images, PhotoDecoder, classes_to_json
 from rescnet_dist.errors import DataError
 from rescnet_dist.formatting import html_table, plain_text
-from rescnet_dist.kernels import Backend
+from rescnet_dist.kernels import Backend, project_to_simplex
 from rescnet_dist.model import Architecture, ImageScale, Layer, forward, initial_state
+from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     Predictor,
@@ -55,6 +56,9 @@ class Network:
         Augmented copies that the network was trained on.
     backend : Backend, default Backend()
         Array backend that runs images forward.
+    input : ImageInput or None, default None
+        How the training images were made: their dtype, and what they were resized and converted
+        to; None for networks of releases that did not store it.
     token : str
         Identity of the network for Dask.
     """
@@ -66,6 +70,7 @@ class Network:
     layers: Sequence[Layer]
     augment: AugmentSpec = field(default_factory=AugmentSpec)
     backend: Backend = field(default_factory=Backend)
+    input: ImageInput | None = None
     token: str = field(init=False, default_factory=lambda: uuid.uuid4().hex, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -231,6 +236,74 @@ class Network:
         )
         return scores if images.is_lazy else scores.compute()
 
+    def photo_decoder(
+        self, resize: int | tuple[int, int] | None = None, channels: str | None = None
+    ) -> PhotoDecoder:
+        """Return what turns photos into images of this network, as its training images were made.
+
+        Parameters
+        ----------
+        resize : int, tuple of int or None, default None
+            Size to resize photos to, (height, width) or the side of a square, where the network
+            does not know; see `input`.
+        channels : {"gray", "color"} or None, default None
+            What to convert photos to, where the network does not know.
+
+        Returns
+        -------
+        PhotoDecoder
+            Its `read_photo` returns the image (H, W, d) of a file or of a Pillow image.
+
+        Raises
+        ------
+        SpecError
+            If `resize` or `channels` is invalid.
+        """
+        return PhotoDecoder.create(
+            self.image_shape, self.trained_range, self.input, resize=resize, channels=channels
+        )
+
+    def predict_image(
+        self,
+        image: Any,
+        *,
+        resize: int | tuple[int, int] | None = None,
+        channels: str | None = None,
+        augment: AugmentSpec | None = None,
+    ) -> ImagePrediction:
+        """Predict the label of one photo of any size.
+
+        It is decoded, converted to gray or color and resized as the training images were when they
+        were imported.
+
+        Parameters
+        ----------
+        image : str, os.PathLike or PIL.Image.Image
+            Path or fsspec URL of a PNG, JPEG or WebP file, or a Pillow image.
+        resize : int, tuple of int or None, default None
+            Size to resize the photo to, (height, width) or the side of a square, where the network
+            does not know; see `input`.
+        channels : {"gray", "color"} or None, default None
+            What to convert the photo to, where the network does not know.
+        augment : AugmentSpec or None, default None
+            Average the scores over the image and augmented copies of it.
+
+        Returns
+        -------
+        ImagePrediction
+            The label, and the probability of each class.
+
+        Raises
+        ------
+        DataError
+            If the photo cannot be read, or does not become an image of the network's shape.
+        SpecError
+            If `resize` or `channels` is invalid.
+        """
+        pixels = self.photo_decoder(resize, channels).read_photo(image)
+        scores = self.scores(Images(pixels[np.newaxis]), augment)
+        return ImagePrediction(self.classes, project_to_simplex(np.asarray(scores))[0])
+
     def staged_scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
         """Compute the running scores of images after each layer.
 
@@ -377,6 +450,7 @@ class Network:
             "classes": classes_to_json(self.classes),
             "image_shape": list(self.image_shape),
             "augment": self.augment.to_dict(),
+            "input": None if self.input is None else self.input.to_dict(),
         }
         write_network(url, attributes, self.spec, self.image_scale, self.layers, dtype)
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from rescnet_dist.data import classes_from_json
+from rescnet_dist.data import ImageInput, classes_from_json
 from rescnet_dist.errors import SpecError, StoreError, suggest_name
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import ImageScale, Layer
@@ -95,6 +95,7 @@ def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
         spec = NetworkSpec.from_stored(attributes["network"])
         run_spec = RunSpec.from_stored(attributes.get("run", {}))
         height, width, channels = attributes["image_shape"]
+        made = attributes.get("input")
         return {
             "spec": spec,
             "classes": classes_from_json(attributes["classes"]),
@@ -102,6 +103,7 @@ def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
             "image_scale": read_image_scale(location),
             "layers": StoredLayers(location, depth, spec.head.arrays),
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),
+            "input": ImageInput.from_dict(made) if made else None,
             "backend": Backend(matmul_precision=run_spec.matmul_precision),
         }
 

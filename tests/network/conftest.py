@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from small_digits import NAMES, SPEC
 
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
-
-SPEC = NetworkSpec(
-    filters=4, block=5, stride=2, head="regress", ridge=0.3, learning_rate=0.5, max_layers=2
-)
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+from rescnet_dist import ResCNetClassifier, RunSpec, load_digits
 
 
 @pytest.fixture(scope="session")

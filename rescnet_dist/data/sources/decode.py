@@ -17,9 +17,9 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -78,6 +78,22 @@ class DecodeOptions:
                 f"channels={self.channels!r} is unknown. "
                 f"{suggest_name(str(self.channels), CHANNELS)}"
             )
+
+    @classmethod
+    def from_attributes(cls, attributes: Mapping[str, Any]) -> Self:
+        """Return the options that `to_attributes` has stored; none if there are none."""
+        resize, channels = attributes.get("resize"), attributes.get("channels")
+        has_size = isinstance(resize, Sequence | np.ndarray) and len(resize) == 2
+        height, width = resize if has_size else (0, 0)  # type: ignore[misc]
+        return cls(
+            (int(height), int(width)) if has_size else None,
+            channels if channels in CHANNELS else None,
+        )
+
+    def to_attributes(self) -> dict[str, Any]:
+        """Return the options that are set, as attributes of a dataset."""
+        resize = {"resize": list(self.resize)} if self.resize else {}
+        return resize | ({"channels": self.channels} if self.channels else {})
 
 
 def _parse_size(size: Any) -> tuple[int, int] | None:
@@ -178,21 +194,25 @@ def decode_image(item: Encoded | Array, options: DecodeOptions) -> Array:
         raise DataError("The file is empty.")
     try:
         with Image.open(io.BytesIO(item), formats=PILLOW_FORMATS) as image:
-            if image.width * image.height > MAX_IMAGE_PIXELS:
-                raise DataError(
-                    f"The image has {image.width}×{image.height} pixels, more than the limit of "
-                    f"{MAX_IMAGE_PIXELS:,}."
-                )
-            if image.mode not in UNCONVERTED_MODES:
-                converted = image.convert("L" if image.mode == "1" else "RGB")
-                return _get_pixels(_convert(converted, options))
-            return _get_pixels(_convert(image, options))
+            return decode_picture(image, options)
     except DataError:
         raise
     except UnidentifiedImageError:
         raise DataError("The file is not a PNG, JPEG or WebP image.") from None
     except Exception as error:  # Pillow's plugins raise all kinds.
         raise DataError(f"The image cannot be decoded ({summarize_error(error)}).") from None
+
+
+def decode_picture(image: Any, options: DecodeOptions) -> Array:
+    """Return the pixels (H, W, d) of a Pillow image; raise DataError if it is too large."""
+    if image.width * image.height > MAX_IMAGE_PIXELS:
+        raise DataError(
+            f"The image has {image.width}×{image.height} pixels, more than the limit of "
+            f"{MAX_IMAGE_PIXELS:,}."
+        )
+    if image.mode not in UNCONVERTED_MODES:
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    return _get_pixels(_convert(image, options))
 
 
 def _decode_png(data: bytes, image: Array) -> bool:
