@@ -28,6 +28,7 @@ from rescnet_dist.data import (
 )
 from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.events import Listener, check_listeners
+from rescnet_dist.export import DEFAULT_OPSET
 from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
 from rescnet_dist.network import ImagePrediction, Network, stored_accuracies
@@ -377,6 +378,38 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         self.network_.save(url, dtype=dtype)
+
+    def to_onnx(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: str = "float32",
+        opset: int = DEFAULT_OPSET,
+        external_data: bool | None = None,
+    ) -> None:
+        """Write the fitted network as an ONNX file; see `Network.to_onnx`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Local path of the file, which is replaced if it exists.
+        dtype : {"float32", "uint8"}, default "float32"
+            Data type of the images.
+        opset : int, default 23
+            Version of the ONNX operators. Older runtimes need a lower one, from 18.
+        external_data : bool or None, default None
+            Whether weights are written to a second file, PATH.data. None does so above 2 GB, the
+            limit of one file.
+
+        Raises
+        ------
+        RescnetError
+            If the package onnx is not installed, or the file cannot be written.
+        SpecError
+            If an option is not valid, or a component of the network cannot be exported.
+        """
+        check_is_fitted(self)
+        self.network_.to_onnx(path, dtype=dtype, opset=opset, external_data=external_data)
 
     def decision_function(self, X: Any, *, augment: Averaging = None) -> Any:
         """Compute the running scores of images after the last layer.

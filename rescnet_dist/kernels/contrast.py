@@ -60,14 +60,14 @@ def blur(images: Array) -> Array:
     Weights are normalized over the pixels inside the image.
     """
     n, height, width, channels = images.shape
-    down, across = (asarray_like(_blur_matrix(side), images) for side in (height, width))
+    down, across = (asarray_like(blur_matrix(side), images) for side in (height, width))
     lines = np.matmul(down, images.reshape(n, height, width * channels))
     columns = np.matmul(across, lines.reshape(n * height, width, channels))
     return columns.reshape(images.shape)
 
 
 @cache
-def _blur_matrix(side: int) -> Array:
+def blur_matrix(side: int) -> Array:
     """Return the weights (side, side) of a line of pixels for each of them; rows sum to 1."""
     distance = np.subtract.outer(np.arange(side), np.arange(side))
     weights = np.exp(-0.5 * (distance / BLUR_SIGMA_PIXELS) ** 2)

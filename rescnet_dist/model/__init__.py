@@ -3,6 +3,7 @@
 from rescnet_dist.model.architecture import Architecture, BankPart, Tower
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
 from rescnet_dist.model.forward import State, advance, forward, initial_state, replay
+from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.growth import (
     GrowingLayer,
     fit_bank,
@@ -37,6 +38,7 @@ __all__ = [
     "LayerStatistics",
     "NoStatistics",
     "Observation",
+    "OnnxGraph",
     "Registry",
     "State",
     "Statistics",

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation
 from rescnet_dist.options import Options
@@ -85,6 +86,13 @@ class Component(Options):
                 "own class."
             )
         return super().from_dict(options)
+
+    def _refuse_export(self, method: str) -> SpecError:
+        """Return the error for a component without a method that exports it."""
+        return SpecError(
+            f"{self.name!r} cannot be exported to ONNX, because its class {type(self).__name__} "
+            f"has no method {method}. Add it to the class."
+        )
 
 
 class FilterLearner(Component, ABC):
@@ -279,6 +287,34 @@ class FeatureExtractor(Component, ABC):
             The features, in the same array library.
         """
 
+    def to_onnx(
+        self, graph: OnnxGraph, maps: str, image_size: tuple[int, int], towers: tuple[int, ...]
+    ) -> str:
+        """Add the computation of the features to an ONNX graph.
+
+        Parameters
+        ----------
+        graph : OnnxGraph
+            The graph to add operators to.
+        maps : str
+            The name of a tensor of float32, shape (n, f, H, W): the maps of a layer.
+        image_size : tuple of int
+            Height and width (H, W) of the maps.
+        towers : tuple of int
+            The number of filters of each tower; they add up to f.
+
+        Returns
+        -------
+        str
+            The name of a tensor of float32, shape (n, D): what `__call__` returns.
+
+        Raises
+        ------
+        SpecError
+            If the class does not implement it.
+        """
+        raise self._refuse_export("to_onnx(graph, maps, image_size, towers)")
+
     def workspace_bytes(self, images: int, height: int, width: int, towers: tuple[int, ...]) -> int:
         """Return the memory that is needed in addition to maps and features.
 
@@ -411,6 +447,30 @@ class Head(Component, ABC):
         ndarray of shape (n, C)
             The values to add to the scores.
         """
+
+    def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
+        """Add the computation of `correction` to an ONNX graph.
+
+        Parameters
+        ----------
+        graph : OnnxGraph
+            The graph to add operators to.
+        arrays : mapping of str to ndarray
+            What `fit` returned.
+        features : str
+            The name of a tensor of float32, shape (n, D).
+
+        Returns
+        -------
+        str
+            The name of a tensor of float32, shape (n, C): the values to add to the scores.
+
+        Raises
+        ------
+        SpecError
+            If the class does not implement it.
+        """
+        raise self._refuse_export("to_onnx(graph, arrays, features)")
 
     def workspace_bytes(self, features: int, classes: int) -> int:
         """Return the memory that `fit` needs in addition to the factorization.

@@ -15,6 +15,7 @@ from dask.delayed import delayed
 
 from rescnet_dist.data import ImageInput, Images, PhotoDecoder, classes_to_json
 from rescnet_dist.errors import DataError
+from rescnet_dist.export import DEFAULT_OPSET, write_onnx
 from rescnet_dist.formatting import html_table, plain_text
 from rescnet_dist.kernels import Backend, project_to_simplex
 from rescnet_dist.model import Architecture, ImageScale, Layer, forward, initial_state
@@ -453,6 +454,59 @@ class Network:
             "input": None if self.input is None else self.input.to_dict(),
         }
         write_network(url, attributes, self.spec, self.image_scale, self.layers, dtype)
+
+    def to_onnx(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: str = "float32",
+        opset: int = DEFAULT_OPSET,
+        external_data: bool | None = None,
+    ) -> None:
+        """Write the network as an ONNX file, which other runtimes can predict with.
+
+        The input is `images` of shape (n, H, W, d), with the values of the training images. The
+        outputs are `label` of shape (n,), in int64 for integer classes and else strings,
+        `probabilities` of shape (n, C), and `scores` of shape (n, C), both in float32. Classes and
+        options of the network are metadata. Needs `pip install 'rescnet-dist[onnx]'`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Local path of the file, which is replaced if it exists.
+        dtype : {"float32", "uint8"}, default "float32"
+            Data type of the images.
+        opset : int, default 23
+            Version of the ONNX operators. Older runtimes need a lower one, from 18.
+        external_data : bool or None, default None
+            Whether weights are written to a second file, PATH.data. None does so above 2 GB, the
+            limit of one file.
+
+        Raises
+        ------
+        RescnetError
+            If the package onnx is not installed, or the file cannot be written.
+        SpecError
+            If an option is not valid, or a component of the network cannot be exported.
+        """
+        metadata = {
+            "classes": classes_to_json(self.classes),
+            "image_shape": list(self.image_shape),
+            "network": self.spec.to_dict(),
+            "depth": self.depth,
+        }
+        write_onnx(
+            path,
+            self.architecture,
+            self.image_scale,
+            self.layers,
+            self.classes,
+            temperature=1.0,
+            metadata=metadata,
+            dtype=dtype,
+            opset=opset,
+            external_data=external_data,
+        )
 
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Network:

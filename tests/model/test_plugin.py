@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from distributed import Client
 
@@ -93,7 +94,7 @@ def test_spec_round_trips_through_toml_and_dict() -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_network_trains_saves_loads_and_resumes(client: Client, tmp_path: Path) -> None:
+def test_network_trains_saves_loads_resumes_and_is_exported(client: Client, tmp_path: Path) -> None:
     """A resumed run equals one without interruption, and its arrays have their own names."""
     spec, run = NetworkSpec.from_toml(TOML), RunSpec(chunk_images=60, accumulators=2)
     clf = ResCNetClassifier(spec, store=tmp_path / "whole", run=run).fit(X, Y, validation=0.2)
@@ -109,6 +110,11 @@ def test_network_trains_saves_loads_and_resumes(client: Client, tmp_path: Path) 
     assert set(loaded.network_.layers[0].head.arrays) == {"slopes", "offsets"}
     features = loaded.network_.layers[0].head.arrays["slopes"].shape[1]
     assert features == spec.architecture((14, 14, 1), 10).features
+    clf.to_onnx(tmp_path / "net.onnx")
+    (scores,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(
+        ["scores"], {"images": X.astype(np.float32)}
+    )
+    np.testing.assert_allclose(scores, clf.decision_function(X), rtol=0, atol=1e-4)
 
 
 @pytest.mark.usefixtures("plugin")

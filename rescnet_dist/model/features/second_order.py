@@ -13,6 +13,8 @@ from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import feature_count, second_order_features
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FeatureExtractor, check_side
+from rescnet_dist.model.graph import OnnxGraph, ints
+from rescnet_dist.model.pooling_graph import BlockGraph, signed_root
 from rescnet_dist.options import option
 
 
@@ -106,6 +108,35 @@ class SecondOrder(FeatureExtractor):
             for part in self._split_maps(maps, towers)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def to_onnx(
+        self, graph: OnnxGraph, maps: str, image_size: tuple[int, int], towers: tuple[int, ...]
+    ) -> str:
+        """Add the features (n, D) of maps (n, f, H, W); see `FeatureExtractor.to_onnx`."""
+        groups, parts = self._pooled_together(towers), []
+        for start, stop in itertools.pairwise(itertools.accumulate(groups, initial=0)):
+            part = maps
+            if len(groups) > 1:
+                part = graph.add("Slice", maps, ints(start), ints(stop), ints(1))
+            parts.append(self._pool_onnx(graph, part, image_size, stop - start))
+        return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+
+    def _pool_onnx(
+        self, graph: OnnxGraph, maps: str, image_size: tuple[int, int], filters: int
+    ) -> str:
+        """Add the features (n, D') of maps (n, f', H, W) that are pooled together."""
+        blocks = BlockGraph(graph, *image_size, filters, self.block, self.stride)
+        channelwise = self.zscore == "channel"
+        entries = blocks.normalize(*blocks.covariances(maps), channelwise=channelwise)
+        power_first = self.power and self.pool == "mean"  # the maximum is of the same entry
+        if power_first:
+            entries = signed_root(graph, entries)
+        pooled = blocks.pool(entries, self.levels, self.cells, self.pool)
+        row, column = np.triu_indices(filters, 1 if channelwise else 0)
+        pooled = graph.add("Gather", pooled, row * filters + column, axis=2)
+        if self.power and not power_first:
+            pooled = signed_root(graph, pooled)
+        return graph.add("Flatten", pooled, axis=1)
 
     def _pooled_together(self, towers: tuple[int, ...]) -> tuple[int, ...]:
         """Return the numbers of maps that are pooled together: features are of their pairs."""

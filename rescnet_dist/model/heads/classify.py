@@ -17,7 +17,13 @@ from rescnet_dist.kernels import (
     residual_labels,
 )
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.heads.linear import LinearHead, linear_outputs, stack_signs
+from rescnet_dist.model.graph import OnnxGraph, ints
+from rescnet_dist.model.heads.linear import (
+    LinearHead,
+    linear_outputs,
+    linear_outputs_onnx,
+    stack_signs,
+)
 from rescnet_dist.options import option
 
 
@@ -81,3 +87,19 @@ class Classify(LinearHead):
             for sign, share in enumerate(arrays["share"])
         )
         return positive - negative
+
+    def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
+        """Add the correction (n, C) of features (n, D); see `Head.to_onnx`."""
+        present = arrays["present"].astype(bool)
+        share = present * arrays["share"][:, None] * np.array([[1], [-1]])
+        scale = 1 / self.sigma if self.probability == "sigmoid" else self.beta
+        outputs = linear_outputs_onnx(graph, arrays, features, scale)
+        outputs = graph.add("Reshape", outputs, ints(0, *present.shape))
+        if self.probability == "sigmoid":
+            outputs = graph.add("Sigmoid", outputs)
+        else:
+            absent = np.where(present | ~present.any(axis=1, keepdims=True), 0, -np.inf)
+            outputs = graph.add("Add", outputs, absent.astype(np.float32))
+            outputs = graph.add("Softmax", outputs, axis=2)
+        outputs = graph.add("Mul", outputs, share.astype(np.float32))
+        return graph.add("ReduceSum", outputs, ints(1), keepdims=0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.components import Head
+from rescnet_dist.model.graph import OnnxGraph
 
 
 class LinearHead(Head):
@@ -35,6 +36,17 @@ def linear_outputs(arrays: Mapping[str, Array], features: Array) -> Array:
     outputs = features @ asarray_like(weights, features).T
     outputs = outputs.reshape(len(features), *intercept.shape)
     return outputs + asarray_like(intercept, features)
+
+
+def linear_outputs_onnx(
+    graph: OnnxGraph, arrays: Mapping[str, Array], features: str, scale: float = 1.0
+) -> str:
+    """Add `linear_outputs` of features (n, D), times a scale: (n, S·C)."""
+    weights, intercept = arrays["weights"], arrays["intercept"]
+    weights = (scale * weights.reshape(-1, weights.shape[2])).astype(np.float32)
+    return graph.add(
+        "Gemm", features, weights, (scale * intercept).reshape(-1).astype(np.float32), transB=1
+    )
 
 
 def stack_signs(

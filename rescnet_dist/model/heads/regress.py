@@ -10,7 +10,13 @@ import numpy as np
 
 from rescnet_dist.kernels import FeatureMoments, Whitening, one_hot, ridge_regression
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.heads.linear import LinearHead, linear_outputs, stack_signs
+from rescnet_dist.model.graph import OnnxGraph
+from rescnet_dist.model.heads.linear import (
+    LinearHead,
+    linear_outputs,
+    linear_outputs_onnx,
+    stack_signs,
+)
 from rescnet_dist.options import option
 
 
@@ -53,3 +59,7 @@ class Regress(LinearHead):
     def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
         """Return the predicted errors (n, C)."""
         return linear_outputs(arrays, features)[:, 0]
+
+    def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
+        """Add the correction (n, C) of features (n, D); see `Head.to_onnx`."""
+        return linear_outputs_onnx(graph, arrays, features)

@@ -10,7 +10,14 @@ import numpy as np
 
 from rescnet_dist.kernels import FeatureMoments, Whitening, one_hot, ridge_regression
 from rescnet_dist.kernels.arrays import asarray_like
-from rescnet_dist.model import FeatureExtractor, FilterGroup, FilterLearner, Head, Observation
+from rescnet_dist.model import (
+    FeatureExtractor,
+    FilterGroup,
+    FilterLearner,
+    Head,
+    Observation,
+    OnnxGraph,
+)
 from rescnet_dist.options import option
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -94,6 +101,18 @@ class MeanMaps(FeatureExtractor):
         ]
         return np.concatenate(cells, axis=1)
 
+    def to_onnx(
+        self, graph: OnnxGraph, maps: str, image_size: tuple[int, int], towers: tuple[int, ...]
+    ) -> str:
+        rows, columns = (np.array_split(np.arange(n), self.grid) for n in image_size)
+        maps, cells, axes = graph.add("Abs", maps), [], np.array([2, 3])
+        for r in rows:
+            for c in columns:
+                start, stop = np.array([r[0], c[0]]), np.array([r[-1] + 1, c[-1] + 1])
+                cell = graph.add("Slice", maps, start, stop, axes)
+                cells.append(graph.add("ReduceMean", cell, axes, keepdims=0))
+        return graph.add("Concat", *cells, axis=1)
+
     def workspace_bytes(self, images: int, height: int, width: int, towers: tuple[int, ...]) -> int:
         return 4 * images * height * width * sum(towers)
 
@@ -126,3 +145,7 @@ class Scaled(Head):
     def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
         slopes, offsets = (asarray_like(arrays[name], features) for name in self.arrays)
         return features @ slopes.T + offsets
+
+    def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
+        offsets = arrays["offsets"].astype(np.float32)
+        return graph.add("Gemm", features, arrays["slopes"], offsets, transB=1)

@@ -1,0 +1,131 @@
+"""The forward step of a network as ONNX operators: the counterpart of `model.forward`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.contrast import (
+    CONTRAST_FLOOR_FRACTION,
+    ROUNDING_FRACTION,
+    blur_matrix,
+)
+from rescnet_dist.model import Architecture, Bank, ImageScale, Layer, Tower
+from rescnet_dist.model.graph import OnnxGraph, ints
+
+HALF = 10  # float16 and other types, as ONNX numbers them
+FLOAT = 1
+DOUBLE = 11
+
+
+def add_scores(
+    graph: OnnxGraph,
+    images: str,
+    architecture: Architecture,
+    scale: ImageScale,
+    layers: Iterable[Layer],
+) -> str:
+    """Add the scores (n, C) after the last layer of images (n, H, W, d), and return their name."""
+    views = _add_views(graph, images, architecture, scale)
+    size, scores = architecture.image_shape[:2], ""
+    maps = [""] * len(views)  # of each tower
+    for number, layer in enumerate(layers, start=1):
+        towers = architecture.towers(number)
+        for index, tower in enumerate(towers):
+            inputs = views[index]
+            if number > 1:
+                inputs = graph.add("Concat", maps[index], inputs, axis=1)
+            maps[index] = _add_maps(graph, inputs, architecture, layer.bank, tower)
+        together = maps[0] if len(maps) == 1 else graph.add("Concat", *maps, axis=1)
+        parts = [
+            extractor.to_onnx(graph, together, size, architecture.tower_sizes)
+            for extractor in architecture.extractors
+        ]
+        features = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+        correction = architecture.head.to_onnx(graph, layer.head.arrays, features)
+        correction = graph.add("Mul", correction, np.float32(layer.head.rate))
+        scores = graph.add("Add", scores, correction) if scores else correction
+    return scores
+
+
+# views --------------------------------------------------------------------------------------------
+
+
+def _add_views(
+    graph: OnnxGraph, images: str, architecture: Architecture, scale: ImageScale
+) -> list[str]:
+    """Add the views (n, d + 1, H, W) of images (n, H, W, d); the last channel is 1 everywhere."""
+    height, width, _ = architecture.image_shape
+    pixels = graph.add("Cast", images, to=FLOAT)
+    pixels = graph.add("Transpose", pixels, perm=[0, 3, 1, 2])
+    shape = graph.add("Shape", pixels, start=0, end=1)
+    shape = graph.add("Concat", shape, ints(1, height, width), axis=0)
+    ones = graph.add("Expand", np.float32(1), shape)
+    views = []
+    for view in architecture.views:
+        if view == "image":
+            low, factor = (part[:, None, None].astype(np.float32) for part in _as_pair(scale))
+            channels = graph.add("Mul", graph.add("Sub", pixels, low), factor)
+        else:
+            channels = _add_local_contrast(graph, pixels, height, width)
+        views.append(graph.add("Concat", channels, ones, axis=1))
+    return views
+
+
+def _as_pair(scale: ImageScale) -> tuple[Array, Array]:
+    """Return offset and scale (d,) of images."""
+    return np.asarray(scale.low), np.asarray(scale.scale)
+
+
+def _add_local_contrast(graph: OnnxGraph, pixels: str, height: int, width: int) -> str:
+    """Add the local contrast of pixels (n, d, H, W); see `kernels.local_contrast`."""
+    add, axes = graph.add, ints(2, 3)
+    largest = add("ReduceMax", add("Abs", pixels), axes, keepdims=1)
+    mean = add("ReduceMean", add("Cast", pixels, to=DOUBLE), axes, keepdims=1)
+    pixels = add("Sub", pixels, add("Cast", mean, to=FLOAT))
+    amplitude = add("ReduceMax", add("Abs", pixels), axes, keepdims=1)
+    varies = add("Greater", amplitude, add("Mul", largest, np.float32(ROUNDING_FRACTION)))
+    inverse = add("Reciprocal", add("Where", varies, amplitude, np.float32(1)))
+    pixels = add("Mul", pixels, add("Where", varies, inverse, np.float32(0)))
+    down, across = blur_matrix(height), np.ascontiguousarray(blur_matrix(width).T)
+
+    def blur(values: str) -> str:
+        return add("MatMul", add("MatMul", down, values), across)
+
+    pixels = add("Sub", pixels, blur(pixels))
+    squares = add("Mul", pixels, pixels)
+    overall = add("Sqrt", add("ReduceMean", squares, axes, keepdims=1))
+    floor = add("Mul", overall, np.float32(CONTRAST_FLOOR_FRACTION))
+    deviation = add("Add", add("Sqrt", blur(squares)), floor)
+    return add("Div", pixels, add("Where", varies, deviation, np.float32(1)))
+
+
+# maps ---------------------------------------------------------------------------------------------
+
+
+def _add_maps(
+    graph: OnnxGraph, inputs: str, architecture: Architecture, bank: Bank, tower: Tower
+) -> str:
+    """Add the maps (n, f', H, W) of a tower from its inputs (n, c' + 1, H, W).
+
+    The normalization of the input is part of the weights: the scale multiplies them, and the
+    offset is the weight of the last channel, which is 1 everywhere. Outside the image all channels
+    are 0, so the offset is left out there, as it must be: padding comes after the normalization.
+    """
+    channels, filters = list(tower.channels), slice(tower.filters.start, tower.filters.stop)
+    low, scale = (np.asarray(array, np.float64)[channels] for array in (bank.low, bank.scale))
+    weights = np.asarray(bank.filters, np.float64)[:, :, channels, filters] * scale[:, None]
+    offset = -np.einsum("yxcf,c->yxf", weights, low)[:, :, None]
+    weights = np.concatenate([weights, offset], axis=2).transpose(3, 2, 0, 1).astype(np.float32)
+    size = weights.shape[2]
+    before = (size - 1) // 2
+    pads = [before, before, size - 1 - before, size - 1 - before]
+    bias = np.asarray(bank.bias)[filters].astype(np.float32)
+    maps = graph.add("Conv", inputs, weights, bias, pads=pads)
+    if architecture.rectify:
+        maps = graph.add("Relu", maps)
+    if architecture.store_dtype == "float16":
+        maps = graph.add("Cast", graph.add("Cast", maps, to=HALF), to=FLOAT)
+    return maps

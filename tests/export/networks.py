@@ -1,0 +1,85 @@
+"""Small networks with random layers, of any spec, without training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist import Network, NetworkSpec
+from rescnet_dist.kernels import min_max_scale
+from rescnet_dist.model import (
+    Architecture,
+    Bank,
+    FittedHead,
+    ImageScale,
+    Layer,
+    State,
+    advance,
+    initial_state,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+IMAGE_SHAPE = (14, 13, 2)
+SMALL = NetworkSpec(filters=6, block=6, stride=2, levels=(2, 1), head="regress")
+
+
+def make_images(count: int = 6, shape: tuple[int, int, int] = IMAGE_SHAPE) -> Array:
+    """Return random images (n, H, W, d) of uint8; the first is constant, the next partly."""
+    rng = np.random.default_rng(5)
+    images = rng.integers(0, 256, (count, *shape)).astype(np.uint8)
+    images[0] = 7
+    images[1, : shape[0] // 2] = 0
+    return images
+
+
+def make_network(spec: NetworkSpec, *, depth: int = 3, classes: Any = (0, 1, 2)) -> Network:
+    """Return a network with random layers, whose inputs are normalized as in training."""
+    rng, labels = np.random.default_rng(3), np.asarray(classes)
+    images = make_images()
+    architecture = spec.architecture(IMAGE_SHAPE, len(labels))
+    low, high = images.min(axis=(0, 1, 2)), images.max(axis=(0, 1, 2))
+    scale = ImageScale(*min_max_scale(low.astype(float), high.astype(float), "channel"))
+    state, layers = initial_state(images, scale, architecture), []
+    for number in range(1, depth + 1):
+        bank = _make_bank(rng, architecture, state, number)
+        head = FittedHead(_make_head(rng, architecture), 0.7)
+        state = advance(architecture, state, bank=bank)
+        layers.append(Layer(bank, head))
+    return Network(spec, labels, IMAGE_SHAPE, scale, tuple(layers))
+
+
+def _make_bank(
+    rng: np.random.Generator, architecture: Architecture, state: State, number: int
+) -> Bank:
+    """Return random filters of unit norm that see the channels of their tower."""
+    size, channels = architecture.filter_size(number), architecture.input_channels(number)
+    filters = np.zeros((size, size, channels, architecture.filters))
+    for tower in architecture.towers(number):
+        shape = size, size, len(tower.channels), len(tower.filters)
+        columns = np.ix_(range(size), range(size), tower.channels, tower.filters)
+        filters[columns] = rng.normal(size=shape)
+    filters /= np.sqrt((filters**2).sum(axis=(0, 1, 2)))
+    assert state.pixels is not None
+    parts = [state.pixels] if state.maps is None else [state.maps, state.pixels]
+    inputs = np.concatenate(parts, axis=3).astype(np.float64).reshape(-1, channels)
+    low, scale = min_max_scale(inputs.min(axis=0), inputs.max(axis=0), architecture.minmax)
+    return Bank(low, scale, filters, rng.normal(size=architecture.filters) / 10)
+
+
+def _make_head(rng: np.random.Generator, architecture: Architecture) -> dict[str, Array]:
+    """Return the arrays of a linear head; the last class has no classifier of negative errors."""
+    signs, classes = architecture.targets // architecture.classes, architecture.classes
+    weights = rng.normal(size=(signs, classes, architecture.features)).astype(np.float32)
+    present = np.ones((signs, classes), bool)
+    intercept = rng.normal(size=(signs, classes))
+    if signs == 2:
+        present[1, -1] = False
+        weights[1, -1], intercept[1, -1] = 0, 0
+    return {
+        "weights": weights / np.float32(np.sqrt(architecture.features)),
+        "intercept": intercept,
+        "present": present,
+        "share": np.array([0.8, 0.3])[:signs],
+    }
