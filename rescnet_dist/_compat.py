@@ -333,6 +333,36 @@ def strip_protocol(fs: Any, url: str) -> str:
     return str(fsspec.url_to_fs(url)[1])
 
 
+def read_zarr_arrays(store: Any, paths: Sequence[str]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Read whole arrays of Zarr format 3 at the same time: the values and attributes of each.
+
+    Tried on zarr 3.1.6: `zarr.core.sync.sync`, which runs a coroutine in Zarr's own thread, as all
+    its synchronous functions do. Without it, arrays are read one after the other: a small one takes
+    a millisecond on a disk, most of which is the switch of threads, and two requests of an object
+    store.
+    """
+    import asyncio
+
+    import zarr
+    from zarr.storage import StorePath
+
+    try:
+        from zarr.core.sync import sync
+    except ImportError:
+        arrays = [zarr.open_array(store, path=p, mode="r", zarr_format=3) for p in paths]
+        return [(array[...], dict(array.attrs)) for array in arrays]
+
+    async def read(path: str) -> tuple[Any, Mapping[str, Any]]:
+        array = await zarr.AsyncArray.open(StorePath(store, path), zarr_format=3)
+        return await array.getitem(...), array.metadata.attributes
+
+    async def read_all() -> list[tuple[Any, Mapping[str, Any]]]:
+        return await asyncio.gather(*map(read, paths))
+
+    result: list[tuple[Any, Mapping[str, Any]]] = sync(read_all())
+    return result
+
+
 def encode_chunk_key(array: Any, index: tuple[int, ...]) -> str:
     """Return the key of a chunk of a Zarr array, below that of the array.
 

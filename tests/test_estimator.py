@@ -564,10 +564,14 @@ def test_embedded_cluster_is_closed_after_fit(tmp_path: Path) -> None:
 def test_predictions_run_on_the_current_client(
     fitted: ResCNetClassifier, client: Client, threads_cluster: LocalCluster
 ) -> None:
-    """For images in memory and lazy ones, with the same result."""
+    """Lazy images and many in memory do; a few in memory do not. The result is the same."""
     before = threads_cluster.scheduler.transition_counter
     expected = fitted.predict(X_TEST)
+    assert threads_cluster.scheduler.transition_counter == before
+    repeats = 1 + fitted.network_.predictor.slab_images // len(X_TEST)
+    many = fitted.predict(np.concatenate([X_TEST] * repeats))
     assert threads_cluster.scheduler.transition_counter > before
+    np.testing.assert_array_equal(many, np.concatenate([expected] * repeats))
     lazy = fitted.predict(da.from_array(X_TEST, chunks=(20, 14, 14, 1)))
     np.testing.assert_array_equal(lazy.compute(), expected)
     with dask.config.set(scheduler="sync"):

@@ -106,6 +106,9 @@ class LayerInput:
         LayerInput of at most `step` images
             The next batch.
         """
+        if len(self) <= step:
+            yield self
+            return
         for start in range(0, len(self), step):
             yield self.select(slice(start, start + step))
 

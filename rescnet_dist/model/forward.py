@@ -69,6 +69,7 @@ def advance(
     head: FittedHead | None = None,
     bank: Bank | None = None,
     features: bool = False,
+    next_head: FittedHead | None = None,
 ) -> State:
     """Finish the last layer with its head, and begin the next with its bank; each is optional.
 
@@ -88,6 +89,9 @@ def advance(
         The filters of the next layer, which make its maps.
     features : bool, default False
         Whether to compute the features of the new maps, while these are in the cache.
+    next_head : FittedHead, optional
+        The head of the next layer, which updates the scores once its maps are made: the next layer
+        is finished, too.
 
     Returns
     -------
@@ -96,42 +100,53 @@ def advance(
     """
     xp, (height, width, _) = get_array_module(state.scores), architecture.image_shape
     n, maps, scores = len(state.scores), state.maps, state.scores
-    if head is not None:
+    if head is not None or next_head is not None:
         scores = xp.empty_like(state.scores)
     if bank is not None:
         maps = xp.empty((n, height, width, architecture.filters), np.float32)
     new_features = xp.empty((n, architecture.features), np.float32) if features else None
     for rows in architecture.slabs(state.scores):
         old_maps = None if state.maps is None else state.maps[rows].astype(np.float32, copy=False)
+        slab_scores = state.scores[rows]
         if head is not None:
-            scores[rows] = _update_scores(architecture, head, state, old_maps, rows)
+            old_features = _get_features(architecture, state, old_maps, rows)
+            slab_scores = _update_scores(architecture, head, slab_scores, old_features)
         if bank is not None:
             assert state.pixels is not None
             assert maps is not None
             inputs = LayerInput.of(state.pixels[rows], old_maps)
             _write_maps(architecture, bank, inputs, maps[rows])
-            if new_features is not None:
-                new_features[rows] = architecture.extract(maps[rows])
+            if new_features is not None or next_head is not None:
+                slab_features = architecture.extract(maps[rows])
+                if new_features is not None:
+                    new_features[rows] = slab_features
+                if next_head is not None:
+                    slab_scores = _update_scores(
+                        architecture, next_head, slab_scores, slab_features
+                    )
+        if scores is not state.scores:
+            scores[rows] = slab_scores
     if bank is None:
         return replace(state, scores=scores)
     return State(state.pixels, maps, scores, new_features)
 
 
-def _update_scores(
-    architecture: Architecture,
-    head: FittedHead,
-    state: State,
-    maps: Array | None,
-    rows: slice,
+def _get_features(
+    architecture: Architecture, state: State, maps: Array | None, rows: slice
 ) -> Array:
-    """Return the scores (m, C) of a slab after the head of the layer with these maps."""
+    """Return the features (m, D) of a slab with these maps (m, H, W, f)."""
     if state.features is not None:
-        features = contiguous_copy(state.features[rows])
-    else:
-        assert maps is not None
-        features = architecture.extract(maps)
+        return contiguous_copy(state.features[rows])
+    assert maps is not None
+    return architecture.extract(maps)
+
+
+def _update_scores(
+    architecture: Architecture, head: FittedHead, scores: Array, features: Array
+) -> Array:
+    """Return the scores (m, C) of a slab after the head of the layer with these features (m, D)."""
     correction = head.rate * architecture.head.correction(head.arrays, features)
-    return (state.scores[rows] + correction).astype(np.float32)
+    return (scores + correction).astype(np.float32)
 
 
 def _write_maps(architecture: Architecture, bank: Bank, inputs: LayerInput, into: Array) -> None:
@@ -164,8 +179,7 @@ def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -
         The state after each layer: its maps, and the scores that its head has updated.
     """
     for layer in layers:
-        state = advance(architecture, state, bank=layer.bank)
-        state = advance(architecture, state, head=layer.head)
+        state = advance(architecture, state, bank=layer.bank, next_head=layer.head)
         yield state
 
 

@@ -90,6 +90,12 @@ class Layer:
     bank: Bank
     head: FittedHead
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        bank = self.bank.low, self.bank.scale, self.bank.filters, self.bank.bias
+        return sum(array.nbytes for array in (*bank, *self.head.arrays.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class ImageScale:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.delayed import delayed
+from dask.system import CPU_COUNT
+from distributed import Client
 
 from rescnet_dist.data import ImageInput, Images, PhotoDecoder, classes_to_json
 from rescnet_dist.errors import DataError
@@ -34,10 +37,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 MAX_REPR_CLASSES = 12  # class names in the notebook representation
 MAX_RANGE_RATIO = 50  # between the value range of images and that in training, before a warning
+TASKS_PER_CORE = 4  # into which images in memory are divided at least, to balance the load
+MIN_SCATTERED_BYTES = 2**20  # of layers in memory; smaller ones are part of the graph
 RANGE_SAMPLE_IMAGES = 64  # lazy images that are computed to estimate the value range of all
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Network:
     """A fitted network.
 
@@ -97,12 +102,12 @@ class Network:
         rows = [(name, value, False) for name, value in fields] + self.spec.rows()
         return html_table("Network, options that are not the default in bold", rows)
 
-    @property
+    @cached_property
     def architecture(self) -> Architecture:
         """What the layers compute, and from what."""
         return self.spec.architecture(self.image_shape, len(self.classes))
 
-    @property
+    @cached_property
     def predictor(self) -> Predictor:
         """What tasks need to run images forward."""
         return Predictor(self.architecture, self.image_scale, self.layers, self.backend, self.token)
@@ -224,18 +229,7 @@ class Network:
         DataError
             If the images have a different shape from the training images.
         """
-        self.check_images(images)
-        array, classes = self._rechunk_images(images), len(self.classes)
-        scores = array.map_blocks(
-            compute_final_scores,
-            delayed(self.predictor, pure=True, traverse=False),
-            self._check_augment(augment),
-            drop_axis=(2, 3),
-            chunks=(array.chunks[0], (classes,)),
-            dtype=np.float32,
-            meta=np.empty((0, 0), np.float32),
-        )
-        return scores if images.is_lazy else scores.compute()
+        return self._map_images(compute_final_scores, images, augment, len(self.classes))
 
     def photo_decoder(
         self, resize: int | tuple[int, int] | None = None, channels: str | None = None
@@ -325,18 +319,61 @@ class Network:
         DataError
             If the images have a different shape from the training images.
         """
+        shape = self.depth, len(self.classes)
+        return self._map_images(compute_staged_scores, images, augment, *shape)
+
+    def _map_images(
+        self,
+        compute: Callable[..., Array],
+        images: Images,
+        augment: AugmentSpec | None,
+        *shape: int,
+    ) -> Array | da.Array:
+        """Return what `compute`, of the module `scoring`, gives for all images: (n, *shape).
+
+        A few images in memory are computed in this thread. Others are divided into tasks. The
+        result for lazy images is lazy, with the same chunks.
+        """
         self.check_images(images)
-        array, classes = self._rechunk_images(images), len(self.classes)
-        scores = array.map_blocks(
-            compute_staged_scores,
-            delayed(self.predictor, pure=True, traverse=False),
-            self._check_augment(augment),
-            drop_axis=3,
-            chunks=(array.chunks[0], (self.depth,), (classes,)),
+        augment = self._check_augment(augment)
+        array, predictor = images.array, self.predictor
+        if not isinstance(array, da.Array):
+            count = len(array)
+            if count <= (predictor.task_images if self.backend.on_gpu else predictor.slab_images):
+                return compute(array, predictor, augment)
+            step = max(predictor.slab_images, -(-count // (TASKS_PER_CORE * CPU_COUNT)))
+            array = da.from_array(array, (min(step, predictor.task_images), -1, -1, -1), name=False)
+        tasks = array.rechunk((predictor.divide(array.chunks[0]), -1, -1, -1))
+        result = tasks.map_blocks(
+            compute,
+            self._share_predictor(),
+            augment,
+            drop_axis=list(range(1 + len(shape), 4)),
+            chunks=(tasks.chunks[0], *((length,) for length in shape)),
             dtype=np.float32,
-            meta=np.empty((0, 0, 0), np.float32),
+            meta=np.empty((0,) * (1 + len(shape)), np.float32),
         )
-        return scores if images.is_lazy else scores.compute()
+        return result.rechunk({0: array.chunks[0]}) if images.is_lazy else result.compute()
+
+    def _share_predictor(self) -> Any:
+        """Return the predictor as one key of a graph, which all its tasks share.
+
+        Workers read stored layers themselves. Layers in memory are sent to each worker of the
+        current client once, not with each graph.
+        """
+        predictor = self.predictor
+        try:
+            client = Client.current()
+        except ValueError:
+            client = None
+        size = sum(layer.nbytes for layer in self.layers) if isinstance(self.layers, tuple) else 0
+        if client is None or size < MIN_SCATTERED_BYTES:
+            return delayed(predictor, pure=True, traverse=False)
+        cached = vars(self)  # of a frozen dataclass; not pickled, and no field
+        if cached.get("_scattered", (None, None))[0] != client.id:
+            future = client.scatter(predictor, broadcast=True, hash=False)
+            cached["_scattered"] = client.id, future
+        return delayed(cached["_scattered"][1])
 
     def _check_augment(self, augment: AugmentSpec | None) -> AugmentSpec:
         """Return the spec of the copies to average over; raise if it does not fit the images."""
@@ -401,13 +438,14 @@ class Network:
         """
         self.check_images(images)
         self.look_at(images)
-        array = self._rechunk_images(images)
+        array = da.asarray(images.array)
+        array = array.rechunk((self.predictor.divide(array.chunks[0]), -1, -1, -1))
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
         counts = da.map_blocks(
             count_staged_correct,
             array,
             codes,
-            delayed(self.predictor, pure=True, traverse=False),
+            self._share_predictor(),
             self._check_augment(augment),
             drop_axis=(2, 3),
             chunks=((1,) * array.numblocks[0], (self.depth,)),
@@ -418,15 +456,8 @@ class Network:
 
     @property
     def batch_images(self) -> int:
-        """Number of images that are run forward at a time."""
-        return self.predictor.batch_images
-
-    def _rechunk_images(self, images: Images) -> da.Array:
-        """Return the images (n, H, W, d) as a dask array with chunks of whole images."""
-        array = images.array
-        if not isinstance(array, da.Array):
-            array = da.from_array(array, (self.batch_images, *array.shape[1:]), name=False)
-        return array.rechunk((array.chunks[0], *array.shape[1:]))
+        """Number of images of a task."""
+        return self.predictor.task_images
 
     def save(self, url: str | os.PathLike[str], *, dtype: str = "float32") -> None:
         """Write the network to a Zarr store, without pickles.

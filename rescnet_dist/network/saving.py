@@ -11,6 +11,7 @@ from rescnet_dist.data import ImageInput, classes_from_json
 from rescnet_dist.errors import SpecError, StoreError, suggest_name
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import ImageScale, Layer
+from rescnet_dist.network.layer_cache import CachedLayers
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
     FORMAT_VERSION,
@@ -101,7 +102,7 @@ def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
             "classes": classes_from_json(attributes["classes"]),
             "image_shape": (height, width, channels),
             "image_scale": read_image_scale(location),
-            "layers": StoredLayers(location, depth, spec.head.arrays),
+            "layers": CachedLayers(StoredLayers(location, depth, spec.head.arrays)),
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),
             "input": ImageInput.from_dict(made) if made else None,
             "backend": Backend(matmul_precision=run_spec.matmul_precision),

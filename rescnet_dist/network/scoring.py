@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rescnet_dist.errors import DataError
 from rescnet_dist.kernels import Augmentation, Backend, augment_images
-from rescnet_dist.model import Architecture, ImageScale, Layer, forward, initial_state
+from rescnet_dist.model import Architecture, ImageScale, Layer, State, forward, initial_state
+from rescnet_dist.model.architecture import SLAB_BYTES
+from rescnet_dist.network.layer_cache import CachedLayers, LayerCache
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PREDICT_SEED = 0  # of the augmented copies that predictions are averaged over
-# Maps and images in float32 that are run forward at a time. Layers are read once per batch.
-PREDICT_BATCH_BYTES = 128 * 2**20
-GPU_PREDICT_BATCH_BYTES = 4096 * 2**20
-# A batch uses at most this fraction of a GPU's memory: a few times its size is allocated, and other
+# Maps and images in float32 of the images of one task
+TASK_BYTES = 32 * 2**20
+GPU_TASK_BYTES = 4096 * 2**20
+STREAM_TASK_BYTES = 512 * 2**20  # for layers that do not fit into memory, and are read per task
+# A task uses at most this fraction of a GPU's memory: a few times its size is allocated, and other
 # processes need memory too.
-GPU_PREDICT_BATCH_FRACTION = 1 / 16
+GPU_TASK_FRACTION = 1 / 16
+GPU_LAYERS_FRACTION = 1 / 4  # of a GPU's memory, for layers that are kept there
 GPU_LOCK = threading.Lock()  # one thread at a time: a GPU has no memory for the batches of all
+
+
+def _get_gpu_layer_memory() -> int:
+    """Return the bytes of layers that are kept on the GPU."""
+    memory = Backend("cupy").memory()
+    return int(memory[2] * GPU_LAYERS_FRACTION) if memory else 0
+
+
+GPU_LAYERS = LayerCache(_get_gpu_layer_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +70,90 @@ class Predictor:
         return self.token
 
     @property
-    def batch_images(self) -> int:
-        """Number of images that are run forward at a time."""
-        height, width, _ = self.architecture.image_shape
-        size = PREDICT_BATCH_BYTES
+    def task_images(self) -> int:
+        """Number of images of a task: as many as its memory allows, whatever chunks images have."""
         if self.backend.on_gpu:
-            size = GPU_PREDICT_BATCH_BYTES
+            size = GPU_TASK_BYTES
             if self.backend.available() and (memory := self.backend.memory()):
-                size = min(size, int(memory[2] * GPU_PREDICT_BATCH_FRACTION))
-        return max(1, size // (4 * height * width * self.architecture.input_channels(2)))
+                size = min(size, int(memory[2] * GPU_TASK_FRACTION))
+        else:
+            size = STREAM_TASK_BYTES if self.streams_layers else TASK_BYTES
+        return max(1, size // self._image_bytes)
 
-    def forward_batches(
+    @property
+    def slab_images(self) -> int:
+        """Number of images that stay in the cache of the processor."""
+        return max(1, SLAB_BYTES // self._image_bytes)
+
+    @property
+    def streams_layers(self) -> bool:
+        """Whether the layers are read again for each batch, as they do not fit into memory."""
+        return isinstance(self.layers, CachedLayers) and not self.layers.fits
+
+    @property
+    def _image_bytes(self) -> int:
+        """Bytes of the input of a layer, for one image."""
+        height, width, _ = self.architecture.image_shape
+        return 4 * height * width * self.architecture.input_channels(2)
+
+    def divide(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
+        """Divide images into tasks.
+
+        Parameters
+        ----------
+        chunks : tuple of int
+            The number of images in each chunk of an array.
+
+        Returns
+        -------
+        tuple of int
+            The number of images of each task. Large chunks are divided. Small ones are merged
+            whole on a GPU, which needs many images at a time, and if layers are read for each task;
+            otherwise they stay, so that part of a lazy result needs the chunks of that part only.
+        """
+        size, tasks, is_open = self.task_images, list[int](), False
+        for chunk in chunks:
+            if is_open and tasks[-1] + chunk <= size:
+                tasks[-1] += chunk
+                continue
+            parts = max(1, -(-chunk // size))
+            tasks += [chunk // parts + (part < chunk % parts) for part in range(parts)]
+            is_open = parts == 1 and self._wants_large_batches
+        return tuple(tasks)
+
+    @property
+    def _wants_large_batches(self) -> bool:
+        """Whether as many images as possible go through a layer together."""
+        return self.backend.on_gpu or self.streams_layers
+
+    def _batches(self, count: int, rows_per_image: int) -> Iterator[slice]:
+        """Divide the images of a task into the batches that go through all layers.
+
+        If layers are in the memory of the host, a batch is one slab, which stays in the cache of
+        the processor from layer to layer. On a GPU, or if layers are read for each batch, it is as
+        large as memory allows.
+        """
+        size = self.task_images if self._wants_large_batches else self.slab_images
+        step = max(1, size // rows_per_image)
+        for start in range(0, count, step):
+            yield slice(start, min(start + step, count))
+
+    def _iter_layers(self) -> Iterator[Layer]:
+        """Yield the layers; heads are in the memory that the images are in."""
+        if not self.backend.on_gpu:
+            return iter(self.layers)
+        return GPU_LAYERS.iterate(self.token, len(self.layers), self._put_layer)
+
+    def _put_layer(self, index: int) -> Layer:
+        """Return a layer with the arrays of its head on the GPU."""
+        layer = self.layers[index]
+        arrays = {name: self.backend.put(a) for name, a in layer.head.arrays.items()}
+        return replace(layer, head=replace(layer.head, arrays=arrays))
+
+    def run(
         self, images: Array, first: int, augment: AugmentSpec
-    ) -> Iterator[tuple[slice, int, Array]]:
-        """Run images (n, H, W, d) forward in batches, averaged over augmented copies if any.
+    ) -> Iterator[tuple[slice, Iterator[State]]]:
+        """Run images through the layers, batch by batch.
 
         Parameters
         ----------
@@ -78,38 +162,60 @@ class Predictor:
         first : int
             Index of the first image in the whole array, which copies depend on.
         augment : AugmentSpec
-            Copies to average over.
+            Copies of each image that are run, too.
 
         Yields
         ------
         rows : slice
-            Images of the batch.
-        stage : int
-            Index of the layer, from 0.
-        scores : ndarray of shape (m, C)
-            Running scores of the batch after that layer.
+            The m images of the batch.
+        states : iterator of State of (1 + copies)·m images
+            The state after each layer: first of the images, then of the first copy of each, and so
+            on.
         """
-        copies, count, architecture = augment.copies, len(images), self.architecture
-        changes = Augmentation(**augment.copy_options)
-        batch_images = max(1, self.batch_images // (1 + copies))
-        copy = np.arange(1 + copies)[:, None]
-        for start in range(0, count, batch_images):
-            rows = slice(start, min(start + batch_images, count))
-            n, batch = rows.stop - start, images[rows]
-            if copies:
-                index, number = np.broadcast_arrays(first + np.arange(start, rows.stop), copy)
-                batch = np.concatenate([batch] * (1 + copies))
+        backend, changes = self.backend, Augmentation(**augment.copy_options)
+        copy = np.arange(1 + augment.copies)[:, None]
+        for rows in self._batches(len(images), len(copy)):
+            batch = images[rows]
+            if augment.copies:
+                index, number = np.broadcast_arrays(
+                    np.arange(first + rows.start, first + rows.stop), copy
+                )
+                batch = np.concatenate([batch] * len(copy))
                 batch = augment_images(
                     batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
                 )
-            backend = self.backend
+            batch = backend.put(batch)  # while another thread computes
             lock = GPU_LOCK if backend.on_gpu else nullcontext()
             with lock, backend.working(), np.errstate(all="ignore"):
-                before = initial_state(backend.put(batch), self.image_scale, architecture)
-                for stage, state in enumerate(forward(architecture, before, self.layers)):
-                    mean = backend.get(state.scores.reshape(1 + copies, n, -1).mean(axis=0))
-                    _check_scores(mean, images[rows], first + start, self.image_scale)
-                    yield rows, stage, mean
+                before = initial_state(batch, self.image_scale, self.architecture)
+                yield rows, forward(self.architecture, before, self._iter_layers())
+
+    def scores(self, state: State, images: Array, first: int) -> Array:
+        """Return the scores of a batch of images, averaged over their copies.
+
+        Parameters
+        ----------
+        state : State of (1 + copies)·m images
+            A state of `run`.
+        images : ndarray of shape (m, H, W, d)
+            The images of the batch.
+        first : int
+            Index of the first of them, for the message.
+
+        Returns
+        -------
+        ndarray of shape (m, C)
+            The running scores.
+
+        Raises
+        ------
+        DataError
+            If a score is not finite.
+        """
+        scores = self.backend.get(state.scores.reshape(-1, len(images), state.scores.shape[1]))
+        scores = scores.mean(axis=0)
+        _check_scores(scores, images, first, self.image_scale)
+        return scores
 
 
 def _check_scores(scores: Array, images: Array, first: int, scale: ImageScale) -> None:
@@ -140,8 +246,9 @@ def compute_final_scores(
     out = np.zeros((len(images), predictor.architecture.classes), np.float32)
     first = _get_first_index(block_info)
     with blas_threads(1):
-        for rows, _, scores in predictor.forward_batches(images, first, augment):
-            out[rows] = scores
+        for rows, states in predictor.run(images, first, augment):
+            (last,) = deque(states, maxlen=1)
+            out[rows] = predictor.scores(last, images[rows], first + rows.start)
     return out
 
 
@@ -149,21 +256,23 @@ def compute_staged_scores(
     images: Array, predictor: Predictor, augment: AugmentSpec, block_info: Any = None
 ) -> Array:
     """Return the scores (n, L, C) of images (n, H, W, d) after each layer."""
-    out = np.zeros((len(images), len(predictor.layers), predictor.architecture.classes), np.float32)
+    layers, classes = len(predictor.layers), predictor.architecture.classes
+    out = np.zeros((len(images), layers, classes), np.float32)
     first = _get_first_index(block_info)
     with blas_threads(1):
-        for rows, stage, scores in predictor.forward_batches(images, first, augment):
-            out[rows, stage] = scores
+        for rows, states in predictor.run(images, first, augment):
+            for stage, state in enumerate(states):
+                out[rows, stage] = predictor.scores(state, images[rows], first + rows.start)
     return out
 
 
 def count_staged_correct(
-    images: Array, codes: Array, predictor: Predictor, augment: AugmentSpec, block_info: Any = None
+    images: Array,
+    codes: Array,
+    predictor: Predictor,
+    augment: AugmentSpec,
+    block_info: Any = None,
 ) -> Array:
     """Count the correct images (n, H, W, d) with codes (n, 1, 1, 1) after each layer: (1, L)."""
-    correct = np.zeros((1, len(predictor.layers)), np.int64)
-    first = _get_first_index(block_info)
-    with blas_threads(1):
-        for rows, stage, scores in predictor.forward_batches(images, first, augment):
-            correct[0, stage] += (scores.argmax(axis=1) == codes[rows, 0, 0, 0]).sum()
-    return correct
+    scores = compute_staged_scores(images, predictor, augment, block_info)
+    return np.asarray((scores.argmax(axis=2) == codes[:, 0, 0]).sum(axis=0, keepdims=True))

@@ -16,6 +16,7 @@ from rescnet_dist.model.layer import (
     ImageScale,
     Layer,
 )
+from rescnet_dist.store.checksums import Array
 from rescnet_dist.store.location import Location
 
 SCALE_DIMS = {"low": ("channel",), "scale": ("channel",)}
@@ -53,7 +54,11 @@ def write_bank(location: Location, layer: int, bank: Bank, *, in_half: bool = Fa
 
 def read_bank(location: Location, layer: int) -> Bank:
     """Read the filter bank that `write_bank` stored."""
-    values = location.read_small(layer_path(layer), tuple(BANK_ARRAYS))
+    return _make_bank(location.read_small(layer_path(layer), tuple(BANK_ARRAYS)))
+
+
+def _make_bank(values: Mapping[str, Array]) -> Bank:
+    """Return the filter bank of its stored arrays."""
     return Bank(values["input_low"], values["input_scale"], values["filters"], values["bias"])
 
 
@@ -68,14 +73,18 @@ def write_head(
 
 def read_head(location: Location, layer: int, dims: ArrayDims) -> FittedHead:
     """Read the head that `write_head` stored."""
-    values = location.read_small(layer_path(layer), (*dims, RATE_ARRAY))
-    rate = float(values.pop(RATE_ARRAY))
-    return FittedHead(values, rate)
+    return _make_head(location.read_small(layer_path(layer), (*dims, RATE_ARRAY)), dims)
+
+
+def _make_head(values: Mapping[str, Array], dims: ArrayDims) -> FittedHead:
+    """Return the head of its stored arrays."""
+    return FittedHead({name: values[name] for name in dims}, float(values[RATE_ARRAY]))
 
 
 def read_layer(location: Location, layer: int, dims: ArrayDims) -> Layer:
     """Read a whole fitted layer; `dims` are those of the arrays of its head."""
-    return Layer(read_bank(location, layer), read_head(location, layer, dims))
+    values = location.read_small(layer_path(layer), (*BANK_ARRAYS, *dims, RATE_ARRAY))
+    return Layer(_make_bank(values), _make_head(values, dims))
 
 
 def write_layer(

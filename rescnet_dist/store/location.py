@@ -6,6 +6,7 @@ Transient errors are retried in every method that reads or writes.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import warnings
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 from zipfile import BadZipFile
 
+import numpy as np
 import zarr
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
@@ -27,6 +29,7 @@ from zarr.errors import (
 )
 from zarr.storage import FsspecStore, LocalStore
 
+from rescnet_dist._compat import read_zarr_arrays
 from rescnet_dist.errors import (
     CorruptDataError,
     StoreError,
@@ -48,6 +51,8 @@ from rescnet_dist.store.retry import is_out_of_space, is_store_failure, is_trans
 from rescnet_dist.store.zipped import is_zip_url, open_zip
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 CREATE_LOCK = threading.Lock()  # memory:// takes two steps to create a record
 
@@ -434,12 +439,32 @@ class Location:
 
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
         """Read named arrays from the group at `path`; raise CorruptDataError if any is damaged."""
+        values = self._read_together(path, names)
+        if values is not None:
+            return values
         try:
             return {name: read_verified(self.open_array(f"{path}/{name}")) for name in names}
         except CorruptDataError as error:
             raise CorruptDataError(
                 f"{self.url} is damaged. {error} Restore it from a copy, or train again."
             ) from None
+
+    def _read_together(self, path: str, names: tuple[str, ...]) -> dict[str, Array] | None:
+        """Read named arrays from the group at `path` at the same time.
+
+        Returns None if that fails for any reason: reading them one by one then retries, and tells
+        what is wrong with which array.
+        """
+        paths = [f"{path}/{name}" for name in names]
+        try:
+            found = read_zarr_arrays(self.zarr_store(read_only=True), paths)
+            values = [from_half(np.asarray(value), attributes) for value, attributes in found]
+            expected = [attributes["crc32c"] for _, attributes in found]
+        except Exception as error:
+            logger.debug("%s of %s cannot be read together: %s", path, self, error)
+            return None
+        is_whole = [checksum(value) for value in values] == expected
+        return dict(zip(names, values, strict=True)) if is_whole else None
 
 
 def _list_codecs(array: zarr.Array[Any]) -> list[str]:

@@ -32,7 +32,7 @@ class LinearHead(Head):
 def linear_outputs(arrays: Mapping[str, Array], features: Array) -> Array:
     """Return features (n, D) times weights (S, C, D), plus intercept (S, C): (n, S, C)."""
     weights, intercept = arrays["weights"], arrays["intercept"]
-    weights = weights.reshape(-1, weights.shape[2]).astype(features.dtype)
+    weights = weights.reshape(-1, weights.shape[2]).astype(features.dtype, copy=False)
     outputs = features @ asarray_like(weights, features).T
     outputs = outputs.reshape(len(features), *intercept.shape)
     return outputs + asarray_like(intercept, features)

@@ -1,0 +1,252 @@
+"""Layers of stored networks that a process keeps in memory, within a budget.
+
+A prediction runs images through all layers, one after the other, and the next prediction does so
+again. A cache that replaced the least recently used layer would replace each layer just before it
+is needed, if not all of them fit. So layers of one network never replace each other: those that
+fit stay, the others are read again each time, ahead of their use.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import dask
+import psutil
+from dask.utils import parse_bytes
+from distributed import get_worker
+from distributed.system import MEMORY_LIMIT
+
+from rescnet_dist._compat import worker_memory_limit
+from rescnet_dist.errors import SpecError
+from rescnet_dist.model import Layer
+
+LAYER_MEMORY_SETTING = "rescnet.layer-memory"  # of Dask's configuration: bytes, or text like 2 GiB
+LAYER_MEMORY_FRACTION = 0.25  # of the memory of the process, without that setting
+PREFETCHED_LAYERS = 4  # that are read ahead, at the same time
+
+
+def get_layer_memory() -> int:
+    """Return the bytes of layers that this process keeps.
+
+    Returns
+    -------
+    int
+        The setting `rescnet.layer-memory` of Dask's configuration; by default, a quarter of the
+        memory of the Dask worker or of the machine.
+
+    Raises
+    ------
+    SpecError
+        If the setting is not a number of bytes.
+    """
+    setting = dask.config.get(LAYER_MEMORY_SETTING, None)
+    if setting is None:
+        try:
+            limit = worker_memory_limit(get_worker())
+        except ValueError:  # not in a worker
+            limit = None
+        limit = limit or MEMORY_LIMIT or psutil.virtual_memory().total
+        return int(LAYER_MEMORY_FRACTION * limit)
+    try:
+        size = parse_bytes(setting)
+    except (AttributeError, TypeError, ValueError):
+        size = -1
+    if size < 0:
+        raise SpecError(
+            f"{LAYER_MEMORY_SETTING}={setting!r} in Dask's configuration is not a size. Set it to "
+            'a number of bytes, or to text such as "2 GiB".'
+        )
+    return size
+
+
+class LayerCache:
+    """Layers of several networks, up to a total size; for use by several threads.
+
+    Networks that were not used lately make room for others. Layers of one network do not replace
+    each other.
+
+    Parameters
+    ----------
+    budget : callable
+        Returns the largest total size, in bytes.
+    """
+
+    def __init__(self, budget: Callable[[], int]) -> None:
+        self.budget = budget
+        self._lock = threading.Lock()
+        self._networks: OrderedDict[str, dict[int, Layer]] = OrderedDict()
+        self._loading: dict[tuple[str, int], Future[Layer]] = {}
+        self._size = 0
+
+    def get(self, network: str, index: int, load: Callable[[int], Layer]) -> Layer:
+        """Return a layer of a network; it is loaded if it is not cached.
+
+        Threads that need the same layer at the same time load it once.
+
+        Parameters
+        ----------
+        network : str
+            Identity of the network.
+        index : int
+            Index of the layer, from 0.
+        load : callable
+            Returns the layer of an index.
+
+        Returns
+        -------
+        Layer
+            The layer.
+        """
+        key = network, index
+        with self._lock:
+            if (layer := self._find(network, index)) is not None:
+                return layer
+            loading = self._loading.get(key)
+            if is_first := loading is None:
+                loading = self._loading[key] = Future()
+        if not is_first:
+            return loading.result()
+        try:
+            layer = load(index)
+        except BaseException as error:
+            with self._lock:
+                del self._loading[key]
+            loading.set_exception(error)
+            raise
+        with self._lock:
+            del self._loading[key]
+            self._keep(network, index, layer)
+        loading.set_result(layer)
+        return layer
+
+    def iterate(self, network: str, count: int, load: Callable[[int], Layer]) -> Iterator[Layer]:
+        """Yield the layers of a network in order; those that are not cached are read ahead.
+
+        Parameters
+        ----------
+        network : str
+            Identity of the network.
+        count : int
+            Number of layers.
+        load : callable
+            Returns the layer of an index.
+
+        Yields
+        ------
+        Layer
+            Each layer.
+        """
+        with self._lock:
+            cached = [self._find(network, index) for index in range(count)]
+        if count < 2 or None not in cached:
+            for index, layer in enumerate(cached):
+                yield self.get(network, index, load) if layer is None else layer
+            return
+        del cached
+        with ThreadPoolExecutor(PREFETCHED_LAYERS, "rescnet-layers") as executor:
+            ahead: deque[Future[Layer]] = deque()
+            try:
+                for index in range(count):
+                    ahead.append(executor.submit(self.get, network, index, load))
+                    if len(ahead) == PREFETCHED_LAYERS:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for future in ahead:
+                    future.cancel()
+
+    def drop(self, network: str) -> None:
+        """Remove the layers of a network."""
+        with self._lock:
+            self._remove(network)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the cached layers."""
+        return self._size
+
+    def _find(self, network: str, index: int) -> Layer | None:
+        """Return a cached layer, or None. The lock is held."""
+        layers = self._networks.get(network)
+        if layers is None:
+            return None
+        self._networks.move_to_end(network)
+        return layers.get(index)
+
+    def _keep(self, network: str, index: int, layer: Layer) -> None:
+        """Cache a layer if there is room for it. The lock is held."""
+        budget = self.budget()
+        if layer.nbytes > budget:
+            return
+        while self._size + layer.nbytes > budget:
+            oldest = next((name for name in self._networks if name != network), None)
+            if oldest is None:
+                return
+            self._remove(oldest)
+        self._networks.setdefault(network, {})[index] = layer
+        self._networks.move_to_end(network)
+        self._size += layer.nbytes
+
+    def _remove(self, network: str) -> None:
+        """Remove the layers of a network. The lock is held."""
+        layers = self._networks.pop(network, {})
+        self._size -= sum(layer.nbytes for layer in layers.values())
+
+
+HOST_LAYERS = LayerCache(get_layer_memory)
+
+
+@dataclass(frozen=True)
+class CachedLayers(Sequence[Layer]):
+    """Stored layers, each read on first use and kept in `HOST_LAYERS`.
+
+    Copies in other processes have layers of their own there. Layers are dropped with the last copy
+    in the process that made this object; worker processes keep them for later tasks.
+    """
+
+    stored: Sequence[Layer]
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, HOST_LAYERS.drop, self.token)
+
+    def __reduce__(self) -> Any:
+        return _restore_layers, (self.stored, self.token)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return HOST_LAYERS.iterate(self.token, len(self), self.stored.__getitem__)
+
+    @overload
+    def __getitem__(self, index: int) -> Layer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Layer]: ...
+    def __getitem__(self, index: int | slice) -> Layer | Sequence[Layer]:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Layer index {index} is out of range. There are {len(self)} layers.")
+        return HOST_LAYERS.get(self.token, index % len(self), self.stored.__getitem__)
+
+    @property
+    def fits(self) -> bool:
+        """Whether all layers fit into the budget, if they are as large as the last one."""
+        return len(self) * self[-1].nbytes <= HOST_LAYERS.budget()
+
+
+def _restore_layers(stored: Sequence[Layer], token: str) -> CachedLayers:
+    """Return a pickled `CachedLayers`, whose layers stay cached when it is deleted."""
+    layers = object.__new__(CachedLayers)
+    object.__setattr__(layers, "stored", stored)
+    object.__setattr__(layers, "token", token)
+    return layers

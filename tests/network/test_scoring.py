@@ -1,0 +1,141 @@
+"""Predictions do not depend on how images are divided, nor on where layers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from rescnet_dist import AugmentSpec, Network, NetworkSpec, ResCNetClassifier
+from rescnet_dist.data import Images
+from rescnet_dist.network.layer_cache import LAYER_MEMORY_SETTING
+from rescnet_dist.network.scoring import Predictor
+from rescnet_dist.store.location import Location
+
+SPEC = NetworkSpec(
+    filters=4,
+    filter_size=3,
+    block=4,
+    stride=2,
+    levels=(2, 1),
+    head="regress",
+    max_layers=3,
+    stop_at_zero_error=False,
+)
+RANDOM = np.random.default_rng(0)
+Y = np.arange(60) % 3
+X = (RANDOM.integers(0, 99, (60, 10, 10, 1)) + 50 * Y[:, None, None, None]).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved network of 3 layers."""
+    path = tmp_path_factory.mktemp("networks") / "network"
+    ResCNetClassifier(SPEC).fit(X, Y).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(saved: Path) -> np.ndarray[Any, Any]:
+    """The scores of all images, of a network in memory, image by image."""
+    network = Network.load(saved).in_memory()
+    return np.concatenate([np.asarray(network.scores(Images(X[n : n + 1]))) for n in range(60)])
+
+
+@pytest.mark.parametrize("slab", [1, 7, 1000])
+@pytest.mark.parametrize("layer_memory", ["1 GB", "2 kB", 0])
+def test_scores_do_not_depend_on_memory(
+    saved: Path,
+    expected: np.ndarray[Any, Any],
+    slab: int,
+    layer_memory: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of slabs, of layers, and of tasks."""
+    network = Network.load(saved)
+    image_bytes = 4 * 10 * 10 * 5
+    monkeypatch.setattr("rescnet_dist.network.scoring.SLAB_BYTES", slab * image_bytes)
+    monkeypatch.setattr("rescnet_dist.network.scoring.STREAM_TASK_BYTES", 13 * image_bytes)
+    with dask.config.set({LAYER_MEMORY_SETTING: layer_memory}):
+        assert network.predictor.streams_layers == (layer_memory != "1 GB")
+        scores = network.scores(Images(X))
+        lazy = network.scores(Images(da.from_array(X, (25, 5, 5, 1))))
+        assert isinstance(lazy, da.Array)
+        assert lazy.chunks == ((25, 25, 10), (3,))
+        np.testing.assert_allclose(scores, expected, atol=1e-5)
+        np.testing.assert_allclose(lazy.compute(), expected, atol=1e-5)
+        staged = np.asarray(network.staged_scores(Images(X)))
+    np.testing.assert_allclose(staged[:, -1], expected, atol=1e-5)
+    assert staged.shape == (60, 3, 3)
+
+
+def test_layers_and_images_are_read_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any number of predictions with any number of tasks."""
+    paths: list[str] = []
+    read = Location.read_small
+    monkeypatch.setattr(
+        Location,
+        "read_small",
+        lambda self, path, names: paths.append(path) or read(self, path, names),
+    )
+    images: list[int] = []
+
+    def load(block_info: Any = None) -> np.ndarray[Any, Any]:
+        start = block_info[None]["array-location"][0][0]
+        images.append(start)
+        return X[start : start + 10]
+
+    lazy = da.map_blocks(load, chunks=((10,) * 6, 10, 10, 1), dtype=np.uint8)
+    network = Network.load(saved)
+    network.scores(Images(lazy)).compute(scheduler="threads")
+    network.scores(Images(X))
+    network.scores(Images(X[:1]))
+    assert sorted(path for path in paths if path.startswith("layers")) == [
+        f"layers/{layer:04d}" for layer in (1, 2, 3)
+    ]
+    assert sorted(images) == list(range(0, 60, 10))
+
+
+def test_chunks_are_divided_and_merged(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged only where a batch should be large, and never in parts."""
+    network = Network.load(saved)
+    monkeypatch.setattr(Predictor, "task_images", property(lambda self: 400))
+    chunks = (170, 170, 170, 40, 1000, 3, 3)
+    assert network.predictor.divide(chunks) == (170, 170, 170, 40, 334, 333, 333, 3, 3)
+    with dask.config.set({LAYER_MEMORY_SETTING: 0}):
+        assert network.predictor.divide(chunks) == (340, 210, 334, 333, 333, 6)
+
+
+def test_copies_depend_on_the_image_alone(saved: Path) -> None:
+    """Averages over copies are the same for all divisions into tasks."""
+    network, augment = Network.load(saved), AugmentSpec(copies=2, shift=2)
+    whole = network.scores(Images(X), augment)
+    lazy = network.scores(Images(da.from_array(X, (7, -1, -1, -1))), augment)
+    assert isinstance(lazy, da.Array)
+    np.testing.assert_allclose(lazy.compute(scheduler="sync"), whole, atol=1e-5)
+    assert np.abs(np.asarray(whole) - np.asarray(network.scores(Images(X)))).max() > 1e-3
+
+
+def test_layers_in_memory_are_sent_to_workers_once(
+    saved: Path,
+    expected: np.ndarray[Any, Any],
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not with each graph."""
+    monkeypatch.setattr("rescnet_dist.network.network.MIN_SCATTERED_BYTES", 0)
+    network = replace(Network.load(saved).in_memory())
+    lazy = da.from_array(X, (20, -1, -1, -1))
+    keys = set()
+    for _ in range(2):
+        scores = network.scores(Images(lazy))
+        assert isinstance(scores, da.Array)
+        np.testing.assert_allclose(scores.compute(), expected, atol=1e-5)
+        keys |= {key for key in client.who_has() if "Predictor" in str(key)}
+    assert len(keys) == 1
