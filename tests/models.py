@@ -26,6 +26,9 @@ def read_model(url: Any) -> dict[str, Array]:
     accuracies = result["accuracies"] if result else []
     for name in ("train", "validation"):
         arrays[f"{name} accuracy"] = np.array([a[name] for a in accuracies], float)
+    for name in ("temperature", "log_loss", "images"):
+        calibrations = result["calibrations"] if result else []
+        arrays[f"calibration {name}"] = np.array([c[name] for c in calibrations], float)
     return arrays
 
 

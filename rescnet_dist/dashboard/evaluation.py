@@ -10,7 +10,6 @@ import numpy as np
 
 from rescnet_dist.data import Images, encode, select_split
 from rescnet_dist.errors import DataError, mask_secrets
-from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.network import Network
 from rescnet_dist.store import RunStore, read_region
 
@@ -142,10 +141,12 @@ class Evaluation:
     ----------
     sample : Sample
     scores : ndarray of shape (n, C)
+    probabilities : ndarray of shape (n, C)
     """
 
     sample: Sample
     scores: Array
+    probabilities: Array
 
     @classmethod
     def of(cls, network: Network, sample: Sample) -> Evaluation:
@@ -155,7 +156,8 @@ class Evaluation:
                 f"There are no {sample.description} to evaluate the network on. "
                 "Pass at least one image."
             )
-        return cls(sample, np.asarray(network.scores(Images(sample.images))))
+        scores = np.asarray(network.scores(Images(sample.images)))
+        return cls(sample, scores, network.probabilities(scores))
 
     @property
     def predicted(self) -> Array:
@@ -192,7 +194,7 @@ class Evaluation:
         images, the mean of that probability, and the fraction of correct images. The error is
         the mean distance of these two, weighted by the number of images.
         """
-        confidence = project_to_simplex(self.scores).max(axis=1)
+        confidence = self.probabilities.max(axis=1)
         correct = self.predicted == self.sample.codes
         bin_index = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
         bins, error = [], 0.0

@@ -29,7 +29,6 @@ from rescnet_dist.data import (
 from rescnet_dist.errors import SpecError, mask_secrets
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.export import DEFAULT_OPSET
-from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
 from rescnet_dist.network import ImagePrediction, Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
@@ -450,18 +449,15 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray or dask.array.Array of shape (n, C)
-            The projection of the scores onto the probability simplex, so that rows sum to 1; lazy
-            for a dask array.
+            softmax(scores / T): positive rows that sum to 1; lazy for a dask array. The temperature
+            T was fitted in training, see `network_.calibration`.
 
         Raises
         ------
         DataError
             If the images have a different shape from the training images.
         """
-        scores = self._scores(evaluation_images(X), augment)
-        if isinstance(scores, da.Array):
-            return scores.map_blocks(project_to_simplex, dtype=np.float64, meta=np.empty((0, 0)))
-        return project_to_simplex(scores)
+        return self.network_.probabilities(self._scores(evaluation_images(X), augment))
 
     def predict(self, X: Any, *, augment: Averaging = None) -> Any:
         """Predict the labels of images.

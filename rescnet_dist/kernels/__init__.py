@@ -3,6 +3,7 @@
 from rescnet_dist.kernels.arrays import to_host
 from rescnet_dist.kernels.augment import Augmentation, augment_images
 from rescnet_dist.kernels.backend import Backend
+from rescnet_dist.kernels.calibration import LossCurve, softmax
 from rescnet_dist.kernels.contrast import local_contrast
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalize
 from rescnet_dist.kernels.cpu.loading import prepare
@@ -25,12 +26,7 @@ from rescnet_dist.kernels.hashing import hash_keys, uniforms
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import InputSums, PatchMoments, patch_moments, patch_scatter
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
-from rescnet_dist.kernels.residual import (
-    one_hot,
-    probabilities,
-    project_to_simplex,
-    residual_labels,
-)
+from rescnet_dist.kernels.residual import one_hot, probabilities, residual_labels
 from rescnet_dist.kernels.tiles import (
     Standardizer,
     TileScatter,
@@ -46,6 +42,7 @@ __all__ = [
     "FeatureMoments",
     "InputSums",
     "LayerInput",
+    "LossCurve",
     "PatchMoments",
     "PatchSample",
     "Standardizer",
@@ -68,11 +65,11 @@ __all__ = [
     "pca_filters",
     "prepare",
     "probabilities",
-    "project_to_simplex",
     "residual_labels",
     "ridge_regression",
     "sample_patches",
     "second_order_features",
+    "softmax",
     "stacked_lda_draws",
     "stacked_lda_filters",
     "tiled_whitening",

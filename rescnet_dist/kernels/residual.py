@@ -1,4 +1,4 @@
-"""Errors of running scores, and scores as probabilities."""
+"""Errors of running scores, and outputs of classifiers as probabilities."""
 
 from __future__ import annotations
 
@@ -81,30 +81,3 @@ def probabilities(
     exponent = exponent - exponent.max(axis=1, keepdims=True)
     weight = np.exp(exponent)
     return weight / weight.sum(axis=1, keepdims=True)
-
-
-def project_to_simplex(scores: Array) -> Array:
-    """Project each row of scores to the nearest row of probabilities, in the Euclidean sense.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (n, C)
-        The scores.
-
-    Returns
-    -------
-    ndarray of float64, shape (n, C)
-        Rows that sum to 1, have no negative entry and keep the order of their scores.
-
-    Examples
-    --------
-    >>> project_to_simplex(np.array([[0.5, 0.25, -2.0]]))
-    array([[0.625, 0.375, 0.   ]])
-    """
-    scores = scores - scores.max(axis=1, keepdims=True).astype(np.float64)
-    ordered = -np.sort(-scores, axis=1)
-    excess = np.cumsum(ordered, axis=1) - 1
-    count = np.arange(1, scores.shape[1] + 1)
-    last = (ordered - excess / count > 0).sum(axis=1)
-    shift = np.take_along_axis(excess, last[:, None] - 1, axis=1) / last[:, None]
-    return np.maximum(scores - shift, 0)

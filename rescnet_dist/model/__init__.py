@@ -1,6 +1,7 @@
 """What a layer is: filter learners, feature extractors, heads, and the one forward step."""
 
 from rescnet_dist.model.architecture import Architecture, BankPart, Tower
+from rescnet_dist.model.calibration import Calibration
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
 from rescnet_dist.model.forward import State, advance, forward, initial_state, replay
 from rescnet_dist.model.graph import OnnxGraph
@@ -25,6 +26,7 @@ __all__ = [
     "Bank",
     "BankPart",
     "BankStatistics",
+    "Calibration",
     "Component",
     "FeatureExtractor",
     "FilterGroup",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels import FeatureMoments, residual_labels, to_host
+from rescnet_dist.kernels import FeatureMoments, LossCurve, residual_labels, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.observation import Observation
@@ -114,7 +114,7 @@ class BankStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of images by role, training (0) or validation (1). `merge` adds them.
+    """Counts and losses of images by role, training (0) or validation (1). `merge` adds them.
 
     Attributes
     ----------
@@ -126,12 +126,15 @@ class Tally:
         Images whose largest error is positive, see `residual_labels`.
     nonfinite : ndarray of int, shape (2,)
         Images with scores that are infinite or NaN.
+    loss : LossCurve
+        Log losses of the images, for `Calibration`.
     """
 
     seen: Array
     correct: Array
     positive: Array
     nonfinite: Array
+    loss: LossCurve
 
     @classmethod
     def empty(cls, xp: Any = np) -> Tally:
@@ -147,7 +150,8 @@ class Tally:
         Tally
             The identity of `merge`.
         """
-        return cls(*xp.zeros((4, 2), np.int64))
+        seen, correct, positive, nonfinite = xp.zeros((4, 2), np.int64)
+        return cls(seen, correct, positive, nonfinite, LossCurve.empty(xp))
 
     @classmethod
     def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
@@ -176,9 +180,14 @@ class Tally:
         correct = scores.argmax(axis=1) == labels
         positive = residual_labels(scores, labels, target)[1] > 0
         finite = np.isfinite(scores).all(axis=1)
-        kinds = (np.ones_like(correct), correct & finite, positive, ~finite)
         roles = np.stack([train, ~train])
-        return cls(*((kind & roles).sum(axis=1) for kind in kinds))
+        return cls(
+            roles.sum(axis=1),
+            (correct & finite & roles).sum(axis=1),
+            (positive & roles).sum(axis=1),
+            (~finite & roles).sum(axis=1),
+            LossCurve.of(scores, labels, roles),
+        )
 
     def merge(self, other: Tally) -> Tally:
         """Return the counts of both sets of images.
@@ -198,6 +207,7 @@ class Tally:
             self.correct + other.correct,
             self.positive + other.positive,
             self.nonfinite + other.nonfinite,
+            self.loss.merge(other.loss),
         )
 
     def accuracy(self, role: int) -> float | None:

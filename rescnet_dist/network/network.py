@@ -20,8 +20,8 @@ from rescnet_dist.data import ImageInput, Images, PhotoDecoder, classes_to_json
 from rescnet_dist.errors import DataError
 from rescnet_dist.export import DEFAULT_OPSET, write_onnx
 from rescnet_dist.formatting import html_table, plain_text
-from rescnet_dist.kernels import Backend, project_to_simplex
-from rescnet_dist.model import Architecture, ImageScale, Layer, forward, initial_state
+from rescnet_dist.kernels import Backend, softmax
+from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
 from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
@@ -60,6 +60,8 @@ class Network:
         The fitted layers; layers of a stored network are read when they are used.
     augment : AugmentSpec, default AugmentSpec()
         Augmented copies that the network was trained on.
+    calibration : Calibration, default Calibration()
+        How scores become probabilities.
     backend : Backend, default Backend()
         Array backend that runs images forward.
     input : ImageInput or None, default None
@@ -75,6 +77,7 @@ class Network:
     image_scale: ImageScale
     layers: Sequence[Layer]
     augment: AugmentSpec = field(default_factory=AugmentSpec)
+    calibration: Calibration = field(default_factory=Calibration)
     backend: Backend = field(default_factory=Backend)
     input: ImageInput | None = None
     token: str = field(init=False, default_factory=lambda: uuid.uuid4().hex, repr=False)
@@ -297,7 +300,26 @@ class Network:
         """
         pixels = self.photo_decoder(resize, channels).read_photo(image)
         scores = self.scores(Images(pixels[np.newaxis]), augment)
-        return ImagePrediction(self.classes, project_to_simplex(np.asarray(scores))[0])
+        return ImagePrediction(self.classes, self.probabilities(np.asarray(scores))[0])
+
+    def probabilities(self, scores: Any) -> Any:
+        """Convert running scores after the last layer to probabilities.
+
+        Parameters
+        ----------
+        scores : ndarray or dask.array.Array of shape (n, C)
+            Scores.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, C)
+            softmax(scores / temperature) in float64, with the temperature of `calibration`:
+            positive rows that sum to 1; lazy for lazy scores.
+        """
+        temperature = self.calibration.temperature
+        if isinstance(scores, da.Array):
+            return scores.map_blocks(softmax, temperature, dtype=np.float64, meta=np.empty((0, 0)))
+        return softmax(scores, temperature)
 
     def staged_scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
         """Compute the running scores of images after each layer.
@@ -483,6 +505,7 @@ class Network:
             "image_shape": list(self.image_shape),
             "augment": self.augment.to_dict(),
             "input": None if self.input is None else self.input.to_dict(),
+            "calibration": self.calibration.to_dict(),
         }
         write_network(url, attributes, self.spec, self.image_scale, self.layers, dtype)
 

@@ -10,7 +10,7 @@ from typing import Any
 from rescnet_dist.data import ImageInput, classes_from_json
 from rescnet_dist.errors import SpecError, StoreError, suggest_name
 from rescnet_dist.kernels import Backend
-from rescnet_dist.model import ImageScale, Layer
+from rescnet_dist.model import Calibration, ImageScale, Layer
 from rescnet_dist.network.layer_cache import CachedLayers
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
@@ -20,6 +20,7 @@ from rescnet_dist.store import (
     Location,
     RunStore,
     StoredLayers,
+    calibration_records,
     check_format,
     create_file,
     is_zip_url,
@@ -86,10 +87,13 @@ def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the attributes of the `Network` that is stored at a URL; its layers are lazy."""
     location = Location.of(url)
     attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
-    depth = attributes.get("depth")
+    depth, stored = attributes.get("depth"), attributes.get("calibration")
     if depth is None:
-        result = RunStore(location).result()
-        depth = result["depth"] if result else len(RunStore(location).commits()) - 1
+        run = RunStore(location)
+        result = run.result()
+        commits = [] if result else run.commits()
+        depth = result["depth"] if result else len(commits) - 1
+        stored = _find_calibration(calibration_records(commits, result), depth)
     if depth < 1:
         raise StoreError(f"The run at {location.url} has no finished layer yet. Resume it first.")
     with translate_attribute_errors(location):
@@ -105,8 +109,17 @@ def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
             "layers": CachedLayers(StoredLayers(location, depth, spec.head.arrays)),
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),
             "input": ImageInput.from_dict(made) if made else None,
+            "calibration": Calibration.from_dict(stored),
             "backend": Backend(matmul_precision=run_spec.matmul_precision),
         }
+
+
+def _find_calibration(records: dict[int, dict[str, Any]], depth: int) -> dict[str, Any] | None:
+    """Return the calibration after layer `depth` of a run, None if it has none.
+
+    That of the last layer of an unfinished run is not known yet; it is that of the layer before.
+    """
+    return next((records[layer] for layer in (depth, depth - 1) if layer in records), None)
 
 
 def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:

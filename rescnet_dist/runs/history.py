@@ -6,22 +6,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rescnet_dist.events.metrics import Accuracy
+from rescnet_dist.model import Calibration
+from rescnet_dist.store import calibration_records
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is committed: whether the data are surveyed, the number of layers, the accuracies."""
+    """What is committed: whether the data are surveyed, the number of layers, the accuracies.
+
+    Calibrations are those of networks that end with a layer, by its number.
+    """
 
     surveyed: bool = False
     layers: int = 0
     accuracies: tuple[Accuracy, ...] = field(default=())
+    calibrations: dict[int, Calibration] = field(default_factory=dict)
 
     @classmethod
     def of(cls, commits: list[dict[str, Any]], result: dict[str, Any] | None) -> History:
         """Build the history from the commit records and the result.
 
-        The record of step i + 1 holds the accuracy after layer i, and the result that after the
-        last layer.
+        The record of step i + 1 holds accuracy and calibration after layer i, and the result those
+        after the last layer.
         """
         accuracies = [record["accuracy"] for record in commits if record.get("accuracy")]
         layers = max(0, len(commits) - 1)
@@ -29,7 +35,9 @@ class History:
             last = result["accuracies"][-1]
             if last["layer"] == layers:
                 accuracies.append(last)
-        return cls(bool(commits), layers, tuple(Accuracy(**a) for a in accuracies))
+        records = calibration_records(commits, result)
+        known = {n: Calibration.from_dict(records[n]) for n in records if n <= len(accuracies)}
+        return cls(bool(commits), layers, tuple(Accuracy(**a) for a in accuracies), known)
 
 
 def find_contradiction(layers: int, result: dict[str, Any] | None) -> str | None:

@@ -37,6 +37,7 @@ from rescnet_dist.store.retry import limit_retries
 from rescnet_dist.store.run import (
     IMAGE_DIMS,
     RunStore,
+    calibration_records,
     has_saved_maps,
     last_saved,
     translate_attribute_errors,
@@ -57,6 +58,7 @@ __all__ = [
     "RunStore",
     "StoredArray",
     "StoredLayers",
+    "calibration_records",
     "check_format",
     "check_unclaimed",
     "check_version",

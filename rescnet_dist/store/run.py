@@ -35,6 +35,7 @@ COMMIT_TYPES: dict[str, type] = {"step": int, "checksums": dict}
 FIRST_COMMIT_TYPES: dict[str, type] = {"counts": list}
 RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
 ACCURACY_FIELDS = {"layer", "train", "validation"}
+CALIBRATION_FIELDS = {"temperature", "fitted_on", "images", "log_loss"}
 
 IMAGE_DIMS = ("image", "y", "x", "channel")
 
@@ -306,6 +307,21 @@ def last_saved(commits: Sequence[dict[str, Any]]) -> int:
     return max((n for n, record in enumerate(commits) if has_saved_maps(n, record)), default=0)
 
 
+def calibration_records(
+    commits: Sequence[dict[str, Any]], result: dict[str, Any] | None
+) -> dict[int, dict[str, Any]]:
+    """Return the committed calibrations by layer, in ascending order; older runs have none.
+
+    The commit record of step i + 1 holds that of layer i, and the result those of all layers.
+    """
+    found: dict[int, dict[str, Any] | None] = {}
+    if result:
+        pairs = zip(result["accuracies"], result.get("calibrations", ()), strict=False)
+        found = {accuracy["layer"]: record for accuracy, record in pairs}
+    found |= {step - 1: record.get("calibration") for step, record in enumerate(commits) if step}
+    return {layer: record for layer, record in sorted(found.items()) if record}
+
+
 def _read_record(location: Location, types: dict[str, type]) -> dict[str, Any] | None:
     """Read the JSON record at a location; None if there is none.
 
@@ -326,12 +342,19 @@ def _read_record(location: Location, types: dict[str, type]) -> dict[str, Any] |
 
 
 def _is_valid_record(record: dict[str, Any]) -> bool:
-    """Return whether the accuracies, checksums and counts of a record, if any, are valid."""
+    """Return whether the metrics, checksums and counts of a record, if any, are valid."""
     accuracies = [record.get("accuracy"), *record.get("accuracies", ())]
+    calibrations = [record.get("calibration"), *record.get("calibrations", ())]
     counts = record.get("counts", [])
     lists = [*record.get("checksums", {}).values(), *counts]
     return (
-        all(a is None or (isinstance(a, dict) and a.keys() == ACCURACY_FIELDS) for a in accuracies)
+        _are_records(accuracies, ACCURACY_FIELDS)
+        and _are_records(calibrations, CALIBRATION_FIELDS)
         and all(isinstance(n, list) and all(isinstance(v, int) for v in n) for n in lists)
         and len({len(row) for row in counts}) <= 1
     )
+
+
+def _are_records(values: Sequence[Any], fields: set[str]) -> bool:
+    """Return whether all values are None or a dict with exactly these fields."""
+    return all(v is None or (isinstance(v, dict) and v.keys() == fields) for v in values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -33,7 +33,7 @@ from rescnet_dist.events.classes import (
     RunStopped,
 )
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
-from rescnet_dist.model import Tally
+from rescnet_dist.model import Calibration, Tally
 from rescnet_dist.planning import (
     NO_WORKERS,
     Problem,
@@ -127,7 +127,7 @@ class _Driver:
         self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event
         self.caches = CacheSet(client, [fold_name(p.name) for p in passes.CACHED_PASSES])
         self.was_finished = False  # the run was done before, and no layer has been grown since
-        self.accuracies: list[dict[str, Any]] = []  # of the committed steps
+        self.steps: list[dict[str, Any]] = []  # what the history needs of the committed steps
 
     def close(self) -> None:
         """Free the caches on the workers; a traceback may keep this driver alive."""
@@ -135,12 +135,12 @@ class _Driver:
 
     def history(self) -> History:
         """Return what is committed; the commits are read once, as nobody else writes to the run."""
-        return History.of(self.accuracies, self.run.result())
+        return History.of(self.steps, self.run.result())
 
     def start(self) -> None:
         """Read what is committed, publish the start, and clean up after the previous driver."""
         commits, plan = self.run.commits(), self.state.plan
-        self.accuracies = [{"accuracy": record.get("accuracy")} for record in commits]
+        self.steps = [_history_fields(record) for record in commits]
         self.stored_layer = last_saved(commits)
         if not (self.state.run_spec.maps_stay or self.run.has_maps(self.stored_layer)):
             self.stored_layer = 0  # the maps were removed when the run was done
@@ -209,7 +209,8 @@ class _Driver:
         accuracy = _get_accuracy(layer - 1, tally) if layer > 1 else None
         seconds = _seconds_since(started)
         done = PassDone("grow", layer, seconds, accuracy, tally.residual, metrics)
-        self.commit(layer, {"checksums": checksums.chunks}, done)
+        calibration = Calibration.of(tally).to_dict() if layer > 1 else None
+        self.commit(layer, {"checksums": checksums.chunks, "calibration": calibration}, done)
 
     def make_task(self, layer: int) -> Task:
         """Return the task description of a pass.
@@ -238,19 +239,20 @@ class _Driver:
         self.recreate_removed_maps(layer)
         tally, metrics = self.compute(passes.SCORE, self.make_task(layer))
         _check_scores(tally)
-        accuracy = _get_accuracy(layer, tally)
-        self.write_result((*self.history().accuracies, accuracy), reason=None)
+        history, accuracy = self.history(), _get_accuracy(layer, tally)
+        calibrations = history.calibrations | {layer: Calibration.of(tally)}
+        self.write_result((*history.accuracies, accuracy), calibrations, reason=None)
         seconds = _seconds_since(started)
         self.bus.publish(PassDone("score", layer, seconds, accuracy, tally.residual, metrics))
 
     def finish(self, done: Done) -> None:
         """Write the chosen depth; first store maps that are in memory only, if they are to stay."""
-        last = len(self.accuracies) - 1
+        last, history = len(self.steps) - 1, self.history()
         maps_stay = self.state.run_spec.maps_stay
         if self.stored_layer < last and maps_stay and not self.was_finished:
             self.check_cluster()
             self.save(last)
-        self.write_result(self.history().accuracies, done.reason)
+        self.write_result(history.accuracies, history.calibrations, done.reason)
         if not maps_stay:
             self.run.remove_maps_except()
         self.bus.publish(RunDone(str(self.run), done.depth, done.reason))
@@ -270,14 +272,24 @@ class _Driver:
         seconds = _seconds_since(started)
         self.bus.publish(PassDone("save", layer, seconds, None, observed=metrics))
 
-    def write_result(self, accuracies: tuple[Accuracy, ...], reason: str | None) -> None:
-        """Write the chosen depth and the accuracies; reason is None until the run is done."""
+    def write_result(
+        self,
+        accuracies: tuple[Accuracy, ...],
+        calibrations: Mapping[int, Calibration],
+        reason: str | None,
+    ) -> None:
+        """Write the chosen depth, and accuracies and calibrations of all evaluated layers.
+
+        reason is None until the run is done.
+        """
         self.claim.check()
+        found = (calibrations.get(accuracy.layer) for accuracy in accuracies)
         self.run.write_result(
             {
                 "depth": chosen_depth(accuracies[: self.state.spec.max_layers]),
                 "reason": reason,
                 "accuracies": [asdict(a) for a in accuracies],
+                "calibrations": [c and c.to_dict() for c in found],
             }
         )
 
@@ -316,7 +328,7 @@ class _Driver:
         if self.tier.in_memory:
             size = partial(group_cache_bytes, self.problem, state.spec, features=self.tier.features)
             sizes = [0 if state.backend.on_gpu else size(group) for group in state.plan.groups()]
-            is_stored = self.stored_layer == len(self.accuracies) - 1
+            is_stored = self.stored_layer == len(self.steps) - 1
             self.caches.distribute(sizes, is_stored=is_stored)
 
     def publish_maps_placed(self, layer: int) -> None:
@@ -335,7 +347,7 @@ class _Driver:
         record |= {name: values[name] for name in COMMITTED_FIELDS}
         self.claim.check()
         self.run.commit(step, record)
-        self.accuracies.append({"accuracy": record["accuracy"]})
+        self.steps.append(_history_fields(record))
         if has_saved_maps(step, record):
             self.stored_layer = step
             self.remove_obsolete_arrays()
@@ -366,6 +378,11 @@ class _Driver:
 def _seconds_since(started: float) -> float:
     """Return the seconds since a reading of the performance counter."""
     return time.perf_counter() - started
+
+
+def _history_fields(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a commit record that `History` reads."""
+    return {name: record.get(name) for name in ("accuracy", "calibration")}
 
 
 def _get_accuracy(layer: int, tally: Tally) -> Accuracy:

@@ -27,7 +27,6 @@ from rescnet_dist.dashboard.render import NOT_RECORDED, REPORT_FORMATS, render_r
 from rescnet_dist.dashboard.report import Report, make_report
 from rescnet_dist.dashboard.reproduce import PLAN_FIELDS, reproduce_command
 from rescnet_dist.events import Callback, PassDone
-from rescnet_dist.kernels import project_to_simplex
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.runs import describe_run
 from rescnet_dist.store import RunStore
@@ -120,7 +119,7 @@ def test_confusion_errors_and_calibration_match_plain_counting(
     ]
     errors = [tuple(error.values()) for error in evaluation["errors"]]
     assert errors == sorted(wrong, key=lambda error: -error[3])
-    confidence = project_to_simplex(scores).max(axis=1)
+    confidence = clf.predict_proba(X).max(axis=1)
     error = 0.0
     for low in np.arange(10) / 10:
         inside = (confidence >= low) & ((confidence < low + 0.1) | (low == 0.9))

@@ -7,14 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from rescnet_dist.kernels import (
     one_hot,
     probabilities,
-    project_to_simplex,
     residual_labels,
 )
 
@@ -22,14 +18,6 @@ from rescnet_dist.kernels import (
 def make_scores_and_labels(rng: np.random.Generator, n: int = 40, classes: int = 5):
     """Return running scores around 0 to 1, and labels of all classes."""
     return rng.normal(0.3, 0.4, (n, classes)), np.arange(n) % classes
-
-
-def score_matrices(low: float, high: float) -> st.SearchStrategy[np.ndarray]:
-    """Generate matrices (n, C) of scores between two bounds."""
-    shapes = st.tuples(st.integers(1, 6), st.integers(1, 7))
-    return shapes.flatmap(
-        lambda shape: arrays(np.float64, shape, elements=st.floats(low, high, width=32))
-    )
 
 
 def test_paper_worked_example():
@@ -90,48 +78,3 @@ def test_huge_scores_do_not_overflow(probability, dtype):
     middle = [0.5, 0] if probability == "sigmoid" else [0, 0]
     last = [0, 0, 0] if probability == "sigmoid" else [1 / 3] * 3
     np.testing.assert_allclose(found, [[1, *middle], last], rtol=1e-6)
-
-
-@given(scores=score_matrices(-1000, 1000))
-@settings(max_examples=100, deadline=None)
-def test_simplex_rows_are_probabilities_in_the_order_of_scores(scores):
-    """Rows sum to 1, no entry is negative, and the order of scores is unchanged."""
-    found = project_to_simplex(scores)
-    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-9)
-    assert (found >= 0).all()
-    largest = np.take_along_axis(found, scores.argmax(axis=1)[:, None], axis=1)[:, 0]
-    np.testing.assert_array_equal(largest, found.max(axis=1))
-    order = np.argsort(scores, axis=1)
-    assert (np.diff(np.take_along_axis(found, order, axis=1), axis=1) >= 0).all()
-
-
-@given(scores=score_matrices(-3, 3), seed=st.integers(0, 2**16))
-@settings(max_examples=60, deadline=None)
-def test_simplex_projection_is_the_nearest_point(scores, seed):
-    """(x − P(x))·(q − P(x)) ≤ 0 for every point q of the simplex."""
-    found = project_to_simplex(scores)
-    corners = np.eye(scores.shape[1])
-    other = np.random.default_rng(seed).dirichlet(corners[0] + 0.5, 20)
-    for point in np.concatenate([corners, other]):
-        assert (((scores - found) * (point - found)).sum(axis=1) <= 1e-9).all()
-
-
-def test_simplex_projection_does_not_change_the_prediction(rng):
-    """Only the class of the largest score has the largest probability."""
-    scores = rng.normal(size=(200, 6)).astype(np.float32)
-    found = project_to_simplex(scores)
-    np.testing.assert_array_equal(found.argmax(axis=1), scores.argmax(axis=1))
-    assert (np.sort(found, axis=1)[:, -2] < found.max(axis=1)).all()
-
-
-def test_simplex_projection_does_not_change_probabilities(rng):
-    """The projection is idempotent."""
-    rows = rng.dirichlet(np.ones(4), 10)
-    np.testing.assert_allclose(project_to_simplex(rows), rows, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [1e6, 1e17, 1e30])
-def test_simplex_projection_of_huge_scores_is_a_corner(size):
-    """Scores that are far from each other give certainty, at any distance."""
-    found = project_to_simplex(np.array([[0.0, size, -size], [size, 0.0, size]]))
-    np.testing.assert_allclose(found, [[0, 1, 0], [0.5, 0, 0.5]], atol=1e-9)

@@ -29,8 +29,9 @@ from rescnet_dist.store import RunStore
 
 
 def select_fitted(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Return a model without its accuracies."""
-    return {name: array for name, array in arrays.items() if not name.endswith("accuracy")}
+    """Return a model without its accuracies and calibrations."""
+    measured = ("accuracy", "temperature", "log_loss", "images")
+    return {name: array for name, array in arrays.items() if not name.endswith(measured)}
 
 
 def test_validation_set_never_influences_layers(client: Client, tmp_path: Path) -> None:

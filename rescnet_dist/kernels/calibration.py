@@ -1,0 +1,176 @@
+"""Probabilities from scores by a softmax, and its log loss at many temperatures in one sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.interpolate import CubicSpline
+
+from rescnet_dist.kernels.arrays import Array, get_array_module
+
+# Scores are of the order of 1, and their differences may be as small as the learning rate.
+INVERSE_TEMPERATURES = 2.0 ** (np.arange(-4, 29) / 2)
+MIN_PARTITION_RATIO = 1e-9  # of log Σ exp, which is interpolated on a log scale
+SEARCH_STEPS = 128  # between two of them, when the best one is searched
+MIN_EXPONENT = -700.0  # of exp in float64, so that no probability is zero
+MAX_BLOCK_ELEMENTS = 2**22  # of temperatures × images × classes that are held at a time
+
+
+def softmax(scores: Array, temperature: float) -> Array:
+    """Convert scores to probabilities.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (n, C)
+        The scores.
+    temperature : float
+        The temperature T > 0.
+
+    Returns
+    -------
+    ndarray of float64, shape (n, C)
+        softmax(scores / T): positive rows that sum to 1 and keep the order of their scores.
+
+    Examples
+    --------
+    >>> softmax(np.array([[0.0, 0.0, -2.0]]), 0.1).round(3)
+    array([[0.5, 0.5, 0. ]])
+    """
+    scores = scores.astype(np.float64)
+    exponent = (scores - scores.max(axis=1, keepdims=True)) / temperature
+    weight = np.exp(np.maximum(exponent, MIN_EXPONENT))
+    return weight / weight.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurve:
+    """Log loss of softmax(β·scores) as a function of β, of images by role. `merge` adds.
+
+    With m the largest score of an image, its loss is β(m − score of its class) + log Σ exp(β(score
+    − m)), summed over the classes. Roles are training (0) and validation (1).
+
+    Attributes
+    ----------
+    label_gap : ndarray of shape (2,)
+        Sums of m minus the score of the image's class.
+    mean_gap : ndarray of shape (2,)
+        Sums of m minus the mean score.
+    log_partition : ndarray of shape (2, G)
+        Sums of log Σ exp(β(score − m)) at each β of `INVERSE_TEMPERATURES`.
+    """
+
+    label_gap: Array
+    mean_gap: Array
+    log_partition: Array
+
+    @classmethod
+    def empty(cls, xp: Any = np) -> LossCurve:
+        """Return the curve of no image.
+
+        Parameters
+        ----------
+        xp : module, default numpy
+            The array module of the sums, numpy or cupy.
+
+        Returns
+        -------
+        LossCurve
+            The identity of `merge`.
+        """
+        return cls(xp.zeros(2), xp.zeros(2), xp.zeros((2, len(INVERSE_TEMPERATURES))))
+
+    @classmethod
+    def of(cls, scores: Array, labels: Array, roles: Array) -> LossCurve:
+        """Sum the losses of images.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (n, C)
+            The scores. The sums are not finite if these are not.
+        labels : ndarray of int, shape (n,)
+            The labels.
+        roles : ndarray of shape (2, n)
+            The weight of each image as a training image and as a validation image.
+
+        Returns
+        -------
+        LossCurve
+            The sums, in float64.
+        """
+        with np.errstate(all="ignore"):
+            below = scores - scores.max(axis=1, keepdims=True)
+            label_gap = -np.take_along_axis(below, labels[:, None], axis=1)[:, 0]
+            log_partition = _log_partition(below)
+            roles = roles.astype(np.float64)
+            return cls(
+                (roles * label_gap).sum(axis=1),
+                (roles * -below.mean(axis=1, dtype=np.float64)).sum(axis=1),
+                (roles[:, None] * log_partition).sum(axis=2),
+            )
+
+    def merge(self, other: LossCurve) -> LossCurve:
+        """Return the curve of both sets of images.
+
+        Parameters
+        ----------
+        other : LossCurve
+            The curve of other images.
+
+        Returns
+        -------
+        LossCurve
+            The sums.
+        """
+        return LossCurve(
+            self.label_gap + other.label_gap,
+            self.mean_gap + other.mean_gap,
+            self.log_partition + other.log_partition,
+        )
+
+    def minimum(self, role: int, images: float) -> tuple[float, float]:
+        """Find the temperature with the smallest log loss.
+
+        Labels are smoothed: all classes share 1/(n + 1) of the weight of each image, so that
+        together these weigh as one image. Otherwise the temperature would be 0 if all images are
+        classified correctly.
+
+        Parameters
+        ----------
+        role : int
+            0 for training images, 1 for validation images.
+        images : float
+            The number n of images of that role, above 0.
+
+        Returns
+        -------
+        temperature : float
+            1/β at the minimum. Between `INVERSE_TEMPERATURES`, the logarithm of log Σ exp is
+            interpolated by a cubic spline in log β.
+        log_loss : float
+            The mean loss of the images there, without smoothing.
+        """
+        exponents = np.log2(INVERSE_TEMPERATURES)
+        steps = 1 + (len(exponents) - 1) * SEARCH_STEPS
+        search = np.linspace(exponents[0], exponents[-1], steps)
+        partition = self.log_partition[role] / images
+        floor = MIN_PARTITION_RATIO * partition[0]  # it may be 0 at the lowest temperatures
+        partition = np.exp(CubicSpline(exponents, np.log(partition + floor))(search)) - floor
+        inverse = 2.0**search
+        label_gap, mean_gap = self.label_gap[role] / images, self.mean_gap[role] / images
+        smoothed_gap = (images * label_gap + mean_gap) / (images + 1)
+        best = int((inverse * smoothed_gap + partition).argmin())
+        return float(1 / inverse[best]), float(inverse[best] * label_gap + partition[best])
+
+
+def _log_partition(below: Array) -> Array:
+    """Return log Σ exp(β·below) over the classes: (n, C) to (G, n) in float64."""
+    xp = get_array_module(below)
+    grid = xp.asarray(INVERSE_TEMPERATURES.astype(np.float32))[:, None, None]
+    step = max(1, MAX_BLOCK_ELEMENTS // max(1, below.size))
+    blocks = [
+        np.exp(grid[start : start + step] * below).sum(axis=2, dtype=np.float64)
+        for start in range(0, len(grid), step)
+    ]
+    return np.log(xp.concatenate(blocks))
