@@ -9,7 +9,13 @@ if TYPE_CHECKING:
     from rescnet_dist.data import import_dataset, load_digits, open_dataset
     from rescnet_dist.data.sheet import sheet
     from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
-    from rescnet_dist.estimator import ResCNetClassifier, load, plan
+    from rescnet_dist.estimator import (
+        FlatResCNetClassifier,
+        ResCNetClassifier,
+        ResCNetTransformer,
+        load,
+        plan,
+    )
     from rescnet_dist.events import Callback
     from rescnet_dist.network import Network
     from rescnet_dist.runs import find_runs
@@ -20,10 +26,12 @@ __all__ = [
     "Callback",
     "ClusterError",
     "DataError",
+    "FlatResCNetClassifier",
     "MLflowWriter",
     "Network",
     "NetworkSpec",
     "ResCNetClassifier",
+    "ResCNetTransformer",
     "RescnetError",
     "RunSpec",
     "SpecError",
@@ -47,7 +55,10 @@ _MODULES = {
     **dict.fromkeys(
         ("ClusterError", "DataError", "RescnetError", "SpecError", "StoreError"), "errors"
     ),
-    **dict.fromkeys(("ResCNetClassifier", "load", "plan"), "estimator"),
+    **dict.fromkeys(
+        ("FlatResCNetClassifier", "ResCNetClassifier", "ResCNetTransformer", "load", "plan"),
+        "estimator",
+    ),
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
     "Network": "network",
     "Callback": "events",

@@ -363,6 +363,17 @@ def read_zarr_arrays(store: Any, paths: Sequence[str]) -> list[tuple[Any, Mappin
     return result
 
 
+def copy_output_config(source: Any, target: Any) -> None:
+    """Let a scikit-learn transformer return the container that `set_output` of another has chosen.
+
+    Tried on sklearn 1.9.1: `_sklearn_output_config`. Without it, the container is that of
+    `sklearn.set_config`.
+    """
+    config = getattr(source, "_sklearn_output_config", None)
+    if config:
+        target.set_output(**config)
+
+
 def encode_chunk_key(array: Any, index: tuple[int, ...]) -> str:
     """Return the key of a chunk of a Zarr array, below that of the array.
 

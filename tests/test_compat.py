@@ -19,6 +19,7 @@ from typing import Any
 import dask.array as da
 import numba
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.linalg
 import threadpoolctl
@@ -27,6 +28,7 @@ from distributed import Client, LocalCluster, stealing
 from distributed.scheduler import Scheduler
 from fsspec.implementations.local import LocalFileSystem
 from numba.core import compiler_lock
+from sklearn.preprocessing import StandardScaler
 
 import rescnet_dist
 from rescnet_dist import _compat
@@ -417,6 +419,17 @@ def test_strip_protocol() -> None:
     """Both ways return the same path."""
     for fs in (LocalFileSystem, LocalFileSystem(), SimpleNamespace()):
         assert _compat.strip_protocol(fs, "file:///a/b c.png") == "/a/b c.png"
+
+
+def test_copy_output_config() -> None:
+    """It copies what was chosen, and nothing else."""
+    source, target = StandardScaler(), StandardScaler()
+    _compat.copy_output_config(source, target)
+    assert isinstance(target.fit_transform(np.eye(3)), np.ndarray)
+    _compat.copy_output_config(source.set_output(transform="pandas"), target)
+    assert isinstance(target.fit_transform(np.eye(3)), pd.DataFrame)
+    _compat.copy_output_config(SimpleNamespace(), target)
+    assert isinstance(target.fit_transform(np.eye(3)), pd.DataFrame)
 
 
 def test_encode_chunk_key() -> None:

@@ -1,6 +1,7 @@
 """Datasets: sources, import, splits, and the images and labels of a run."""
 
 from rescnet_dist.data.dataset import (
+    evaluation_coords,
     evaluation_images,
     evaluation_split,
     get_split,
@@ -52,6 +53,7 @@ __all__ = [
     "classes_from_json",
     "classes_to_json",
     "encode",
+    "evaluation_coords",
     "evaluation_images",
     "evaluation_split",
     "get_split",

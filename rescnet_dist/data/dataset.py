@@ -7,6 +7,7 @@ Dataset. If it has splits, networks are fitted to `train` and evaluated on `test
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -26,7 +27,7 @@ from rescnet_dist.data.images import (
 )
 from rescnet_dist.data.labels import as_labels
 from rescnet_dist.data.named import DATASETS, fetch_dataset
-from rescnet_dist.data.normalize import decode_labels, normalize_dataset
+from rescnet_dist.data.normalize import decode_labels, find_images_name, normalize_dataset
 from rescnet_dist.data.sources import (
     DecodeOptions,
     Reader,
@@ -154,20 +155,27 @@ def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitD
         if stored:
             return _get_stored_split(stored, split)
     dataset = open_dataset(source)
-    if "split" in dataset.coords:
-        rows = np.flatnonzero(dataset["split"].to_numpy() == split)
-        if not len(rows):
-            return None
-        is_contiguous = len(rows) == rows[-1] - rows[0] + 1
-        dataset = dataset.isel(image=slice(rows[0], rows[-1] + 1) if is_contiguous else rows)
-    elif split == "val":
+    rows = _find_rows(dataset, split)
+    if rows is None:
         return None
+    dataset = dataset.isel(image=rows)
     labels = dataset["labels"].data if "labels" in dataset else None
     groups = dataset["groups"].data if "groups" in dataset else None
     names = dataset.attrs.get("class_names")
     files = dataset["file"].to_numpy() if "file" in dataset.coords else None
     images, options = as_images(dataset["images"]), DecodeOptions.from_attributes(dataset.attrs)
     return SplitData(images, decode_labels(labels, names), groups, files, options)
+
+
+def _find_rows(dataset: xr.Dataset, split: str) -> slice | Array | None:
+    """Return which images are in a split; all if there are no splits, None if there are others."""
+    if "split" not in dataset.coords:
+        return None if split == "val" else slice(None)
+    rows = np.flatnonzero(dataset["split"].to_numpy() == split)
+    if not len(rows):
+        return None
+    is_contiguous = len(rows) == rows[-1] - rows[0] + 1
+    return slice(rows[0], rows[-1] + 1) if is_contiguous else rows
 
 
 def has_test_split(source: str | None) -> bool:
@@ -201,6 +209,19 @@ def evaluation_images(X: Any) -> Images:
         if isinstance(X, str | os.PathLike | xr.Dataset)
         else as_images(X)
     )
+
+
+def evaluation_coords(
+    X: xr.DataArray | xr.Dataset,
+) -> tuple[Hashable, dict[Hashable, xr.DataArray]]:
+    """Return the dimension of the images of `evaluation_images`, and the coordinates along it."""
+    images, rows = X, None
+    if isinstance(X, xr.Dataset):
+        images, rows = X[find_images_name(X)], _find_rows(normalize_dataset(X), "test")
+    rows = slice(None) if rows is None else rows  # A single split is also that for evaluation.
+    dim = "image" if set(images.dims) <= set(IMAGE_DIMS) else images.dims[0]
+    coords = {name: c[{dim: rows}] for name, c in X.coords.items() if c.dims == (dim,)}
+    return dim, coords
 
 
 def evaluation_split(source: str | os.PathLike[str] | xr.Dataset) -> SplitData:

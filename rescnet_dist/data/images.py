@@ -54,8 +54,11 @@ def as_images(source: Any, *, name: str = "X") -> Images:
     """Return images (N, H, W, d) from a NumPy, dask or xarray array (N, H, W, d) or (N, H, W).
 
     Raise DataError if the array cannot be images, without computing lazy arrays. Pixels in memory
-    are checked to be finite; lazy ones are checked when they are computed.
+    are checked to be finite; lazy ones are checked when they are computed. Images are returned as
+    they are.
     """
+    if isinstance(source, Images):
+        return source
     array = _as_array(source, name)
     if array.ndim == 3:
         array = array[..., np.newaxis]

@@ -16,22 +16,24 @@ from rescnet_dist.errors import DataError
 from rescnet_dist.store import IMAGE_DIMS
 
 
+def find_images_name(dataset: xr.Dataset) -> str:
+    """Return the name of the variable with images; raise DataError if there is none."""
+    for name in IMAGE_NAMES:
+        if name in dataset.data_vars:
+            return name
+    raise DataError(
+        f"The Dataset has the variables {list(dataset.data_vars)}. Name the one with the images "
+        "images, and the one with their labels labels."
+    )
+
+
 def normalize_dataset(dataset: xr.Dataset) -> xr.Dataset:
     """Return a Dataset with the standard names of variables and order of dimensions."""
-    standard_names = {}
-    for name, aliases in (
-        ("images", IMAGE_NAMES),
-        ("labels", LABEL_NAMES),
-        ("groups", GROUP_NAMES),
-    ):
+    standard_names = {find_images_name(dataset): "images"}
+    for name, aliases in (("labels", LABEL_NAMES), ("groups", GROUP_NAMES)):
         found = next((alias for alias in aliases if alias in dataset.data_vars), None)
         if found:
             standard_names[found] = name
-    if "images" not in standard_names.values():
-        raise DataError(
-            f"The Dataset has the variables {list(dataset.data_vars)}. Name the one with the "
-            "images images, and the one with their labels labels."
-        )
     variables = {name: dataset[found] for found, name in standard_names.items()}
     images = variables.pop("images")
     if images.ndim not in (3, 4):

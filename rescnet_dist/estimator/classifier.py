@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 import dask.array as da
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
@@ -27,6 +28,8 @@ from rescnet_dist.data import (
     training_set,
 )
 from rescnet_dist.errors import SpecError, mask_secrets
+from rescnet_dist.estimator.labeled import xarray_like_input
+from rescnet_dist.estimator.transformer import LayerOutputs
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.export import DEFAULT_OPSET
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
@@ -40,7 +43,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Averaging = AugmentSpec | int | None
 
 
-class ResCNetClassifier(ClassifierMixin, BaseEstimator):
+class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEstimator):
     """Classifier that grows a deep convolutional network (ResCNet) without backpropagation.
 
     Layers are fitted one after the other in closed form. Training uses the current
@@ -410,6 +413,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         self.network_.to_onnx(path, dtype=dtype, opset=opset, external_data=external_data)
 
+    @xarray_like_input("image", "class")
     def decision_function(self, X: Any, *, augment: Averaging = None) -> Any:
         """Compute the running scores of images after the last layer.
 
@@ -423,9 +427,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
 
         Returns
         -------
-        ndarray or dask.array.Array of shape (n, C), or (n,) for two classes
-            Scores, lazy for a dask array. For two classes, as in scikit-learn, the score of the
-            second class minus that of the first.
+        ndarray, dask.array.Array or xarray.DataArray of shape (n, C), or (n,) for two classes
+            Scores, lazy for a dask array, and with coordinates for images of xarray. For two
+            classes, as in scikit-learn, the score of the second class minus that of the first.
 
         Raises
         ------
@@ -435,6 +439,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         scores = self._scores(evaluation_images(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
+    @xarray_like_input("image", "class")
     def predict_proba(self, X: Any, *, augment: Averaging = None) -> Any:
         """Compute the class probabilities of images.
 
@@ -448,7 +453,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
 
         Returns
         -------
-        ndarray or dask.array.Array of shape (n, C)
+        ndarray, dask.array.Array or xarray.DataArray of shape (n, C)
             softmax(scores / T): positive rows that sum to 1; lazy for a dask array. The temperature
             T was fitted in training, see `network_.calibration`.
 
@@ -459,6 +464,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         """
         return self.network_.probabilities(self._scores(evaluation_images(X), augment))
 
+    @xarray_like_input("image")
     def predict(self, X: Any, *, augment: Averaging = None) -> Any:
         """Predict the labels of images.
 
@@ -472,8 +478,9 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
 
         Returns
         -------
-        ndarray or dask.array.Array of shape (n,)
-            Labels, as they were given to `fit`; lazy for a dask array.
+        ndarray, dask.array.Array or xarray.DataArray of shape (n,)
+            Labels, as they were given to `fit`; lazy for a dask array, and with coordinates for
+            images of xarray.
 
         Raises
         ------
@@ -604,6 +611,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         correct = self.network_.staged_correct(part.images, codes, self._resolve_augment(augment))
         return correct / part.images.shape[0]
 
+    @xarray_like_input("layer", "image")
     def staged_predict(self, X: Any, *, augment: Averaging = None) -> Any:
         """Predict the labels of images after each layer.
 
@@ -619,7 +627,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
 
         Returns
         -------
-        ndarray or dask.array.Array of shape (L, n)
+        ndarray, dask.array.Array or xarray.DataArray of shape (L, n)
             Labels after each of the L layers; lazy for a dask array.
 
         Raises
@@ -638,6 +646,11 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
                 meta=np.empty((0, 0), self.classes_.dtype),
             )
         return _decode_labels(codes, self.classes_)
+
+    @property
+    def n_features_in_(self) -> int:
+        """Number of values of an image, height × width × channels."""
+        return math.prod(self.network_.image_shape)
 
     @property
     def plot(self) -> Plots:
@@ -667,6 +680,7 @@ class ResCNetClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = False
         tags.input_tags.three_d_array = True
+        tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
 
     def _training_set(

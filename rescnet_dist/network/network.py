@@ -7,7 +7,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import dask.array as da
@@ -16,7 +16,7 @@ from dask.delayed import delayed
 from dask.system import CPU_COUNT
 from distributed import Client
 
-from rescnet_dist.data import ImageInput, Images, PhotoDecoder, classes_to_json
+from rescnet_dist.data import ImageInput, Images, PhotoDecoder, as_images, classes_to_json
 from rescnet_dist.errors import DataError
 from rescnet_dist.export import DEFAULT_OPSET, write_onnx
 from rescnet_dist.formatting import html_table, plain_text
@@ -26,7 +26,8 @@ from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     Predictor,
-    compute_final_scores,
+    compute_features,
+    compute_scores,
     compute_staged_scores,
     count_staged_correct,
 )
@@ -172,10 +173,14 @@ class Network:
         DataError
             If height, width or channels differ.
         """
-        if images.shape[1:] != tuple(self.image_shape):
+        height, width, channels = self.image_shape
+        if images.shape[1:] != (height, width, channels):
+            remedy = "Pass images of that shape."
+            if images.shape[1:] == (channels, height, width):
+                remedy = "X looks channels-first; pass X.transpose(0, 2, 3, 1)."
             raise DataError(
                 f"X has images of shape {images.shape[1:]}, but the network was trained on "
-                f"{tuple(self.image_shape)} (height, width, channels). Pass images of that shape."
+                f"{(height, width, channels)} (height, width, channels). {remedy}"
             )
         if not images.is_lazy:
             self._warn_about_range(np.asarray(images.array))
@@ -212,15 +217,19 @@ class Network:
         """Smallest and largest value of the images that the network was trained on."""
         return self.image_scale.value_range
 
-    def scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
-        """Compute the running scores of images after the last layer.
+    def scores(
+        self, images: Any, augment: AugmentSpec | None = None, *, layer: int | None = None
+    ) -> Array | da.Array:
+        """Compute the running scores of images after a layer.
 
         Parameters
         ----------
-        images : Images
-            Images of shape (n, H, W, d).
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; a NumPy, dask or xarray array.
         augment : AugmentSpec or None, default None
             Average the scores over each image and its augmented copies.
+        layer : int or None, default None
+            Number of the layer, from 1; None is the last.
 
         Returns
         -------
@@ -230,9 +239,45 @@ class Network:
         Raises
         ------
         DataError
-            If the images have a different shape from the training images.
+            If there is no such layer, or the images have a different shape from the training
+            images.
         """
-        return self._map_images(compute_final_scores, images, augment, len(self.classes))
+        compute = partial(compute_scores, layer=self._check_layer(layer))
+        return self._map_images(compute, images, augment, len(self.classes))
+
+    def features(self, images: Any, *, layer: int | None = None) -> Array | da.Array:
+        """Compute the features of images that the head of a layer gets.
+
+        Parameters
+        ----------
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; a NumPy, dask or xarray array.
+        layer : int or None, default None
+            Number of the layer, from 1; None is the last.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, D)
+            Features in float32; lazy for lazy images.
+
+        Raises
+        ------
+        DataError
+            If there is no such layer, or the images have a different shape from the training
+            images.
+        """
+        compute = partial(compute_features, layer=self._check_layer(layer))
+        return self._map_images(compute, images, None, self.architecture.features)
+
+    def _check_layer(self, layer: int | None) -> int:
+        """Return the number of a layer, of the last if None; raise DataError if it is none."""
+        if layer is None:
+            return self.depth
+        if not 1 <= layer <= self.depth:
+            raise DataError(
+                f"layer={layer} does not exist. The network has layers 1 to {self.depth}."
+            )
+        return layer
 
     def photo_decoder(
         self, resize: int | tuple[int, int] | None = None, channels: str | None = None
@@ -321,13 +366,13 @@ class Network:
             return scores.map_blocks(softmax, temperature, dtype=np.float64, meta=np.empty((0, 0)))
         return softmax(scores, temperature)
 
-    def staged_scores(self, images: Images, augment: AugmentSpec | None = None) -> Array | da.Array:
+    def staged_scores(self, images: Any, augment: AugmentSpec | None = None) -> Array | da.Array:
         """Compute the running scores of images after each layer.
 
         Parameters
         ----------
-        images : Images
-            Images of shape (n, H, W, d).
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; a NumPy, dask or xarray array.
         augment : AugmentSpec or None, default None
             Average the scores over each image and its augmented copies.
 
@@ -347,7 +392,7 @@ class Network:
     def _map_images(
         self,
         compute: Callable[..., Array],
-        images: Images,
+        images: Any,
         augment: AugmentSpec | None,
         *shape: int,
     ) -> Array | da.Array:
@@ -356,6 +401,7 @@ class Network:
         A few images in memory are computed in this thread. Others are divided into tasks. The
         result for lazy images is lazy, with the same chunks.
         """
+        images = as_images(images)
         self.check_images(images)
         augment = self._check_augment(augment)
         array, predictor = images.array, self.predictor
@@ -403,13 +449,13 @@ class Network:
         augment.check_images(*self.image_shape)
         return augment
 
-    def maps(self, images: Array, layer: int) -> Array:
+    def maps(self, images: Any, layer: int) -> Array:
         """Compute the maps of a few images after a layer.
 
         Parameters
         ----------
-        images : ndarray of shape (n, H, W, d)
-            Images in memory.
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; lazy ones are computed.
         layer : int
             Number of the layer, from 1.
 
@@ -424,25 +470,21 @@ class Network:
             If there is no such layer, or the images have a different shape from the training
             images.
         """
-        if not 1 <= layer <= self.depth:
-            raise DataError(
-                f"layer={layer} does not exist. The network has layers 1 to {self.depth}."
-            )
-        self.check_images(Images(images))
-        before = initial_state(images, self.image_scale, self.architecture)
+        self._check_layer(layer)
+        images = as_images(images)
+        self.check_images(images)
+        before = initial_state(np.asarray(images.array), self.image_scale, self.architecture)
         *_, state = forward(self.architecture, before, self.layers[:layer])
         assert state.maps is not None
         return state.maps
 
-    def staged_correct(
-        self, images: Images, codes: Any, augment: AugmentSpec | None = None
-    ) -> Array:
+    def staged_correct(self, images: Any, codes: Any, augment: AugmentSpec | None = None) -> Array:
         """Count the images that are classified correctly after each layer.
 
         Parameters
         ----------
-        images : Images
-            Images of shape (n, H, W, d).
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; a NumPy, dask or xarray array.
         codes : ndarray or dask.array.Array of shape (n,)
             Index of the class of each image; −1 for a label that is not a class of the network.
         augment : AugmentSpec or None, default None
@@ -458,6 +500,7 @@ class Network:
         DataError
             If the images have a different shape from the training images.
         """
+        images = as_images(images)
         self.check_images(images)
         self.look_at(images)
         array = da.asarray(images.array)

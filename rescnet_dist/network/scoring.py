@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -239,16 +239,26 @@ def _get_first_index(block_info: Any) -> int:
     return int(block_info[0]["array-location"][0][0]) if block_info else 0
 
 
-def compute_final_scores(
-    images: Array, predictor: Predictor, augment: AugmentSpec, block_info: Any = None
+def _get_state(states: Iterator[State], layer: int) -> State:
+    """Return the state after a layer, numbered from 1; later layers are not run."""
+    return next(islice(states, layer - 1, None))
+
+
+def compute_scores(
+    images: Array,
+    predictor: Predictor,
+    augment: AugmentSpec,
+    block_info: Any = None,
+    *,
+    layer: int,
 ) -> Array:
-    """Return the scores (n, C) of images (n, H, W, d) after the last layer."""
+    """Return the scores (n, C) of images (n, H, W, d) after a layer, numbered from 1."""
     out = np.zeros((len(images), predictor.architecture.classes), np.float32)
     first = _get_first_index(block_info)
     with blas_threads(1):
         for rows, states in predictor.run(images, first, augment):
-            (last,) = deque(states, maxlen=1)
-            out[rows] = predictor.scores(last, images[rows], first + rows.start)
+            state = _get_state(states, layer)
+            out[rows] = predictor.scores(state, images[rows], first + rows.start)
     return out
 
 
@@ -263,6 +273,27 @@ def compute_staged_scores(
         for rows, states in predictor.run(images, first, augment):
             for stage, state in enumerate(states):
                 out[rows, stage] = predictor.scores(state, images[rows], first + rows.start)
+    return out
+
+
+def compute_features(
+    images: Array,
+    predictor: Predictor,
+    augment: AugmentSpec,
+    block_info: Any = None,
+    *,
+    layer: int,
+) -> Array:
+    """Return the features (n, D) of images (n, H, W, d) after a layer, numbered from 1."""
+    architecture, backend = predictor.architecture, predictor.backend
+    out = np.zeros((len(images), architecture.features), np.float32)
+    with blas_threads(1):
+        for rows, states in predictor.run(images, _get_first_index(block_info), augment):
+            state = _get_state(states, layer)
+            assert state.maps is not None
+            for slab in architecture.slabs(state.scores):
+                features = backend.get(architecture.extract(state.maps[slab]))
+                out[rows.start + slab.start : rows.start + slab.stop] = features
     return out
 
 
