@@ -12,6 +12,7 @@ mean, would lose digits to cancellation, and is recomputed for that block from i
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ MIN_BLOCK_VARIANCE_FRACTION = 1e-8
 # Fraction of the mean square about the image's mean, below which a channel is recomputed by pixels
 RECOMPUTE_VARIANCE_FRACTION = 1e-2
 WINDOW_SUM_COLUMNS = 512  # summed at a time, so that they stay in the fastest cache
+NO_OFFSET: Any = np.int64(0)  # for the literal 0, Numba would compile a function once more
 MAX_DIRECT_CELLS = 4  # along a block, up to which cells are simply added
 POOL_BLOCKS_SIGNATURE = (  # in single precision
     "void(float32[:,:,:,::1], int64, int64, int64[:,:,::1], int64[:,::1], "
@@ -88,7 +90,7 @@ def pool_blocks(
             for r in range(rows):
                 for a in range(filters):
                     means[c, r, a] = block_sums[c, r * filters + a] / scalar(area)
-        _sum_products(values, side, 0, cells, next_cells)
+        _sum_products(values, side, NO_OFFSET, cells, next_cells)
         _sum_blocks(cells, length, step, column_sums, transposed, block_sums, scratch)
         covariances = _normalize(
             values, overall, block_sums, block, stride, channelwise, means, inverse, recomputed
@@ -383,10 +385,13 @@ def _invert_deviations(
         spread += variance[a] + (level - grand_mean) ** 2
         whole += square
     if not channelwise:
-        inverse[:filters] = (
+        common = (
             math.sqrt(filters / spread) if spread > MIN_BLOCK_VARIANCE_FRACTION * whole else 0.0
         )
-    inverse[filters:] = inverse[:filters]
+        for a in range(filters):
+            inverse[a] = common
+    for a in range(filters):
+        inverse[filters + a] = inverse[a]
 
 
 @compile_kernel
