@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,14 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from distributed import Client
 from PIL import Image
 
 from rescnet_dist.cli import main
+from tests.commands import run
+from tests.conftest import Processes
 from tests.docs.pages import BOOK, README, book_pages, code_blocks
 
-INTERRUPT = "timeout --preserve-status --signal INT 10"
 # in this order: the later pages load the runs of the earlier ones
 PYTHON_PAGES = [
     BOOK / f"{name}.md"
@@ -106,28 +109,48 @@ def test_every_page_with_python_is_run() -> None:
     assert found - {SAME_AS_TRAINING} == {*PYTHON_PAGES}
 
 
-def test_command_blocks_run(tmp_path: Path) -> None:
-    """All `rescnet` commands of the book, in order, in one shell."""
-    commands = [
-        block
-        for page in BASH_PAGES
-        for block in code_blocks(page, "bash")
-        if block.startswith("rescnet")
-    ]
-    assert len(commands) >= len(BASH_PAGES)
-    # which serves until it is interrupted
-    commands = [c.replace("rescnet dashboard", f"{INTERRUPT} rescnet dashboard") for c in commands]
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],
-        cwd=tmp_path,
-        env={"PATH": path, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "labels.csv").read_text().count("\n") == 1001
-    assert "after layer 2" in done.stdout
+def split_commands(page: Path) -> list[str]:
+    """Return the lines of the blocks of commands of a page, continued lines joined."""
+    blocks = [b for b in code_blocks(page, "bash") if b.startswith("rescnet")]
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def test_command_blocks_run(
+    client: Client, started: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All `rescnet` commands of the book, in order, in one folder and on one cluster.
+
+    Output goes to a file after `>`, as in a shell. The dashboard is a process, which serves until
+    it is interrupted.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    printed = ""
+    for page in BASH_PAGES:
+        lines = split_commands(page)
+        assert lines, page
+        for line in lines:
+            program, *words = shlex.split(line, comments=True)
+            assert program == "rescnet", line
+            if words[0] == "dashboard":
+                run_until_interrupted(started, words)
+                continue
+            words, file = (words[:-2], words[-1]) if ">" in words else (words, None)
+            result = run(*words)
+            assert result.exit_code == 0, f"{line}\n{result.output}"
+            printed += result.stdout
+            if file is not None:
+                Path(file).write_text(result.stdout)
+    assert Path("labels.csv").read_text().count("\n") == 1001
+    assert "after layer 2" in printed
+
+
+def run_until_interrupted(started: Processes, words: list[str]) -> None:
+    """Run a command of `rescnet` as a process, which must end well after Ctrl-C."""
+    process = started.start(Path(sys.executable).parent / "rescnet", *words)
+    started.wait_until(lambda: "http://" in started.read_output(), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0, started.read_output()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

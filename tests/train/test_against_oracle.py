@@ -15,7 +15,7 @@ the slope of the square root at 0 is unbounded, so that no images are safe.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 import numpy as np
@@ -152,8 +152,10 @@ def test_run_equals_oracle(case, head, tmp_path, client):
     assert 0 < np.count_nonzero(~training) < len(images)
     if case.validation is None:
         np.testing.assert_array_equal(training, np.arange(len(images)) < TRAIN)
+    values = spec.get_params()  # a spec collects its flat options whenever one is read
+    options = make_dataclass("Options", values)(**values)
     with threadpool_limits(1):
-        image_scale, layers = oracle.train(images, labels, spec, case.seed, LAYERS, training)
+        image_scale, layers = oracle.train(images, labels, options, case.seed, LAYERS, training)
 
     scale = read_image_scale(location)
     assert_near(scale.low, image_scale[0], "image low")
