@@ -26,6 +26,7 @@ from rescnet_dist.deploy.pods import (
     WORKER_PORT,
 )
 from rescnet_dist.deploy.settings import Deployment
+from rescnet_dist.kernels.cpu.ahead import FOLDER_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / "deploy/image"
@@ -162,6 +163,14 @@ def test_ignore_file_allows_copied_files_only() -> None:
     assert all((ROOT / path).exists() for path in allowed)
 
 
+def test_image_has_kernels_compiled_ahead() -> None:
+    """They are compiled into the folder where a container looks for them."""
+    (variables,) = last_stage("ENV")
+    folder = dict(part.split("=", 1) for part in shlex.split(variables))[FOLDER_VARIABLE]
+    assert any(f"compile_ahead('{folder}')" in text for text in find_instructions("RUN"))
+    assert any(folder.startswith(text.split()[-1]) for text in last_stage("COPY"))
+
+
 # constraints ------------------------------------------------------------------------------------
 
 
@@ -229,7 +238,11 @@ def test_steps_and_entry_points_run(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{local}\n{done.stdout}{done.stderr}"
     binaries = tmp_path / "opt/rescnet/bin"
-    environment |= {"PATH": f"{binaries}:/usr/bin:/bin", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    environment |= {
+        "PATH": f"{binaries}:/usr/bin:/bin",
+        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+        "RESCNET_KERNELS": str(tmp_path / "opt/rescnet/kernels"),
+    }
 
     def run(*command: str) -> str:
         done = subprocess.run(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, TypeVar, cast
 
 import numba
@@ -30,31 +32,45 @@ def compile_kernel(function: Function) -> Function:
         return cast(Function, numba.njit(**options)(function))
 
 
-def precompile(function: Function, *signatures: str) -> Function:
-    """Compile a function for some signatures, load it, and return it.
+def precompile(kernels: Sequence[tuple[Function, Sequence[str]]]) -> None:
+    """Compile functions for their signatures, and load them.
 
-    If it is not in the cache on disk, another process compiles it first: compiling takes 100 MB,
-    which a worker would never release. If that fails, the function is compiled in this process.
+    Those that are not in the cache on disk are compiled by other processes first, the first of
+    them next to all others: compiling takes 100 MB, which a worker would never release. If that
+    fails, functions are compiled in this process.
     """
-    kernel: Any = function
-    if not hasattr(kernel, "compile"):  # NUMBA_DISABLE_JIT
-        return function
-    types = [parse_numba_signature(signature) for signature in signatures]
+    functions: list[tuple[Any, list[Any]]] = [
+        (function, [parse_numba_signature(signature) for signature in signatures])
+        for function, signatures in kernels
+    ]
+    if any(not hasattr(function, "compile") for function, _ in functions):
+        return  # NUMBA_DISABLE_JIT
     with numba_lock():  # loading changes state that all threads of this process share
-        if is_missing_in_numba_cache(kernel, types):
-            _compile_in_subprocess(function, signatures)
-        for kind in types:
-            kernel.compile(kind)
-    return function
+        is_missing = [is_missing_in_numba_cache(*function) for function in functions]
+        missing = [*compress(kernels, is_missing)]
+        _compile_in_processes([part for part in (missing[:1], missing[1:]) if part])
+        for function, types in functions:
+            for kind in types:
+                function.compile(kind)
 
 
-def _compile_in_subprocess(function: Any, signatures: tuple[str, ...]) -> None:
-    """Compile a function in another process, which writes it to the cache on disk."""
-    call = f"from {function.__module__} import {function.__name__} as kernel\n"
-    call += "from rescnet_dist._compat import parse_numba_signature\n"
-    call += f"for signature in {signatures!r}: kernel.compile(parse_numba_signature(signature))"
+def _compile_in_processes(parts: Sequence[Sequence[tuple[Any, Sequence[str]]]]) -> None:
+    """Compile each part in another process, which writes its kernels to the cache on disk."""
+    processes = []
     quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
-            [sys.executable, "-c", call], timeout=MAX_COMPILE_SECONDS, check=False, **quiet
-        )
+    for kernels in parts:
+        code = "from importlib import import_module\n"
+        code += "from rescnet_dist._compat import parse_numba_signature\n"
+        for function, signatures in kernels:
+            code += f"kernel = import_module({function.__module__!r}).{function.__name__}\n"
+            code += f"for signature in {[*signatures]!r}:\n"
+            code += "    kernel.compile(parse_numba_signature(signature))\n"
+        with contextlib.suppress(OSError):
+            processes.append(subprocess.Popen([sys.executable, "-c", code], **quiet))
+    deadline = time.monotonic() + MAX_COMPILE_SECONDS
+    for process in processes:
+        try:
+            process.wait(deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
