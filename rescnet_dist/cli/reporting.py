@@ -57,6 +57,8 @@ class ReportOptions:
         Folder for TensorBoard.
     mlflow : str or None, default None
         Tracking URI of MLflow.
+    mlflow_models : bool, default False
+        Log the network to MLflow too.
     """
 
     quiet: bool = False
@@ -64,6 +66,7 @@ class ReportOptions:
     json_lines: bool = False
     tensorboard: str | None = None
     mlflow: str | None = None
+    mlflow_models: bool = False
 
     @property
     def is_silent(self) -> bool:
@@ -74,6 +77,8 @@ class ReportOptions:
 def reporting_options(command: Any) -> Any:
     """Add the options that `pop_report_options` reads to a command."""
     mlflow = "also log the layers to MLflow at this URI, such as sqlite:///mlflow.db"
+    models = "log the network at the end to MLflow, as a pyfunc and as ONNX"
+    command = click.option("--mlflow-models", is_flag=True, help=models)(command)
     command = click.option("--mlflow", metavar="URI", help=mlflow)(command)
     tensorboard = "also write the layers for TensorBoard, to FOLDER/NAME-OF-THE-RUN"
     command = click.option("--tensorboard", metavar="FOLDER", help=tensorboard)(command)
@@ -100,6 +105,8 @@ def pop_report_options(flags: dict[str, Any]) -> ReportOptions:
         raise SpecError("--tensorboard is empty. Give the folder to write to.")
     if options.mlflow == "":
         raise SpecError("--mlflow is empty. Give the URI to log to, such as sqlite:///mlflow.db.")
+    if options.mlflow_models and options.mlflow is None:
+        raise SpecError("--mlflow-models needs the URI to log to. Add --mlflow URI.")
     return options
 
 
@@ -135,7 +142,9 @@ def open_reporter(options: ReportOptions) -> Iterator[Reporter]:
             # MLflow logs each table that it creates.
             logging.getLogger("mlflow.store").setLevel(logging.WARNING)
             with show_status("opening MLflow", quiet=options.is_silent):
-                tracker = stack.enter_context(MLflowWriter(tracking_uri=options.mlflow))
+                tracker = stack.enter_context(
+                    MLflowWriter(tracking_uri=options.mlflow, log_models=options.mlflow_models)
+                )
             reporter.listeners.append(tracker)
         yield reporter
 

@@ -1,6 +1,7 @@
 """Dashboards, reports and figures of runs, made from events and run stores alone."""
 
 from rescnet_dist.dashboard.figures import Plots
+from rescnet_dist.dashboard.mlflow_models import save_mlflow_model
 from rescnet_dist.dashboard.mlflow_writer import MLflowWriter
 from rescnet_dist.dashboard.notebook import Run, Watch, open_run
 from rescnet_dist.dashboard.render import render_report
@@ -23,4 +24,5 @@ __all__ = [
     "make_report",
     "open_run",
     "render_report",
+    "save_mlflow_model",
 ]

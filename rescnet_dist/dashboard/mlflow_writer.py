@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rescnet_dist.dashboard.mlflow_models import log_mlflow_models
 from rescnet_dist.dashboard.writers import RunWriter, spec_parameters
 from rescnet_dist.errors import RescnetError, mask_secrets
 from rescnet_dist.events import RunDone
+from rescnet_dist.export import import_onnx
 from rescnet_dist.formatting import url_name
+from rescnet_dist.network import Network
 
 MAX_BATCH_PARAMS = 100  # in one request to MLflow
 IDENTITY_TAG = "rescnet.run"  # by which the MLflow run of a run is found
@@ -36,6 +39,10 @@ class MLflowWriter(RunWriter):
         Such as http://host:5000 or sqlite:///mlflow.db. By default, MLflow's own setting.
     run_name : str, optional
         Name of a new MLflow run. By default, the last part of the run's URL.
+    log_models : bool, default=False
+        Log the network at the end of a run, as the models "network", a pyfunc over its Zarr file,
+        and "network-onnx"; both have a signature, an example and no pickle. Needs the extra `onnx`
+        too.
 
     Raises
     ------
@@ -54,9 +61,14 @@ class MLflowWriter(RunWriter):
         *,
         tracking_uri: str | None = None,
         run_name: str | None = None,
+        log_models: bool = False,
     ) -> None:
         super().__init__()
         self.run_name = run_name
+        self.log_models = log_models
+        self._url = ""  # of the active run
+        if log_models:
+            import_onnx()  # raises before the run, not at its end
         self._run: str | None = None  # id of the active MLflow run
         with _translate_errors(tracking_uri):
             from mlflow.tracking import MlflowClient
@@ -85,6 +97,7 @@ class MLflowWriter(RunWriter):
         self._run = None
 
     def _begin(self, url: str, description: dict[str, Any]) -> None:
+        self._url = url
         created = str(description.get("provenance", {}).get("created", ""))
         identity = hashlib.sha256(f"{url} {created}".encode()).hexdigest()[:32]
         found = self._client.search_runs(
@@ -123,9 +136,20 @@ class MLflowWriter(RunWriter):
         self._client.log_batch(self._run, metrics=metrics)
 
     def _end(self, event: RunDone) -> None:
+        if self.log_models:
+            self._log_models()
         self._client.set_tag(self._run, "rescnet.reason", event.reason)
         self._client.set_terminated(self._run, status="FINISHED")
         self._run = None
+
+    def _log_models(self) -> None:
+        """Log the network of the active run; a problem is a warning, as the run itself is done."""
+        assert self._run is not None
+        try:
+            network = Network.load(self._url)
+            log_mlflow_models(self._client, self._experiment, self._run, network)
+        except Exception as problem:
+            logger.warning("The network of %s is not logged to MLflow: %s", self._url, problem)
 
 
 @contextmanager

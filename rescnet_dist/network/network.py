@@ -591,6 +591,7 @@ class Network:
             "image_shape": list(self.image_shape),
             "network": self.spec.to_dict(),
             "depth": self.depth,
+            "calibration": self.calibration.to_dict(),
         }
         write_onnx(
             path,
@@ -598,7 +599,7 @@ class Network:
             self.image_scale,
             self.layers,
             self.classes,
-            temperature=1.0,
+            temperature=self.calibration.temperature,
             metadata=metadata,
             dtype=dtype,
             opset=opset,

@@ -268,6 +268,7 @@ def test_command_line_writes_both(
         (["--tensorboard", "file/board"], "The TensorBoard folder file/board cannot be created"),
         (["--mlflow", "nothing://x"], "MLflow cannot be used at the URI nothing://x"),
         (["--mlflow", ""], "--mlflow is empty"),
+        (["--mlflow-models"], "--mlflow-models needs the URI to log to"),
     ],
 )
 def test_unusable_tracker_fails_before_the_run(

@@ -63,7 +63,8 @@ def assert_parity(network: Network, path: Path, images: Array, tolerance: float)
     outputs, scores = run(path, images.astype(np.float32)), network.scores(Images(images))
     np.testing.assert_allclose(outputs["scores"], scores, rtol=0, atol=tolerance)
     assert np.array_equal(outputs["label"], network.classes[outputs["scores"].argmax(axis=1)])
-    np.testing.assert_allclose(outputs["probabilities"].sum(axis=1), 1, rtol=1e-5)
+    probabilities = network.probabilities(outputs["scores"])
+    np.testing.assert_allclose(outputs["probabilities"], probabilities, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -112,6 +113,7 @@ def test_file_describes_itself(tmp_path: Path) -> None:
     assert metadata["rescnet.classes"]["values"] == ["bee", "cat", "dog"]
     assert NetworkSpec.from_stored(metadata["rescnet.network"]) == network.spec
     assert metadata["rescnet.depth"] == 1
+    assert metadata["rescnet.calibration"] == network.calibration.to_dict()
     assert metadata["rescnet.image_shape"] == list(IMAGE_SHAPE)
 
 
