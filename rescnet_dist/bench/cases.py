@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.bench import engine, exported, gpu, peers
+from rescnet_dist.bench import engine, exported, gpu, peers, prediction
 from rescnet_dist.bench.engine import BENCH_CLASSES
 from rescnet_dist.bench.timing import (
     Result,
@@ -318,6 +318,9 @@ CASES = (
     Case("depth", engine.depth),
     Case("images", engine.images),
     Case("onnx", exported.exported),
+    Case("one image", prediction.one_image),
+    Case("prediction", prediction.many_images),
+    Case("prediction on a gpu", prediction.on_gpu, on_gpu=True),
     Case("gpu", partial(gpu.layer, 50_000, 4, 0.45), on_gpu=True),
     Case("gpu at stride 1", partial(gpu.layer, 50_000, 1, 1.0), on_gpu=True),
     Case("gpu with mirror images", partial(gpu.layer, 100_000, 4, 0.9), on_gpu=True),

@@ -547,6 +547,7 @@ class Network:
             "classes": classes_to_json(self.classes),
             "image_shape": list(self.image_shape),
             "augment": self.augment.to_dict(),
+            "matmul_precision": self.backend.matmul_precision,
             "input": None if self.input is None else self.input.to_dict(),
             "calibration": self.calibration.to_dict(),
         }

@@ -110,7 +110,9 @@ def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),
             "input": ImageInput.from_dict(made) if made else None,
             "calibration": Calibration.from_dict(stored),
-            "backend": Backend(matmul_precision=run_spec.matmul_precision),
+            "backend": Backend(
+                matmul_precision=attributes.get("matmul_precision", run_spec.matmul_precision)
+            ),
         }
 
 
