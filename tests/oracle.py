@@ -3,7 +3,8 @@
 It follows "A layer, step by step" of notebooks/how-it-works/algorithm.md, whose step numbers the
 sections below have, in float64, and shares no code with the package. Letters: N images, H rows, W
 columns, d image channels, c layer input channels, k filter size, f filters, C classes, D features,
-S signs (2 for classify: positive, negative; 1 for regress).
+S signs (2 for classify: positive, negative; 1 for regress). An image of weight w counts as w images
+in all sums over training images.
 """
 
 import math
@@ -57,23 +58,28 @@ def min_max(raw: Array, mode: str) -> tuple[Array, Array]:
 # ---------------------------------------------------------------------------- step 2: PCA filters
 
 
-def patch_covariance(images: Array, k: int) -> tuple[int, Array, Array]:
+def patch_covariance(
+    images: Array, k: int, weight: Array | None = None
+) -> tuple[float, Array, Array]:
     """Return count, mean (k*k*c,) and covariance (k*k*c, k*k*c) of all patches of (n, H, W, c).
 
     A patch is flattened in (row, column, channel) order; the covariance is divided by the count.
+    The patches of an image have its weight (n,), by default 1.
     """
     n, height, width, _ = images.shape
-    patches = []
+    patches, weights = [], []
     for image in range(n):
         for row in range(height - k + 1):
             for col in range(width - k + 1):
                 patch = images[image, row : row + k, col : col + k, :]
                 patches.append(patch.astype(np.float64).reshape(-1))
-    count = len(patches)
+                weights.append(1.0 if weight is None else weight[image])
+    w = np.array(weights)[:, None]
+    count = w.sum()
     table = np.array(patches)
-    mean = table.sum(axis=0) / count
+    mean = (w * table).sum(axis=0) / count
     centered = table - mean
-    covariance = centered.T @ centered / count
+    covariance = (w * centered).T @ centered / count
     return count, mean, covariance
 
 
@@ -108,26 +114,49 @@ def draws(
     seed: int,
     layer: int,
     count: int,
+    weight: Array | None = None,
 ) -> list[tuple[int, Array, Array, Array]]:
     """Return draws 0 .. count-1 of a layer (1-based): class, images, patch rows, patch columns.
 
-    labels and training are (N,), size is (H, W); the three arrays are (n_pos + n_neg,), positives
-    first, and the image indices point into all N images.
+    labels, training and weight are (N,), size is (H, W); the three arrays are (n_pos + n_neg,),
+    positives first, and the image indices point into all N images.
     """
     height, width = size
+    repeats = [1] * len(labels) if weight is None else draw_repeats(weight, training)
     result = []
     for t in range(count):
         rng = np.random.default_rng([seed, layer, t])
         c = int(rng.integers(n_classes))
         members = [n for n in range(len(labels)) if training[n] and labels[n] == c]
         others = [n for n in range(len(labels)) if training[n] and labels[n] != c]
-        pos = rng.integers(len(members), size=n_pos)
-        neg = rng.integers(len(others), size=n_neg)
+        pos = rng.integers(sum(repeats[n] for n in members), size=n_pos)
+        neg = rng.integers(sum(repeats[n] for n in others), size=n_neg)
         rows = rng.integers(height - k + 1, size=n_pos + n_neg)
         cols = rng.integers(width - k + 1, size=n_pos + n_neg)
-        images = [members[rank] for rank in pos] + [others[rank] for rank in neg]
+        images = [nth_image(members, repeats, rank) for rank in pos]
+        images += [nth_image(others, repeats, rank) for rank in neg]
         result.append((c, np.array(images), rows, cols))
     return result
+
+
+def draw_repeats(weight: Array, training: Array) -> list[int]:
+    """Return how many images each of the N images is for draws: its weight, if all are whole.
+
+    Otherwise the weight relative to the mean over training images is multiplied by 2**30.
+    """
+    if all(w == int(w) for w in weight[training]):
+        return [int(w) for w in weight]
+    mean = weight[training].sum() / training.sum()
+    return [max(1, round(float(w / mean * 2**30))) for w in weight]
+
+
+def nth_image(images: list[int], repeats: list[int], rank: int) -> int:
+    """Return the image of this rank if each image is repeated."""
+    for image in images:
+        rank -= repeats[image]
+        if rank < 0:
+            return image
+    raise ValueError(f"no image of rank {rank}")
 
 
 def two_class_lda(positives: Array, negatives: Array, ridge: float) -> tuple[Array, float, float]:
@@ -173,6 +202,7 @@ def stacked_lda(
     seed: int,
     layer: int,
     first_draw: int = 0,
+    weight: Array | None = None,
 ) -> tuple[Array, Array]:
     """Return filters (k, k, c, n_lda) and bias (n_lda,) from normalized inputs (N, H, W, c).
 
@@ -193,6 +223,7 @@ def stacked_lda(
         seed,
         layer,
         first_draw + spec.lda_draws * n_lda,
+        weight,
     )
     for _, images, rows, cols in list(all_draws)[first_draw:]:
         patches = []
@@ -233,6 +264,7 @@ def filter_bank(
     spec: Any,
     seed: int,
     layer: int,
+    weight: Array,
 ) -> tuple[Array, Array]:
     """Return filters (k, k, c, f), PCA first, and bias (f,) from normalized inputs (N, H, W, c)."""
     channels = inputs.shape[3]
@@ -241,10 +273,10 @@ def filter_bank(
     for own, numbers in towers(spec, layer, channels):
         own_inputs = inputs[:, :, :, own]
         n_pca, n_lda = bank_sizes(len(numbers), spec.lda_fraction, k * k * len(own))
-        _, _, covariance = patch_covariance(own_inputs[training], k)
+        _, _, covariance = patch_covariance(own_inputs[training], k, weight[training])
         pca = pca_filters(covariance, k, n_pca)
         lda, lda_bias = stacked_lda(
-            own_inputs, labels, training, n_classes, k, n_lda, spec, seed, layer, first_draw
+            own_inputs, labels, training, n_classes, k, n_lda, spec, seed, layer, first_draw, weight
         )
         first_draw += spec.lda_draws * n_lda
         for location, number in enumerate(numbers):
@@ -457,23 +489,27 @@ def residual_labels(scores: Array, labels: Array, target: float) -> tuple[Array,
 # --------------------------------------------------------- step 9: classifiers (or a regression)
 
 
-def standardize(features: Array) -> tuple[Array, Array, Array]:
-    """Return standardized training features (n, D), mean (D,) and 1/std (D,), 0 if std is 0."""
-    n, n_features = features.shape
-    mean = features.sum(axis=0) / n
+def standardize(features: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Return standardized training features (n, D), mean (D,) and 1/std (D,), 0 if std is 0.
+
+    weight (n,) are the weights of the images.
+    """
+    n_features = features.shape[1]
+    mean = weight @ features / weight.sum()
     inverse = np.zeros(n_features)
     for j in range(n_features):
         column = features[:, j]
         if column.max() > column.min():  # else std is 0, apart from rounding
-            inverse[j] = 1.0 / math.sqrt(np.mean((column - mean[j]) ** 2))
+            variance = (weight * (column - mean[j]) ** 2).sum() / weight.sum()
+            inverse[j] = 1.0 / math.sqrt(variance)
     return (features - mean) * inverse, mean, inverse
 
 
-def ridged_scatter(standardized: Array, inverse: Array, ridge: float) -> Array:
+def ridged_scatter(standardized: Array, weight: Array, inverse: Array, ridge: float) -> Array:
     """Return S + ridge * mean(diag S) * I (D, D); the diagonal is 1 for constant features."""
-    n, n_features = standardized.shape
-    mean = standardized.sum(axis=0) / n
-    scatter = (standardized - mean).T @ (standardized - mean) / n
+    n_features = standardized.shape[1]
+    centered = standardized - weight @ standardized / weight.sum()
+    scatter = (weight[:, None] * centered).T @ centered / weight.sum()
     result = scatter + ridge * np.mean(np.diag(scatter)) * np.eye(n_features)
     for j in range(n_features):
         if inverse[j] == 0:
@@ -482,28 +518,34 @@ def ridged_scatter(standardized: Array, inverse: Array, ridge: float) -> Array:
 
 
 def one_vs_rest(
-    features: Array, classes: Array, signs: Array, n_classes: int, ridge: float
+    features: Array,
+    classes: Array,
+    signs: Array,
+    n_classes: int,
+    ridge: float,
+    weight: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return weights (2, C, D), intercept (2, C) and present (2, C) of positive and negative LDA.
 
-    features (n, D), classes T (n,) and signs s (n,) are those of the training images only;
-    a score is features @ weights[sign, class] + intercept[sign, class] on raw features.
+    features (n, D), classes T (n,), signs s (n,) and weight (n,) are those of the training images
+    only; a score is features @ weights[sign, class] + intercept[sign, class] on raw features.
     """
-    n, n_features = features.shape
-    x, mean, inverse = standardize(features)
-    ridged = ridged_scatter(x, inverse, ridge)
+    weight = np.ones(len(features)) if weight is None else weight
+    n, n_features = weight.sum(), features.shape[1]
+    x, mean, inverse = standardize(features, weight)
+    ridged = ridged_scatter(x, weight, inverse, ridge)
     weights = np.zeros((2, n_classes, n_features))
     intercept = np.zeros((2, n_classes))
     present = np.zeros((2, n_classes), dtype=bool)
     for s, sign in enumerate([1, -1]):
         for c in range(n_classes):
             member = (signs == sign) & (classes == c)
-            n1 = int(member.sum())
-            n0 = n - n1
-            if n1 == 0 or n1 == n:
+            if not member.any() or member.all():
                 continue
-            m1 = x[member].mean(axis=0)
-            m0 = x[~member].mean(axis=0)
+            n1 = weight[member].sum()
+            n0 = weight[~member].sum()
+            m1 = weight[member] @ x[member] / n1
+            m0 = weight[~member] @ x[~member] / n0
             delta = m1 - m0
             pi = n1 / n
             u = np.linalg.solve(ridged, delta)
@@ -515,17 +557,20 @@ def one_vs_rest(
     return weights, intercept, present
 
 
-def regress(features: Array, residual: Array, ridge: float) -> tuple[Array, Array]:
+def regress(
+    features: Array, residual: Array, ridge: float, weight: Array | None = None
+) -> tuple[Array, Array]:
     """Return weights (1, C, D) and intercept (1, C) of the ridge regression of residual (n, C).
 
-    features (n, D) and residual are those of the training images only; the prediction is
-    features @ weights[0].T + intercept[0] on raw features, the mean residual included.
+    features (n, D), residual and weight (n,) are those of the training images only; the prediction
+    is features @ weights[0].T + intercept[0] on raw features, the mean residual included.
     """
-    n = features.shape[0]
-    x, mean, inverse = standardize(features)
-    ridged = ridged_scatter(x, inverse, ridge)
-    mean_residual = residual.sum(axis=0) / n
-    v = np.linalg.solve(ridged, x.T @ (residual - mean_residual) / n)
+    weight = np.ones(len(features)) if weight is None else weight
+    n = weight.sum()
+    x, mean, inverse = standardize(features, weight)
+    ridged = ridged_scatter(x, weight, inverse, ridge)
+    mean_residual = weight @ residual / n
+    v = np.linalg.solve(ridged, (weight[:, None] * x).T @ (residual - mean_residual) / n)
     weights = v.T * inverse
     intercept = mean_residual - weights @ mean
     return weights[None], intercept[None]
@@ -571,17 +616,19 @@ def train(
     seed: int,
     n_layers: int,
     training: Array | None = None,
+    weight: Array | None = None,
 ) -> tuple[tuple[Array, Array], list[OracleLayer]]:
     """Grow n_layers on images (N, H, W, d) and labels (N,), fitted to those where training (N,).
 
-    Returns (image_low (d,), image_scale (d,)) and the layers.
+    An image counts as weight (N,) images, by default 1. Returns (image_low (d,), image_scale (d,))
+    and the layers.
     """
     labels = np.asarray(labels).astype(np.int64)
     if training is None:
         training = np.ones(len(labels), dtype=bool)
     training = np.asarray(training, dtype=bool)
     n_classes = int(labels[training].max()) + 1
-    n_training = int(training.sum())
+    weight = np.ones(len(labels)) if weight is None else np.asarray(weight, dtype=np.float64)
 
     x = np.asarray(images).astype(np.float64)
     image_low, image_scale = min_max(x[training], spec.minmax)
@@ -603,7 +650,7 @@ def train(
         z = (raw - low) * scale
 
         # 2. to 5. filters and maps
-        filters, bias = filter_bank(z, labels, training, n_classes, k, spec, seed, i)
+        filters, bias = filter_bank(z, labels, training, n_classes, k, spec, seed, i, weight)
         maps = convolve(z, filters, bias)
         if spec.rectify:
             maps = np.maximum(maps, 0.0)
@@ -620,11 +667,16 @@ def train(
             else:
                 classes, signs = residual_labels(scores, labels, spec.target)
             weights, intercept, present = one_vs_rest(
-                features[training], classes[training], signs[training], n_classes, spec.ridge
+                features[training],
+                classes[training],
+                signs[training],
+                n_classes,
+                spec.ridge,
+                weight[training],
             )
-            n_p = int((signs[training] == 1).sum())
-            n_n = int((signs[training] == -1).sum())
-            share = np.array([n_p / n_training, n_n / n_training])
+            n_p = weight[training & (signs == 1)].sum()
+            n_n = weight[training & (signs == -1)].sum()
+            share = np.array([n_p, n_n]) / weight[training].sum()
             positive = features @ weights[0].T + intercept[0]
             negative = features @ weights[1].T + intercept[1]
             p_pos = probabilities(positive, present[0], spec)
@@ -632,7 +684,9 @@ def train(
             scores = scores + rate * (share[0] * p_pos - share[1] * p_neg)
         elif spec.head.name == "regress":
             residual = y - scores
-            weights, intercept = regress(features[training], residual[training], spec.ridge)
+            weights, intercept = regress(
+                features[training], residual[training], spec.ridge, weight[training]
+            )
             present = np.ones((1, n_classes), dtype=bool)
             share = np.array([1.0])
             scores = scores + rate * (features @ weights[0].T + intercept[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ class RowTable:
     """Which image and which copy of it each row is; made from blocks of `block` images.
 
     `starts` has the first row of each block, followed by the number of rows. `checksums` are those
-    of the blocks of the run's labels and of its mask of training images, by path.
+    of the blocks of the run's labels, of its mask of training images and of its weights, if any, by
+    path. `draws_per_weight` is how many times an image of weight 1 is repeated for random draws;
+    None if images have no weights.
     """
 
     images: int
@@ -27,6 +29,7 @@ class RowTable:
     block: int
     starts: tuple[int, ...]
     checksums: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    draws_per_weight: float | None = None
 
     @property
     def rows(self) -> int:
@@ -43,13 +46,14 @@ class RowTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-serializable values."""
+        weighted = self.draws_per_weight is not None
         return {
             "images": self.images,
             "copies": self.copies,
             "block": self.block,
             "starts": list(self.starts),
             "checksums": {path: list(values) for path, values in self.checksums.items()},
-        }
+        } | ({"draws_per_weight": self.draws_per_weight} if weighted else {})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RowTable:
@@ -60,6 +64,7 @@ class RowTable:
             int(values["block"]),
             tuple(int(start) for start in values["starts"]),
             {path: tuple(checksums) for path, checksums in values["checksums"].items()},
+            values.get("draws_per_weight"),
         )
 
 
@@ -67,40 +72,63 @@ class RowTable:
 class Rows:
     """Rows: their image (n,), copy (n,), labels (n,) as codes, and train (n,) bool.
 
-    Copy 0 is the image itself.
+    Copy 0 is the image itself. In a run with weights, weights (n,) float64 say as how many images
+    each row counts, and repeats (n,) int how many times it is repeated for random draws.
     """
 
     image: Array
     copy: Array
     labels: Array
     train: Array
+    weights: Array | None = None
+    repeats: Array | None = None
 
     def concatenate(self, later: Rows) -> Rows:
         """Return these rows followed by later ones."""
-        return Rows(
-            np.concatenate([self.image, later.image]),
-            np.concatenate([self.copy, later.copy]),
-            np.concatenate([self.labels, later.labels]),
-            np.concatenate([self.train, later.train]),
-        )
+        arrays = ((getattr(self, f.name), getattr(later, f.name)) for f in fields(self))
+        return Rows(*(None if pair[0] is None else np.concatenate(pair) for pair in arrays))
+
+    def count_classes(self, classes: int) -> Array:
+        """Return the number of training rows of each class (C,), repetitions included."""
+        labels = self.labels[self.train]
+        if self.repeats is None:
+            return np.bincount(labels, minlength=classes)
+        counts = np.zeros(classes, np.int64)
+        np.add.at(counts, labels, self.repeats[self.train])
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """One block of images: labels (b,), train (b,) bool, and the first row (b + 1,) of each."""
+    """One block of images: labels (b,), train (b,) bool, and the first row (b + 1,) of each.
+
+    In a run with weights it has weights (b,) and repeats (b,), too.
+    """
 
     first_image: int
     labels: Array
     train: Array
     first_row: Array
+    weights: Array | None = None
+    repeats: Array | None = None
 
     @classmethod
-    def of(cls, table: RowTable, block: int, labels: Array, train: Array) -> RowBlock:
-        """Return the block of a table with these labels (b,) and training mask (b,)."""
+    def of(
+        cls,
+        table: RowTable,
+        block: int,
+        labels: Array,
+        train: Array,
+        weights: Array | None = None,
+    ) -> RowBlock:
+        """Return the block of a table with these labels, training mask and weights, (b,) each."""
         first_image, _ = table.image_range(block)
         per_image = 1 + table.copies * train.astype(np.int64)
         first_row = table.starts[block] + np.concatenate([[0], np.cumsum(per_image)])
-        return cls(first_image, labels, train, first_row)
+        repeats = None
+        if weights is not None and table.draws_per_weight is not None:
+            repeats = np.maximum(1, np.rint(weights * table.draws_per_weight)).astype(np.int64)
+        return cls(first_image, labels, train, first_row, weights, repeats)
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return those of the rows start to stop that are in this block."""
@@ -111,4 +139,6 @@ class RowBlock:
             rows - self.first_row[index],
             self.labels[index],
             self.train[index],
+            None if self.weights is None else self.weights[index],
+            None if self.repeats is None else self.repeats[index],
         )

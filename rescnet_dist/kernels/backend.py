@@ -190,14 +190,14 @@ class Operations(Protocol):
     def gather_sums(self, inputs: LayerInput) -> tuple[Array, Array, Array]:
         """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images.
 
-        All are in float64.
+        All are in float64. The sum is weighted by the weights of the inputs, if any.
         """
 
     def patch_products(self, inputs: LayerInput, size: int, shift: Array, extent: Array) -> Array:
         """Return Σ p pᵀ (k²c, k²c) over all valid k×k patches p of inputs − shift, in float64.
 
         k = size; shift (c,); extent (c,) bounds |inputs − shift|. A patch is flattened in the order
-        row, column, channel.
+        row, column, channel. The sum is weighted by the weights of the inputs, if any.
         """
 
     def pool_blocks(
@@ -219,8 +219,11 @@ class Operations(Protocol):
         maximum if it is None. The other parameters are those of `cpu.pooling.pool_blocks`.
         """
 
-    def column_means(self, rows: Array) -> Array:
-        """Return the mean (m,) of each column of rows (n, m), in float64."""
+    def column_means(self, rows: Array, weights: Array | None = None) -> Array:
+        """Return the mean (m,) of each column of rows (n, m), in float64.
+
+        With weights (n,), a NumPy array, it is the weighted mean.
+        """
 
     def new_square(self, side: int, dtype: np.dtype[Any]) -> Array:
         """Return zeros (side, side) in Fortran order, for a scatter."""
@@ -234,7 +237,7 @@ class Operations(Protocol):
     def add_outer(self, total: Array, vector: Array, factor: float) -> None:
         """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
 
-    def whiten(self, scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+    def whiten(self, scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
         """Return the scale (D,) and the solve function of a `Whitening`.
 
         scatter (D, D) of `count` samples, of which the lower triangle is read. Raises

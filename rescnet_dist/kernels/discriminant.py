@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, on_gpu
+from rescnet_dist.kernels.arrays import Array, asarray_like, on_gpu
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.solving import PANEL_COLUMNS, Solve
 
+MIN_CLASS_FRACTION = 1e-12  # of the samples outside a class; sums of weights are rounded
 MAX_SCATTER_ERROR_FRACTION = 1e-9  # of the scatter's diagonal; smaller errors are not corrected
 
 
@@ -18,12 +19,14 @@ MAX_SCATTER_ERROR_FRACTION = 1e-9  # of the scatter's diagonal; smaller errors a
 class FeatureMoments:
     """Moments of features F (n, D) and of their targets T (n, K).
 
+    A sample of weight w counts as w samples in all of them.
+
     `merge` is associative and `empty` is its identity.
 
     Attributes
     ----------
-    count : int
-        The number n of samples.
+    count : int or float
+        The number n of samples, or the sum of their weights.
     mean : ndarray of float64, shape (D,)
         The mean m of the features.
     scatter : ndarray of shape (D, D) or None
@@ -35,7 +38,7 @@ class FeatureMoments:
         Σ T. With targets that mark class membership, these are class counts.
     """
 
-    count: int
+    count: float
     mean: Array
     scatter: Array | None
     cross: Array
@@ -76,7 +79,7 @@ class FeatureMoments:
             square = get_operations(mean).new_square(features, np.dtype(dtype))
         return cls(0, mean, square, xp.zeros((targets, features)), xp.zeros(targets))
 
-    def fold(self, features: Array, targets: Array) -> FeatureMoments:
+    def fold(self, features: Array, targets: Array, weights: Array | None = None) -> FeatureMoments:
         """Return these moments with more samples.
 
         The memory of `scatter` is reused: `self` must not be used afterwards.
@@ -87,6 +90,8 @@ class FeatureMoments:
             The features of the samples.
         targets : ndarray of shape (n, K)
             Their targets.
+        weights : ndarray of float64, shape (n,), optional
+            As how many samples each counts, a NumPy array; each counts once by default.
 
         Returns
         -------
@@ -95,9 +100,13 @@ class FeatureMoments:
         """
         if len(features) == 0:
             return self
-        n, mean = len(features), get_operations(features).column_means(features)
+        n = len(features) if weights is None else float(weights.sum())
+        mean = get_operations(features).column_means(features, weights)
         if self.scatter is not None:
-            mean = self._add_scatter(features.astype(self.scatter.dtype, copy=False), mean)
+            features = features.astype(self.scatter.dtype, copy=False)
+            mean = self._add_scatter(features, mean, n, weights)
+        if weights is not None:
+            targets = targets * asarray_like(weights, targets)[:, None]
         more = FeatureMoments(
             n,
             mean,
@@ -107,22 +116,24 @@ class FeatureMoments:
         )
         return replace(self._combine(more, None), scatter=self.scatter)
 
-    def _add_scatter(self, features: Array, mean: Array) -> Array:
-        """Add features (n, D) with an approximate mean (D,) to the scatter; return the mean.
+    def _add_scatter(self, features: Array, mean: Array, n: float, weights: Array | None) -> Array:
+        """Add features (m, D) with an approximate mean (D,) to the scatter; return the mean.
 
-        The centered features, and one more row for the scatter between them and the samples
-        before, are the rows of a single product.
+        The centered features, times the roots of their weights (m,), whose sum is n, and one more
+        row for the scatter between them and the samples before, are the rows of a single product.
         """
-        n, scatter = len(features), self.scatter
+        m, scatter = len(features), self.scatter
         assert scatter is not None
         operations = get_operations(scatter)
-        rows = operations.new_rows(n + bool(self.count), scatter)
+        rows = operations.new_rows(m + bool(self.count), scatter)
         rounded = mean.astype(scatter.dtype)
-        np.subtract(features, rounded, out=rows[:n])
-        offset = operations.column_means(rows[:n])  # the rounding error of the mean
+        np.subtract(features, rounded, out=rows[:m])
+        offset = operations.column_means(rows[:m], weights)  # the rounding error of the mean
         mean = rounded + offset
+        if weights is not None:
+            rows[:m] *= asarray_like(np.sqrt(weights).astype(scatter.dtype), scatter)[:, None]
         if self.count:
-            rows[n] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
+            rows[m] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
         operations.add_scatter(scatter, rows)
         # on a GPU, the check would need a synchronization
         if (
@@ -262,7 +273,7 @@ def one_vs_rest_lda(
     white = whitening or Whitening.of(moments, ridge)
     n = moments.count
     inside = moments.target_sums
-    present = (inside > 0) & (inside < n)
+    present = (inside > 0) & (n - inside > MIN_CLASS_FRACTION * n)
     n1 = np.where(present, inside, 1)[:, None]
     n0 = np.where(present, n - inside, 1)[:, None]
     mean1 = (moments.cross - inside[:, None] * moments.mean) * white.scale / n1

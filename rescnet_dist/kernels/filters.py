@@ -71,7 +71,7 @@ class Draws:
         The class of each draw.
     rank : ndarray of int, shape (t, m)
         The image of each patch, as its rank among the training images of that kind in the order of
-        their index, so that a draw does not depend on chunks.
+        their index, so that a draw does not depend on chunks. Images may be repeated.
     row : ndarray of int, shape (t, m)
         The row of the first pixel of each patch.
     column : ndarray of int, shape (t, m)
@@ -106,7 +106,7 @@ def stacked_lda_draws(
     rngs : sequence of t numpy.random.Generator
         The generator of each draw.
     class_counts : sequence of C int
-        The number of training images of each class.
+        The number of training images of each class, repetitions included.
     positives, negatives : int
         The number of patches of the drawn class, and of the rest.
     rows, columns : int
@@ -222,7 +222,13 @@ class PatchSample:
 
 
 def sample_patches(
-    inputs: LayerInput, labels: Array, train: Array, class_offsets: Array, draws: Draws, size: int
+    inputs: LayerInput,
+    labels: Array,
+    train: Array,
+    class_offsets: Array,
+    draws: Draws,
+    size: int,
+    repeats: Array | None = None,
 ) -> PatchSample:
     """Extract the patches that draws take from a chunk of n images.
 
@@ -235,11 +241,14 @@ def sample_patches(
     train : ndarray of bool, shape (n,)
         Which of them are training images.
     class_offsets : ndarray of int, shape (C,)
-        The number of training images of each class in all chunks before this one.
+        The number of training images of each class in all chunks before this one, repetitions
+        included.
     draws : Draws
         The draws of the layer.
     size : int
         The side k of the patches, in pixels.
+    repeats : ndarray of int, shape (n,), optional
+        How many times each image is repeated, for draws that prefer some images; once by default.
 
     Returns
     -------
@@ -262,10 +271,12 @@ def sample_patches(
                 ~is_positive,
             ),
         ):
+            ends = np.cumsum(np.ones_like(members) if repeats is None else repeats[members])
             local = draws.rank - first_rank
-            in_chunk = (local >= 0) & (local < len(members)) & of_class[:, None] & columns
+            inside = (local >= 0) & (local < (ends[-1] if len(ends) else 0))
+            in_chunk = inside & of_class[:, None] & columns
             slots.append(slot_numbers[in_chunk])
-            sources.append(members[local[in_chunk]])
+            sources.append(members[np.searchsorted(ends, local[in_chunk], side="right")])
     slot, source = np.concatenate(slots), np.concatenate(sources)
     order = np.argsort(slot)
     slot, source = slot[order], source[order]

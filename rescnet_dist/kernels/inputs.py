@@ -26,14 +26,19 @@ class LayerInput:
         The images, of the same dtype. Both are C-contiguous, in single or double precision.
     rows : ndarray of int, shape (m,)
         The indices of the selected images.
+    weights : ndarray of float64, shape (n,), optional
+        As how many images each counts in sums; each counts once by default. A NumPy array.
     """
 
     maps: Array
     images: Array
     rows: Array
+    weights: Array | None = None
 
     @classmethod
-    def of(cls, images: Array, maps: Array | None = None) -> LayerInput:
+    def of(
+        cls, images: Array, maps: Array | None = None, weights: Array | None = None
+    ) -> LayerInput:
         """Return the input of all images.
 
         Parameters
@@ -42,6 +47,8 @@ class LayerInput:
             The images, which are converted to float32 unless they are float64.
         maps : ndarray of shape (n, H, W, f), optional
             The maps of the layer before; none by default.
+        weights : ndarray of shape (n,), optional
+            As how many images each counts in sums; each counts once by default.
 
         Returns
         -------
@@ -52,10 +59,21 @@ class LayerInput:
         images = xp.ascontiguousarray(images, np.float64 if images.dtype == "f8" else np.float32)
         if maps is None:
             maps = xp.empty((*images.shape[:3], 0), images.dtype)
-        return cls(xp.ascontiguousarray(maps, images.dtype), images, np.arange(len(images)))
+        rows = np.arange(len(images))
+        return cls(xp.ascontiguousarray(maps, images.dtype), images, rows, weights)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def row_weights(self) -> Array | None:
+        """The weights (m,) of the selected images; None if each counts once."""
+        return None if self.weights is None else self.weights[self.rows]
+
+    @property
+    def count(self) -> float:
+        """The number of selected images, or the sum of their weights."""
+        return len(self) if self.weights is None else float(self.weights[self.rows].sum())
 
     @property
     def shape(self) -> tuple[int, int, int]:

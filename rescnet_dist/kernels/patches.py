@@ -19,15 +19,15 @@ class PatchMoments:
 
     Attributes
     ----------
-    count : int
-        The number of patches.
+    count : int or float
+        The number of patches, or the sum of their weights.
     mean : ndarray of shape (p,)
         Their mean.
     scatter : ndarray of shape (p, p)
         Σ(x − mean)(x − mean)ᵀ.
     """
 
-    count: int
+    count: float
     mean: Array
     scatter: Array
 
@@ -117,7 +117,7 @@ class InputSums:
     high : ndarray of shape (c,)
         The maximum of each channel.
     sums : ndarray of float64, shape (H, W, c)
-        The sum over all images.
+        The sum over all images, weighted if the input has weights.
     """
 
     low: Array
@@ -163,6 +163,8 @@ def patch_scatter(images: Array, size: int) -> PatchMoments:
 def patch_moments(inputs: LayerInput, size: int, input_sums: InputSums) -> PatchMoments:
     """Compute the moments of all valid patches of the input of a layer, at stride 1.
 
+    The patches of an image have the weight of the image.
+
     Parameters
     ----------
     inputs : LayerInput of n images of shape (H, W, c)
@@ -180,10 +182,11 @@ def patch_moments(inputs: LayerInput, size: int, input_sums: InputSums) -> Patch
     height, width, channels = inputs.shape
     operations = get_operations(inputs.images)
     low, high, sums = input_sums.low, input_sums.high, input_sums.sums
-    count = len(inputs) * max(0, height - size + 1) * max(0, width - size + 1)
+    images = inputs.count
+    count = images * max(0, height - size + 1) * max(0, width - size + 1)
     if not count:
         return PatchMoments.empty(size * size * channels)
-    shift = (sums.sum(axis=(0, 1)) / (len(inputs) * height * width)).astype(np.float32)
+    shift = (sums.sum(axis=(0, 1)) / (images * height * width)).astype(np.float32)
     extent = np.maximum(high - shift, shift - low)
     products = operations.patch_products(inputs, size, shift, extent)
     offset = np.tile(shift.astype(np.float64), size * size)

@@ -61,15 +61,17 @@ def inverse_deviations(variance: Array) -> Array:
     return _divide_where(np.ones_like(deviation), deviation, live)
 
 
-def singular_error(features: int, samples: int, ridge: float) -> SingularError:
+def singular_error(features: int, samples: float, ridge: float) -> SingularError:
     """Return the error to raise if a covariance has no inverse."""
     return SingularError(
-        f"The covariance of the {features} features over {samples} samples cannot be factorized "
-        f"with ridge={ridge}. Use a larger ridge, or more samples."
+        f"The covariance of the {features} features over {samples:.0f} samples cannot be "
+        f"factorized with ridge={ridge}. Use a larger ridge, or more samples."
     )
 
 
-def check_pivots(pivots: Array, rounding: float, features: int, samples: int, ridge: float) -> None:
+def check_pivots(
+    pivots: Array, rounding: float, features: int, samples: float, ridge: float
+) -> None:
     """Raise SingularError if the diagonal (m,) of a Cholesky factor means that there is no inverse.
 
     `rounding` is the machine epsilon of the scatter.

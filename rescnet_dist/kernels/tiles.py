@@ -52,14 +52,14 @@ class TileScatter:
         The mean over all samples of the features of the tile's columns.
     products : ndarray of float64, shape (a, b)
         The sum so far, with means rounded to single precision.
-    count : int
-        The number of samples so far.
+    count : int or float
+        The number of samples so far, or the sum of their weights.
     """
 
     left_mean: Array
     right_mean: Array
     products: Array
-    count: int = 0
+    count: float = 0
 
     @classmethod
     def empty(cls, left_mean: Array, right_mean: Array) -> TileScatter:
@@ -79,7 +79,7 @@ class TileScatter:
         """
         return cls(left_mean, right_mean, np.zeros((len(left_mean), len(right_mean))))
 
-    def add(self, left: Array, right: Array) -> None:
+    def add(self, left: Array, right: Array, weights: Array | None = None) -> None:
         """Add samples of both feature blocks.
 
         Parameters
@@ -88,13 +88,17 @@ class TileScatter:
             The features of the tile's rows.
         right : ndarray of shape (n, b)
             The features of the tile's columns.
+        weights : ndarray of shape (n,), optional
+            As how many samples each counts; each counts once by default.
         """
         centered = [
             values - mean.astype(values.dtype)
             for values, mean in ((left, self.left_mean), (right, self.right_mean))
         ]
+        if weights is not None:
+            centered[0] *= weights[:, None].astype(left.dtype)
         self.products += centered[0].T @ centered[1]
-        self.count += len(left)
+        self.count += len(left) if weights is None else float(weights.sum())
 
     def value(self) -> Array:
         """Return the tile, corrected for the rounding of the means.
@@ -123,25 +127,25 @@ class Standardizer:
         The value added to the diagonal.
     ridge : float
         The ridge that `shift` is computed from, relative to the mean of the diagonal.
-    count : int
-        The number of samples.
+    count : int or float
+        The number of samples, or the sum of their weights.
     """
 
     scale: Array
     shift: float
     ridge: float
-    count: int
+    count: float
 
     @classmethod
-    def of(cls, squares: Array, count: int, ridge: float) -> Standardizer:
+    def of(cls, squares: Array, count: float, ridge: float) -> Standardizer:
         """Return the standardizer for a scatter matrix.
 
         Parameters
         ----------
         squares : ndarray of shape (D,)
             The diagonal of the scatter matrix.
-        count : int
-            The number of samples.
+        count : int or float
+            The number of samples, or the sum of their weights.
         ridge : float
             The ridge, relative to the mean of the covariance's diagonal.
 

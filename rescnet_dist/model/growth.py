@@ -76,6 +76,8 @@ class GrowingLayer:
         train: Array,
         class_offsets: Array,
         old_features: Array | None = None,
+        weights: Array | None = None,
+        repeats: Array | None = None,
     ) -> GrownChunk:
         """Run the layer's pass on one chunk.
 
@@ -95,6 +97,10 @@ class GrowingLayer:
             The number of training images of each class in all chunks before this one.
         old_features : ndarray of shape (n, D), optional
             The features of the layer before; computed from `maps` by default.
+        weights : ndarray of float64, shape (n,), optional
+            As how many images each counts in moments; each counts once by default.
+        repeats : ndarray of int, shape (n,), optional
+            How many times each image is repeated for draws; once by default.
 
         Returns
         -------
@@ -116,14 +122,14 @@ class GrowingLayer:
 
         def gather() -> tuple[BankStatistics, Tally]:
             """Return the statistics of the next layer's input, and the tally of the scores."""
-            inputs = LayerInput.of(pixels, new_maps)
-            chunk = Observation(inputs, labels, train, class_offsets, self.class_counts)
+            inputs = LayerInput.of(pixels, new_maps, weights)
+            chunk = Observation(inputs, labels, train, class_offsets, self.class_counts, repeats)
             return (
                 BankStatistics.of(chunk, network, self.number + 1),
                 Tally.of(entering, labels, train, network.head.target),
             )
 
-        return GrownChunk(new_maps, entering, state.features, targets, train, gather)
+        return GrownChunk(new_maps, entering, state.features, targets, train, gather, weights)
 
 
 def fit_image_scale(statistics: BankStatistics, architecture: Architecture) -> ImageScale:

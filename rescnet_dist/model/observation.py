@@ -211,9 +211,13 @@ class Observation:
     train : ndarray of bool, shape (n,)
         Which of them are training images. Learners must use no others.
     class_offsets : ndarray of int, shape (C,)
-        The number of training images of each class in all chunks before this one.
+        The number of training images of each class in all chunks before this one, repetitions
+        included.
     class_counts : ndarray of int, shape (C,)
-        The number of training images of each class in all chunks.
+        The number of training images of each class in all chunks, repetitions included.
+    repeats : ndarray of int, shape (n,), optional
+        How many times each image is repeated for draws, in proportion to its weight; once by
+        default. Moments have the weights of `inputs`.
     """
 
     def __init__(
@@ -223,12 +227,14 @@ class Observation:
         train: Array,
         class_offsets: Array,
         class_counts: Array,
+        repeats: Array | None = None,
     ) -> None:
         self.inputs = inputs
         self.labels = labels
         self.train = train
         self.class_offsets = class_offsets
         self.class_counts = class_counts
+        self.repeats = repeats
         self._train_inputs = inputs.select(train)
         self._sums: InputSums | None = None
         self._moments: dict[int, PatchMoments] = {}
@@ -274,7 +280,13 @@ class Observation:
             The patches whose images are in this chunk, of the channels of the group.
         """
         sample = sample_patches(
-            self.inputs, self.labels, self.train, self.class_offsets, draws, group.size
+            self.inputs,
+            self.labels,
+            self.train,
+            self.class_offsets,
+            draws,
+            group.size,
+            self.repeats,
         )
         return sample.select(_select_directions(group)) if group.is_partial else sample
 

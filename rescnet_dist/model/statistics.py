@@ -251,6 +251,8 @@ class GrownChunk:
     gather : callable
         Returns the statistics of the next layer's input, and the tally. It is called after all
         other work has been queued on a GPU.
+    weights : ndarray of float64, shape (n,), optional
+        As how many images each counts in what is learned; each counts once by default.
     """
 
     maps: Array
@@ -259,6 +261,7 @@ class GrownChunk:
     targets: Array
     train: Array
     gather: Callable[[], tuple[BankStatistics, Tally]]
+    weights: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +297,12 @@ class LayerStatistics:
         LayerStatistics
             The statistics including the chunk.
         """
-        features, targets = chunk.features, chunk.targets
+        features, targets, weights = chunk.features, chunk.targets, chunk.weights
         if not chunk.train.all():
             train = asarray_like(np.flatnonzero(chunk.train), features)
             features, targets = features[train], targets[train]
-        moments = self.features.fold(features, targets)
+            weights = None if weights is None else weights[chunk.train]
+        moments = self.features.fold(features, targets, weights)
         inputs, tally = chunk.gather()
         return LayerStatistics(moments, self.inputs.merge(inputs), self.tally.merge(tally))
 

@@ -49,7 +49,7 @@ def unsaved_scores_path(layer: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows start to stop of a run; class_offsets (C,) counts the training rows of each class before
-    them."""
+    them, repetitions included."""
 
     start: int
     stop: int
@@ -65,6 +65,16 @@ class Chunk:
     def train(self) -> Array:
         """Mask (n,) of the rows that are trained on."""
         return self.rows.train
+
+    @property
+    def weights(self) -> Array | None:
+        """As how many images each row (n,) counts; None if each counts once."""
+        return self.rows.weights
+
+    @property
+    def repeats(self) -> Array | None:
+        """How many times each row (n,) is repeated for random draws; None for once."""
+        return self.rows.repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +136,17 @@ class Reader:
             blocks = {number: blocks.get(number) or self._read_labels(number) for number in needed}
             rows = reduce(Rows.concatenate, (b.rows(start, stop) for b in blocks.values()))
             yield Chunk(start, stop, rows, offsets)
-            offsets = offsets + np.bincount(rows.labels[rows.train], minlength=self.state.classes)
+            offsets = offsets + rows.count_classes(self.state.classes)
 
     def _read_labels(self, block: int) -> RowBlock:
-        """Read the labels and the training mask of a block of images."""
+        """Read the labels, the training mask and the weights, if any, of a block of images."""
         run, table = self.task.run, self.state.rows
-        labels, train = (
+        names = ("labels", "train", *(("weights",) if table.draws_per_weight else ()))
+        arrays = (
             self._read(run.data_array(name), *table.image_range(block), f"data/{name}", block)
-            for name in ("labels", "train")
+            for name in names
         )
-        return RowBlock.of(table, block, labels, train)
+        return RowBlock.of(table, block, *arrays)
 
     def get_images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:
         """Return the images (n, H, W, d) of a chunk, with their augmented copies.

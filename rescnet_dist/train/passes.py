@@ -73,11 +73,14 @@ from rescnet_dist.train.task_events import (
 
 
 def count_group(task: Task, group: Group, _cache: ChunkCache | None = None) -> list[Array]:
-    """Count the training rows of each class (C,) in a group of chunks; return a list of one."""
+    """Count the training rows of each class (C,) in a group of chunks; return a list of one.
+
+    Rows are repeated in proportion to their weights, if any.
+    """
     state = load_state(task)
     reader, counts = Reader(task, group, state, 0), np.zeros(state.classes, np.int64)
     for chunk in reader.chunks():
-        counts += np.bincount(chunk.labels[chunk.train], minlength=state.classes)
+        counts += chunk.rows.count_classes(state.classes)
     return [counts]
 
 
@@ -124,11 +127,12 @@ def survey_group(
                 with reader.meter.timing("compute"):
                     check_finite(raw, chunk.rows.image)  # copied images were checked before
                     observed = Observation(
-                        LayerInput.of(raw_pixels(on_device, architecture)),
+                        LayerInput.of(raw_pixels(on_device, architecture), None, chunk.weights),
                         chunk.labels,
                         chunk.train,
                         chunk.class_offsets,
                         task.counts,
+                        chunk.repeats,
                     )
                     statistics = statistics.merge(BankStatistics.of(observed, architecture, 1))
                     checksums = checksums.plus({"data/images": raw})
@@ -201,6 +205,8 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
                         chunk.train,
                         chunk.class_offsets,
                         old.features,
+                        chunk.weights,
+                        chunk.repeats,
                     )
                     del pixels, old
                     statistics = statistics.fold(grown)

@@ -35,10 +35,11 @@ class Task:
     driver : str
         Unique name of the driver; empty to bypass the worker's cache of small objects.
     counts : ndarray of shape (C,)
-        Number of training images of each class; shape (0,) for a task without a group of images.
+        Number of training images of each class, repeated in proportion to their weights, if any;
+        shape (0,) for a task without a group of images.
     class_offsets : ndarray of shape (C,)
-        Number of training images of each class before those of the task; zeros of shape (1,) for a
-        task without a group of images.
+        Number of training images of each class before those of the task, in the same way; zeros of
+        shape (1,) for a task without a group of images.
     """
 
     run: RunStore

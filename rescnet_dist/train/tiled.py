@@ -72,14 +72,14 @@ def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
 
 def summarize_features(
     _task: Task, merged: ChecksummedStatistics
-) -> tuple[int, Array, dict[str, Any]]:
+) -> tuple[float, Array, dict[str, Any]]:
     """Return the number of samples, the means (D,), and the checksums of the features by block."""
     moments = merged.statistics.features
     return moments.count, moments.mean, merged.checksums.chunks
 
 
 def scatter_tile(
-    task: Task, summary: tuple[int, Array, dict[str, Any]], i: int, j: int
+    task: Task, summary: tuple[float, Array, dict[str, Any]], i: int, j: int
 ) -> tuple[int, Array]:
     """Sum and store tile (i, j) of the scatter matrix.
 
@@ -104,7 +104,7 @@ def scatter_tile(
                 )[chunk.train]
                 for block in (i, j)
             )
-            tile.add(left, right)
+            tile.add(left, right, None if chunk.weights is None else chunk.weights[chunk.train])
     values = tile.value()
     write_block(target, (rows.start, columns.start), values)
     meter.written += values.nbytes
@@ -114,7 +114,7 @@ def scatter_tile(
 
 
 def fit_standardizer(
-    task: Task, summary: tuple[int, Array, dict[str, Any]], diagonals: list[tuple[int, Array]]
+    task: Task, summary: tuple[float, Array, dict[str, Any]], diagonals: list[tuple[int, Array]]
 ) -> Standardizer:
     """Fit the standardization of the features from the diagonal tiles."""
     log_solving(task, "grow")

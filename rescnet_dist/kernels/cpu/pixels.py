@@ -8,6 +8,8 @@ from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.loading import kernel
 from rescnet_dist.kernels.inputs import LayerInput
 
+WEIGHTED_SUM_BYTES = 4 * 2**20  # size of the pixels, in single precision, weighted at a time
+
 
 def write_patches(inputs: LayerInput, size: int, low: Array, scale: Array, into: Array) -> None:
     """Write the patch matrix (im2col) of (inputs − low)·scale to `into` (m, H, W, size²·c).
@@ -32,4 +34,16 @@ def gather_sums(inputs: LayerInput) -> tuple[Array, Array, Array]:
     low, high = np.full(channels, np.inf, dtype), np.full(channels, -np.inf, dtype)
     sums = np.zeros(inputs.shape)
     kernel("gather_sums")(inputs.maps, inputs.images, inputs.rows, low, high, sums)
+    if inputs.weights is not None:
+        sums = _weighted_sums(inputs)
     return low.astype(np.float64), high.astype(np.float64), sums
+
+
+def _weighted_sums(inputs: LayerInput) -> Array:
+    """Return the weighted sum (H, W, c) over images, in float64."""
+    sums, split = np.zeros(inputs.shape), inputs.maps.shape[3]
+    for batch in inputs.batches(max(1, WEIGHTED_SUM_BYTES // (4 * sums.size))):
+        maps, images = batch.select_arrays()
+        sums[..., :split] += np.tensordot(batch.row_weights, maps, axes=1)
+        sums[..., split:] += np.tensordot(batch.row_weights, images, axes=1)
+    return sums

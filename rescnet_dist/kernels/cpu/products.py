@@ -28,7 +28,7 @@ def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -
     """Return Σ p pᵀ (k²c, k²c) over all valid size×size patches p of inputs − shift.
 
     shift (c,); extent (c,) bounds |inputs − shift|. A patch is flattened in the order row, column,
-    channel.
+    channel. Pixels are multiplied by the root of the weight of their image, if there are weights.
     """
     height, width, channels = inputs.shape
     if pair_cost(height, width, channels) <= displacement_cost(height, width, channels, size):
@@ -61,6 +61,8 @@ def sum_pair_products(inputs: LayerInput, size: int, shift: Array) -> Array:
     for batch in inputs.batches(MAX_SUMMED_PIXELS // 8):
         centered = np.empty((len(batch), height, width, channels), np.float32)
         write_patches(batch, 1, shift, np.ones_like(shift), centered)
+        if batch.row_weights is not None:
+            centered *= np.sqrt(batch.row_weights)[:, None, None, None].astype(np.float32)
         pairs = np.zeros((pixels, pixels), np.float32, order="F")
         add_scatter(pairs, centered.reshape(-1, pixels))
         kernel("sum_over_patches")(pairs.T, height, width, channels, size, batch_total)
@@ -93,6 +95,8 @@ def sum_displacement_products(inputs: LayerInput, size: int, shift: Array) -> Ar
             height, len(batch), width, -1, channels
         )
         write_row_windows(batch, shift, reach, windows)
+        if batch.row_weights is not None:
+            windows *= np.sqrt(batch.row_weights)[:, None, None, None].astype(dtype)
         for down in range(size):
             sums[down].add(windows, down)
     total = np.zeros((size, size, channels, size, size, channels))

@@ -9,6 +9,8 @@ from scipy.linalg import blas
 
 from rescnet_dist.kernels.arrays import Array
 
+WEIGHTED_ROW_BYTES = 4 * 2**20  # size of the rows that are weighted at a time
+
 SYR = {"f": blas.ssyr, "d": blas.dsyr}
 
 
@@ -27,6 +29,12 @@ def add_outer(total: Array, vector: Array, factor: float) -> None:
     SYR[total.dtype.char](factor, vector.astype(total.dtype), a=total, overwrite_a=1, lower=1)
 
 
-def column_means(rows: Array) -> Array:
-    """Return the mean (m,) of each column of rows (n, m), in float64."""
-    return np.asarray(rows.mean(axis=0, dtype=np.float64))
+def column_means(rows: Array, weights: Array | None = None) -> Array:
+    """Return the mean (m,) of each column of rows (n, m), weighted if weights (n,) are given."""
+    if weights is None:
+        return np.asarray(rows.mean(axis=0, dtype=np.float64))
+    total = np.zeros(rows.shape[1])
+    step = max(1, WEIGHTED_ROW_BYTES // (rows.shape[1] * rows.itemsize))
+    for start in range(0, len(rows), step):  # `@` converts the rows to float64
+        total += weights[start : start + step] @ rows[start : start + step]
+    return total / weights.sum()

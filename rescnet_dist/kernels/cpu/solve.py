@@ -18,7 +18,7 @@ from rescnet_dist.kernels.solving import (
 )
 
 
-def whiten(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+def whiten(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
     """Return the scale (D,) and the solve function of a `Whitening`, of scatter (D, D)."""
     if len(scatter) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32:
         try:
@@ -28,7 +28,7 @@ def whiten(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
     return _factor_double(scatter, count, ridge)
 
 
-def _factor_double(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+def _factor_double(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
     """Factorize in double precision."""
     covariance = scatter.astype(np.float64)
     covariance /= count
@@ -47,7 +47,7 @@ def _factor_double(scatter: Array, count: int, ridge: float) -> tuple[Array, Sol
     return scale, lambda columns: cho_solve(factor, columns, check_finite=False)
 
 
-def _factor_single(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+def _factor_single(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
     """Factorize in single precision, at twice the speed and in half the memory.
 
     Solutions are refined to double precision.

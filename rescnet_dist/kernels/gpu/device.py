@@ -110,14 +110,20 @@ def transpose(matrix: Array) -> tuple[Array, ...]:
 
 
 def transpose_pixels(
-    inputs: tuple[Array, Array], shift: Array, scale: Array, margin: int, across: int, channels: int
+    inputs: tuple[Array, Array],
+    shift: Array,
+    scale: Array,
+    factors: Array | None,
+    margin: int,
+    across: int,
+    channels: int,
 ) -> tuple[Array, ...]:
     """Return (pixels − shift)·scale of maps and images as a transposed matrix (P·c, n').
 
-    maps (n, H, W, f) and images (n, H, W, d); shift and scale (f + d,). The parts are those of
-    `transpose`. Each row of pixels starts with `margin` zeros and is padded to `across` pixels, the
-    last row is followed by a margin, P = H·across + margin, and pixels are padded to c = `channels`
-    channels.
+    maps (n, H, W, f) and images (n, H, W, d); shift and scale (f + d,). Each image is multiplied by
+    its factor, if factors (n,) are given. The parts are those of `transpose`. Each row of pixels
+    starts with `margin` zeros and is padded to `across` pixels, the last row is followed by a
+    margin, P = H·across + margin, and pixels are padded to c = `channels` channels.
     """
     maps, images = inputs
     n, height, width, second = images.shape
@@ -131,6 +137,7 @@ def transpose_pixels(
             images,
             shift,
             scale,
+            array_or_null(factors),
             high,
             array_or_null(low),
             *(np.int32(v) for v in (n, height, width, maps.shape[3], second, margin, across)),

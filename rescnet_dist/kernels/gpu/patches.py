@@ -38,12 +38,16 @@ def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -
     """Return Σ p pᵀ (k²c, k²c) over all valid size×size patches p of inputs − shift, in float64.
 
     shift (c,); extent (c,) bounds |inputs − shift|. A patch is flattened in the order row, column,
-    channel.
+    channel. Pixels are multiplied by the root of the weight of their image, if there are weights.
     """
     maps, images = (cupy.ascontiguousarray(part, np.float32) for part in inputs.select_arrays())
     n, height, width, image_channels = images.shape
     used = maps.shape[3] + image_channels
     grid = SegmentGrid.of(size, height, width, used)
+    roots = None
+    if inputs.weights is not None:
+        roots = cupy.sqrt(cupy.asarray(inputs.row_weights)).astype(np.float32)
+        extent = extent * roots.max()
     # scaled by a power of 2, which is exact, to the range of half precision
     extent = cupy.where(extent > 0, extent, 1)
     scale = cupy.ldexp(cupy.ones_like(extent), -cupy.ceil(cupy.log2(extent)).astype(np.int32))
@@ -55,8 +59,9 @@ def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -
     def transpose_slab(number: int) -> tuple[Array, ...]:
         """Return the transposed pixels of a slab."""
         slab = maps[slabs[number]], images[slabs[number]]
+        factors = None if roots is None else roots[slabs[number]]
         return transpose_pixels(
-            slab, float_shift, float_scale, grid.length, grid.row_pixels, grid.channels
+            slab, float_shift, float_scale, factors, grid.length, grid.row_pixels, grid.channels
         )
 
     total = cupy.empty((size, size, used, size, size, used))

@@ -43,7 +43,7 @@ scale_covariance = cupy.ElementwiseKernel(
 )
 
 
-def whiten(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
+def whiten(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
     """Return the scale (D,) and the solve function of a `Whitening`, of scatter (D, D).
 
     The upper triangle of the scatter is overwritten by the lower one.
@@ -86,7 +86,7 @@ def whiten(scatter: Array, count: int, ridge: float) -> tuple[Array, Solve]:
 
 
 def _factor_double(
-    scatter: Array, scale: Array, diagonal: Array, problem: tuple[int, int, float]
+    scatter: Array, scale: Array, diagonal: Array, problem: tuple[int, float, float]
 ) -> Solve:
     """Factorize in double precision and return the solve function.
 

@@ -1,8 +1,10 @@
 // The minimum, the maximum and the sum of every column of a matrix, in one pass over it.
 
 // Compute low, high and sums (parts, columns) of source (rows, columns), whose rows are `pitch`
-// numbers apart; each part has `step` rows. If low is null, only sums are computed.
-extern "C" __global__ void gather(const float* __restrict__ source, float* __restrict__ low,
+// numbers apart; each part has `step` rows. If low is null, only sums are computed. The sums are
+// weighted by weights (rows,), unless these are null.
+extern "C" __global__ void gather(const float* __restrict__ source,
+                                  const double* __restrict__ weights, float* __restrict__ low,
                                   float* __restrict__ high, double* __restrict__ sums, long rows,
                                   long columns, long pitch, long step) {
     long column = blockIdx.x * (long)blockDim.x + threadIdx.x, part = blockIdx.y;
@@ -15,7 +17,7 @@ extern "C" __global__ void gather(const float* __restrict__ source, float* __res
         float value = source[row * pitch + column];
         minimum = fminf(minimum, value);
         maximum = fmaxf(maximum, value);
-        sum += value;
+        sum += weights ? weights[row] * value : value;
     }
     long index = part * columns + column;
     sums[index] = sum;

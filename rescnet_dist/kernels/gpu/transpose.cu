@@ -49,11 +49,12 @@ extern "C" __global__ void transpose(const float* __restrict__ source, number* _
 // Transpose images, one per row: the pixels (height, width) of each, of which every row starts with
 // `margin` zeros and is padded with zeros to `across` pixels. A pixel is (… − shift)·scale of the
 // channels of maps (rows, height, width, first) and then of images (…, second), padded to
-// `channels`.
+// `channels`. It is multiplied by the factor of its image, unless factors (rows,) are null.
 extern "C" __global__ void transpose_pixels(const float* __restrict__ maps,
                                             const float* __restrict__ images,
                                             const float* __restrict__ shift,
                                             const float* __restrict__ scale,
+                                            const float* __restrict__ factors,
                                             number* __restrict__ high, number* __restrict__ low,
                                             int rows, int height, int width, int first, int second,
                                             int margin, int across, int channels, long pitch) {
@@ -72,10 +73,10 @@ extern "C" __global__ void transpose_pixels(const float* __restrict__ maps,
           pixel_scale = inside ? scale[channel] : 0.0f;
     for (int line = threadIdx.y; line < TILE; line += LINES) {
         long source_row = row + line;
-        tile[line][threadIdx.x] =
-            inside && source_row < rows
-                ? (source[source_row * step + position] - pixel_shift) * pixel_scale
-                : 0.0f;
+        bool used = inside && source_row < rows;
+        float value =
+            used ? (source[source_row * step + position] - pixel_shift) * pixel_scale : 0.0f;
+        tile[line][threadIdx.x] = used && factors ? value * factors[source_row] : value;
     }
     __syncthreads();
     write_transposed(tile, high, low, row, column, pitch);
