@@ -625,7 +625,7 @@ PRESETS: dict[str, NetworkSpec] = {
 class RunSpec(Spec):
     """Options of how a network is trained.
 
-    Except `seed` and `validation`, none of them changes the mathematics.
+    Except `seed`, `validation` and `class_weight`, none of them changes the mathematics.
 
     Raises
     ------
@@ -653,6 +653,12 @@ class RunSpec(Spec):
         doc="Fraction of the training images held out if there is no validation set, up to 0.9.",
         low=0,
         high=0.9,
+    )
+    class_weight: Literal["balanced"] | None = option(
+        None,
+        help="weights of classes; balanced: all classes count the same in what is learned",
+        doc='Weights of classes: "balanced" weights the images of each class in inverse proportion '
+        "to their number, so that all classes count the same; None weights all images the same.",
     )
     chunk_images: int | None = option(
         None, help="images per chunk", doc="Images per chunk; None lets the plan choose.", low=1

@@ -32,6 +32,7 @@ from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
 from rescnet_dist.data.split import choose_held_out_groups, select_validation
 from rescnet_dist.data.stored import is_imported, verify_dataset
 from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set
+from rescnet_dist.data.weights import Weights
 
 __all__ = [
     "BLOCK_IMAGES",
@@ -45,6 +46,7 @@ __all__ = [
     "RowTable",
     "Rows",
     "TrainingSet",
+    "Weights",
     "as_images",
     "as_labels",
     "check_finite",

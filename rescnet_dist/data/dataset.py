@@ -56,7 +56,7 @@ Labels = Any  # (N,), NumPy or dask
 
 @dataclass(frozen=True, slots=True)
 class SplitData:
-    """Images of one split, with labels (N,), groups (N,) and file names (N,), if there are any.
+    """Images of one split, with labels, groups, file names and weights, (N,) each, if any.
 
     `options` are those that the images were decoded with, as far as they are known.
     """
@@ -66,6 +66,7 @@ class SplitData:
     groups: Labels | None = None
     files: Array | None = None
     options: DecodeOptions = field(default_factory=DecodeOptions)
+    sample_weight: Labels | None = None
 
 
 def open_dataset(
@@ -160,11 +161,14 @@ def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitD
         return None
     dataset = dataset.isel(image=rows)
     labels = dataset["labels"].data if "labels" in dataset else None
-    groups = dataset["groups"].data if "groups" in dataset else None
+    groups, sample_weight = (
+        dataset[name].data if name in dataset else None for name in ("groups", "sample_weight")
+    )
     names = dataset.attrs.get("class_names")
     files = dataset["file"].to_numpy() if "file" in dataset.coords else None
     images, options = as_images(dataset["images"]), DecodeOptions.from_attributes(dataset.attrs)
-    return SplitData(images, decode_labels(labels, names), groups, files, options)
+    named_labels = decode_labels(labels, names)
+    return SplitData(images, named_labels, groups, files, options, sample_weight)
 
 
 def _find_rows(dataset: xr.Dataset, split: str) -> slice | Array | None:
@@ -346,7 +350,11 @@ def _open_stored(stored: StoredImages) -> xr.Dataset:
     """Open a Zarr store lazily."""
     images = as_images(_open_images(stored), name=stored.url).array
     variables: dict[str, Any] = {"images": (IMAGE_DIMS, images)}
-    for name, path in (("labels", stored.labels_path), ("groups", stored.groups_path)):
+    for name, path in (
+        ("labels", stored.labels_path),
+        ("groups", stored.groups_path),
+        ("sample_weight", stored.weights_path),
+    ):
         if path:
             variables[name] = ("image", da.from_zarr(stored.location.open_array(path)))
     coords = {}
@@ -403,9 +411,15 @@ def _get_stored_split(stored: StoredImages, split: str) -> SplitData | None:
         if has_channels
         else None
     )
-    labels, groups = (
+    labels, groups, sample_weight = (
         da.from_zarr(stored.location.open_array(path))[rows] if path else None
-        for path in (stored.labels_path, stored.groups_path)
+        for path in (stored.labels_path, stored.groups_path, stored.weights_path)
     )
     named_labels = decode_labels(labels, stored.class_names)
-    return SplitData(Images(images[rows], reference), named_labels, groups, options=stored.options)
+    return SplitData(
+        Images(images[rows], reference),
+        named_labels,
+        groups,
+        options=stored.options,
+        sample_weight=sample_weight,
+    )

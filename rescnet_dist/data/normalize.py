@@ -11,7 +11,7 @@ import xarray as xr
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, Array
 from rescnet_dist.data.labels import classes_array
 from rescnet_dist.data.sources.source import parse_split_name
-from rescnet_dist.data.stored import GROUP_NAMES
+from rescnet_dist.data.stored import GROUP_NAMES, WEIGHT_NAMES
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import IMAGE_DIMS
 
@@ -30,7 +30,11 @@ def find_images_name(dataset: xr.Dataset) -> str:
 def normalize_dataset(dataset: xr.Dataset) -> xr.Dataset:
     """Return a Dataset with the standard names of variables and order of dimensions."""
     standard_names = {find_images_name(dataset): "images"}
-    for name, aliases in (("labels", LABEL_NAMES), ("groups", GROUP_NAMES)):
+    for name, aliases in (
+        ("labels", LABEL_NAMES),
+        ("groups", GROUP_NAMES),
+        ("sample_weight", WEIGHT_NAMES),
+    ):
         found = next((alias for alias in aliases if alias in dataset.data_vars), None)
         if found:
             standard_names[found] = name

@@ -85,8 +85,10 @@ class Rows:
 
     def concatenate(self, later: Rows) -> Rows:
         """Return these rows followed by later ones."""
-        arrays = ((getattr(self, f.name), getattr(later, f.name)) for f in fields(self))
-        return Rows(*(None if pair[0] is None else np.concatenate(pair) for pair in arrays))
+        pairs = {f.name: (getattr(self, f.name), getattr(later, f.name)) for f in fields(self)}
+        return Rows(
+            **{name: np.concatenate(pair) for name, pair in pairs.items() if pair[0] is not None}
+        )
 
     def count_classes(self, classes: int) -> Array:
         """Return the number of training rows of each class (C,), repetitions included."""

@@ -37,6 +37,7 @@ from rescnet_dist.store import (
 )
 
 GROUP_NAMES = ("groups", "group")
+WEIGHT_NAMES = ("sample_weight",)
 METADATA_FILES = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 UNFINISHED_FILE = "import.json"  # exists while a dataset is being imported
 
@@ -51,7 +52,7 @@ class StoredImages(Source):
 
     def __init__(self, location: Location) -> None:
         self.location, self.url = location, location.url
-        self.labels_path = self.groups_path = ""
+        self.labels_path = self.groups_path = self.weights_path = ""
         attributes: dict[str, Any] = {}
         try:
             location.open_array()
@@ -64,6 +65,7 @@ class StoredImages(Source):
             self.images_path = _find_array(location, names, IMAGE_NAMES, "images")
             self.labels_path = next((name for name in LABEL_NAMES if name in names), "")
             self.groups_path = next((name for name in GROUP_NAMES if name in names), "")
+            self.weights_path = next((name for name in WEIGHT_NAMES if name in names), "")
             if "split" in names and "splits" not in attributes:
                 attributes["splits"] = _read_split_ranges(location)
         _check_dims(self.name, self.array())

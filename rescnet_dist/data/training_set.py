@@ -10,11 +10,23 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from rescnet_dist.data.dataset import get_split, select_split
+from rescnet_dist.data.dataset import SplitData, get_split, select_split
 from rescnet_dist.data.images import ArrayReference, Images, looks_channels_first
-from rescnet_dist.data.labels import classes_array, encode, encode_groups, find_classes
+from rescnet_dist.data.labels import (
+    as_labels,
+    classes_array,
+    encode,
+    encode_groups,
+    find_classes,
+)
 from rescnet_dist.data.photos import ImageInput
 from rescnet_dist.data.sources import DecodeOptions
+from rescnet_dist.data.weights import (
+    Weights,
+    as_class_weights,
+    as_sample_weights,
+    digest_weights,
+)
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import IMAGE_DIMS
@@ -28,7 +40,8 @@ class TrainingSet:
 
     `classes` (C,) are the original labels that the codes index. `augment` describes the copies of
     training images. `groups` (N,) are integers: images of a group are held out together or not at
-    all. `options` are those that the images were decoded with, as far as they are known.
+    all. `options` are those that the images were decoded with, as far as they are known. `weights`
+    are those of the training part and of the classes.
     """
 
     images: tuple[Images, ...]
@@ -37,6 +50,7 @@ class TrainingSet:
     augment: AugmentSpec
     groups: Array | da.Array | None = None
     options: DecodeOptions = field(default_factory=DecodeOptions)
+    weights: Weights = field(default_factory=Weights)
 
     @property
     def count(self) -> int:
@@ -102,15 +116,22 @@ def training_set(
     own_validation: bool = False,
     augment: AugmentSpec | None = None,
     groups: Any = None,
+    sample_weight: Any = None,
+    class_weight: Any = None,
 ) -> TrainingSet:
     """Return the training set of images X and labels y, and of a validation pair (X, y).
 
     Raise DataError if they do not fit. Of lazy arrays only the distinct labels are computed. If
     `own_validation`, the split val of the dataset X, if it has one, is the validation part.
     `groups` (N,) are labels of any hashable type, by default those of the dataset; images of the
-    same group are never on both sides of a split.
+    same group are never on both sides of a split. `sample_weight` (N,) are numbers, by default
+    those of the dataset; images of weight 0 are left out. `class_weight` is a dict of numbers by
+    label.
     """
     part = select_split(X, y, "train")
+    if groups is not None:
+        part = replace(part, groups=as_labels(groups, part.images.shape[0], name="groups"))
+    part, weights = _weigh(part, sample_weight)
     images, labels = part.images, part.labels
     _check_channels_last(X, images)
     classes = find_classes(labels)
@@ -119,14 +140,18 @@ def training_set(
         raise DataError(f"y has the one class {only!r} only. Give images of at least 2 classes.")
     class_array = classes_array(classes)
     codes = encode(labels, class_array)
+    if class_weight is not None:
+        weights = replace(weights, classes=as_class_weights(class_weight, classes))
     augment = augment or AugmentSpec()
     is_dataset = isinstance(X, str | os.PathLike | xr.Dataset)
     if validation is None and own_validation and is_dataset and get_split(X, "val"):
         validation = X, None
     if validation is None:
-        groups = part.groups if groups is None else groups
+        groups = part.groups
         group_codes = None if groups is None else encode_groups(groups, images.shape[0])
-        return TrainingSet((images,), (codes,), class_array, augment, group_codes, part.options)
+        return TrainingSet(
+            (images,), (codes,), class_array, augment, group_codes, part.options, weights
+        )
     if groups is not None:
         raise DataError(
             "groups and a validation set were both given. Groups are for images to be held out; "
@@ -141,7 +166,27 @@ def training_set(
         class_array,
         augment,
         options=part.options,
+        weights=weights,
     )
+
+
+def _weigh(part: SplitData, sample_weight: Any) -> tuple[SplitData, Weights]:
+    """Return the weights of a split and, of the split, what has a weight greater than 0."""
+    given = part.sample_weight if sample_weight is None else sample_weight
+    if given is None:
+        return part, Weights()
+    values = as_sample_weights(given, part.images.shape[0])
+    digest = digest_weights(values)
+    if not values.all():
+        kept = np.flatnonzero(values)
+        values = values[kept]
+        part = replace(
+            part,
+            images=Images(part.images.array[kept]),  # stored images are copied: they have gaps now
+            labels=None if part.labels is None else part.labels[kept],
+            groups=None if part.groups is None else part.groups[kept],
+        )
+    return part, Weights(values, digest=digest)
 
 
 def check_test_set(X: Any, training: TrainingSet) -> None:

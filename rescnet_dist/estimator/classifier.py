@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.data import (
     Images,
     TrainingSet,
+    classes_from_json,
     encode,
     evaluation_images,
     select_split,
@@ -64,6 +65,10 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         How to train; None is the default RunSpec. Its seed is replaced by `random_state`.
     augment : AugmentSpec or None, default None
         Augmented copies of the training images; None makes no copies.
+    class_weight : {"balanced"}, dict or None, default None
+        Weights of classes, by which those of their images are multiplied: a dict of numbers by
+        label, where others weigh 1, or "balanced", with which all classes count the same. None is
+        `class_weight` of `run`.
     listeners : sequence of callable, default ()
         Functions that are called with each event of the run, such as a `Callback`.
 
@@ -105,6 +110,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         random_state: int | np.random.RandomState | None = 0,
         run: RunSpec | None = None,
         augment: AugmentSpec | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.spec = spec
@@ -112,6 +118,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         self.random_state = random_state
         self.run = run
         self.augment = augment
+        self.class_weight = class_weight
         self.listeners = listeners
 
     def set_params(self, **params: Any) -> Self:
@@ -161,6 +168,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         validation: tuple[Any, Any] | float | None = None,
         *,
         groups: Any = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Train a network on images and labels.
 
@@ -176,6 +184,9 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             val split of the dataset, if any. The validation accuracy chooses the depth.
         groups : array-like of shape (n,) or None, default None
             Group of each image. Images of one group are held out together or not at all.
+        sample_weight : array-like of shape (n,) or None, default None
+            As how many images each counts in what is learned; 0 leaves an image out. None uses the
+            `sample_weight` of the dataset, if any, else 1.
 
         Returns
         -------
@@ -196,7 +207,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         """
         check_listeners(self.listeners)
         spec, run_spec, held_out = self._resolve_specs(validation)
-        data = self._training_set(X, y, validation, held_out, groups)
+        data = self._training_set(X, y, validation, held_out, groups, sample_weight)
         with contextlib.ExitStack() as stack:
             url, temporary = self.store, self.store is None
             if url is None:
@@ -219,6 +230,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         validation: tuple[Any, Any] | float | None = None,
         *,
         groups: Any = None,
+        sample_weight: Any = None,
         measure: bool = True,
     ) -> Forecast:
         """Estimate what `fit` with the same arguments needs: chunks, tasks, memory, bytes, time.
@@ -235,6 +247,9 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             val split of the dataset, if any. The validation accuracy chooses the depth.
         groups : array-like of shape (n,) or None, default None
             Group of each image. Images of one group are held out together or not at all.
+        sample_weight : array-like of shape (n,) or None, default None
+            As how many images each counts in what is learned; 0 leaves an image out. None uses the
+            `sample_weight` of the dataset, if any, else 1.
         measure : bool, default True
             Measure the speed of the cluster and of the store to estimate the time.
 
@@ -249,7 +264,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             If `fit` would fail with an error for these arguments.
         """
         spec, run_spec, held_out = self._resolve_specs(validation)
-        data = self._training_set(X, y, validation, held_out, groups)
+        data = self._training_set(X, y, validation, held_out, groups, sample_weight)
         store = None if self.store is None else os.fspath(self.store)
         if store is not None:
             check_run(store, spec, run_spec, data)
@@ -326,6 +341,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             random_state=run_spec.seed,
             run=run_spec,
             augment=augment if augment.copies else None,
+            class_weight=_stored_class_weight(attributes),
             listeners=listeners,
         )
         clf._load(run.url, run_spec.array_backend)
@@ -684,12 +700,25 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         return tags
 
     def _training_set(
-        self, X: Any, y: Any, validation: Any, held_out: tuple[Any, Any] | None, groups: Any
+        self,
+        X: Any,
+        y: Any,
+        validation: Any,
+        held_out: tuple[Any, Any] | None,
+        groups: Any,
+        sample_weight: Any,
     ) -> TrainingSet:
         """Return the training data of `fit` and `plan`, with the validation images if given."""
         augment = None if self.augment is None else self._augment_spec()
         return training_set(
-            X, y, held_out, own_validation=validation is None, augment=augment, groups=groups
+            X,
+            y,
+            held_out,
+            own_validation=validation is None,
+            augment=augment,
+            groups=groups,
+            sample_weight=sample_weight,
+            class_weight=None if isinstance(self.class_weight, str) else self.class_weight,
         )
 
     def _network_spec(self) -> NetworkSpec:
@@ -726,6 +755,13 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         if not isinstance(seed, int | np.integer):
             raise SpecError(f"random_state={seed!r} is not a whole number, RandomState or None.")
         run_spec = run.replace(seed=seed)
+        if isinstance(self.class_weight, str):
+            run_spec = run_spec.replace(class_weight=self.class_weight)
+        elif self.class_weight is not None and run.class_weight is not None:
+            raise SpecError(
+                f"class_weight is a dict, but that of run is {run.class_weight!r}. Leave one of "
+                "them out."
+            )
         if validation is None:
             return spec, run_spec, None
         if isinstance(validation, int | float | np.number):
@@ -817,6 +853,14 @@ def plan(
     """
     clf = ResCNetClassifier(spec, store=store, run=run, augment=augment)
     return clf.plan(X, y, validation, measure=measure)
+
+
+def _stored_class_weight(attributes: dict[str, Any]) -> dict[Any, float] | None:
+    """Return the weights by label that a run was given; None if it was given none."""
+    if "class_weight" not in attributes:
+        return None
+    classes = classes_from_json(attributes["classes"]).tolist()
+    return dict(zip(classes, attributes["class_weight"], strict=True))
 
 
 def _select_labels(scores: Array, classes: Array) -> Array:

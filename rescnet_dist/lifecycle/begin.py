@@ -27,6 +27,7 @@ from rescnet_dist.events.classes import Listener
 from rescnet_dist.lifecycle.holdout import HoldOut, hold_out
 from rescnet_dist.lifecycle.match import describe_plan_difference, is_incomplete, match_run
 from rescnet_dist.lifecycle.resume import Changes, resume_run
+from rescnet_dist.lifecycle.weighting import Weighting, write_weights
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.requirements import Problem
@@ -218,6 +219,7 @@ def prepare_run(checked: CheckedRun, client: Client) -> tuple[RunState, CheckedW
         "source": data.source_name(checked.source),
         "provenance": _get_provenance(),
     } | ({"images": asdict(stored)} if stored else {})
+    attributes |= data.weights.to_dict()
     run.initialize(attributes)
     rows = _index_rows(run, run_spec, data, client)
     if rows.rows != problem.images:  # the number of copies was not known before the split
@@ -246,21 +248,35 @@ def _get_provenance() -> dict[str, Any]:
 
 
 def _index_rows(run: RunStore, run_spec: RunSpec, data: TrainingSet, client: Client) -> RowTable:
-    """Write the labels and the mask of training images; return the table of rows."""
-    run.create_labels(data.count, min(BLOCK_IMAGES, data.count), groups=data.groups is not None)
+    """Write the labels, the mask of training images, and weights; return the table of rows."""
+    balanced, weights = run_spec.class_weight == "balanced", data.weights
+    has_weights, has_groups = balanced or bool(weights), data.groups is not None
+    block = min(BLOCK_IMAGES, data.count)
+    run.create_labels(data.count, block, groups=has_groups, weights=has_weights)
     _write_parts(run.data_array("labels", write=True), list(data.codes), client)
     if data.groups is not None:
         _write_parts(run.work("groups", write=True), [data.groups], client)
+    if has_weights:
+        given = np.ones(data.count)
+        if weights.samples is not None:
+            given[: data.train_count] = weights.samples
+        _write_parts(run.work("weights", write=True), [given], client)
     split = HoldOut(
         data.train_count,
         run_spec.validation,
         run_spec.seed,
         len(data.classes),
-        by_group=data.groups is not None and run_spec.validation > 0,
+        by_group=has_groups and run_spec.validation > 0,
     )
     rows, counts = client.submit(hold_out, run, split, data.augment.copies, pure=False).result()
-    run.remove_work()
     _check_split(run_spec, data, counts)
+    if has_weights:
+        by_class = None if weights.classes is None else tuple(weights.classes.tolist())
+        weighting = Weighting(len(data.classes), balanced, by_class)
+        draws, checksums = client.submit(write_weights, run, weighting, pure=False).result()
+        paths = {**rows.checksums, "data/weights": tuple(checksums)}
+        rows = replace(rows, checksums=paths, draws_per_weight=draws)
+    run.remove_work()
     return rows
 
 

@@ -16,6 +16,9 @@ from rescnet_dist.store import (
     translate_attribute_errors,
 )
 
+WEIGHT_ATTRIBUTES = ("sample_weight", "class_weight")  # of `Weights.to_dict`
+# how differences are described whose values say nothing to a user
+OTHER = {"classes": "other classes", "sample_weight": "other sample weights"}
 # everything that a run may have before its data are complete
 INCOMPLETE_RUN_NAMES = {"claims", "data", "work", "zarr.json"}
 
@@ -79,6 +82,7 @@ def _describe_differences(
         "data": data.source_name(source),
         "images of": list(data.image_shape),
         "classes": classes_to_json(data.classes),
+        **data.weights.to_dict(),
     }
     kinds: dict[str, type[Spec]] = {"network": NetworkSpec, "run": RunSpec, "augment": AugmentSpec}
     with translate_attribute_errors(run.location):
@@ -89,13 +93,14 @@ def _describe_differences(
         "data": attributes.get("source"),
         "images of": attributes.get("image_shape"),
         "classes": attributes.get("classes"),
+        **{name: attributes[name] for name in WEIGHT_ATTRIBUTES if name in attributes},
     }
     ignored = {*PLAN_FIELDS, *CHANGEABLE}
     names = [name for name in {**stored, **requested} if name not in ignored]
     different = [name for name in names if stored.get(name) != requested.get(name)]
     return [
-        "other classes"
-        if name == "classes"
+        OTHER[name]
+        if name in OTHER
         else f"{name} {stored.get(name)!r} instead of {requested.get(name)!r}"
         for name in different
     ]

@@ -3,7 +3,8 @@
 A Zarr v3 group, readable with plain xarray and zarr:
 
     zarr.json            attributes: format, specs, plan, rows, classes, shapes, provenance
-    data/                images (or a reference to them in the attributes), labels, train: (N, …)
+    data/                images (or a reference to them in the attributes), labels, train, and
+                         weights of a run with weights: (N, …)
     image_scale/         the normalization of the images
     layers/0001/ …       small fitted arrays of each layer
     maps/0001, scores/0001   maps of a layer and the scores that entered it: one row per image and
@@ -119,15 +120,21 @@ class RunStore:
 
     # data ---------------------------------------------------------------------------------------
 
-    def create_labels(self, count: int, block: int, *, groups: bool = False) -> None:
+    def create_labels(
+        self, count: int, block: int, *, groups: bool = False, weights: bool = False
+    ) -> None:
         """Create the empty arrays of labels (N,) and of the training mask (N,).
 
-        With `groups`, also create the array of groups (N,) in the work area.
+        With `groups`, also create the array of groups (N,) in the work area; with `weights`, that
+        of weights (N,), and that of the given ones in the work area.
         """
         for path, dtype in (("data/labels", "int32"), ("data/train", "bool")):
             self._create(path, (count,), dtype, block, ("image",), compress=True)
         if groups:
             self._create("work/groups", (count,), "int64", block, ("image",), compress=True)
+        if weights:
+            for path in ("data/weights", "work/weights"):
+                self._create(path, (count,), "float64", block, ("image",), compress=True)
 
     def create_images(self, shape: tuple[int, ...], dtype: Any, chunk: int) -> None:
         """Create the empty array for a copy of the images (N, H, W, d)."""
@@ -153,7 +160,7 @@ class RunStore:
         return self.location.open_array(path, write=write)
 
     def data_array(self, name: str, *, write: bool = False) -> StoredArray:
-        """Open `images` (N, H, W, d), `labels` (N,) or `train` (N,) of the run."""
+        """Open `images` (N, H, W, d), `labels`, `train` or `weights`, (N,) each, of the run."""
         return self._open(f"data/{name}", write=write)
 
     # maps and scores ----------------------------------------------------------------------------
@@ -229,7 +236,7 @@ class RunStore:
             )
 
     def work(self, name: str, *, write: bool = False) -> StoredArray:
-        """Open `features`, `scatter` or `factor` of the current layer, or `groups` of the data."""
+        """Open `features`, `scatter` or `factor` of the current layer, or what the data need."""
         return self._open(f"work/{name}", write=write)
 
     def remove_work(self) -> None:

@@ -35,15 +35,15 @@ def gather_sums(inputs: LayerInput) -> tuple[Array, Array, Array]:
     sums = np.zeros(inputs.shape)
     kernel("gather_sums")(inputs.maps, inputs.images, inputs.rows, low, high, sums)
     if inputs.weights is not None:
-        sums = _weighted_sums(inputs)
+        sums = _weighted_sums(inputs, inputs.weights)
     return low.astype(np.float64), high.astype(np.float64), sums
 
 
-def _weighted_sums(inputs: LayerInput) -> Array:
-    """Return the weighted sum (H, W, c) over images, in float64."""
+def _weighted_sums(inputs: LayerInput, weights: Array) -> Array:
+    """Return the sum (H, W, c) over images, weighted by weights (n,), in float64."""
     sums, split = np.zeros(inputs.shape), inputs.maps.shape[3]
     for batch in inputs.batches(max(1, WEIGHTED_SUM_BYTES // (4 * sums.size))):
         maps, images = batch.select_arrays()
-        sums[..., :split] += np.tensordot(batch.row_weights, maps, axes=1)
-        sums[..., split:] += np.tensordot(batch.row_weights, images, axes=1)
+        sums[..., :split] += np.tensordot(weights[batch.rows], maps, axes=1)
+        sums[..., split:] += np.tensordot(weights[batch.rows], images, axes=1)
     return sums
