@@ -183,7 +183,13 @@ def make_report(
         AugmentSpec.from_stored(description["augment"]),
     )
     plan = Plan.from_dict(description["plan"])
-    command, notes = reproduce_command(description["source"], *specs, plan, held_out=held_out > 0)
+    command, notes = reproduce_command(
+        description["source"],
+        *specs,
+        plan,
+        held_out=held_out > 0,
+        has_weights=bool({"sample_weight", "class_weight"} & attributes.keys()),
+    )
     depth = view.depth or len(view.layers) or None
     metrics, drawn, problem = None, Pictures(), "there is no finished layer yet"
     if depth:

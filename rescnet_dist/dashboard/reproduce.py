@@ -18,11 +18,13 @@ def reproduce_command(
     plan: Plan,
     *,
     held_out: bool,
+    has_weights: bool = False,
 ) -> tuple[str | None, list[str]]:
     """Return the command that trains the same network on a source, and notes on its use.
 
     The plan is among its flags, as it fixes the order of every sum. held_out says whether the run
-    held out images. The command is None if the run was trained on arrays, without a source, or if
+    held out images, has_weights whether it was given weights of images or a dict of class weights.
+    The command is None if the run was trained on arrays, without a source, or if
     flags cannot describe its network.
     """
     if source is None:
@@ -52,16 +54,21 @@ def reproduce_command(
         **{name: getattr(planned, name) for name in (*PLAN_FIELDS, "seed", "validation")}
     )
     words += flags(planned, given) + flags(augment, AugmentSpec())
-    return shlex.join(words), _make_notes(source, plan)
+    return shlex.join(words), _make_notes(source, plan, has_weights)
 
 
-def _make_notes(source: str, plan: Plan) -> list[str]:
+def _make_notes(source: str, plan: Plan, has_weights: bool) -> list[str]:
     """Return what a user of the command has to know, one sentence or two each."""
     notes = []
     if "***" in source:
         notes.append("The source had credentials, which are not stored. Replace *** with them.")
     if "://" not in source and source not in ("digits",) and not source.startswith("/"):
         notes.append("The source is a relative path. Run the command where the run was started.")
+    if has_weights:
+        notes.append(
+            "The run has weights of images or classes. The command uses the variable sample_weight "
+            "of the source, if there is one; pass other weights in Python."
+        )
     if plan.tile_features is None:
         notes.append(
             "Give workers at least as much memory as in the run. With less, the scatter matrix is "

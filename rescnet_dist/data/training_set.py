@@ -141,7 +141,7 @@ def training_set(
     class_array = classes_array(classes)
     codes = encode(labels, class_array)
     if class_weight is not None:
-        weights = replace(weights, classes=as_class_weights(class_weight, classes))
+        weights = replace(weights, classes=as_class_weights(class_weight, class_array.tolist()))
     augment = augment or AugmentSpec()
     is_dataset = isinstance(X, str | os.PathLike | xr.Dataset)
     if validation is None and own_validation and is_dataset and get_split(X, "val"):

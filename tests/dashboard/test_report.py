@@ -354,6 +354,8 @@ def test_reproduce_command_without_validation_for_own_split() -> None:
     plan, specs = Plan(60, 30, 2, 2, 1), (NetworkSpec(), RunSpec(), AugmentSpec())
     command, _ = reproduce_command("/data/a.zarr", *specs, plan, held_out=True)
     assert "--validation" not in str(command)
+    _, notes = reproduce_command("/data/a.zarr", *specs, plan, held_out=True, has_weights=True)
+    assert any("sample_weight" in note for note in notes)
     command, notes = reproduce_command(None, *specs, plan, held_out=True)
     assert command is None
     assert "arrays" in notes[0]

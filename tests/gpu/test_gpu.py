@@ -213,6 +213,42 @@ def test_ridge_regression_equals_that_of_the_cpu(
         assert error < 10 * TOLERANCE[matmul_precision]
 
 
+@pytest.mark.parametrize("matmul_precision", TOLERANCE)
+def test_weighted_moments_equal_those_of_the_cpu(
+    backend: Backend, matmul_precision: str, rng: np.random.Generator
+) -> None:
+    """Weights differ by a factor of a thousand; some images are not selected."""
+    maps = rng.normal(size=(600, 12, 11, 20)).astype(np.float32)
+    images = rng.random((600, 12, 11, 3)).astype(np.float32)
+    weights, train = 10 ** rng.uniform(-1.5, 1.5, 600), rng.random(600) < 0.8
+    expected = patch_statistics(LayerInput.of(images, maps, weights).select(train), 3)
+    gpu_inputs = LayerInput.of(backend.put(images), backend.put(maps), weights).select(train)
+    features = rng.normal(size=(600, 300)).astype(np.float32)
+    targets = rng.normal(size=(600, 4)).astype(np.float32)
+
+    def fold(xp: Any) -> FeatureMoments:
+        moments = FeatureMoments.empty(300, 4, xp=xp)
+        for rows in (slice(0, 350), slice(350, 600)):
+            chunk = xp.asarray(features[rows]), xp.asarray(targets[rows])
+            moments = moments.fold(*chunk, weights[rows])
+        return to_host(moments)
+
+    with Backend("cupy", matmul_precision).working():
+        found = tuple(map(to_host, patch_statistics(gpu_inputs, 3)))
+        moments = fold(backend.xp)
+    assert np.array_equal(found[0], expected[0])
+    assert np.array_equal(found[1], expected[1])
+    assert found[2].count == pytest.approx(expected[2].count)
+    assert relative_error(found[2].mean, expected[2].mean) < 1e-6
+    assert relative_error(found[2].scatter, expected[2].scatter) < TOLERANCE[matmul_precision]
+    on_cpu = fold(np)
+    assert relative_error(moments.mean, on_cpu.mean) < 1e-6
+    assert relative_error(moments.cross, on_cpu.cross) < 1e-4
+    assert relative_error(moments.target_sums, on_cpu.target_sums) < 1e-10
+    scatter, on_cpu_scatter = np.tril(moments.scatter), np.tril(on_cpu.scatter)
+    assert relative_error(scatter, on_cpu_scatter) < TOLERANCE[matmul_precision]
+
+
 def fit(store: Path, run: RunSpec, spec: NetworkSpec = SPEC, **options: Any) -> ResCNetClassifier:
     """Train a classifier on digits."""
     images, labels = (array[:900] for array in load_digits())
@@ -270,6 +306,22 @@ def test_two_towers_equal_those_of_the_cpu(
     images, _ = load_digits()
     runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
     one, other = (fit(tmp_path / name, run, spec) for name, run in runs.items())
+    assert relative_error(other.decision_function(images), one.decision_function(images)) < 1e-3
+
+
+def test_weighted_run_equals_that_of_the_cpu(
+    client: Client, backend: Backend, tmp_path: Path
+) -> None:
+    """Weights of images and balanced classes are multiplied."""
+    images, labels = load_digits()
+    weights = np.random.default_rng(0).uniform(0.1, 5, 900)
+    runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
+    one, other = (
+        ResCNetClassifier(
+            SPEC.replace(max_layers=3), store=tmp_path / name, run=run, class_weight="balanced"
+        ).fit(images[:900], labels[:900], sample_weight=weights)
+        for name, run in runs.items()
+    )
     assert relative_error(other.decision_function(images), one.decision_function(images)) < 1e-3
 
 

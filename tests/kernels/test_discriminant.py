@@ -77,6 +77,61 @@ def test_fold_and_merge_over_any_chunks_equal_whole(cuts, splits, seed):
     assert_moments(merged, features, targets)
 
 
+@given(cuts=st.lists(st.integers(0, 30), max_size=4), seed=st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_whole_weights_equal_repeated_samples(cuts, seed):
+    """Chunks are folded, and the last accumulator is merged."""
+    rng = np.random.default_rng(seed)
+    features, labels = labeled_features(rng, n=30)
+    targets, weights = one_hot(labels, 4), rng.integers(1, 5, 30).astype(np.float64)
+    first, second = (FeatureMoments.empty(7, 4, np.float64) for _ in range(2))
+    *edges, last = pairwise([0, *sorted(cuts), 30])
+    for rows in (slice(*edge) for edge in edges):
+        first = first.fold(features[rows], targets[rows], weights[rows])
+    rows = slice(*last)
+    merged = first.merge(second.fold(features[rows], targets[rows], weights[rows]))
+    repeats = weights.astype(int)
+    assert_moments(merged, features.repeat(repeats, axis=0), targets.repeat(repeats, axis=0))
+
+
+def test_weights_in_single_precision_are_accurate(rng):
+    """The features are far from 0, and the largest weight is a million times the smallest."""
+    features = rng.normal(50, 1, (2000, 6)).astype(np.float32)
+    targets, weights = rng.normal(size=(2000, 3)), 10 ** rng.uniform(-3, 3, 2000)
+    moments = FeatureMoments.empty(6, 3)
+    for start in range(0, 2000, 300):
+        rows = slice(start, start + 300)
+        moments = moments.fold(features[rows], targets[rows], weights[rows])
+    exact = features.astype(np.float64)
+    mean = weights @ exact / weights.sum()
+    expected = np.tril((weights[:, None] * (exact - mean)).T @ (exact - mean))
+    np.testing.assert_allclose(moments.mean, mean, rtol=1e-9)
+    assert np.abs(np.tril(moments.scatter) - expected).max() <= 1e-5 * expected.max()
+    np.testing.assert_allclose(moments.target_sums, weights @ targets, rtol=1e-10)
+
+
+@pytest.mark.parametrize("fit", [one_vs_rest_lda, ridge_regression])
+def test_scaled_weights_give_the_same_fit(fit, rng):
+    """The ridge is relative to the variance, so that only relative weights matter."""
+    features, labels = labeled_features(rng)
+    targets, weights = one_hot(labels, 4), rng.uniform(0.1, 3, len(labels))
+    empty = FeatureMoments.empty(7, 4, np.float64)
+    expected = fit(empty.fold(features, targets, weights), 0.3)
+    empty = FeatureMoments.empty(7, 4, np.float64)
+    found = fit(empty.fold(features, targets, 1000 * weights), 0.3)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+def test_class_of_all_samples_is_absent_whatever_the_rounding_of_weights(rng):
+    """The sum of its weights may differ from that of all weights in the last digit."""
+    features, weights = rng.normal(size=(50, 3)), rng.uniform(0.1, 1, 50)
+    moments = FeatureMoments.empty(3, 2, np.float64)
+    for rows in (slice(0, 7), slice(7, 50)):
+        moments = moments.fold(features[rows], one_hot(np.zeros(50, int), 2)[rows], weights[rows])
+    assert not one_vs_rest_lda(moments, 1.0)[2].any()
+
+
 @given(sizes=st.tuples(*[st.integers(0, 6)] * 3), seed=st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
 def test_merge_is_associative_with_identity_and_changes_no_argument(sizes, seed):

@@ -219,6 +219,23 @@ def test_sampled_patches_equal_oracle_and_are_from_training_images(rng):
     np.testing.assert_array_equal(sample.patches, np.array(expected))
 
 
+@pytest.mark.parametrize("cut", [0, 3, 17])
+def test_draws_of_repeated_images_equal_those_of_copies(cut, rng):
+    """The patches are those of np.repeat, also in two chunks."""
+    images, labels, train = labeled_images(rng)
+    repeats = rng.integers(1, 5, len(labels))
+    many = [array.repeat(repeats, axis=0) for array in (images, labels, train)]
+    draws, none = make_draws(*many, 3, 10), np.zeros(3, np.int64)
+    expected = sample_patches(LayerInput.of(many[0]), many[1], many[2], none, draws, 3)
+    trained = labels[:cut][train[:cut]].repeat(repeats[:cut][train[:cut]])
+    found = PatchSample.empty(18)
+    for rows, offsets in ((slice(cut), none), (slice(cut, None), np.bincount(trained, None, 3))):
+        chunk = LayerInput.of(images[rows]), labels[rows], train[rows]
+        found = found.merge(sample_patches(*chunk, offsets, draws, 3, repeats[rows]))
+    np.testing.assert_array_equal(found.slots, expected.slots)
+    np.testing.assert_array_equal(found.patches, expected.patches)
+
+
 def test_zero_draws_sample_no_patches(rng):
     """Layers with PCA filters only have an empty sample, which can be merged."""
     images, labels, train = labeled_images(rng)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rescnet_dist.bench.peers import unfold
 from rescnet_dist.kernels import LayerInput, PatchMoments, patch_scatter
-from rescnet_dist.kernels.cpu import products
+from rescnet_dist.kernels.cpu import pixels, products
+from tests.patch_statistics import patch_statistics
 
 SHAPES = [  # n, height, width, channels, patch size
     (3, 6, 7, 2, 1),
@@ -122,6 +123,27 @@ def test_both_algorithms_equal_products_of_unfolded_patches(algorithm, shape, rn
         expected,
         atol=3e-6 * max(1, expected.max()),
     )
+
+
+@pytest.mark.parametrize("pair_pixels", [0, products.MAX_PAIR_PIXELS], ids=["shifts", "pairs"])
+@pytest.mark.parametrize("channels", [2, 9])  # in double and in single precision
+def test_whole_weights_equal_repeated_images(channels, pair_pixels, rng, monkeypatch):
+    """Extremes are equal, and sums, mean and scatter agree; some images are not selected."""
+    monkeypatch.setattr(products, "MAX_PAIR_PIXELS", pair_pixels)
+    monkeypatch.setattr(pixels, "WEIGHTED_SUM_BYTES", 3000)  # several batches
+    images, repeats = make_images((9, 7, 6, channels), rng), rng.integers(1, 5, 9)
+    train = np.array([True] * 5 + [False, True, True, False])
+    maps, own = images[..., 1:], images[..., :1]
+    inputs = LayerInput.of(own, maps, repeats.astype(np.float64)).select(train)
+    repeated = images[train].repeat(repeats[train], axis=0)
+    low, high, moments = patch_statistics(inputs, 3)
+    repeated_inputs = LayerInput.of(repeated[..., :1], repeated[..., 1:])
+    expected = patch_statistics(repeated_inputs, 3)
+    np.testing.assert_array_equal(low, expected[0])
+    np.testing.assert_array_equal(high, expected[1])
+    together = np.concatenate([repeated[..., 1:], repeated[..., :1]], axis=3)
+    assert_moments(moments, together, 3)
+    assert moments.count == expected[2].count
 
 
 def test_the_algorithm_with_fewer_products_is_chosen(monkeypatch):

@@ -18,19 +18,20 @@ from rescnet_dist.kernels import (
 )
 
 
-def fit_tiles(features, targets, tile: int, ridge: float, chunk: int = 37):
+def fit_tiles(features, targets, tile: int, ridge: float, chunk: int = 37, weights=None):
     """Return moments without scatter, and the whitening from tiles in a dictionary."""
+    get_weights = lambda rows: None if weights is None else weights[rows]  # noqa: E731
     moments = FeatureMoments.empty(features.shape[1], targets.shape[1], scatter=False)
     chunks = [slice(start, start + chunk) for start in range(0, len(features), chunk)]
     for rows in chunks:
-        moments = moments.fold(features[rows], targets[rows])
+        moments = moments.fold(features[rows], targets[rows], get_weights(rows))
     blocks = feature_blocks(features.shape[1], tile)
     scatter = {}
     for i, rows in enumerate(blocks):
         for j, columns in enumerate(blocks[: i + 1]):
             accumulator = TileScatter.empty(moments.mean[rows], moments.mean[columns])
             for part in chunks:
-                accumulator.add(features[part, rows], features[part, columns])
+                accumulator.add(features[part, rows], features[part, columns], get_weights(part))
             scatter[i, j] = accumulator.value()
     squares = np.concatenate([np.diagonal(scatter[i, i]) for i in range(len(blocks))])
     standardizer = Standardizer.of(squares, moments.count, ridge)
@@ -66,6 +67,18 @@ def test_tiles_give_the_weights_of_an_untiled_matrix(
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=limit, atol=limit * np.abs(other).max())
         assert not found[0][:, 7].any()
+
+
+@pytest.mark.parametrize("fit", [one_vs_rest_lda, ridge_regression])
+def test_weighted_tiles_give_the_weights_of_repeated_samples(rng, fit) -> None:
+    """The reference is an untiled matrix in double precision."""
+    features = (rng.normal(size=(200, 23)) @ rng.normal(size=(23, 23)) + 20).astype(np.float32)
+    targets, repeats = np.eye(4)[rng.integers(4, size=200)], rng.integers(1, 5, 200)
+    moments, white = fit_tiles(features, targets, 5, 0.1, weights=repeats.astype(np.float64))
+    repeated = features.astype(float).repeat(repeats, axis=0), targets.repeat(repeats, axis=0)
+    expected = fit(FeatureMoments.empty(23, 4, np.float64).fold(*repeated), 0.1)
+    for one, other in zip(fit(moments, 0.1, white), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
 
 
 def test_singular_tile_raises(rng) -> None:

@@ -84,6 +84,7 @@ def test_start_then_resume_then_no_change(client: Client, data_url: str, tmp_pat
     [
         (["--filters", "5"], "filters 4 instead of 5"),
         (["--seed", "3"], "seed 0 instead of 3"),
+        (["--class-weight", "balanced"], "class_weight None instead of 'balanced'"),
         (["--max-layers", "3"], "max_layers 2 instead of 3"),
         (["--copies", "1", "--flip"], "copies 0 instead of 1; flip False instead of True"),
     ],
