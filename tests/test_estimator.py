@@ -65,7 +65,7 @@ def fail_to_compute(*args: Any, **kwargs: Any) -> None:
 
 def test_init_only_stores_its_parameters() -> None:
     """As scikit-learn requires: even invalid values are kept until fit."""
-    names = ("spec", "store", "random_state", "run", "augment")
+    names = ("spec", "store", "random_state", "run", "augment", "class_weight")
     given: dict[str, Any] = {name: object() for name in names}
     clf = ResCNetClassifier(given["spec"], **{k: v for k, v in given.items() if k != "spec"})
     assert clf.get_params() == {**given, "listeners": ()}
