@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         plan,
     )
     from rescnet_dist.events import Callback
-    from rescnet_dist.network import Network
+    from rescnet_dist.network import ImagePrediction, Network
     from rescnet_dist.runs import find_runs
     from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
@@ -27,6 +27,7 @@ __all__ = [
     "ClusterError",
     "DataError",
     "FlatResCNetClassifier",
+    "ImagePrediction",
     "MLflowWriter",
     "Network",
     "NetworkSpec",
@@ -60,7 +61,7 @@ _MODULES = {
         "estimator",
     ),
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
-    "Network": "network",
+    **dict.fromkeys(("ImagePrediction", "Network"), "network"),
     "Callback": "events",
     "find_runs": "runs",
 }

@@ -1,4 +1,4 @@
-"""The Dask cluster that a command runs on, and a status line while it works."""
+"""The Dask cluster that a command runs on, and a status line or progress bar while it works."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from typing import Any
 import click
 from distributed import Client
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from rescnet_dist.cluster import (
     WORKER_TIMEOUT_SECONDS,
@@ -64,3 +72,25 @@ def show_status(text: str, *, quiet: bool = False) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@contextmanager
+def show_progress(title: str, unit: str) -> Iterator[Any]:
+    """Show a progress bar with rate and remaining time on a terminal; nothing elsewhere.
+
+    Yield a function that updates it from the amount done and the total.
+    """
+    console = Console(stderr=True)
+    columns = (
+        *(SpinnerColumn(), TextColumn(title), BarColumn(), MofNCompleteColumn()),
+        *(TextColumn(unit), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None, rate="")
+
+        def update(done: int, total: int | None) -> None:
+            speed = progress.tasks[0].speed
+            rate = f"{speed:,.0f} {unit}/s" if speed else ""
+            progress.update(task, completed=done, total=total, rate=rate)
+
+        yield update

@@ -51,6 +51,7 @@ from rescnet_dist.lifecycle import (
     check_run,
     resume_run,
 )
+from rescnet_dist.network import describe_network
 from rescnet_dist.options import declared_options
 from rescnet_dist.planning import forecast
 from rescnet_dist.planning.backend import get_backend
@@ -58,6 +59,8 @@ from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import PRESETS, AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
+
+MAX_CLASSES = 12  # names in the description of a network
 
 
 @click.command("train", **HELP_SETTINGS)
@@ -237,10 +240,15 @@ def resume_command(
 def info_command(run_url: str, as_json: bool) -> None:
     """Describe a run and its progress: spec, layers, accuracies and sizes.
 
+    RUN may be a saved network too, a folder or a zip file.
+
     \b
     Example:
       rescnet info runs/digits-20260101-120000
     """
+    if saved := describe_network(run_url):
+        click.echo(json.dumps(saved, indent=1) if as_json else _format_network(saved))
+        return
     run = describe_run(run_url)
     if as_json:
         click.echo(json.dumps(run, indent=1))
@@ -272,6 +280,24 @@ def info_command(run_url: str, as_json: bool) -> None:
         chosen = "chosen" if layer["layer"] == run["depth"] else ""
         table.add_row(str(layer["layer"]), *accuracies, f"{layer['seconds']:.1f}", chosen)
     Console().print(table)
+
+
+def _format_network(saved: dict[str, Any]) -> str:
+    """Return the description of a saved network as text."""
+    (height, width, channels), made = saved["image_shape"], saved["input"] or {}
+    size = "×".join(map(str, made.get("resize") or ()))
+    resized = f", resized to {size}" if size else ""
+    converted = f", converted to {made['channels']}" if made.get("channels") else ""
+    kind = f"{made.get('dtype', 'unknown type')}{resized}{converted}"
+    lines = [
+        f"network   {saved['url']}",
+        f"images    {height}×{width}×{channels}, {kind}",
+        f"classes   {len(saved['class_names'])}: {', '.join(saved['class_names'][:MAX_CLASSES])}",
+        f"layers    {saved['depth']}",
+        f"store     {saved['bytes'] / 2**20:,.1f} MiB",
+        f"options   {_format_changes(saved['network'], NetworkSpec)}",
+    ]
+    return "\n".join(lines)
 
 
 def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:

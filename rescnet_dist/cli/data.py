@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
-from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.clusters import cluster, show_progress, show_status
 from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.cli.options import (
+    CHANNELS_OPTION,
     HELP_SETTINGS,
+    ON_ERROR_OPTION,
+    RESIZE_OPTION,
     cluster_options,
     pop_cluster_options,
     spec_options,
@@ -44,32 +37,12 @@ def data_command() -> None:
     """Datasets: import and inspect them, and preview augmentation."""
 
 
-class Size(click.ParamType):
-    """A size in pixels: one number, or height and width separated by x or ×."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
-        """Read "32" as (32, 32), and "28x32" as (28, 32)."""
-        match = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(value))
-        if not match:
-            self.fail(f"{value!r} is not a size such as 32 or 28x32.", param, ctx)
-        return int(match[1]), int(match[2] or match[1])
-
-
 @data_command.command("import", **HELP_SETTINGS)
 @click.argument("source", metavar="SRC")
 @click.argument("dest", metavar="DEST")
-@click.option("--resize", type=Size(), help="resize all images, such as 32 or 28x32")
-@click.option(
-    "--channels", type=click.Choice(["gray", "color"]), help="convert all images to gray or color"
-)
-@click.option(
-    "--on-error",
-    type=click.Choice(["error", "skip"]),
-    default="error",
-    help="fail on images that cannot be used, or skip them  [default: error]",
-)
+@RESIZE_OPTION
+@CHANNELS_OPTION
+@ON_ERROR_OPTION
 @click.option("--chunk-images", type=click.IntRange(min=1), help="images per chunk")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
@@ -224,28 +197,6 @@ def names_command(as_json: bool) -> None:
         table.add_row(name, f"{(dataset.size or 0) / 2**20:,.0f}", dataset.home)
     Console().print(table)
     click.echo(f"downloaded to {cache_folder()}")
-
-
-@contextmanager
-def show_progress(title: str, unit: str) -> Iterator[Any]:
-    """Show a progress bar with rate and remaining time on a terminal; nothing elsewhere.
-
-    Yield a function that updates it from the amount done and the total.
-    """
-    console = Console(stderr=True)
-    columns = (
-        *(SpinnerColumn(), TextColumn(title), BarColumn(), MofNCompleteColumn()),
-        *(TextColumn(unit), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=None, rate="")
-
-        def update(done: int, total: int | None) -> None:
-            speed = progress.tasks[0].speed
-            rate = f"{speed:,.0f} {unit}/s" if speed else ""
-            progress.update(task, completed=done, total=total, rate=rate)
-
-        yield update
 
 
 def write_picture(picture: Any, path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,6 +106,31 @@ BACKEND_OPTION = click.option(
     default="numpy",
     show_default=True,
     help="array library; cupy: on a GPU",
+)
+
+
+class Size(click.ParamType):
+    """A size in pixels: one number, or height and width separated by x or ×."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        """Read "32" as (32, 32), and "28x32" as (28, 32)."""
+        match = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(value))
+        if not match:
+            self.fail(f"{value!r} is not a size such as 32 or 28x32.", param, ctx)
+        return int(match[1]), int(match[2] or match[1])
+
+
+RESIZE_OPTION = click.option("--resize", type=Size(), help="resize all images, such as 32 or 28x32")
+CHANNELS_OPTION = click.option(
+    "--channels", type=click.Choice(["gray", "color"]), help="convert all images to gray or color"
+)
+ON_ERROR_OPTION = click.option(
+    "--on-error",
+    type=click.Choice(["error", "skip"]),
+    default="error",
+    help="fail on images that cannot be used, or skip them  [default: error]",
 )
 
 

@@ -1,70 +1,282 @@
-"""The command `rescnet predict`: the labels of images, as a table."""
+"""The command `rescnet predict`: the labels of photos or of a dataset, as a table."""
 
 from __future__ import annotations
 
-import csv
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
 
 import click
+import dask
 import dask.array as da
+import numpy as np
+from dask.system import CPU_COUNT
+from distributed import Client
 
 import rescnet_dist
-from rescnet_dist.cli.files import open_atomic
+from rescnet_dist.cli.clusters import cluster, show_progress
 from rescnet_dist.cli.options import (
     BACKEND_OPTION,
+    CHANNELS_OPTION,
     HELP_SETTINGS,
+    ON_ERROR_OPTION,
+    RESIZE_OPTION,
     SPLIT_OPTION,
     averaging_options,
+    cluster_options,
+    pop_cluster_options,
     resolve_averaging,
 )
-from rescnet_dist.data import evaluation_split, open_split
-from rescnet_dist.errors import pluralize
+from rescnet_dist.cli.signals import raise_on_signal
+from rescnet_dist.cli.tables import (
+    STANDARD_OUTPUT,
+    Columns,
+    Predictions,
+    check_output,
+    open_table,
+    select_format,
+)
+from rescnet_dist.data import (
+    PhotoSource,
+    Source,
+    evaluation_split,
+    has_photos,
+    is_photo,
+    open_dataset,
+    open_photos,
+    open_source,
+    open_split,
+)
+from rescnet_dist.errors import DataError, mask_secrets, pluralize
+from rescnet_dist.network import Network
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MAX_LISTED_PROBLEMS = 5  # of those that are left out
 
 
 @click.command("predict", **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
-@click.argument("data")
-@click.option("--output", "-o", default="-", help="CSV file to write  [default: standard output]")
+@click.argument("data", nargs=-1, required=True)
+@click.option(
+    "--output",
+    "-o",
+    default=STANDARD_OUTPUT,
+    help="file or URL to write: .csv, .jsonl, .parquet or .zarr  [default: standard output]",
+)
 @SPLIT_OPTION
-@click.option("--proba", is_flag=True, help="add a column of probabilities per class")
+@click.option("--proba", is_flag=True, help="add the probability of each class")
+@RESIZE_OPTION
+@CHANNELS_OPTION
+@ON_ERROR_OPTION
 @averaging_options
+@cluster_options
 @BACKEND_OPTION
+@click.option(
+    "--json", "as_json", is_flag=True, help="print JSON lines; with --output, print the outcome"
+)
 def predict_command(
     run_url: str,
-    data: str,
+    data: tuple[str, ...],
     output: str,
     split: str | None,
     proba: bool,
+    resize: tuple[int, int] | None,
+    channels: str | None,
+    on_error: Literal["error", "skip"],
     flips: bool,
     copies: int | None,
     array_backend: str,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
-    """Predict the labels of DATA with the network at RUN, a run or a saved network, as CSV.
+    """Predict the labels of DATA with the network at RUN, a run or a saved network.
 
-    The test split of DATA is used, or all of it if it has no splits or only one. Images are
-    numbered within it, and the names of image files are added.
+    DATA are photos, a folder of photos, or a dataset. Photos may have any size: they are converted
+    as the training images were imported. Of a dataset the test split is used, or all of it if it
+    has no splits or only one. Images are numbered within it, and the names of image files are
+    added.
 
     \b
     Example:
+      rescnet predict runs/photos cat.jpg dog.jpg
+      rescnet predict net.zip photos/ --proba -o labels.parquet
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
-    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    part = evaluation_split(open_split(data, split) if split else data)
-    images, files = part.images, part.files
-    clf.network_.check_images(images)
-    clf.network_.look_at(images)
+    form = select_format(output, as_json=as_json)
+    check_output(output, form)
     augment = resolve_averaging(flips, copies)
-    with open_atomic(output) as file:
-        writer = csv.writer(file)
-        names = [f"p({c})" for c in clf.classes_] if proba else []
-        writer.writerow(["image", *(["file"] if files is not None else []), "label", *names])
-        lazy = da.asarray(images.array).rechunk({0: clf.network_.batch_images})
-        number = 0
-        for block in clf.predict_proba(lazy, augment=augment).blocks:
-            probabilities = block.compute(scheduler="threads")
-            labels = clf.classes_[probabilities.argmax(axis=1)]
-            for label, row in zip(labels, probabilities, strict=True):
-                file_name = [] if files is None else [files[number]]
-                writer.writerow([number, *file_name, label, *(f"{p:.6f}" for p in row if proba)])
-                number += 1
-    if output != "-":
-        click.echo(f"wrote {pluralize(number, 'label')} to {output}", err=True)
+    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
+    with raise_on_signal(), cluster(pop_cluster_options(flags), embedded=False) as client:
+        threads = sum(client.nthreads().values()) if client else CPU_COUNT
+        images = open_images(data, clf.network_, threads, split, resize, channels)
+        probabilities = clf.predict_proba(images.array, augment=augment)
+        columns = Columns(clf.classes_, images.files is not None, proba, len(images.array))
+        skipped: list[str] = []
+        with (
+            open_table(output, form, columns) as write,
+            show_progress("predicting", "images") as progress,
+        ):
+            progress(0, columns.rows)
+            for start, rows, problems in compute_batches(
+                probabilities, images.problems, client, threads
+            ):
+                skipped += check_problems(problems, on_error)
+                is_good = np.array([problem is None for problem in problems], bool)
+                numbers = start + np.flatnonzero(is_good)
+                files = (
+                    None
+                    if images.files is None
+                    else [str(images.files[n]) for n in numbers.tolist()]
+                )
+                write(Predictions(numbers, files, rows[is_good]))
+                progress(start + len(rows), columns.rows)
+            if len(skipped) == columns.rows:
+                raise DataError(f"None of the images can be used. {skipped[0]}")
+    report_outcome(output, columns.rows - len(skipped), skipped, as_json=as_json)
+
+
+# images -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTable:
+    """Lazy images (n, H, W, d), problems (n,) of photos that are decoded, and file names (n,)."""
+
+    array: da.Array
+    problems: da.Array | None
+    files: Sequence[str] | Array | None
+
+
+def open_images(
+    data: Sequence[str],
+    network: Network,
+    threads: int,
+    split: str | None,
+    resize: tuple[int, int] | None,
+    channels: str | None,
+) -> ImageTable:
+    """Open photos or a dataset as images of a network, in batches that keep all threads busy."""
+
+    def batch_images(count: int) -> int:
+        return max(1, min(network.batch_images, math.ceil(count / threads)))
+
+    source = find_photos(data, has_options=bool(resize or channels or network.input))
+    if source is not None:
+        name = select_split(source, split)
+        decoder = network.photo_decoder(resize, channels)
+        array, problems = open_photos(source, name, decoder, batch_images(source.splits[name]))
+        return ImageTable(array, problems, source.files(name))
+    dataset: Any = data[0]
+    if resize or channels:
+        dataset = open_dataset(dataset, resize=resize, channels=channels)
+    part = evaluation_split(open_split(dataset, split) if split else dataset)
+    network.check_images(part.images)
+    network.look_at(part.images)
+    array = da.asarray(part.images.array)
+    return ImageTable(array.rechunk({0: batch_images(len(array))}), None, part.files)
+
+
+def find_photos(data: Sequence[str], *, has_options: bool) -> Source | None:
+    """Return the source of photos that are given by name, or of a folder or file of photos.
+
+    It is None for a dataset of arrays, and without options to decode photos with.
+    """
+    if all(is_photo(url) for url in data):
+        return PhotoSource(data)
+    if len(data) > 1:
+        other = next(url for url in data if not is_photo(url))
+        raise DataError(
+            f"{mask_secrets(other)} is not an image file (PNG, JPEG or WebP). Give any number of "
+            "image files, or one folder or dataset."
+        )
+    try:
+        source = open_source(data[0]) if has_options else None
+    except DataError:  # such as for a netCDF file, which is a dataset and no source
+        return None
+    return source if source is not None and has_photos(source) else None
+
+
+def select_split(source: Source, split: str | None) -> str:
+    """Return the given split of a source, else its test split, or the only one."""
+    names = list(source.splits)
+    found = split or ("test" if "test" in names or len(names) > 1 else names[0])
+    if found not in names:
+        raise DataError(
+            f"{mask_secrets(source.url)} has no images in {found}. It has images in "
+            f"{', '.join(names)}; name one of these splits by --split."
+        )
+    return found
+
+
+# computing --------------------------------------------------------------------------------------
+
+
+def compute_batches(
+    probabilities: da.Array, problems: da.Array | None, client: Client | None, threads: int
+) -> Iterator[tuple[int, Array, Any]]:
+    """Yield the first row, the probabilities (m, C) and the problems (m,) of each chunk, in order.
+
+    Chunks are computed on the cluster of a client, or by threads of this process. Images are read
+    as workers or threads are free, so that memory does not grow with their number.
+    """
+    edges = np.cumsum([0, *probabilities.chunks[0]]).tolist()
+    lazy = [probabilities] if problems is None else [probabilities, problems]
+    parts = ([array[start:stop] for array in lazy] for start, stop in pairwise(edges))
+    results = _compute_locally(parts, threads) if client is None else _compute_on(client, parts)
+    for start, (rows, *rest) in zip(edges, results, strict=False):
+        yield start, rows, rest[0] if rest else np.full(len(rows), None, object)
+
+
+def _compute_locally(parts: Iterable[list[da.Array]], threads: int) -> Iterator[Any]:
+    """Yield the arrays of each part, computed by threads of this process, a few ahead."""
+    running: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(threads, "predict") as pool:
+        try:
+            for part in parts:
+                if len(running) > threads:
+                    yield running.popleft().result()
+                running.append(pool.submit(dask.compute, *part, scheduler="synchronous"))
+            while running:
+                yield running.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compute_on(client: Client, parts: Iterable[list[da.Array]]) -> Iterator[Any]:
+    """Yield the arrays of each part, computed on a cluster.
+
+    All parts are one graph: the scheduler fails now and then if several that share a task, here
+    that of the network, are submitted while others run.
+    """
+    waiting = list(parts)
+    futures = deque(client.compute([array for part in waiting for array in part]))
+    for part in waiting:
+        yield client.gather([futures.popleft() for _ in part])
+
+
+def check_problems(problems: Any, on_error: str) -> list[str]:
+    """Return why images cannot be used; raise DataError for the first if none may be skipped."""
+    found = [problem for problem in problems if problem is not None]
+    if found and on_error == "error":
+        raise DataError(f"{found[0]} Add --on-error skip to leave such images out.")
+    return found
+
+
+def report_outcome(output: str, count: int, skipped: list[str], *, as_json: bool) -> None:
+    """Say what was written, on standard error, or as JSON on standard output."""
+    if as_json and output != STANDARD_OUTPUT:
+        record = {"output": mask_secrets(output), "images": count, "skipped": skipped}
+        click.echo(json.dumps(record))
+        return
+    if output != STANDARD_OUTPUT:
+        click.echo(f"wrote {pluralize(count, 'label')} to {mask_secrets(output)}", err=True)
+    if skipped:
+        click.echo(f"skipped {pluralize(len(skipped), 'image')}", err=True)
+    for problem in skipped[:MAX_LISTED_PROBLEMS]:
+        click.echo(f"  {problem}", err=True)

@@ -29,6 +29,7 @@ from rescnet_dist.data.photos import (
     open_photos,
 )
 from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
+from rescnet_dist.data.sources import Source
 from rescnet_dist.data.split import choose_held_out_groups, select_validation
 from rescnet_dist.data.stored import is_imported, verify_dataset
 from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set
@@ -45,6 +46,7 @@ __all__ = [
     "RowBlock",
     "RowTable",
     "Rows",
+    "Source",
     "TrainingSet",
     "Weights",
     "as_images",

@@ -2,6 +2,6 @@
 
 from rescnet_dist.network.network import Network
 from rescnet_dist.network.prediction import ImagePrediction
-from rescnet_dist.network.saving import stored_accuracies
+from rescnet_dist.network.saving import describe_network, stored_accuracies
 
-__all__ = ["ImagePrediction", "Network", "stored_accuracies"]
+__all__ = ["ImagePrediction", "Network", "describe_network", "stored_accuracies"]

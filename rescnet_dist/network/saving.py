@@ -124,6 +124,23 @@ def _find_calibration(records: dict[int, dict[str, Any]], depth: int) -> dict[st
     return next((records[layer] for layer in (depth, depth - 1) if layer in records), None)
 
 
+def describe_network(url: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Describe the saved network at a URL as JSON-serializable values; None if it is a run."""
+    location = Location.of(url)
+    attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
+    if attributes["format"] != NETWORK_FORMAT:
+        return None
+    names = ("depth", "image_shape", "input", "network", "augment")
+    classes = [str(label) for label in classes_from_json(attributes["classes"]).tolist()]
+    return {
+        "url": str(location),
+        "state": "saved",
+        **{name: attributes.get(name) for name in names},
+        "class_names": classes,
+        "bytes": location.size(),
+    }
+
+
 def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the accuracy of the run at a URL after each evaluated layer; empty for a network."""
     location = Location.of(url)

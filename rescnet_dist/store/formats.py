@@ -39,7 +39,7 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
     attributes = location.attributes()
     found = attributes.get("format")
     if found not in formats:
-        usable_by = "`rescnet evaluate`, `rescnet predict` and `rescnet_dist.load` accept it. "
+        usable_by = "`rescnet info`, `evaluate` and `predict`, and `rescnet_dist.load` accept it. "
         raise StoreReadError(
             f"{location.url} is not a {' or '.join(formats)} store (its format is {found!r}). "
             f"{usable_by if found == NETWORK_FORMAT else ''}Check the URL."

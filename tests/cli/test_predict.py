@@ -1,0 +1,297 @@
+"""`rescnet predict`: photos, folders and datasets, to CSV, JSON lines, Parquet and Zarr."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import xarray as xr
+import zarr
+from distributed import Client, LocalCluster
+from PIL import Image
+
+import rescnet_dist as rd
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist.cli import predict, tables
+from tests.commands import run
+
+Array = np.ndarray[Any, Any]
+
+X, Y = (array[:80] for array in rd.load_digits())
+X = X[:, ::2, ::2]
+NAMES = np.array([f"digit {label}" for label in range(10)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the fixtures below."""
+    return tmp_path_factory.mktemp("predict")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path, threads_cluster: LocalCluster) -> str:
+    """Return the zip file of a network that was trained on digits of 14×14."""
+    spec = NetworkSpec(filters=4, block=5, stride=2, head="regress", ridge=0.3, max_layers=1)
+    with Client(threads_cluster):
+        clf = ResCNetClassifier(spec, run=RunSpec(chunk_images=80, solve_threads=1))
+        clf.fit(X, NAMES[Y]).save(folder / "net.zip")
+    return str(folder / "net.zip")
+
+
+@pytest.fixture(scope="module")
+def photos(folder: Path) -> Path:
+    """Return a flat folder of 20 photos of several sizes, modes and formats."""
+    path = folder / "photos"
+    path.mkdir()
+    for number, image in enumerate(X[:20, :, :, 0]):
+        picture = Image.fromarray(image).convert("RGB" if number % 2 else "L")
+        size = (14, 14) if number % 4 == 0 else (20 + number, 40)
+        picture.resize(size).save(path / f"{number:02d}.{'jpg' if number % 3 == 1 else 'png'}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> str:
+    """Return a Zarr store of 80 digits in small chunks."""
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    group.create_array("images", data=X, chunks=(7, 14, 14, 1))
+    return str(folder / "data.zarr")
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    return list(csv.DictReader(text.splitlines()))
+
+
+# photos -----------------------------------------------------------------------------------------
+
+
+def test_photos_of_any_size_by_name(network: str, photos: Path) -> None:
+    """Each gets the label and the probability that Python predicts."""
+    paths = sorted(photos.iterdir())[:5]
+    result = run("predict", network, *paths, "--proba")
+    assert result.exit_code == 0, result.output
+    rows, clf = read_csv(result.stdout), rd.load(network)
+    assert [row["file"] for row in rows] == [str(path) for path in paths]
+    for path, row in zip(paths, rows, strict=True):
+        found = clf.predict_image(path)
+        assert row["label"] == found.label
+        assert float(row["probability"]) == pytest.approx(found.probability, abs=1e-6)
+        assert float(row[f"p({found.label})"]) == float(row["probability"])
+
+
+def test_folder_of_photos(network: str, photos: Path) -> None:
+    """Without folders of classes; names are relative to the folder."""
+    result = run("predict", network, photos, "--json")
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["file"] for row in rows] == sorted(path.name for path in photos.iterdir())
+    assert [row["image"] for row in rows] == list(range(20))
+    clf = rd.load(network)
+    assert [row["label"] for row in rows] == [
+        clf.predict_image(photos / row["file"]).label for row in rows
+    ]
+    assert rows[0].keys() == {"image", "file", "label", "probability"}
+
+
+def test_unreadable_photo_is_named_or_skipped(network: str, photos: Path, tmp_path: Path) -> None:
+    """The others keep their numbers; nothing is written if it is an error."""
+    good, bad = sorted(photos.iterdir())[0], tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    output = tmp_path / "labels.csv"
+    failed = run("predict", network, good, bad, good, "-o", output)
+    assert failed.exit_code == 2
+    assert f"{bad}: The file is not a PNG" in failed.output
+    assert "--on-error skip" in failed.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.png"]
+    skipped = run("predict", network, good, bad, good, "-o", output, "--on-error", "skip", "--json")
+    assert skipped.exit_code == 0, skipped.output
+    outcome = json.loads(skipped.stdout)
+    assert outcome["images"] == 2
+    assert [str(bad) in problem for problem in outcome["skipped"]] == [True]
+    assert [row["image"] for row in read_csv(output.read_text())] == ["0", "2"]
+    zarr_output = tmp_path / "labels.zarr"
+    arguments = ("-o", zarr_output, "--on-error", "skip")
+    assert run("predict", network, good, bad, good, *arguments).exit_code == 0
+    with xr.open_zarr(zarr_output, consolidated=False) as dataset:
+        assert dataset["image"].values.tolist() == [0, 2]
+    only_bad = run("predict", network, bad, "--on-error", "skip")
+    assert only_bad.exit_code == 2
+    assert "None of the images can be used" in only_bad.output
+
+
+def test_options_where_the_network_does_not_know(
+    network: str, photos: Path, tmp_path: Path
+) -> None:
+    """A network of an earlier release needs --resize and --channels."""
+    rd.load(network).save(tmp_path / "net")
+    group = zarr.open_group(tmp_path / "net", mode="r+")
+    group.update_attributes({"input": None})
+    photo = sorted(photos.iterdir())[1]
+    failed = run("predict", tmp_path / "net", photo)
+    assert failed.exit_code == 2
+    assert "trained on 14×14 with 1" in failed.output
+    options = ("--resize", "14", "--channels", "gray")
+    for given in (photo, photos):
+        found = run("predict", tmp_path / "net", given, *options)
+        assert found.exit_code == 0, found.output
+        assert found.stdout == run("predict", network, given).stdout
+
+
+def test_only_photos_can_be_several(network: str, photos: Path, data: str) -> None:
+    """Two datasets are an error that names the one that is no photo."""
+    result = run("predict", network, sorted(photos.iterdir())[0], data)
+    assert result.exit_code == 2
+    assert f"{data} is not an image file" in result.output
+
+
+def test_info_of_a_saved_network(network: str) -> None:
+    """Its images, classes, layers and size."""
+    text = run("info", network)
+    assert text.exit_code == 0, text.output
+    assert "images    14×14×1, uint8" in text.stdout
+    assert "classes   10: digit 0, digit 1" in text.stdout
+    described = json.loads(run("info", network, "--json").stdout)
+    assert (described["depth"], described["state"]) == (1, "saved")
+    assert described["bytes"] == Path(network).stat().st_size
+    assert described["input"] == {"dtype": "uint8", "resize": None, "channels": None}
+
+
+# tables -----------------------------------------------------------------------------------------
+
+
+def test_formats_have_the_same_predictions(network: str, photos: Path, tmp_path: Path) -> None:
+    """Chosen by the suffix; labels, file names and probabilities."""
+    names = ("a.csv", "a.jsonl", "a.parquet", "a.zarr")
+    for name in names:
+        result = run("predict", network, photos, "--proba", "-o", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        assert "wrote 20 labels" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    rows = read_csv((tmp_path / "a.csv").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    table = pq.read_table(tmp_path / "a.parquet").to_pydict()
+    with xr.open_zarr(tmp_path / "a.zarr", consolidated=False) as dataset:
+        stored = dataset.load()
+    for column in ("file", "label"):
+        expected = [row[column] for row in rows]
+        assert [line[column] for line in lines] == expected
+        assert table[column] == expected
+        assert stored[column].values.tolist() == expected
+    expected_values = [[float(row[f"p({name})"]) for name in NAMES] for row in rows]
+    assert stored["class"].values.tolist() == NAMES.tolist()
+    assert stored["probabilities"].dims == ("image", "class")
+    for values in (
+        [list(line["probabilities"].values()) for line in lines],
+        np.transpose([table[f"p({name})"] for name in NAMES]),
+        stored["probabilities"].values,
+    ):
+        np.testing.assert_allclose(values, expected_values, atol=1e-6)
+
+
+def test_zarr_table_of_several_chunks(
+    network: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that end within a chunk; it can be written to any file system."""
+    monkeypatch.setattr(tables, "ZARR_CHUNK_ROWS", 30)
+    assert run("predict", network, data, "-o", "memory://tables/a.zarr").exit_code == 0
+    with xr.open_zarr("memory://tables/a.zarr", consolidated=False) as dataset:
+        assert dataset["label"].values.tolist() == rd.load(network).predict(X).tolist()
+    assert run("predict", network, data, "-o", "memory://tables/a.csv").exit_code == 0
+    fs = fsspec.filesystem("memory")
+    assert len(read_csv(fs.cat_file("/tables/a.csv").decode())) == 80
+    again = run("predict", network, data, "-o", "memory://tables/a.zarr")
+    assert again.exit_code == 2
+    assert "already holds something" in again.output
+    fs.rm("/tables", recursive=True)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.zarr"])
+def test_failure_leaves_nothing(
+    network: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither a table nor a part of one, if a later batch fails."""
+
+    def fail(*_arguments: Any) -> Any:
+        yield 0, np.full((20, 10), 0.1), np.full(20, None)
+        raise rd.DataError("image 20 is damaged")
+
+    monkeypatch.setattr(predict, "compute_batches", fail)
+    result = run("predict", network, data, "-o", tmp_path / name)
+    assert result.exit_code == 2
+    assert "image 20 is damaged" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_suffix_and_missing_pyarrow(
+    network: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are found before the work."""
+    result = run("predict", network, data, "-o", tmp_path / "a.xlsx")
+    assert result.exit_code == 2
+    assert "unknown suffix '.xlsx'. Use .csv, .jsonl, .parquet or .zarr" in result.output
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    result = run("predict", network, data, "-o", tmp_path / "a.parquet")
+    assert result.exit_code == 2
+    assert "rescnet-dist[parquet]" in result.output
+
+
+# where it runs ----------------------------------------------------------------------------------
+
+
+def test_all_threads_compute_and_rows_keep_their_order(network: str, data: str) -> None:
+    """Batches run in several threads of this process; the result is that of one."""
+    clf, seen = rd.load(network), set[str]()
+    barrier = threading.Barrier(2, timeout=30)
+
+    def meet(block: Array) -> Array:
+        if len(block):
+            seen.add(threading.current_thread().name)
+            barrier.wait()
+        return block
+
+    images = predict.open_images((data,), clf.network_, 2, None, None, None)
+    assert images.array.numblocks[0] == 2
+    lazy = clf.predict_proba(images.array.map_blocks(meet, dtype=images.array.dtype, meta=X[:0]))
+    batches = list(predict.compute_batches(lazy, None, None, 2))
+    assert len(seen) == 2
+    assert [start for start, _, _ in batches] == [0, 40]
+    np.testing.assert_array_equal(
+        np.concatenate([rows for _, rows, _ in batches]), clf.predict_proba(X)
+    )
+
+
+def test_on_a_cluster(network: str, photos: Path, threads_cluster: LocalCluster) -> None:
+    """The named cluster computes the same table, photos included."""
+    address = threads_cluster.scheduler_address
+    if not address.startswith("tcp"):
+        address = threads_cluster.scheduler.address
+    expected = run("predict", network, photos)
+    assert expected.exit_code == 0
+    result = run("predict", network, photos, "--scheduler", address)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected.stdout
+
+
+def test_batches_in_progress_are_bounded(network: str, data: str) -> None:
+    """Images are not read ahead of the table by more than a few batches."""
+    clf, read = rd.load(network), list[int]()
+
+    def count(block: Array) -> Array:
+        read.append(len(block))
+        return block
+
+    images = predict.open_images((data,), clf.network_, 20, None, None, None)
+    counted = images.array.map_blocks(count, dtype=images.array.dtype, meta=X[:0])
+    batches = predict.compute_batches(clf.predict_proba(counted), None, None, 1)
+    next(batches)
+    assert images.array.numblocks[0] == 20
+    assert len(read) <= 4
+    assert len(list(batches)) == 19
