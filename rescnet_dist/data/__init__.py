@@ -1,6 +1,7 @@
 """Datasets: sources, import, splits, and the images and labels of a run."""
 
 from rescnet_dist.data.dataset import (
+    as_dataset,
     evaluation_coords,
     evaluation_images,
     evaluation_split,
@@ -49,6 +50,7 @@ __all__ = [
     "Source",
     "TrainingSet",
     "Weights",
+    "as_dataset",
     "as_images",
     "as_labels",
     "check_finite",

@@ -1,7 +1,8 @@
 """Datasets as lazy xarray Datasets, and the split of one that is asked for.
 
-A dataset may be the URL of any source, of a Zarr store or of a netCDF file, a name, or an xarray
-Dataset. If it has splits, networks are fitted to `train` and evaluated on `test`.
+A dataset may be the URL of any source, of a Zarr store or of a netCDF file, a name, an xarray
+Dataset, a DataFrame of paths and labels, or a Dataset of PyTorch. If it has splits, networks are
+fitted to `train` and evaluated on `test`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from rescnet_dist.data.named import DATASETS, fetch_dataset
 from rescnet_dist.data.normalize import decode_labels, find_images_name, normalize_dataset
 from rescnet_dist.data.sources import (
     DecodeOptions,
+    ItemSource,
     Reader,
     Samples,
     Source,
+    TableSource,
     decode,
     find_source,
     infer_image_format,
+    is_item_dataset,
+    is_table_of_paths,
 )
 from rescnet_dist.data.sources.files import translate_read_errors
 from rescnet_dist.data.sources.source import NumberedNames
@@ -70,7 +75,7 @@ class SplitData:
 
 
 def open_dataset(
-    source: str | os.PathLike[str] | xr.Dataset,
+    source: Any,
     *,
     resize: tuple[int, int] | int | None = None,
     channels: str | None = None,
@@ -79,10 +84,11 @@ def open_dataset(
 
     Parameters
     ----------
-    source : str, path or xarray.Dataset
-        The URL of image folders, IDX, CIFAR, NumPy, Parquet, WebDataset or netCDF files or of a
-        Zarr store, at any location that fsspec supports; "digits", or a name of
-        `rescnet data names`; or a Dataset with images and labels.
+    source : str, path, xarray.Dataset, pandas.DataFrame or torch.utils.data.Dataset
+        The URL of image folders, IDX, CIFAR, NumPy, Parquet, WebDataset or netCDF files, of a CSV
+        file of paths and labels or of a Zarr store, at any location that fsspec supports; "digits",
+        or a name of `rescnet data names`; a Dataset with images and labels; a DataFrame with
+        columns `path` and `label`; or a map-style Dataset of items (image, label).
     resize : int or tuple of int, optional
         Side of a square, or height and width, to which images are resized. By default, they are
         not.
@@ -109,6 +115,10 @@ def open_dataset(
     Frozen({'image': 7000, 'y': 28, 'x': 28, 'channel': 1})
     """
     options = DecodeOptions(resize, channels)  # type: ignore[arg-type]
+    if is_table_of_paths(source):
+        return _open_source(TableSource("The DataFrame", source, os.getcwd()), options)
+    if is_item_dataset(source) and not isinstance(source, xr.Dataset):
+        return _open_source(ItemSource(source), options)
     url = "" if isinstance(source, xr.Dataset) else os.fspath(source)
     if isinstance(source, xr.Dataset) or url.endswith(NETCDF_SUFFIXES):
         if options != DecodeOptions():
@@ -120,6 +130,14 @@ def open_dataset(
     if stored and options == DecodeOptions():
         return _open_stored(stored)
     return _open_source(open_source(url), options)
+
+
+def as_dataset(source: Any) -> Any:
+    """Return a table of paths, or a dataset of items, as an xarray Dataset; others as they are."""
+    is_dataset = isinstance(source, str | os.PathLike | xr.Dataset)
+    if is_dataset or not (is_table_of_paths(source) or is_item_dataset(source)):
+        return source
+    return open_dataset(source)
 
 
 def _open_netcdf(url: str) -> xr.Dataset:
@@ -192,7 +210,7 @@ def has_test_split(source: str | None) -> bool:
 
 def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
     """Return images of an array or of the split of a dataset, with labels y or its own labels."""
-    labels_name = name.replace("X", "y")
+    labels_name, X = name.replace("X", "y"), as_dataset(X)
     if not isinstance(X, str | os.PathLike | xr.Dataset):
         images = as_images(X, name=name)
         return SplitData(images, as_labels(y, images.shape[0], name=labels_name))
@@ -208,6 +226,7 @@ def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
 
 def evaluation_images(X: Any) -> Images:
     """Return images of an array, or of the evaluation split of a dataset."""
+    X = as_dataset(X)
     return (
         evaluation_split(X).images
         if isinstance(X, str | os.PathLike | xr.Dataset)
@@ -279,12 +298,17 @@ def _describe_source(source: Any) -> str:
 def _open_source(source: Source, options: DecodeOptions) -> xr.Dataset:
     """Open the images of a source lazily."""
     shape, dtype = infer_image_format(source, options)
+    shared = delayed(source, pure=False, traverse=False) if source.holds_data else None
     block = max(1, READ_BLOCK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize))
     read, blocks = delayed(_read_block, pure=False), []
     for split, count in source.splits.items():
         for start in range(0, count, block):
             stop = min(start + block, count)
-            images = read(source.reader(split, start, stop), options, shape, dtype.str)
+            if shared is None:
+                images = read(source.reader(split, start, stop), options, shape, dtype.str)
+            else:
+                rows = split, start, stop
+                images = delayed(_read_shared, pure=False)(shared, rows, options, shape, dtype.str)
             blocks.append(da.from_delayed(images, (stop - start, *shape), dtype))
     return _make_dataset(da.concatenate(blocks), source).assign_attrs(options.to_attributes())
 
@@ -300,6 +324,17 @@ def _read_block(
             f"{name}: {reason} `rescnet data import --on-error skip` leaves such images out."
         )
     return block.images
+
+
+def _read_shared(
+    source: Source,
+    rows: tuple[str, int, int],
+    options: DecodeOptions,
+    shape: tuple[int, int, int],
+    dtype: str,
+) -> Array:
+    """Read images (n, H, W, d), given as split, start and stop, of a source that holds its data."""
+    return _read_block(source.reader(*rows), options, shape, dtype)
 
 
 def _make_dataset(images: da.Array, source: Source) -> xr.Dataset:

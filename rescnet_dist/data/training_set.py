@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from rescnet_dist.data.dataset import SplitData, get_split, select_split
+from rescnet_dist.data.dataset import SplitData, as_dataset, get_split, select_split
 from rescnet_dist.data.images import ArrayReference, Images, looks_channels_first
 from rescnet_dist.data.labels import (
     as_labels,
@@ -128,6 +128,7 @@ def training_set(
     those of the dataset; images of weight 0 are left out. `class_weight` is a dict of numbers by
     label.
     """
+    X = as_dataset(X)
     part = select_split(X, y, "train")
     if groups is not None:
         part = replace(part, groups=as_labels(groups, part.images.shape[0], name="groups"))

@@ -11,6 +11,7 @@ from rescnet_dist.data.sources.files import File, list_files, translate_read_err
 from rescnet_dist.data.sources.folder import FolderSource
 from rescnet_dist.data.sources.parquet import ParquetSource
 from rescnet_dist.data.sources.source import Source
+from rescnet_dist.data.sources.table import open_csv
 from rescnet_dist.data.sources.tar import Member, WebDatasetSource, list_members
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import Location, file_system
@@ -39,6 +40,8 @@ def _open_file(url: str) -> Source:
     name = url.rsplit("/", 1)[-1].lower()
     if name.endswith(".parquet"):
         return ParquetSource(url, [url])
+    if name.endswith(".csv"):
+        return open_csv(url)
     if name.endswith(TAR_SUFFIXES):
         file = File.at(url)
         if is_cifar([member.name for member in list_members(file)]):
@@ -52,8 +55,8 @@ def _open_file(url: str) -> Source:
             "images.npy and labels.npy, or a .npz file with both."
         )
     raise DataError(
-        f"{url} is a file of unknown kind. Give a .parquet, .tar, .tar.gz or .npz file, or the "
-        "folder that contains it."
+        f"{url} is a file of unknown kind. Give a .parquet, .csv, .tar, .tar.gz or .npz file, or "
+        "the folder that contains it."
     )
 
 

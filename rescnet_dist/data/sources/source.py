@@ -89,6 +89,9 @@ class Source(ABC):
         have no labels.
     passed_over : tuple of str
         The paths of files among the images whose type is not supported.
+    holds_data : bool
+        Whether readers hold the whole source. It is then sent to each worker once, not with each
+        reader.
 
     Examples
     --------
@@ -111,6 +114,7 @@ class Source(ABC):
     classes: tuple[Any, ...]
     labels: dict[str, Array]
     passed_over: tuple[str, ...] = ()
+    holds_data: bool = False
 
     @abstractmethod
     def reader(self, split: str, start: int, stop: int) -> Reader:
