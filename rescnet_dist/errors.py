@@ -106,8 +106,16 @@ class StoreUnreachableError(StoreError):
     """
 
 
+class StoreFullError(StoreError):
+    """There is too little space to write a store.
+
+    Raised before a run starts if its first layers do not fit, and once a disk is full. Free some
+    space, then run again or resume the run.
+    """
+
+
 class StorePermissionError(StoreReadError):
-    """A store, or a part of it, exists but this user may not read it.
+    """A store may not be read, because of missing credentials or permissions.
 
     Check the credentials and the permissions of the store.
     """
@@ -118,6 +126,13 @@ class ClusterError(RescnetError):
 
     Raised if no scheduler or no worker answers, if versions differ, or if workers are too small for
     the run. Fix the cluster as the message says, then run again.
+    """
+
+
+class ClusterUnreachableError(ClusterError):
+    """No Dask scheduler listens at the address, or no worker joins the cluster.
+
+    Start them, or wait longer for them (`--wait`), then run again.
     """
 
 

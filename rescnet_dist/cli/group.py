@@ -16,12 +16,21 @@ from rescnet_dist.cli.signals import Terminated
 from rescnet_dist.errors import (
     ClaimLostError,
     ClusterLostError,
+    ClusterUnreachableError,
     RescnetError,
+    StoreFullError,
     StoreUnreachableError,
     suggest_name,
 )
 
-RESUMABLE_EXIT_CODE = 75  # EX_TEMPFAIL: stopped from outside, and can be resumed
+RESUMABLE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command may succeed later
+RESUMABLE_ERRORS = (
+    ClaimLostError,
+    ClusterLostError,
+    ClusterUnreachableError,
+    StoreFullError,
+    StoreUnreachableError,
+)
 
 # Short help of each command, so that `rescnet --help` need not import them, which takes seconds.
 COMMANDS = {
@@ -31,7 +40,7 @@ COMMANDS = {
     "data": "Datasets: import and inspect them, and preview augmentation.",
     "deploy": "Write Kubernetes manifests for the Dask operator, or values for...",
     "estimate": "Estimate the cost of a run on a cluster with workers as fast as...",
-    "evaluate": "Evaluate the network at RUN, a run or a saved network, on DATA.",
+    "evaluate": "Compute the accuracy of the network at RUN, a run or a saved...",
     "export": "Write the network at RUN, a run or a saved network, as an ONNX...",
     "info": "Describe a run and its progress: spec, layers, accuracies and...",
     "plan": "Estimate what `rescnet train` needs with the same options:...",
@@ -64,7 +73,7 @@ def exit_codes() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _print_warning
             yield
-    except (ClaimLostError, ClusterLostError, StoreUnreachableError) as error:
+    except RESUMABLE_ERRORS as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(RESUMABLE_EXIT_CODE)
     except RescnetError as error:

@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster, get_client, get_worker, worker_cli
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 
 from rescnet_dist._compat import fetch_workers
-from rescnet_dist.errors import ClusterError, ClusterLostError
+from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachableError
 from rescnet_dist.kernels.backend import Backend
 
 # Packages whose versions must be the same in the client and in all workers.
@@ -139,12 +139,16 @@ def _connect_with_retries(scheduler: str | None, scheduler_file: str | None, wai
 def _connect(scheduler: str | None, scheduler_file: str | None) -> Client:
     """Return a client of a scheduler; raise ClusterError if it does not answer."""
     address = scheduler or _read_address(str(scheduler_file))
+    failure: type[ClusterError] = ClusterUnreachableError
     try:
         check_reachable(address)
+        failure = ClusterError  # something listens, but not such a scheduler
         # Not as the default client: one that fails to connect would remain the default.
         return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(
+        if not isinstance(error, OSError):  # of the address itself
+            failure = ClusterError
+        raise failure(
             f"No Dask scheduler answers at {address} ({str(error) or type(error).__name__}). Check "
             "the address, that the scheduler runs, and the TLS settings of Dask's configuration."
         ) from None

@@ -20,7 +20,7 @@ from rescnet_dist.cluster.connect import (
     list_workers,
     worker_identities,
 )
-from rescnet_dist.errors import ClusterError, ClusterLostError
+from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachableError
 from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT_SECONDS = 60  # to wait for a first worker
@@ -139,13 +139,13 @@ class CheckedWorkers:
 
 
 def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT_SECONDS) -> None:
-    """Wait for a first worker of the client's cluster; raise ClusterError after `seconds`."""
+    """Wait for a first worker; raise ClusterUnreachableError if none joins in `seconds`."""
     if client.nthreads():
         return
     try:  # an idle adaptive cluster starts workers only for a task
         client.submit(int, pure=False).result(timeout=seconds)
     except TimeoutError:
-        raise ClusterError(
+        raise ClusterUnreachableError(
             f"The cluster at {client.scheduler.address} has had no worker for {seconds:.0f} s. "
             "Start workers (if one does not join, see its log), then run this again, or "
             "wait longer (--wait)."

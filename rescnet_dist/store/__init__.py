@@ -19,6 +19,7 @@ from rescnet_dist.store.formats import (
     RUN_FORMAT,
     check_format,
     check_version,
+    read_format_name,
 )
 from rescnet_dist.store.layers import (
     StoredLayers,
@@ -77,6 +78,7 @@ __all__ = [
     "read_bank",
     "read_block",
     "read_bytes",
+    "read_format_name",
     "read_head",
     "read_image_scale",
     "read_layer",

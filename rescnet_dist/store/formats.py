@@ -64,3 +64,12 @@ def check_version(location: Location, attributes: dict[str, Any]) -> None:
         f"{location.url} has format version {version}. This release of rescnet_dist reads version "
         f"{supported} of {kind} stores; {remedy}."
     )
+
+
+def read_format_name(location: Location) -> str | None:
+    """Return the name of the format at a location; None if nothing there says it."""
+    try:
+        name = location.attributes().get("format")
+    except StoreReadError:
+        return None
+    return name if isinstance(name, str) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from rescnet_dist._compat import read_zarr_arrays
 from rescnet_dist.errors import (
     CorruptDataError,
     StoreError,
+    StoreFullError,
     StorePermissionError,
     StoreReadError,
     StoreUnreachableError,
@@ -47,7 +49,14 @@ from rescnet_dist.store.filesystem import (
     replace_file,
 )
 from rescnet_dist.store.half import from_half, to_half
-from rescnet_dist.store.retry import is_out_of_space, is_store_failure, is_transient, retry
+from rescnet_dist.store.retry import (
+    describe_failure,
+    is_out_of_space,
+    is_store_failure,
+    is_transient,
+    lacks_credentials,
+    retry,
+)
 from rescnet_dist.store.zipped import is_zip_url, open_zip
 
 Result = TypeVar("Result")
@@ -128,13 +137,13 @@ class Location:
         except Exception as error:
             if not is_store_failure(error):
                 raise
-            kind = StoreUnreachableError if is_transient(error) else StoreError
-            remedy = (
-                "Free some space, then resume the run."
-                if is_out_of_space(error)
-                else "Check your permissions."
-            )
-            message = f"{self.url} cannot be written: {error or type(error).__name__}. {remedy}"
+            kind: type[StoreError] = StoreError
+            remedy = "Check your permissions."
+            if is_out_of_space(error):
+                kind, remedy = StoreFullError, "Free some space, then resume the run."
+            elif is_transient(error):
+                kind = StoreUnreachableError
+            message = f"{self.url} cannot be written: {describe_failure(error)}. {remedy}"
         raise kind(message)
 
     def exists(self) -> bool:
@@ -167,13 +176,13 @@ class Location:
         It is never the error itself, which may belong to a library that the driver does not have,
         or may not be picklable.
         """
-        closed = StorePermissionError if isinstance(error, PermissionError) else StoreReadError
+        denied = isinstance(error, PermissionError) or lacks_credentials(error)
+        closed = StorePermissionError if denied else StoreReadError
         kind = StoreUnreachableError if is_transient(error) else closed
-        reason = str(error) or type(error).__name__
-        return kind(
-            f"{self.url} cannot be reached: {reason}. Check the URL, the network and your "
-            "permissions."
-        )
+        remedy = "Check the URL, the network and your permissions."
+        if lacks_credentials(error):
+            remedy = "Set the credentials, for S3 by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        return kind(f"{self.url} cannot be reached: {describe_failure(error)}. {remedy}")
 
     def check_bucket(self) -> None:
         """Raise StoreError if the bucket does not exist; some servers create it at a write."""
@@ -187,6 +196,21 @@ class Location:
             problem = describe_missing_bucket(error, self.url)
         if problem:
             raise StoreError(problem)
+
+    def free_bytes(self) -> int | None:
+        """Return the bytes of free space on the disk of a local folder, which need not exist yet.
+
+        It is None for other stores, and if it cannot be found out.
+        """
+        if not self.is_local:
+            return None
+        folder = os.path.abspath(self._fs()[1])
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        try:
+            return shutil.disk_usage(folder).free
+        except OSError:
+            return None
 
     def size(self) -> int:
         """Return the number of bytes stored here; raise FileNotFoundError if files vanish."""

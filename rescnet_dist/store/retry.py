@@ -14,13 +14,14 @@ from __future__ import annotations
 import errno
 import math
 import random
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-from rescnet_dist.errors import StoreError, StoreUnreachableError
+from rescnet_dist.errors import StoreError, StoreFullError, StoreUnreachableError
 
 RETRY_SECONDS = 120.0  # time limit for all attempts
 FIRST_RETRY_WAIT_SECONDS, MAX_RETRY_WAIT_SECONDS = 0.1, 10.0  # between two attempts
@@ -35,7 +36,18 @@ PERMANENT_ERRORS = (
 OUT_OF_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PERMANENT_ERRNOS = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
 RETRIABLE_CLIENT_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
+# Errors of client libraries that are the same at every attempt: missing credentials and bad names.
+CREDENTIAL_ERRORS = {
+    "ClientAuthenticationError",
+    "DefaultCredentialsError",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+}
+PERMANENT_CLIENT_ERRORS = {"ParamValidationError", *CREDENTIAL_ERRORS}
 CLIENT_LIBRARIES = {"aiohttp", "aiobotocore", "azure", "botocore", "gcsfs", "google", "requests"}
+
+MAX_REASON_LENGTH = 300  # characters of an error of a library in a message
 
 Result = TypeVar("Result")
 
@@ -108,7 +120,25 @@ def is_transient(error: BaseException) -> bool:
     status = getattr(error, "status", None)
     if isinstance(status, int) and status >= 400 and not is_retriable_status(status):
         return False
+    return _is_of_client(error) and not _is_named(error, PERMANENT_CLIENT_ERRORS)
+
+
+def lacks_credentials(error: BaseException) -> bool:
+    """Return whether an error of a client library says that there are no usable credentials."""
+    return _is_of_client(error) and _is_named(error, CREDENTIAL_ERRORS)
+
+
+def _is_of_client(error: BaseException) -> bool:
+    """Return whether an error is of a library that talks to stores."""
     return type(error).__module__.split(".")[0] in CLIENT_LIBRARIES
+
+
+def _is_named(error: BaseException, names: Set[str]) -> bool:
+    """Return whether the class of an error, or a base of it, has one of the names.
+
+    The libraries need not be installed.
+    """
+    return any(kind.__name__ in names for kind in type(error).__mro__)
 
 
 def is_retriable_status(status: int) -> bool:
@@ -127,16 +157,23 @@ def is_out_of_space(error: BaseException) -> bool:
 
 def is_store_failure(error: BaseException) -> bool:
     """Return whether an error comes from a file system or a client library, and is translated."""
-    return isinstance(error, OSError) or is_transient(error)
+    if isinstance(error, OSError) or is_transient(error):
+        return True
+    return _is_of_client(error) and _is_named(error, PERMANENT_CLIENT_ERRORS)
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the message of an error on one line, cut if it is long; or the name of its class."""
+    return textwrap.shorten(str(error), MAX_REASON_LENGTH, placeholder=" …") or type(error).__name__
 
 
 def _translate_error(
     error: Exception, description: str, elapsed: float, failure: type[StoreError]
 ) -> StoreError:
     """Return the StoreError for an error of a store, with a remedy."""
-    reason = str(error) or type(error).__name__
+    reason = describe_failure(error)
     if is_out_of_space(error):
-        return StoreError(
+        return StoreFullError(
             f"{description} cannot be written: {reason}. Free some space, then resume the run."
         )
     if is_transient(error):

@@ -27,7 +27,13 @@ from typing import Any
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreReadError
 from rescnet_dist.store.arrays import StoredArray
 from rescnet_dist.store.claim import check_unclaimed
-from rescnet_dist.store.formats import FORMAT_VERSION, RUN_FORMAT, check_format, read_format
+from rescnet_dist.store.formats import (
+    FORMAT_VERSION,
+    RUN_FORMAT,
+    check_format,
+    read_format,
+    read_format_name,
+)
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import limit_retries
 
@@ -94,13 +100,9 @@ class RunStore:
             self.location.check_bucket()
             return
         check_unclaimed(self.location)
-        try:
-            kind = self.location.attributes().get("format")
-        except StoreReadError:
-            kind = None
-        is_run = kind == RUN_FORMAT
+        is_run = read_format_name(self.location) == RUN_FORMAT
         content = "another run" if is_run else "something that is not a run"
-        remedies = ", resume that run, or remove it" if is_run else ""
+        remedies = ", resume that run, or overwrite it (--overwrite)" if is_run else ""
         raise StoreError(
             f"Store {self.location.url} already holds {content}. Choose another URL{remedies}."
         )
