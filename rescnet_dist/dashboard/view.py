@@ -179,6 +179,8 @@ class RunView:
                 if self.maps_in_memory and not event["in_memory"]:
                     self.add_note(f"layer {event['layer']}: maps are now {event['reason']}")
                 self.maps_in_memory = event["in_memory"]
+            case "accuracy_collapsed":
+                self.add_note(event["reason"])
             case "chunk_rebuilt":
                 self.add_note(f"layer {event['layer']}: lost maps were rebuilt")
             case "run_stopped":

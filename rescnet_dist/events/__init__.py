@@ -3,6 +3,7 @@
 from rescnet_dist.events.bus import EventBus, check_listeners
 from rescnet_dist.events.classes import (
     EVENTS_VERSION,
+    AccuracyCollapsed,
     Callback,
     ChunkDone,
     ChunkRebuilt,
@@ -24,6 +25,7 @@ __all__ = [
     "EVENTS_VERSION",
     "PHASES",
     "Accuracy",
+    "AccuracyCollapsed",
     "Callback",
     "ChunkDone",
     "ChunkRebuilt",

@@ -187,6 +187,28 @@ class PassDone:
 
 
 @dataclass(frozen=True, slots=True)
+class AccuracyCollapsed:
+    """The training accuracy has fallen by more than a fifth of its best; published once in a run.
+
+    Attributes
+    ----------
+    layer : int
+        Layer after which it was so low.
+    train : float
+        Fraction of the training images that are classified correctly.
+    best : float
+        Largest such fraction after an earlier layer.
+    reason : str
+        What happened and what to change, as text.
+    """
+
+    layer: int
+    train: float
+    best: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunDone:
     """Training has ended with a chosen depth.
 
@@ -229,6 +251,7 @@ Event = (
     | ChunkRebuilt
     | PassRetried
     | PassDone
+    | AccuracyCollapsed
     | RunDone
     | RunStopped
 )
@@ -357,6 +380,15 @@ class Callback:
             residual, and observed (seconds by phase, bytes read and written, memory by worker).
         """
 
+    def on_accuracy_collapsed(self, event: AccuracyCollapsed) -> None:
+        """Handle a training accuracy that has fallen far below its best.
+
+        Parameters
+        ----------
+        event : AccuracyCollapsed
+            With layer, train, best, reason.
+        """
+
     def on_run_end(self, event: RunDone) -> None:
         """Handle the end of training.
 
@@ -394,6 +426,8 @@ class Callback:
                 self.on_pass_end(event)
                 if event.phase == "grow":
                     self.on_layer_end(event)
+            case AccuracyCollapsed():
+                self.on_accuracy_collapsed(event)
             case RunDone():
                 self.on_run_end(event)
             case RunStopped():

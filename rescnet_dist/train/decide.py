@@ -36,6 +36,8 @@ class Done:
     reason: str
 
 
+COLLAPSED_FRACTION = 0.8  # of the best training accuracy before
+
 Action = Survey | Grow | Score | Done
 
 
@@ -68,3 +70,28 @@ def stop_reason(accuracies: tuple[Accuracy, ...], spec: NetworkSpec) -> str | No
     if accuracies[-1].layer - best >= spec.patience:
         return f"no better validation accuracy in {spec.patience} layers"
     return None
+
+
+def find_collapse(accuracies: tuple[Accuracy, ...]) -> tuple[Accuracy, Accuracy] | None:
+    """Return the first accuracy far below the best before it, and that best; else None."""
+    best = None
+    for accuracy in accuracies:
+        if best is not None and accuracy.train < COLLAPSED_FRACTION * best.train:
+            return accuracy, best
+        if best is None or accuracy.train > best.train:
+            best = accuracy
+    return None
+
+
+def describe_collapse(fallen: Accuracy, best: Accuracy, spec: NetworkSpec) -> str:
+    """Return what `find_collapse` has found as text, with the remedy."""
+    text = (
+        f"The training accuracy has fallen from {100 * best.train:.1f} % to "
+        f"{100 * fallen.train:.1f} % after layer {fallen.layer}. "
+    )
+    if spec.head.name == "classify":
+        return text + (
+            'The head "classify" is unstable with few images per class, a large learning_rate or '
+            'a sigma that does not fit the ridge. Train with head="regress" (--head regress).'
+        )
+    return text + f"Train with a learning_rate below {spec.learning_rate:g}, or a larger ridge."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -23,6 +24,7 @@ from rescnet_dist.cluster import (
 from rescnet_dist.errors import DataError, StoreError, mask_secrets
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.classes import (
+    AccuracyCollapsed,
     Listener,
     MapsPlaced,
     PassDone,
@@ -48,7 +50,15 @@ from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
 from rescnet_dist.train import passes, tiled
 from rescnet_dist.train.chunk_cache import CacheSet
-from rescnet_dist.train.decide import Done, Grow, Score, Survey, next_action
+from rescnet_dist.train.decide import (
+    Done,
+    Grow,
+    Score,
+    Survey,
+    describe_collapse,
+    find_collapse,
+    next_action,
+)
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
@@ -211,6 +221,7 @@ class _Driver:
         done = PassDone("grow", layer, seconds, accuracy, tally.residual, metrics)
         calibration = Calibration.of(tally).to_dict() if layer > 1 else None
         self.commit(layer, {"checksums": checksums.chunks, "calibration": calibration}, done)
+        self.warn_of_collapse(History.of(self.steps, None).accuracies)
 
     def make_task(self, layer: int) -> Task:
         """Return the task description of a pass.
@@ -240,10 +251,20 @@ class _Driver:
         tally, metrics = self.compute(passes.SCORE, self.make_task(layer))
         _check_scores(tally)
         history, accuracy = self.history(), _get_accuracy(layer, tally)
+        accuracies = (*history.accuracies, accuracy)
         calibrations = history.calibrations | {layer: Calibration.of(tally)}
-        self.write_result((*history.accuracies, accuracy), calibrations, reason=None)
+        self.write_result(accuracies, calibrations, reason=None)
         seconds = _seconds_since(started)
         self.bus.publish(PassDone("score", layer, seconds, accuracy, tally.residual, metrics))
+        self.warn_of_collapse(accuracies)
+
+    def warn_of_collapse(self, accuracies: tuple[Accuracy, ...]) -> None:
+        """Publish and warn, once, that the training accuracy has fallen far below its best."""
+        if (collapse := find_collapse(accuracies)) and collapse[0] == accuracies[-1]:
+            fallen, best = collapse
+            reason = describe_collapse(fallen, best, self.state.spec)
+            self.bus.publish(AccuracyCollapsed(fallen.layer, fallen.train, best.train, reason))
+            warnings.warn(reason, stacklevel=2)
 
     def finish(self, done: Done) -> None:
         """Write the chosen depth; first store maps that are in memory only, if they are to stay."""

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from rescnet_dist import NetworkSpec
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.runs.history import History, chosen_depth
-from rescnet_dist.train.decide import Done, Grow, Score, Survey, next_action
+from rescnet_dist.train.decide import (
+    Done,
+    Grow,
+    Score,
+    Survey,
+    describe_collapse,
+    find_collapse,
+    next_action,
+)
 
 
 def history(layers: int, train: list[float], validation: list[float] | None = None) -> History:
@@ -220,3 +228,27 @@ def test_result_of_longer_run_is_ignored_after_lost_commit() -> None:
     commits = [{"step": 0}, {"step": 1, "accuracy": None}]
     result = {"accuracies": [record(1), record(2)]}
     assert History.of(commits, result) == History(True, 1)
+
+
+@pytest.mark.parametrize(
+    ("train", "layer"),
+    [([0.9, 0.95, 0.94], None), ([0.5, 0.1, 0.6], 2), ([0.2, 0.9, 0.8, 0.7], 4), ([], None)],
+)
+def test_collapse_is_a_fall_far_below_the_best(train: list[float], layer: int | None) -> None:
+    """The first layer at which it happens; small falls do not count."""
+    accuracies = tuple(Accuracy(i, value, None) for i, value in enumerate(train, 1))
+    found = find_collapse(accuracies)
+    assert (found[0].layer if found else None) == layer
+    if found:
+        assert found[1].train == max(train[: found[0].layer - 1])
+
+
+@pytest.mark.parametrize(
+    ("head", "remedy"), [("classify", "--head regress"), ("regress", "below 2")]
+)
+def test_collapse_is_described_with_a_remedy(head: str, remedy: str) -> None:
+    """The other head, or smaller steps."""
+    network = NetworkSpec(head=head, learning_rate=2.0)
+    text = describe_collapse(Accuracy(2, 0.1, None), Accuracy(1, 0.53, None), network)
+    assert text.startswith("The training accuracy has fallen from 53.0 % to 10.0 % after layer 2.")
+    assert remedy in text
