@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from distributed import Client
@@ -19,6 +19,7 @@ from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, Traffic, device_memory, peak_memory, traffic
 from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored_layers
 from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Forecast:
         Whether the maps of the last layer stay in the store.
     layer_seconds : float or None, default None
         Approximate seconds per layer; None if the speed was not measured.
+    free_disk : int or None, default None
+        Bytes of free space at the store; None if it is not a local folder.
     """
 
     problem: Problem
@@ -65,6 +68,7 @@ class Forecast:
     checkpoint_every: int
     maps_stay: bool
     layer_seconds: float | None = None
+    free_disk: int | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -93,6 +97,13 @@ class Forecast:
         if self.tier.in_memory:
             text += f"; stored every {every}" + (" and at the end" if self.maps_stay else "")
         return text if self.maps_stay else f"{text}; removed at the end"
+
+    def _describe_disk(self) -> str:
+        """Return the free space of the store, and whether it is too small; empty if unknown."""
+        if self.free_disk is None:
+            return ""
+        is_short = self.traffic.store > self.free_disk
+        return f", of {format_bytes(self.free_disk)} free" + (": too little" if is_short else "")
 
     def _lines(self) -> dict[str, str]:
         """Return the lines of the text form by their title."""
@@ -125,7 +136,7 @@ class Forecast:
             "driver": f"{format_bytes(moved.driver)} per layer",
             "traffic": f"{read} read, {written} written per "
             + ("layer that is stored" if self.tier.in_memory else "layer"),
-            "store": f"{format_bytes(moved.store)} at most",
+            "store": f"{format_bytes(moved.store)} at most" + self._describe_disk(),
         }
         if workers.gpu_memory is not None and workers.gpu_budget is not None:
             lines["gpu"] = (
@@ -165,7 +176,8 @@ def forecast(
     make_plan(problem, spec, run_spec, workers)  # raises before anything is measured
     measure = measure and workers.gpu_memory is None  # only CPUs can be timed
     speed = calibrate(client, problem, spec, workers, store) if measure else None
-    return estimate(problem, spec, run_spec, workers, speed)
+    free_disk = Location.of(store).free_bytes() if store else None
+    return replace(estimate(problem, spec, run_spec, workers, speed), free_disk=free_disk)
 
 
 def estimate(

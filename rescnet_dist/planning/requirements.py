@@ -227,6 +227,12 @@ def bank_bytes(problem: Problem, spec: NetworkSpec) -> int:
     )
 
 
+def layer_bytes(problem: Problem, spec: NetworkSpec) -> int:
+    """Return the bytes of the weights of a layer in the store."""
+    architecture = problem.architecture(spec)
+    return 4 * architecture.targets * architecture.features
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes that are moved and stored, and the number of tasks.
@@ -289,7 +295,6 @@ def traffic(
         read += (blocks + 1) * 4 * n * features + (tiles + factor_reads + 2 * tiles) * tile
         tasks += 2 * tiles + 2
         work = 4 * n * features + 2 * tiles * tile
-    layer = 4 * problem.architecture(spec).targets * features
     return Traffic(
         read=read,
         written=written,
@@ -297,6 +302,6 @@ def traffic(
         driver=DRIVER_BYTES_PER_PASS
         + plan.chunks * DRIVER_BYTES_PER_CHUNK
         + tasks * DRIVER_BYTES_PER_TASK,
-        store=images + stored * maps + work + spec.max_layers * layer,
+        store=images + stored * maps + work + spec.max_layers * layer_bytes(problem, spec),
         tasks=tasks,
     )

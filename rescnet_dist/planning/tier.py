@@ -193,5 +193,7 @@ def max_stored_layers(spec: NetworkSpec, run_spec: RunSpec, tier: Tier) -> int:
     """
     if run_spec.keep_maps == "all":
         return max(2, spec.max_layers)
-    at_end = tier.in_memory and not run_spec.maps_stay
-    return 0 if at_end and spec.max_layers <= run_spec.checkpoint_every else 2
+    if not tier.in_memory:
+        return min(2, spec.max_layers)
+    checkpoints = (spec.max_layers - 1) // run_spec.checkpoint_every
+    return min(2, checkpoints + run_spec.maps_stay)

@@ -21,16 +21,21 @@ from rescnet_dist import (
     ResCNetClassifier,
     StoreError,
 )
+from rescnet_dist.errors import StoreFullError
 from rescnet_dist.events import Event
-from rescnet_dist.store import RunStore
+from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train import verify_run
 
 pytestmark = pytest.mark.slow  # starts and kills processes for minutes
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Return a function that mounts a file system of a given size, or resizes it."""
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Return a function that mounts a file system of a given size, or resizes it.
+
+    Its free space is not known before a run, as if others filled the disk during the run.
+    """
+    monkeypatch.setattr(Location, "free_bytes", lambda _location: None)
     disk = tmp_path / "disk"
     disk.mkdir()
 
@@ -85,3 +90,14 @@ def test_disk_too_small_for_data_leaves_no_store(
     assert not store.exists()
     small_disk("20m")
     assert fit(store).depth_ == LAYERS
+
+
+def test_free_space_is_checked_before_a_run(
+    client: Client, small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real disk that is too small: nothing is written."""
+    monkeypatch.undo()
+    store = small_disk("48k") / "run"
+    with pytest.raises(StoreFullError, match="of free space, but the first layers of the run take"):
+        fit(store)
+    assert not store.exists()
