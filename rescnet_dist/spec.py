@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import tomli_w
 
+from rescnet_dist.automatic import automatic_options
 from rescnet_dist.composition import (
     BANK_SHORTHANDS,
     COMPONENT_FIELDS,
@@ -35,6 +36,8 @@ from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.model.heads.classify import Classify
 from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS
 from rescnet_dist.options import Option, Options, option
+
+DEFAULT_VALIDATION = 0.1  # fraction of the training images that is held out
 
 # As tomli_w writes it, one item per line; strings have no line breaks there.
 ARRAY_OF_NUMBERS = re.compile(r"\[\n((?: *[-+\w.]+,\n)+)\]")
@@ -445,6 +448,47 @@ class NetworkSpec(Spec):
         return PRESETS[name]
 
     @classmethod
+    def auto(
+        cls, image_shape: tuple[int, int, int], images: int, classes: int, **changes: Any
+    ) -> NetworkSpec:
+        """Return a network with settings that are chosen for the images.
+
+        The rule is in `rescnet_dist.automatic`; the guide says how well it does. It is what
+        `ResCNetClassifier` and `rescnet train` use if no network is given.
+
+        Parameters
+        ----------
+        image_shape : tuple of int
+            Height, width and channels (H, W, d) of the images.
+        images : int
+            Number of training images, held-out ones included.
+        classes : int
+            Number of classes.
+        **changes
+            Options to set to other values, flat and nested names included. With
+            `head="classify"`, the other settings are chosen for that head.
+
+        Returns
+        -------
+        NetworkSpec
+            The network.
+
+        Raises
+        ------
+        SpecError
+            If an option is unknown or a value is not valid.
+
+        Examples
+        --------
+        >>> spec = NetworkSpec.auto((32, 32, 3), images=4000, classes=10, filters=8)
+        >>> spec.filters, spec.block, spec.head.name
+        (8, 16, 'regress')
+        """
+        head = changes.get("head")
+        name = head.get("name") if isinstance(head, Mapping) else getattr(head, "name", head)
+        return cls(**automatic_options(image_shape, images, name)).set_params(**changes)
+
+    @classmethod
     def from_toml(cls, source: str | Path) -> NetworkSpec:
         """Read the [network] table of TOML text or of a file, applied to its `preset` if any.
 
@@ -647,10 +691,13 @@ class RunSpec(Spec):
         low=0,
         high=2**63 - 1,
     )
-    validation: float = option(
-        0.0,
-        help="fraction of the training images to hold out",
-        doc="Fraction of the training images held out if there is no validation set, up to 0.9.",
+    validation: float | None = option(
+        None,
+        help="fraction of the training images to hold out  "
+        f"[default: {DEFAULT_VALIDATION}, if there are {round(1 / DEFAULT_VALIDATION)} per class]",
+        doc="Fraction of the training images held out if there is no validation set, up to 0.9. "
+        f"None is {DEFAULT_VALIDATION}, or 0 if there are fewer than "
+        f"{round(1 / DEFAULT_VALIDATION)} images per class.",
         low=0,
         high=0.9,
     )

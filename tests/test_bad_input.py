@@ -36,7 +36,7 @@ X = X[:, ::2, ::2]
 FLOATS = X.astype(np.float32)
 LAZY = da.from_array(FLOATS, chunks=(6, 14, 14, 1))
 SPEC = NetworkSpec(filters=4, block=5, stride=2, head="regress", max_layers=1)
-RUN = RunSpec(chunk_images=8, accumulators=2, solve_threads=1)
+RUN = RunSpec(validation=0, chunk_images=8, accumulators=2, solve_threads=1)
 
 
 @dataclass(frozen=True)

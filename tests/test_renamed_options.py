@@ -28,7 +28,7 @@ OLD_NETWORK = {  # as the release before tables of components has stored SPEC
     **{"learning_rate": 1.0, "decay": 0.0, "decay_every": 10, "rate_floor": 0.0},
     **{"max_layers": 1, "stop_at_zero_error": True, "store_dtype": "float32"},
 }
-RUN = RunSpec(chunk_images=20, accumulators=2, solve_threads=1)
+RUN = RunSpec(validation=0, chunk_images=20, accumulators=2, solve_threads=1)
 
 
 def test_products_names_matmul_precision() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 import rescnet_dist
 from rescnet_dist import errors
 
@@ -70,15 +72,16 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.end_lineno or node.lineno, node.attr
 
 
-def test_identifiers_use_the_vocabulary() -> None:
+@pytest.mark.parametrize("path", SOURCES, ids=short)
+def test_identifiers_use_the_vocabulary(path: Path) -> None:
+    tree = ast.parse(path.read_text())
     found = {
-        f"{short(path)}:{line} {name}"
-        for path in SOURCES
-        for line, name in identifiers(ast.parse(path.read_text()))
+        (line, name)
+        for line, name in identifiers(tree)
         if words(name) & DIALECT and name not in ALLOWED
     }
-    found |= {short(path) for path in SOURCES if words(path.stem) & DIALECT}
-    assert not found
+    assert not found, f"{short(path)}: {sorted(found)}"
+    assert not words(path.stem) & DIALECT
 
 
 def constants(path: Path) -> Iterator[tuple[str, int, str]]:
@@ -157,8 +160,8 @@ def test_messages_are_collected() -> None:
     assert len(MESSAGES) > 250
 
 
-def test_messages_follow_one_form() -> None:
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.where)
+def test_messages_follow_one_form(message: Message) -> None:
     """Sentences, without words of the dialect."""
-    for message in MESSAGES:
-        assert re.search(r"(\.|\?|\{\}|`)$", message.text), message
-        assert not words(re.sub(r"\{\}", "", message.text)) & DIALECT, message
+    assert re.search(r"(\.|\?|\{\}|`)$", message.text), message
+    assert not words(re.sub(r"\{\}", "", message.text)) & DIALECT, message

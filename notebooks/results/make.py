@@ -39,9 +39,9 @@ from rescnet_dist.cli.options import (
     resolve_specs,
     spec_options,
 )
-from rescnet_dist.cli.progress import TerminalProgress
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.cluster import available_cores
+from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import (
     Images,
     TrainingSet,
@@ -175,7 +175,7 @@ def make(
     result = RESULTS[name]
     source = data or result.data
     spec, run_spec, augment = resolve_specs(None, str(HERE / f"{name}.toml"), source, given)
-    if not run_spec.validation:
+    if run_spec.validation == 0:
         raise SpecError(
             "validation=0.0 holds no images out, but the depth is chosen on held-out images. Give "
             "a fraction above 0, such as 0.1."
@@ -288,7 +288,7 @@ def evaluate(run: RunStore, source: str, *, average_flips: bool) -> dict[str, An
     network, result = Network.load(run.url).on(backend), run.result()
     part = select_split(source, None, "test")
     images = Images(np.asarray(part.images.array))
-    codes = np.asarray(encode(part.labels, network.classes))
+    codes = np.asarray(encode(part.labels, network.classes, unknown=-1))
     depth = len(result["accuracies"] if result else ())
     grown = StoredLayers(run.location, depth, network.spec.head.arrays)
     correct = replace(network, layers=grown).staged_correct(images, codes)

@@ -14,15 +14,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from rescnet_dist.automatic import describe_choice
 from rescnet_dist.cli.clusters import cluster, show_status
 from rescnet_dist.cli.options import (
     HELP_SETTINGS,
     cluster_options,
+    is_automatic,
     pop_cluster_options,
     resolve_specs,
     spec_options,
 )
-from rescnet_dist.cli.progress import copies_suffix
 from rescnet_dist.cli.reporting import (
     open_listeners,
     open_reporter,
@@ -30,6 +31,7 @@ from rescnet_dist.cli.reporting import (
     report_outcome,
     reporting_options,
 )
+from rescnet_dist.dashboard.progress import copies_suffix
 from rescnet_dist.data import (
     TrainingSet,
     check_test_set,
@@ -69,6 +71,7 @@ MAX_CLASSES = 12  # names in the description of a network
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
 @click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
 @click.option("--or-resume", is_flag=True, help="resume this run if it is in the store")
+@click.option("--overwrite", is_flag=True, help="replace the run in the store, if any")
 @click.option("--test", "test_data", help="data to report the test accuracy on")
 @cluster_options
 @reporting_options
@@ -81,13 +84,15 @@ def train_command(
     config: str | None,
     store: str | None,
     or_resume: bool,
+    overwrite: bool,
     test_data: str | None,
     **flags: Any,
 ) -> None:
     """Train a network on DATA: "digits", or any source or result of `rescnet data import`.
 
-    With --or-resume the same command can be repeated: it starts the run, resumes it after an
-    interruption, and changes nothing once the run is done.
+    Without --preset or --config, settings are chosen for the images, and printed; flags change
+    single ones. With --or-resume the same command can be repeated: it starts the run, resumes it
+    after an interruption, and changes nothing once the run is done.
 
     \b
     Example:
@@ -100,7 +105,9 @@ def train_command(
     quiet = report_options.is_silent
     training, spec, run_spec = prepare_training(data, preset, config, flags, quiet=quiet)
     url = store or default_store(data)
-    checked = check_run(url, spec, run_spec, training, source=data, or_resume=or_resume)
+    checked = check_run(
+        url, spec, run_spec, training, source=data, or_resume=or_resume, overwrite=overwrite
+    )
     if test_data:
         check_test_set(test_data, training)
     gpus = get_backend(run_spec).on_gpu
@@ -369,8 +376,10 @@ def prepare_training(
     with show_status(f"opening {mask_secrets(data)}", quiet=quiet):
         own_validation = flags["validation"] is None
         training = training_set(data, None, own_validation=own_validation)
-        spec, run_spec, augment = resolve_specs(preset, config, data, flags)
-        return replace(training, augment=augment), spec, run_spec
+        spec, run_spec, augment = resolve_specs(preset, config, data, flags, training.size)
+    if is_automatic(preset, config) and not quiet:
+        click.echo(describe_choice(spec.rows(), *training.size), err=True)
+    return replace(training, augment=augment), spec, run_spec
 
 
 def default_store(data: str) -> str:

@@ -9,9 +9,20 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION, make_problem, resolve_gpu_memory
-from rescnet_dist.cli.options import HELP_SETTINGS, parse_size, resolve_specs, spec_options
-from rescnet_dist.data import training_set
+from rescnet_dist.cli.estimate import (
+    GPU_MEMORY_OPTION,
+    make_problem,
+    parse_shape,
+    resolve_gpu_memory,
+)
+from rescnet_dist.cli.options import (
+    HELP_SETTINGS,
+    DataSize,
+    parse_size,
+    resolve_specs,
+    spec_options,
+)
+from rescnet_dist.data import TrainingSet, training_set
 from rescnet_dist.deploy import (
     HUB_COMMENTS,
     KINDS,
@@ -254,10 +265,17 @@ def _make_request(kind: str, flags: dict[str, Any]) -> _Request:
     deployment = Deployment(
         kind, data=flags["data"], store=flags.get("store"), **_select_fields(flags)
     )
+    training = None if flags["images"] else _open_data(flags)
+    size = _resolve_size(flags, training)
     spec, run_spec, augment = resolve_specs(
-        flags["preset"], flags["config"], flags["data"] or "", flags
+        flags["preset"], flags["config"], flags["data"] or "", flags, size
     )
-    problem = _resolve_problem(flags, spec, run_spec, augment)
+    if training is None:
+        problem = make_problem(flags["images"], size[2], spec, run_spec, augment)
+    else:
+        spec.check_images(*training.image_shape)
+        augment.check_images(*training.image_shape)
+        problem = Problem.of(replace(training, augment=augment), run_spec)
     node = Node(
         parse_size("--node-memory", flags["node_memory"]),
         _parse_cpus("--node-cpus", flags["node_cpus"]),
@@ -273,8 +291,7 @@ def _make_request(kind: str, flags: dict[str, Any]) -> _Request:
         node,
         resolve_gpu_memory(run_spec, flags["gpu_memory"]),
     )
-    held_out = flags["validation"] is not None
-    train_flags = training_flags(spec, run_spec, augment, forecast.plan, held_out=held_out)
+    train_flags = training_flags(spec, run_spec, augment, forecast.plan)
     return _Request(deployment, forecast, sizes, train_flags, node)
 
 
@@ -284,31 +301,32 @@ def _select_fields(flags: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if name in names}
 
 
-def _resolve_problem(
-    flags: dict[str, Any], spec: NetworkSpec, run_spec: RunSpec, augment: AugmentSpec
-) -> Problem:
-    """Return the size of the data from the options, or else from the data."""
-    if flags["images"]:
-        classes = flags["classes"] or PRESET_CLASSES.get(flags["preset"])
-        if classes is None:
-            raise SpecError(
-                f"--images {flags['images']} is given without a number of classes. Add --classes."
-            )
-        return make_problem(flags["images"], classes, spec, run_spec, augment)
+def _resolve_size(flags: dict[str, Any], training: TrainingSet | None) -> DataSize:
+    """Return the size of the training data or, without them, of the data that options describe."""
+    if training is not None:
+        return training.size
+    number, *shape = parse_shape(flags["images"])
+    classes = flags["classes"] or PRESET_CLASSES.get(flags["preset"])
+    if classes is None:
+        raise SpecError(
+            f"--images {flags['images']} is given without a number of classes. Add --classes."
+        )
+    return (shape[0], shape[1], shape[2]), number, classes
+
+
+def _open_data(flags: dict[str, Any]) -> TrainingSet:
+    """Return the data that the options name."""
     if not flags["data"]:
         raise SpecError(
             "The number of images is not given. Add --images, such as 50000x32x32x3, and --classes."
         )
     try:
-        training = training_set(flags["data"], None, own_validation=flags["validation"] is None)
+        return training_set(flags["data"], None, own_validation=flags["validation"] is None)
     except RescnetError as error:
         raise SpecError(
             f"--data cannot be read from here ({str(error).rstrip('.')}). Describe it with "
             "--images, such as 50000x32x32x3, and --classes."
         ) from None
-    spec.check_images(*training.image_shape)
-    augment.check_images(*training.image_shape)
-    return Problem.of(replace(training, augment=augment), run_spec)
 
 
 def _parse_cpus(option: str, amount: str | None) -> float | None:

@@ -14,7 +14,7 @@ from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.planning import Problem, calibrate, estimate
 from rescnet_dist.planning.backend import get_backend
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+from rescnet_dist.spec import DEFAULT_VALIDATION, AugmentSpec, NetworkSpec, RunSpec
 
 GPU_MEMORY_OPTION = click.option(
     "--gpu-memory", help="memory of each worker's GPU, for --array-backend cupy"
@@ -60,7 +60,9 @@ def estimate_command(
     Example:
       rescnet estimate 50000x32x32x3 --preset cifar10 --workers 4 --threads 16 --memory 64GiB
     """
-    spec, run_spec, augment = resolve_specs(preset, config, images, flags)
+    number, *shape = parse_shape(images)
+    size = ((shape[0], shape[1], shape[2]), number, classes)
+    spec, run_spec, augment = resolve_specs(preset, config, images, flags, size)
     problem = make_problem(images, classes, spec, run_spec, augment)
     if workers % (machines or workers):
         raise SpecError(
@@ -109,14 +111,15 @@ def make_problem(
 
     Raise SpecError if the specs do not fit it.
     """
-    number, *shape = _parse_shape(images)
+    number, *shape = parse_shape(images)
     spec.check_images(shape[0], shape[1], shape[2])
     augment.check_images(shape[0], shape[1], shape[2])
-    rows = round(number * (1 + augment.copies * (1 - run_spec.validation)))
+    validation = DEFAULT_VALIDATION if run_spec.validation is None else run_spec.validation
+    rows = round(number * (1 + augment.copies * (1 - validation)))
     return Problem(rows, (shape[0], shape[1], shape[2]), classes, copies=augment.copies)
 
 
-def _parse_shape(images: str) -> list[int]:
+def parse_shape(images: str) -> list[int]:
     """Return the numbers of text such as 50000x32x32x3; raise SpecError for other text."""
     match = re.fullmatch(r"(\d+)[x×](\d+)[x×](\d+)[x×](\d+)", images.replace(",", ""))
     if not match or 0 in map(int, match.groups()):

@@ -26,7 +26,6 @@ HELP_SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
 
-RUN_DEFAULTS = {"validation": 0.1}  # where commands differ from RunSpec
 SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"  # Dask reads it too, and its operator sets it
 CLUSTER_HELP = {
     "scheduler": f"address of a Dask scheduler  [default: {SCHEDULER_VARIABLE}, or this machine]",
@@ -179,11 +178,8 @@ def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Call
             flag = option_name(option.name)
             if option.value_type is bool:
                 flag = f"{flag}/{option_name(f'no_{option.name}')}"
-            help_text = option.help
-            if option.name in RUN_DEFAULTS:
-                help_text += f"  [default: {RUN_DEFAULTS[option.name]}]"
             command = click.option(
-                flag, option.name, default=None, help=help_text, **_value_arguments(option)
+                flag, option.name, default=None, help=option.help, **_value_arguments(option)
             )(command)
             if option.old_name:
                 command = _renamed_option(option_name(option.old_name), flag)(command)
@@ -212,19 +208,36 @@ def _renamed_option(old: str, new: str) -> Callable[[Any], Any]:
     return click.option(old, hidden=True, expose_value=False, callback=fail)
 
 
+DataSize = tuple[tuple[int, int, int], int, int]  # shape (H, W, d), images and classes
+
+
+def is_automatic(preset: str | None, config: str | None) -> bool:
+    """Return whether neither a preset nor a file with a network is given."""
+    tables = read_toml(Path(config)) if config else {}
+    return not (preset or tables.get("preset") or NetworkSpec.table in tables)
+
+
 def resolve_specs(
-    preset: str | None, config: str | None, data: str, flags: dict[str, Any]
+    preset: str | None,
+    config: str | None,
+    data: str,
+    flags: dict[str, Any],
+    size: DataSize | None = None,
 ) -> tuple[NetworkSpec, RunSpec, AugmentSpec]:
-    """Return the specs of a command: the preset, updated by the file, then by the flags."""
+    """Return the specs of a command: the preset, updated by the file, then by the flags.
+
+    Without a preset or a network in the file, settings are chosen for the size of the data.
+    """
     tables = read_toml(Path(config)) if config else {}
     name = preset or tables.get("preset")
+    automatic = is_automatic(preset, config)
+    if automatic and size is None:
+        raise SpecError(
+            f"No network is given for {data}, and the size of its images is not known. Add "
+            "--preset (`rescnet presets` lists them), or --config with a [network] table."
+        )
     if name is None and data == "digits":
         name = "digits"
-    if name is None and NetworkSpec.table not in tables:
-        raise SpecError(
-            f"No network is given for {data}. Add --preset (`rescnet presets` lists them), or "
-            "--config with a [network] table."
-        )
     base = NetworkSpec.preset(name) if name else NetworkSpec()
     given = {key: value for key, value in flags.items() if value is not None}
 
@@ -236,7 +249,12 @@ def resolve_specs(
             return spec.replace(**table).replace(**by_flags)
         return spec.replace(**table | by_flags)
 
-    return update(base), update(RunSpec.from_dict(RUN_DEFAULTS)), update(AugmentSpec())
+    if automatic and size is not None:
+        names = declared_options(NetworkSpec).keys() & given.keys()
+        network = NetworkSpec.auto(*size, **{key: given[key] for key in names})
+    else:
+        network = update(base)
+    return network, update(RunSpec()), update(AugmentSpec())
 
 
 def parse_size(option: str, size: str | None) -> int | None:

@@ -19,9 +19,9 @@ from rich.console import Console
 import rescnet_dist
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
-from rescnet_dist.cli.progress import TerminalProgress, describe_accuracy
 from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.dashboard import MLflowWriter, SchedulerPage, TensorBoardWriter
+from rescnet_dist.dashboard.progress import TerminalProgress, describe_accuracy
 from rescnet_dist.data import has_test_split
 from rescnet_dist.errors import (
     RescnetError,

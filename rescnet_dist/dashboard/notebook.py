@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from functools import cached_property
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.dashboard.render import render_report
@@ -15,9 +16,11 @@ from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.svg import accuracy_chart
 from rescnet_dist.dashboard.view import RunView, StoredRun
 from rescnet_dist.errors import RescnetError
+from rescnet_dist.events import ChunkDone, Event, RunStarted, event_to_dict
 from rescnet_dist.runs import describe_run
 from rescnet_dist.store import Location
 
+UPDATE_SECONDS = 1.0  # between two updates of a cell by finished chunks
 WATCH_SECONDS = 2.0  # between two reads of the store
 WATCH_STOP_SECONDS = 5.0  # that `stop` waits for a store that does not answer
 
@@ -207,6 +210,49 @@ class Watch:
         """Stop watching."""
         self._ended.set()
         self._thread.join(WATCH_STOP_SECONDS)
+
+
+class NotebookProgress:
+    """A listener that shows a run in the current cell of a notebook; use it as a context manager.
+
+    The cell has the same content as with `Run.watch`, but nothing is read from the store after the
+    start. `note` is shown above it.
+    """
+
+    def __init__(self, note: str | None = None) -> None:
+        self._header = f"<p style='margin:4px 8px'>{escape(note)}</p>" if note else ""
+        self._view: RunView | None = None
+        self._display: Any = None
+        self._updated = 0.0
+
+    def __enter__(self) -> Self:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        text = f"{self._header}<p style='margin:4px 8px'>starting</p>"
+        self._display = display(HTML(text), display_id=True)  # in this thread: that of the cell
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._show()
+
+    def __call__(self, event: Event) -> None:
+        """Update the cell."""
+        if isinstance(event, RunStarted):
+            try:
+                self._view = StoredRun(event.url).view()
+            except RescnetError:  # events mask secrets of the URL
+                self._view = RunView(event.url, "running", event.images, event.max_layers)
+        elif self._view is not None:
+            self._view.handle_event(event_to_dict(event))
+        if not isinstance(event, ChunkDone) or time.monotonic() - self._updated > UPDATE_SECONDS:
+            self._show()
+
+    def _show(self) -> None:
+        """Show the current view."""
+        self._updated = time.monotonic()
+        if self._view is not None and self._display is not None:
+            self._display.update(self._html(self._header + show_run(self._view)))
 
 
 def show_run(view: RunView) -> str:

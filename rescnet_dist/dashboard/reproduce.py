@@ -33,18 +33,17 @@ def reproduce_command(
             "arrays and specs to ResCNetClassifier."
         ]
     preset, base = nearest_preset(network, source if source == "digits" else None)
-    words = ["rescnet", "train", source]
-    if source != "digits" or preset != "digits":
-        words += ["--preset", preset]
+    # the preset is always given: another release may choose other settings without it
+    words = ["rescnet", "train", source, "--preset", preset]
     try:
         words += flags(network, base)
     except SpecError as error:
         return None, [str(error)]
     planned = run.replace(**{name: getattr(plan, name) for name in PLAN_FIELDS})
     # the command uses the dataset's own validation split by itself
-    has_own_split = held_out and run.validation == 0
+    has_own_split = held_out and not run.validation
     if not has_own_split:
-        words += flag("validation", planned.validation)
+        words += flag("validation", planned.validation or 0.0)
     # given even if they are the defaults: another machine or release may plan differently
     words += flag("seed", planned.seed)
     for name in PLAN_FIELDS:

@@ -28,7 +28,7 @@ from rescnet_dist.data.weights import (
     digest_weights,
 )
 from rescnet_dist.errors import DataError, mask_secrets
-from rescnet_dist.spec import AugmentSpec
+from rescnet_dist.spec import DEFAULT_VALIDATION, AugmentSpec
 from rescnet_dist.store import IMAGE_DIMS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,6 +78,11 @@ class TrainingSet:
         return ImageInput(str(self.dtype), self.options.resize, self.options.channels)
 
     @property
+    def size(self) -> tuple[tuple[int, int, int], int, int]:
+        """The shape (H, W, d) and number of training images, and the number of classes."""
+        return self.image_shape, self.train_count, len(self.classes)
+
+    @property
     def stored(self) -> ArrayReference | None:
         """A reference to all images, if all parts are contiguous in one array; else None."""
         first, row = self.images[0].stored, 0
@@ -94,9 +99,21 @@ class TrainingSet:
         """
         return mask_secrets(name or (self.stored.url if self.stored else "")) or None
 
-    def rows(self, validation: float) -> int:
+    def held_out_fraction(self, validation: float | None) -> float:
+        """Return the fraction of the images to hold out: none if a validation set was given.
+
+        None is the default, which needs enough images that at least one is held out.
+        """
+        if self.has_validation:
+            return 0.0
+        if validation is not None:
+            return validation
+        enough = self.train_count * DEFAULT_VALIDATION >= len(self.classes)
+        return DEFAULT_VALIDATION if enough else 0.0
+
+    def rows(self, validation: float | None) -> int:
         """Return about how many rows there are if a fraction of the images is held out."""
-        held_out = 0 if self.has_validation else int(self.train_count * validation)
+        held_out = int(self.train_count * self.held_out_fraction(validation))
         return self.count + self.augment.copies * (self.train_count - held_out)
 
     @property

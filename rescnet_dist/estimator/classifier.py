@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils import check_random_state, estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
+from rescnet_dist.automatic import describe_choice
 from rescnet_dist.cluster import current_client
 from rescnet_dist.dashboard import Plots
 from rescnet_dist.dashboard.scheduler import SchedulerPage
@@ -34,7 +36,7 @@ from rescnet_dist.estimator.transformer import LayerOutputs
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.export import DEFAULT_OPSET
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
-from rescnet_dist.network import ImagePrediction, Metrics, Network, stored_accuracies
+from rescnet_dist.network import ImagePrediction, Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -42,6 +44,7 @@ from rescnet_dist.store import RunStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Averaging = AugmentSpec | int | None
+TYPICAL_SIZE = ((32, 32, 3), 5000, 10)  # of data, for which options are checked before any is given
 
 
 class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEstimator):
@@ -55,8 +58,9 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
 
     Parameters
     ----------
-    spec : NetworkSpec, str or None, default None
-        The network, or the name of a preset; None is the `digits` preset.
+    spec : NetworkSpec, str, dict or None, default None
+        The network, or the name of a preset. None chooses settings for the images, as
+        `NetworkSpec.auto` does; a dict has options to set to other values.
     store : str, os.PathLike or None, default None
         fsspec URL of the run store. None uses a temporary store that is removed after `fit`.
     random_state : int, numpy.random.RandomState or None, default 0
@@ -71,6 +75,9 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         `class_weight` of `run`.
     listeners : sequence of callable, default ()
         Functions that are called with each event of the run, such as a `Callback`.
+    verbose : bool, default False
+        Show the settings that were chosen and the progress of `fit`, in a terminal or in the cell
+        of a notebook.
 
     Attributes
     ----------
@@ -104,7 +111,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
 
     def __init__(
         self,
-        spec: NetworkSpec | str | None = None,
+        spec: NetworkSpec | str | dict[str, Any] | None = None,
         *,
         store: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = 0,
@@ -112,6 +119,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         augment: AugmentSpec | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
         listeners: Sequence[Listener] = (),
+        verbose: bool = False,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -120,12 +128,13 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         self.augment = augment
         self.class_weight = class_weight
         self.listeners = listeners
+        self.verbose = verbose
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, or options of the specs by nested names such as `spec__ridge`.
 
-        Specs are frozen, so that a spec of which an option is set is replaced. If it is None or the
-        name of a preset, the spec that it stands for is.
+        Specs are frozen, so that a spec of which an option is set is replaced. If it is the name
+        of a preset, the spec that it stands for is. If `spec` is None or a dict, it becomes a dict.
 
         Parameters
         ----------
@@ -147,7 +156,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         >>> ResCNetClassifier("mnist").set_params(spec__filters=8).spec.filters
         8
         """
-        current = {"spec": self._network_spec, "run": self._run_spec, "augment": self._augment_spec}
+        current = {"spec": self._given_spec, "run": self._run_spec, "augment": self._augment_spec}
         options: dict[str, dict[str, Any]] = {}
         own = {}
         for key, value in params.items():
@@ -158,7 +167,11 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
                 own[key] = value
         super().set_params(**own)
         for name, changes in options.items():
-            setattr(self, name, current[name]().set_params(**changes))
+            if (spec := current[name]()) is None:
+                self.spec = {**(self.spec or {}), **changes}  # type: ignore[dict-item]
+                NetworkSpec.auto(*TYPICAL_SIZE, **self.spec)  # raises for unknown options
+            else:
+                setattr(self, name, spec.set_params(**changes))
         return self
 
     def fit(
@@ -169,6 +182,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         *,
         groups: Any = None,
         sample_weight: Any = None,
+        or_resume: bool = False,
+        overwrite: bool = False,
     ) -> Self:
         """Train a network on images and labels.
 
@@ -180,13 +195,18 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         y : array-like of shape (n,) or None, default None
             Labels of any hashable type; None if the dataset has them.
         validation : tuple (X, y), float or None, default None
-            Validation images and labels, or the fraction of the images to hold out; None uses the
-            val split of the dataset, if any. The validation accuracy chooses the depth.
+            Validation images and labels, or the fraction of the images to hold out, 0 for none.
+            None uses the val split of the dataset, if any, else the fraction of `run`, by default
+            a tenth. The validation accuracy chooses the depth.
         groups : array-like of shape (n,) or None, default None
             Group of each image. Images of one group are held out together or not at all.
         sample_weight : array-like of shape (n,) or None, default None
             As how many images each counts in what is learned; 0 leaves an image out. None uses the
             `sample_weight` of the dataset, if any, else 1.
+        or_resume : bool, default False
+            Resume the run in the store if it is the same, or return it if it is done.
+        overwrite : bool, default False
+            Replace the run in the store, if any. Nothing else is ever removed.
 
         Returns
         -------
@@ -206,16 +226,27 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             If the Dask cluster cannot be used.
         """
         check_listeners(self.listeners)
-        spec, run_spec, held_out = self._resolve_specs(validation)
+        run_spec, held_out = self._resolve_run(validation)
         data = self._training_set(X, y, validation, held_out, groups, sample_weight)
+        spec = self._network_spec(data)
         with contextlib.ExitStack() as stack:
             url, temporary = self.store, self.store is None
             if url is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rescnet-"))
                 url = os.path.join(folder, "run")
-            checked = check_run(url, spec, run_spec, data, temporary=temporary)
+            checked = check_run(
+                *(url, spec, run_spec, data),
+                temporary=temporary,
+                or_resume=or_resume,
+                overwrite=overwrite,
+            )
             client = stack.enter_context(current_client(gpus=get_backend(run_spec).on_gpu))
-            run = begin_or_resume(checked, client, [SchedulerPage(client), *self.listeners])
+            page = SchedulerPage(client)
+            listeners: list[Listener] = [page, *self.listeners]
+            if self.verbose:
+                note = None if self._given_spec() else describe_choice(spec.rows(), *data.size)
+                listeners.append(stack.enter_context(_open_progress(page, note)))
+            run = begin_or_resume(checked, client, listeners)
             self._load(run.url, run_spec.array_backend)
             if temporary:
                 self.run_url_ = None
@@ -243,8 +274,9 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         y : array-like of shape (n,) or None, default None
             Labels of any hashable type; None if the dataset has them.
         validation : tuple (X, y), float or None, default None
-            Validation images and labels, or the fraction of the images to hold out; None uses the
-            val split of the dataset, if any. The validation accuracy chooses the depth.
+            Validation images and labels, or the fraction of the images to hold out, 0 for none.
+            None uses the val split of the dataset, if any, else the fraction of `run`, by default
+            a tenth. The validation accuracy chooses the depth.
         groups : array-like of shape (n,) or None, default None
             Group of each image. Images of one group are held out together or not at all.
         sample_weight : array-like of shape (n,) or None, default None
@@ -263,8 +295,9 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         RescnetError
             If `fit` would fail with an error for these arguments.
         """
-        spec, run_spec, held_out = self._resolve_specs(validation)
+        run_spec, held_out = self._resolve_run(validation)
         data = self._training_set(X, y, validation, held_out, groups, sample_weight)
+        spec = self._network_spec(data)
         store = None if self.store is None else os.fspath(self.store)
         if store is not None:
             check_run(store, spec, run_spec, data)
@@ -282,6 +315,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         keep_maps: str | None = None,
         take_over: bool = False,
         listeners: Sequence[Listener] = (),
+        verbose: bool = False,
     ) -> Self:
         """Resume a run after its last finished layer.
 
@@ -304,6 +338,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             Resume the run although another driver claims it. Only use this if that driver is dead.
         listeners : sequence of callable, default ()
             Functions that are called with each event of the run.
+        verbose : bool, default False
+            Show the progress, as that of `fit`.
 
         Returns
         -------
@@ -323,14 +359,13 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
         run = RunStore.open(url)
         _, run_spec = check_resume(run, changes, take_over=take_over)
-        with current_client(gpus=get_backend(run_spec).on_gpu) as client:
-            resume_run(
-                run,
-                client,
-                [SchedulerPage(client), *listeners],
-                changes=changes,
-                take_over=take_over,
-            )
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(current_client(gpus=get_backend(run_spec).on_gpu))
+            page = SchedulerPage(client)
+            all_listeners: list[Listener] = [page, *listeners]
+            if verbose:
+                all_listeners.append(stack.enter_context(_open_progress(page)))
+            resume_run(run, client, all_listeners, changes=changes, take_over=take_over)
         attributes = run.attributes()
         spec = NetworkSpec.from_stored(attributes["network"])
         run_spec = RunSpec.from_stored(attributes["run"])
@@ -343,6 +378,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             augment=augment if augment.copies else None,
             class_weight=_stored_class_weight(attributes),
             listeners=listeners,
+            verbose=verbose,
         )
         clf._load(run.url, run_spec.array_backend)
         return clf
@@ -587,55 +623,16 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         Raises
         ------
         DataError
-            If the images have a different shape from the training images, or a label is not among
-            the classes.
+            If the images have a different shape from the training images.
         """
         check_is_fitted(self)
         part = select_split(X, y, "test")
-        codes = encode(part.labels, self.classes_)
+        codes = encode(part.labels, self.classes_, unknown=-1)
         self.network_.look_at(part.images)
         is_correct = self._scores(part.images, augment).argmax(axis=1) == codes
         if sample_weight is None:
             return float(is_correct.mean())
         return float(np.average(np.asarray(is_correct), weights=sample_weight))
-
-    def evaluate(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Metrics:
-        """Compute accuracy, log loss, calibration error, confusion matrix and metrics by class.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images; or a dataset, of which the test split is used.
-        y : array-like of shape (n,) or None, default None
-            Labels; None if X is a dataset, which has them.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        Metrics
-            Print it, read its attributes, or take its `to_dict()`.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images, or a label is not among
-            the classes.
-
-        Examples
-        --------
-        >>> import rescnet_dist as rd
-        >>> X, y = rd.load_digits()
-        >>> spec = rd.NetworkSpec.preset("digits").replace(filters=4, max_layers=1)
-        >>> clf = rd.ResCNetClassifier(spec).fit(X[:400], y[:400])
-        >>> clf.evaluate(X[400:600], y[400:600]).confusion.shape
-        (10, 10)
-        """
-        check_is_fitted(self)
-        part = select_split(X, y, "test")
-        codes = encode(part.labels, self.classes_)
-        return self.network_.evaluate(part.images, codes, self._resolve_augment(augment))
 
     def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
         """Compute the accuracy on images after each layer.
@@ -658,12 +655,11 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         Raises
         ------
         DataError
-            If the images have a different shape from the training images, or a label is not among
-            the classes.
+            If the images have a different shape from the training images.
         """
         check_is_fitted(self)
         part = select_split(X, y, "test")
-        codes = encode(part.labels, self.classes_)
+        codes = encode(part.labels, self.classes_, unknown=-1)
         correct = self.network_.staged_correct(part.images, codes, self._resolve_augment(augment))
         return correct / part.images.shape[0]
 
@@ -761,14 +757,24 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             class_weight=None if isinstance(self.class_weight, str) else self.class_weight,
         )
 
-    def _network_spec(self) -> NetworkSpec:
-        """Return the network; raise SpecError if `spec` is none."""
-        spec = self.spec if self.spec is not None else "digits"
+    def _given_spec(self) -> NetworkSpec | None:
+        """Return the network that is given, or None if settings are to be chosen for the images.
+
+        Raise SpecError if `spec` is none of a network, the name of a preset, a dict and None.
+        """
+        spec = self.spec
+        if spec is None or isinstance(spec, dict):
+            return None
         if isinstance(spec, str):
-            spec = NetworkSpec.preset(spec)
+            return NetworkSpec.preset(spec)
         if not isinstance(spec, NetworkSpec):
-            raise SpecError(f"spec={spec!r} is not a NetworkSpec or the name of a preset.")
+            raise SpecError(f"spec={spec!r} is not a NetworkSpec, the name of a preset or a dict.")
         return spec
+
+    def _network_spec(self, data: TrainingSet) -> NetworkSpec:
+        """Return the network to train on the data."""
+        changes = self.spec if isinstance(self.spec, dict) else {}
+        return self._given_spec() or NetworkSpec.auto(*data.size, **changes)
 
     def _run_spec(self) -> RunSpec:
         """Return how to train; raise SpecError if `run` does not say it."""
@@ -784,11 +790,12 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             raise SpecError(f"augment={augment!r} is not an AugmentSpec or None.")
         return augment
 
-    def _resolve_specs(
+    def _resolve_run(
         self, validation: tuple[Any, Any] | float | None
-    ) -> tuple[NetworkSpec, RunSpec, tuple[Any, Any] | None]:
-        """Return the specs of a run and the pair (X, y) of validation images, if given."""
-        spec, run = self._network_spec(), self._run_spec()
+    ) -> tuple[RunSpec, tuple[Any, Any] | None]:
+        """Return how to train and the pair (X, y) of validation images, if given."""
+        self._given_spec()  # raises before the data are read
+        run = self._run_spec()
         seed = self.random_state
         if seed is None or isinstance(seed, np.random.RandomState):
             seed = check_random_state(seed).randint(2**31)
@@ -803,16 +810,16 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
                 "them out."
             )
         if validation is None:
-            return spec, run_spec, None
+            return run_spec, None
         if isinstance(validation, int | float | np.number):
-            return spec, run_spec.replace(validation=validation), None
+            return run_spec.replace(validation=validation), None
         if not isinstance(validation, tuple | list) or len(validation) != 2:
             text = repr(validation) if isinstance(validation, str) else type(validation).__name__
             raise SpecError(
                 f"validation={text} is neither a pair (X, y) nor a fraction of the images. Pass "
                 "a pair, or a fraction such as 0.1."
             )
-        return spec, run_spec, (validation[0], validation[1])
+        return run_spec, (validation[0], validation[1])
 
     def _scores(self, images: Images, augment: Averaging) -> Any:
         """Return the running scores of shape (n, C), lazy for lazy images."""
@@ -844,7 +851,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
 def plan(
     X: Any,
     y: Any = None,
-    spec: NetworkSpec | str | None = None,
+    spec: NetworkSpec | str | dict[str, Any] | None = None,
     *,
     store: str | os.PathLike[str] | None = None,
     run: RunSpec | None = None,
@@ -861,8 +868,8 @@ def plan(
         returns, of which the train split is used.
     y : array-like of shape (n,) or None, default None
         Labels; None if the dataset has them.
-    spec : NetworkSpec, str or None, default None
-        The network, or the name of a preset; None is the `digits` preset.
+    spec : NetworkSpec, str, dict or None, default None
+        As for `ResCNetClassifier`: None chooses settings for the images.
     store : str, os.PathLike or None, default None
         fsspec URL of the run store to be.
     run : RunSpec or None, default None
@@ -901,6 +908,15 @@ def _stored_class_weight(attributes: dict[str, Any]) -> dict[Any, float] | None:
         return None
     classes = classes_from_json(attributes["classes"]).tolist()
     return dict(zip(classes, attributes["class_weight"], strict=True))
+
+
+def _open_progress(
+    page: SchedulerPage, note: str | None = None
+) -> AbstractContextManager[Listener]:
+    """Return a listener that shows the progress of a run in a terminal or a notebook."""
+    from rescnet_dist.dashboard.progress import open_progress  # imports rich, which takes 0.2 s
+
+    return open_progress(page, note)
 
 
 def _select_labels(scores: Array, classes: Array) -> Array:

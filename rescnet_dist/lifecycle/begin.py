@@ -25,10 +25,17 @@ from rescnet_dist.data import BLOCK_IMAGES, RowTable, TrainingSet, classes_to_js
 from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
 from rescnet_dist.events.classes import Listener
 from rescnet_dist.lifecycle.holdout import HoldOut, hold_out
-from rescnet_dist.lifecycle.match import describe_plan_difference, is_incomplete, match_run
+from rescnet_dist.lifecycle.match import (
+    RUN_NAMES,
+    check_replaceable,
+    describe_plan_difference,
+    is_incomplete,
+    match_run,
+)
 from rescnet_dist.lifecycle.resume import Changes, resume_run
 from rescnet_dist.lifecycle.weighting import Weighting, write_weights
 from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.planning.disk import check_disk
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.requirements import Problem
 from rescnet_dist.runs.state import RunState
@@ -68,6 +75,8 @@ class CheckedRun:
         The attributes of the run in the store, which is to be resumed; None to begin a run.
     replaces_incomplete : bool
         Whether the store has a run that died before its data were complete, to be replaced.
+    overwrites : bool
+        Whether the store has any run, to be replaced.
     """
 
     store: RunStore
@@ -78,6 +87,7 @@ class CheckedRun:
     temporary: bool = False
     stored: dict[str, Any] | None = None
     replaces_incomplete: bool = False
+    overwrites: bool = False
 
     @property
     def plan_difference(self) -> str | None:
@@ -95,23 +105,34 @@ def check_run(
     source: str | None = None,
     temporary: bool = False,
     or_resume: bool = False,
+    overwrite: bool = False,
 ) -> CheckedRun:
     """Return the run to begin; raise an error for everything that can be checked before any work.
 
     That is a network that does not fit the images (SpecError), a validation split that they do not
     allow (DataError), and a store that is in use (StoreError). With `or_resume`, the store may have
-    the same run, which is to be resumed, or one that died before its data were complete.
+    the same run, which is to be resumed, or one that died before its data were complete. With
+    `overwrite`, it may have any run, which is removed once the new one begins.
     """
+    if or_resume and overwrite:
+        raise SpecError(
+            "or_resume and overwrite (--or-resume, --overwrite) exclude each other: one keeps the "
+            "run in the store, the other removes it. Give one of them."
+        )
     store, stored, incomplete = RunStore(Location.of(url)), None, False
+    run_spec = run_spec.replace(validation=data.held_out_fraction(run_spec.validation))
     if or_resume and store.location.exists():
         if incomplete := is_incomplete(store.location):
             check_unclaimed(store.location)
         else:
             stored = match_run(store, spec, run_spec, data, source)
     _check_specs(spec, run_spec, data)
-    if not (stored or incomplete):
+    overwrites = overwrite and check_replaceable(store, data)
+    if not (stored or incomplete or overwrites):
         store.check_free()
-    return CheckedRun(store, spec, run_spec, data, source, temporary, stored, incomplete)
+    return CheckedRun(
+        store, spec, run_spec, data, source, temporary, stored, incomplete, overwrites
+    )
 
 
 def _check_specs(spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet) -> None:
@@ -119,9 +140,9 @@ def _check_specs(spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet) -> Non
     run_spec.check_effect()
     spec.check_images(*data.image_shape)
     data.augment.check_images(*data.image_shape)
-    fraction, images, classes = run_spec.validation, data.train_count, len(data.classes)
+    fraction, images, classes = run_spec.validation or 0.0, data.train_count, len(data.classes)
     held_out = int(images * fraction)
-    if fraction > 0 and not data.has_validation and not 1 <= held_out <= images - classes:
+    if fraction > 0 and not 1 <= held_out <= images - classes:
         minimum = max(math.ceil(1 / fraction), math.ceil(classes / (1 - fraction)))
         raise DataError(
             f"validation={fraction} cannot be held out of {images} images of {classes} classes. "
@@ -146,9 +167,9 @@ def begin_or_resume(
         changes = Changes.to(checked.run_spec)
         return resume_run(checked.store, client, listeners, changes=changes)
     run = checked.store
-    claim = Claim.take(run.location, new=not checked.replaces_incomplete)
+    claim = Claim.take(run.location, new=not (checked.replaces_incomplete or checked.overwrites))
     with claim.hold(), translate_errors(client):
-        _clear(run, incomplete=checked.replaces_incomplete)
+        _clear(checked)
         try:
             state, workers = prepare_run(checked, client)
         except BaseException:
@@ -163,15 +184,17 @@ def begin_or_resume(
     return run
 
 
-def _clear(run: RunStore, *, incomplete: bool) -> None:
-    """Remove all but the claims of an incomplete run that was found before it was claimed.
+def _clear(checked: CheckedRun) -> None:
+    """Remove all but the claims of the run to be replaced that was found before it was claimed.
 
     Raise StoreError if the store has anything else by now.
     """
+    run = checked.store
     found = set(run.location.names()) - {"claims"}
-    if found and not (incomplete and is_incomplete(run.location)):
+    is_incomplete_run = checked.replaces_incomplete and is_incomplete(run.location)
+    if found and not (is_incomplete_run or (checked.overwrites and found <= RUN_NAMES)):
         raise StoreError(f"Store {run.url} already holds another run. Choose another URL.")
-    for name in found:
+    for name in sorted(found, key=lambda name: name == "zarr.json"):  # last: it marks a run
         (run.location / name).remove()
 
 
@@ -200,8 +223,6 @@ def prepare_run(checked: CheckedRun, client: Client) -> tuple[RunState, CheckedW
     """
     run, spec, run_spec, data = checked.store, checked.spec, checked.run_spec, checked.data
     _check_reachable(run, client)
-    if data.has_validation:
-        run_spec = run_spec.replace(validation=0.0)
     cluster = CheckedWorkers.from_client(client, get_backend(run_spec))
     problem = Problem.of(data, run_spec)
     # Before anything is written: it raises if nothing fits.
@@ -209,6 +230,7 @@ def prepare_run(checked: CheckedRun, client: Client) -> tuple[RunState, CheckedW
     stored = data.stored
     if stored and Location(stored.url).has_secret:
         stored = None
+    check_disk(expected, run.location, copies_images=not stored)
     attributes = {
         "network": spec.to_dict(),
         "run": run_spec.to_dict(),
@@ -261,12 +283,13 @@ def _index_rows(run: RunStore, run_spec: RunSpec, data: TrainingSet, client: Cli
         if weights.samples is not None:
             given[: data.train_count] = weights.samples
         _write_parts(run.work("weights", write=True), [given], client)
+    fraction = run_spec.validation or 0.0
     split = HoldOut(
         data.train_count,
-        run_spec.validation,
+        fraction,
         run_spec.seed,
         len(data.classes),
-        by_group=has_groups and run_spec.validation > 0,
+        by_group=has_groups and fraction > 0,
     )
     rows, counts = client.submit(hold_out, run, split, data.augment.copies, pure=False).result()
     _check_split(run_spec, data, counts)
@@ -285,7 +308,7 @@ def _check_split(run_spec: RunSpec, data: TrainingSet, counts: Array) -> None:
 
     counts (C,) are the training images of each class.
     """
-    fraction, remaining = run_spec.validation, int(counts.sum())
+    fraction, remaining = run_spec.validation or 0.0, int(counts.sum())
     if fraction > 0 and remaining == data.train_count:
         raise DataError(
             f"validation={fraction} of {remaining} images holds none out. Give a larger fraction, "

@@ -13,14 +13,28 @@ from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
     RunStore,
+    check_unclaimed,
+    read_format_name,
     translate_attribute_errors,
 )
 
 WEIGHT_ATTRIBUTES = ("sample_weight", "class_weight")  # of `Weights.to_dict`
 # how differences are described whose values say nothing to a user
 OTHER = {"classes": "other classes", "sample_weight": "other sample weights"}
-# everything that a run may have before its data are complete
+# everything that a run may have before its data are complete, and in all
 INCOMPLETE_RUN_NAMES = {"claims", "data", "work", "zarr.json"}
+RUN_NAMES = {
+    *INCOMPLETE_RUN_NAMES,
+    "commits",
+    "image_scale",
+    "layers",
+    "maps",
+    "result.json",
+    "scores",
+}
+
+
+MAX_LISTED_NAMES = 3
 
 
 def match_run(
@@ -55,6 +69,33 @@ def is_incomplete(location: Location) -> bool:
     )
 
 
+def check_replaceable(run: RunStore, data: TrainingSet) -> bool:
+    """Return whether there is a run to be replaced; raise StoreError if more would be lost.
+
+    That is anything but a run, files among those of the run, a run that another driver writes to,
+    and one that has the training images.
+    """
+    location = run.location
+    if not location.exists():
+        return False
+    check_unclaimed(location)
+    names = set(location.names())
+    is_run = is_incomplete(location) or read_format_name(location) == RUN_FORMAT
+    if not is_run or names - RUN_NAMES:
+        others = ", ".join(sorted(names - RUN_NAMES)[:MAX_LISTED_NAMES])
+        content = f"more than a run ({others})" if is_run else "something that is not a run"
+        raise StoreError(
+            f"Store {location} holds {content}, which is not overwritten. Choose another URL, or "
+            "remove what is there."
+        )
+    if any(part.stored and f"{part.stored.url}/".startswith(f"{run.url}/") for part in data.images):
+        raise StoreError(
+            f"Store {location} holds the images to train on, which overwriting would remove. "
+            "Choose another URL."
+        )
+    return True
+
+
 def describe_plan_difference(attributes: dict[str, Any], run_spec: RunSpec) -> str | None:
     """Describe the plan of a run if it differs from the one asked for; otherwise return None."""
     stored, requested = attributes.get("plan", {}), run_spec.to_dict()
@@ -73,8 +114,6 @@ def _describe_differences(
     source: str | None,
 ) -> list[str]:
     """Describe the settings of a run that differ from those asked for."""
-    if data.has_validation:
-        run_spec = run_spec.replace(validation=0.0)  # as `prepare_run` does
     requested: dict[str, Any] = {
         **spec.to_dict(),
         **run_spec.to_dict(),

@@ -19,7 +19,7 @@ from distributed import Client
 from rich.console import Console
 
 from rescnet_dist.cli.json_lines import JsonLines
-from rescnet_dist.cli.progress import TerminalProgress
+from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.events import EVENTS_VERSION, ChunkDone, MapsPlaced, PassRetried, RunStarted
 from rescnet_dist.planning import Placement, PlacementCause, describe_placement
 from rescnet_dist.runs import describe_run
@@ -102,7 +102,7 @@ def test_slow_start_prints_a_notice(
     starts: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a while, and only before the run starts."""
-    monkeypatch.setattr("rescnet_dist.cli.progress.STARTUP_NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr("rescnet_dist.dashboard.progress.STARTUP_NOTICE_SECONDS", 0.2)
     with TerminalProgress(Console(stderr=True)) as progress:
         if starts:
             progress(RunStarted("run", 10, 1, 0, ()))

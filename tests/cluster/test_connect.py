@@ -53,7 +53,7 @@ Model = dict[str, np.ndarray[Any, Any]]
 X, Y = (array[:60] for array in load_digits())
 X = X[:, ::2, ::2]
 SPEC = NetworkSpec(filters=3, first_filter_size=3, block=7, stride=7, head="regress", max_layers=1)
-RUN = RunSpec(chunk_images=20, accumulators=2, solve_threads=1)
+RUN = RunSpec(validation=0, chunk_images=20, accumulators=2, solve_threads=1)
 SECRET = "a-hidden-word"
 
 

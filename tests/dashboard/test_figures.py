@@ -109,7 +109,7 @@ def test_confusion_of_many_classes_shows_pairs(client: Client) -> None:
     y = np.arange(160) % 40
     X = rng.normal(size=(160, 8, 8)) + y[:, None, None] % 7
     spec = NetworkSpec(filters=4, block=4, stride=4, max_layers=1)
-    clf = ResCNetClassifier(spec, run=RunSpec(solve_threads=1)).fit(X, y)
+    clf = ResCNetClassifier(spec, run=RunSpec(validation=0, solve_threads=1)).fit(X, y)
     assert len(clf.classes_) > MAX_MATRIX_CLASSES
     (axes,) = clf.plot.confusion(rng.normal(size=X.shape), y).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
@@ -140,7 +140,7 @@ def test_first_layer_filters_are_in_color(client: Client) -> None:
     y = np.arange(60) % 3
     X = rng.integers(0, 255, (60, 8, 8, 3), dtype=np.uint8)
     spec = NetworkSpec(filters=4, block=4, stride=4, max_layers=2, stop_at_zero_error=False)
-    clf = ResCNetClassifier(spec, run=RunSpec(solve_threads=1)).fit(X, y)
+    clf = ResCNetClassifier(spec, run=RunSpec(validation=0, solve_threads=1)).fit(X, y)
     first, second = clf.plot.filters(1), clf.plot.filters(2)
     assert [axes.get_title() for axes in first.axes] == ["PCA 1", "PCA 2", "LDA 1", "LDA 2"]
     assert all("\nin " in axes.get_title() for axes in second.axes)

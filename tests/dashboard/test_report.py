@@ -17,7 +17,6 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 from distributed import Client
-from sklearn.metrics import log_loss
 
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
 from rescnet_dist.cli import main
@@ -122,13 +121,11 @@ def test_confusion_errors_and_calibration_match_plain_counting(
     assert errors == sorted(wrong, key=lambda error: -error[3])
     confidence = clf.predict_proba(X).max(axis=1)
     error = 0.0
-    for number in range(15):
-        low, high = number / 15, (number + 1) / 15
-        inside = (confidence >= low) & ((confidence < high) | (number == 14))
+    for low in np.arange(10) / 10:
+        inside = (confidence >= low) & ((confidence < low + 0.1) | (low == 0.9))
         if inside.any():
             error += abs((y == predicted)[inside].sum() - confidence[inside].sum()) / len(y)
     assert evaluation["calibration_error"] == pytest.approx(error)
-    assert evaluation["log_loss"] == pytest.approx(log_loss(y, clf.predict_proba(X)))
     assert sum(entry["images"] for entry in evaluation["calibration"]) == len(y)
 
 
@@ -271,7 +268,7 @@ def test_report_with_many_classes_and_no_held_out_images(client: Client, tmp_pat
     )
     augment = AugmentSpec(copies=1, flip=True)
     ResCNetClassifier(
-        spec, store=tmp_path / "run", augment=augment, run=RunSpec(solve_threads=1)
+        spec, store=tmp_path / "run", augment=augment, run=RunSpec(validation=0, solve_threads=1)
     ).fit(X, y)
     found = make_report(tmp_path / "run", images=50)
     assert found.evaluation is not None

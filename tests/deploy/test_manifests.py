@@ -407,7 +407,7 @@ def test_job_options_give_the_same_specs(tmp_path: Path) -> None:
     expected = resolve_specs(None, str(config), "digits", {})
     assert given[0] == expected[0]
     assert given[2] == expected[2]
-    assert (given[1].seed, given[1].validation) == (5, 0.1)
+    assert (given[1].seed, given[1].validation) == (5, None)
     assert given[1].chunk_images
 
 

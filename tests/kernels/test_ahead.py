@@ -16,9 +16,11 @@ from rescnet_dist.kernels.cpu import ahead
 
 MAX_START_SECONDS = 5  # CPU time of a process that loads a network and predicts one image
 PREDICT = """
-import numpy as np
+import sys
 import rescnet_dist as rd
-print(rd.load("network").decision_function(np.load("image.npy")).tobytes().hex())
+network = rd.load(sys.argv[1])
+images, _ = rd.load_digits("test")
+print(network.decision_function(images[:1]).tobytes().hex())
 from rescnet_dist.kernels.cpu.loading import FORWARD_KERNELS, kernel
 stats = [kernel(name).stats for name in FORWARD_KERNELS]
 print(sum(sum(s.cache_misses.values()) for s in stats))
@@ -84,14 +86,12 @@ def test_new_container_compiles_nothing(tmp_path: Path) -> None:
     spec = rd.NetworkSpec.preset("digits").replace(filters=8, max_layers=3)
     clf = rd.ResCNetClassifier(spec).fit(images[:500], labels[:500])
     clf.save(tmp_path / "network")
-    np.save(tmp_path / "image.npy", images[:1])
-    expected = clf.decision_function(images[:1])
+    expected = clf.decision_function(rd.load_digits("test")[0][:1])
     ahead.compile_ahead(str(tmp_path / "image"))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     folders = {ahead.FOLDER_VARIABLE: "image", ahead.CACHE_VARIABLE: "cache"}
     printed = subprocess.run(
-        [sys.executable, "-c", PREDICT],
-        cwd=tmp_path,
+        [sys.executable, "-c", PREDICT, str(tmp_path / "network")],
         env={**os.environ, **{name: str(tmp_path / path) for name, path in folders.items()}},
         check=True,
         capture_output=True,

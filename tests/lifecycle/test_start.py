@@ -107,7 +107,7 @@ ONCE = {"check_run": 1, "check_versions": 1, "make_plan": 1, "attributes": 1}
 
 @pytest.mark.parametrize(
     ("augment", "validation"),
-    [(None, None), (None, 0.2), (AugmentSpec(copies=1, flip=True), None)],
+    [(None, None), (None, 0.2), (AugmentSpec(copies=1, flip=True), 0)],
     ids=["plain", "validation", "copies"],
 )
 def test_fit_checks_once(

@@ -44,7 +44,7 @@ from rescnet_dist.train import chunks, verify_run
 X, Y = (array[:60] for array in load_digits())
 X = X[:, ::2, ::2]
 SPEC = NetworkSpec(filters=3, first_filter_size=3, block=7, stride=7, head="regress", max_layers=2)
-RUN = RunSpec(chunk_images=20, accumulators=2, solve_threads=1)
+RUN = RunSpec(validation=0, chunk_images=20, accumulators=2, solve_threads=1)
 TEST_TIMEOUT_SECONDS = 60  # after which a waiting test fails
 slow_on_s3 = pytest.mark.parametrize(  # where training takes longer than the test
     "url", ["folder", "memory", pytest.param("s3", marks=pytest.mark.slow)], indirect=True

@@ -34,7 +34,7 @@ SPEC = NetworkSpec(
     stop_at_zero_error=False,
 )
 # 6 chunks in 3 groups; maps go through the store, so that its faults have an effect
-RUN = RunSpec(chunk_images=10, accumulators=3, solve_threads=1, maps="store")
+RUN = RunSpec(validation=0, chunk_images=10, accumulators=3, solve_threads=1, maps="store")
 SHORT_TIMEOUT = {"distributed.comm.timeouts.connect": "2s"}
 ONE_GROUP = RUN.replace(accumulators=1)  # one task, so that the failure is always its own
 RESCNET = Path(sys.executable).parent / "rescnet"

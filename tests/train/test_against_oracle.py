@@ -151,7 +151,7 @@ def test_run_equals_oracle(case, head, tmp_path, client):
         spec,
         store=tmp_path / "run",
         random_state=case.seed,
-        run=rd.RunSpec(keep_maps="all", chunk_images=case.chunk, accumulators=2),
+        run=rd.RunSpec(validation=0, keep_maps="all", chunk_images=case.chunk, accumulators=2),
     )
     if case.validation is None:
         held_out, weights = (images[TRAIN:], labels[TRAIN:]), make_weights(case, TRAIN)

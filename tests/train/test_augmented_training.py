@@ -34,7 +34,7 @@ X = X[:, ::2, ::2]
 SPEC = NetworkSpec.preset("digits").replace(
     filters=4, max_layers=2, first_filter_size=3, block=5, stride=3
 )
-RUN = RunSpec(chunk_images=50, accumulators=3, solve_threads=1)
+RUN = RunSpec(validation=0, chunk_images=50, accumulators=3, solve_threads=1)
 COPIES = AugmentSpec(copies=3, flip=True, shift=2, rotate=15.0, noise=0.02)
 
 

@@ -82,7 +82,7 @@ def test_cached_objects_equal_stored_objects(client: Client, tmp_path: Path) -> 
     """Otherwise a resumed run would give other results."""
     images, labels = load_digits()
     data = training_set(images[:200], labels[:200])
-    run = begin_or_resume(check_run(tmp_path / "run", SPEC, RunSpec(), data), client)
+    run = begin_or_resume(check_run(tmp_path / "run", SPEC, RunSpec(validation=0), data), client)
     # the latest of each name
     cached = {name: entry for (_, name), entry in object_cache._objects.items()}
     assert_same(cached["image scale"][1], read_image_scale(run.location))
@@ -121,5 +121,5 @@ def test_worker_reads_no_layer_that_it_has_stored(
         monkeypatch.setattr(passes, f"read_{kind}", record_read)
     images, labels = load_digits()
     data = training_set(images[:200], labels[:200])
-    begin_or_resume(check_run(tmp_path / "run", SPEC, RunSpec(), data), client)
+    begin_or_resume(check_run(tmp_path / "run", SPEC, RunSpec(validation=0), data), client)
     assert read == []

@@ -136,7 +136,7 @@ def test_groups_contain_each_chunk_once_in_order() -> None:
     for images in (1, 7, 100, 101):
         for chunk in (1, 3, 50, 500):
             for accumulators in (1, 2, 9, 1000):
-                run = RunSpec(chunk_images=chunk, accumulators=accumulators)
+                run = RunSpec(validation=0, chunk_images=chunk, accumulators=accumulators)
                 workers = Workers(count=2, slots=4, threads=2, machine_threads=2, memory=None)
                 plan = make_plan(Problem(images, (14, 14, 1), 10), SPEC, run, workers)
                 groups = plan.groups()

@@ -138,7 +138,7 @@ def test_driver_traffic_does_not_grow_with_number_of_images(tmp_path: Path) -> N
     11 MB."""
     spec = NetworkSpec(filters=16, max_layers=1, filter_size=1)  # 1,680 features
     for n in (100, 800):
-        run = RunSpec(chunk_images=n // 4, accumulators=2)
+        run = RunSpec(validation=0, chunk_images=n // 4, accumulators=2)
         for sent, received in measure_driver_traffic(tmp_path, spec, n, run).values():
             assert sent + received < 1e6
 
@@ -147,7 +147,7 @@ def test_driver_traffic_does_not_grow_with_number_of_images(tmp_path: Path) -> N
 def test_driver_traffic_at_size_of_paper(tmp_path: Path) -> None:
     """It is at most 16 MB per layer with 17,850 features and 10 classes."""
     spec = NetworkSpec(max_layers=2, zscore="block", lda_fraction=0.2)
-    run = RunSpec(chunk_images=50, accumulators=1)
+    run = RunSpec(validation=0, chunk_images=50, accumulators=1)
     counts = measure_driver_traffic(tmp_path, spec, 200, run)
     layer = RunStore.open(tmp_path / "run-200").location.open_array("layers/0001/weights")
     assert layer.shape[-1] == 17_850
@@ -173,7 +173,9 @@ def test_store_traffic_of_layer_is_near_minimum(
             ) as cluster,
             Client(cluster),
         ):
-            run = RunSpec(chunk_images=100, accumulators=2, solve_threads=1, maps="store")
+            run = RunSpec(
+                validation=0, chunk_images=100, accumulators=2, solve_threads=1, maps="store"
+            )
             clf = ResCNetClassifier(spec, store="s3://runs/traffic", run=run, listeners=[traffic])
             clf.fit(url)
     images, maps = n * 32 * 32 * 3, n * 32 * 32 * 8 * 4

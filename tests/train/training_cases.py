@@ -28,7 +28,7 @@ SPEC = NetworkSpec(
     filters=4, first_filter_size=3, block=5, stride=2, sigma=2.0, learning_rate=0.5, max_layers=3
 )
 REGRESS = SPEC.replace(head="regress", ridge=0.3)
-RUN = RunSpec(chunk_images=150, accumulators=2, solve_threads=1)
+RUN = RunSpec(validation=0, chunk_images=150, accumulators=2, solve_threads=1)
 PLAN = RUN.replace(chunk_images=50, accumulators=3, split_every=2, validation=0.2)  # 5 chunks
 
 

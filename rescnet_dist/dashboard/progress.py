@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import AbstractContextManager
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rescnet_dist.dashboard.notebook import NotebookProgress
 from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.events import (
     Accuracy,
     ChunkDone,
     ChunkRebuilt,
     Event,
+    Listener,
     MapsPlaced,
     PassDone,
     PassRetried,
@@ -24,6 +27,19 @@ from rescnet_dist.events import (
 )
 
 STARTUP_NOTICE_SECONDS = 8.0  # after which the reason for a slow start is printed
+
+
+def open_progress(page: SchedulerPage, note: str | None = None) -> AbstractContextManager[Listener]:
+    """Return a listener that shows a run: in the current cell of a notebook, or on a terminal.
+
+    It is a context manager, to be entered before the run. `note` is shown first.
+    """
+    console = Console(stderr=True)
+    if console.is_jupyter:
+        return NotebookProgress(note)
+    if note:
+        console.print(note, highlight=False, soft_wrap=True)
+    return TerminalProgress(console, page)
 
 
 class TerminalProgress:
