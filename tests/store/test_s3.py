@@ -32,7 +32,9 @@ def test_run_on_s3_equals_run_on_disk(s3: None, client: Client, tmp_path: Path) 
     more = ResCNetClassifier.resume("s3://runs/same", max_layers=3)
     assert len(more.accuracies_) == 3
     more.save("s3://runs/network")
-    np.testing.assert_array_equal(load("s3://runs/network").predict(X), more.predict(X))
+    more.save("s3://runs/network.zip")
+    for url in ("s3://runs/network", "s3://runs/network.zip"):
+        np.testing.assert_array_equal(load(url).predict(X), more.predict(X))
     fs = fsspec.filesystem("s3")
     secret = os.environ["AWS_SECRET_ACCESS_KEY"].encode()
     for name in fs.find("runs/same"):
