@@ -328,7 +328,7 @@ def test_probabilities_sum_to_one_and_match_predictions(fitted: ResCNetClassifie
 
 
 def test_score_is_the_fraction_of_correct_predictions(fitted: ResCNetClassifier) -> None:
-    """After the last layer and after each; weights count, unknown labels are errors."""
+    """After the last layer and after each; weights count."""
     is_correct = fitted.predict(X_TEST) == Y_TEST
     assert fitted.score(X_TEST, Y_TEST) == is_correct.mean()
     weights = np.linspace(0, 1, 50)
@@ -337,8 +337,24 @@ def test_score_is_the_fraction_of_correct_predictions(fitted: ResCNetClassifier)
     staged = fitted.staged_score(X_TEST, Y_TEST)
     assert staged.shape == (2,)
     assert staged[-1] == fitted.score(X_TEST, Y_TEST)
-    assert fitted.score(X_TEST, np.full(50, 77)) == 0
-    assert fitted.staged_score(X_TEST, ["unknown"] * 50).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("method", ["score", "staged_score", "evaluate"])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([77] * 50, r"the label 77, .* The classes are \[0, 1, .*Pass labels as they were given"),
+        (["1"] * 50, "labels are of type str, the classes of type int"),
+        ([*Y_TEST[:48].tolist(), 10, 11], r"the labels \[10, 11\], .*Drop the images"),
+    ],
+    ids=["other", "type", "some"],
+)
+def test_unknown_labels_are_refused(
+    fitted: ResCNetClassifier, method: str, labels: list[Any], message: str
+) -> None:
+    """Counting their images as errors would hide that the data are not those of the network."""
+    with pytest.raises(rd.DataError, match=message):
+        getattr(fitted, method)(X_TEST, labels)
 
 
 def test_staged_predict(fitted: ResCNetClassifier) -> None:

@@ -288,7 +288,7 @@ def evaluate(run: RunStore, source: str, *, average_flips: bool) -> dict[str, An
     network, result = Network.load(run.url).on(backend), run.result()
     part = select_split(source, None, "test")
     images = Images(np.asarray(part.images.array))
-    codes = np.asarray(encode(part.labels, network.classes, unknown=-1))
+    codes = np.asarray(encode(part.labels, network.classes))
     depth = len(result["accuracies"] if result else ())
     grown = StoredLayers(run.location, depth, network.spec.head.arrays)
     correct = replace(network, layers=grown).staged_correct(images, codes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 import rescnet_dist
 from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.options import (
     BACKEND_OPTION,
     HELP_SETTINGS,
@@ -20,7 +22,8 @@ from rescnet_dist.cli.options import (
 )
 from rescnet_dist.data import has_test_split, open_split
 from rescnet_dist.errors import RescnetError, pluralize
-from rescnet_dist.store import RunStore
+from rescnet_dist.network import Metrics
+from rescnet_dist.store import NETWORK_FORMAT, Location, RunStore
 
 
 @click.command("evaluate", **HELP_SETTINGS)
@@ -28,6 +31,7 @@ from rescnet_dist.store import RunStore
 @click.argument("data", required=False)
 @SPLIT_OPTION
 @click.option("--staged", is_flag=True, help="accuracy after each layer, up to the chosen depth")
+@click.option("--confusion", metavar="FILE", help="write the confusion matrix as CSV")
 @averaging_options
 @cluster_options
 @BACKEND_OPTION
@@ -37,13 +41,18 @@ def evaluate_command(
     data: str | None,
     split: str | None,
     staged: bool,
+    confusion: str | None,
     flips: bool,
     copies: int | None,
     array_backend: str,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Compute the accuracy of the network at RUN, a run or a saved network, on DATA.
+    """Evaluate the network at RUN, a run or a saved network, on DATA.
+
+    Prints accuracy, top-5 accuracy, log loss and expected calibration error, and precision, recall
+    and F1 of each class, or of the worst of many classes. With --json, all of these and the
+    confusion matrix.
 
     The test split of DATA is used, or all of it if it has no splits or only one. Without DATA, the
     data that the run was trained on are used, if they have a test split.
@@ -52,27 +61,54 @@ def evaluate_command(
     Example:
       rescnet evaluate runs/digits-20260101-120000 --staged
     """
+    if confusion and staged:
+        raise RescnetError("--confusion and --staged exclude each other. Run the command twice.")
+    if confusion == "-" and as_json:
+        raise RescnetError("--json has the confusion matrix, too. Leave out --confusion -.")
+    if confusion:
+        check_folder(confusion)
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
     data = data or find_test_data(run_url)
     chosen = open_split(data, split) if split else data
     augment = resolve_averaging(flips, copies)
     outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
+    metrics = None
     with cluster(pop_cluster_options(flags), embedded=False), show_status("evaluating"):
         if staged:
             outcome["staged"] = clf.staged_score(chosen, augment=augment).tolist()
             outcome["accuracy"] = outcome["staged"][-1]
         else:
-            outcome["accuracy"] = clf.score(chosen, augment=augment)
+            metrics = clf.evaluate(chosen, augment=augment)
+            outcome |= metrics.to_dict()
+    if confusion and metrics:
+        write_confusion(confusion, metrics)
     if as_json:
         click.echo(json.dumps(outcome))
         return
-    for layer, accuracy in enumerate(outcome.get("staged", ()), start=1):
+    if metrics:
+        click.echo(f"{pluralize(clf.depth_, 'layer')}, {metrics!r}")
+        return
+    for layer, accuracy in enumerate(outcome["staged"], start=1):
         click.echo(f"after layer {layer}: {100 * accuracy:.2f} %")
     click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
 
 
+def write_confusion(path: str, metrics: Metrics) -> None:
+    """Write the confusion matrix as CSV: a row per true class, a column per predicted class."""
+    with open_atomic(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(["true", *metrics.classes.tolist()])
+        rows = zip(metrics.classes.tolist(), metrics.confusion.tolist(), strict=True)
+        writer.writerows([label, *counts] for label, counts in rows)
+
+
 def find_test_data(run_url: str) -> str:
     """Return the data that a run was trained on; raise RescnetError without a test split."""
+    if Location.of(run_url).attributes().get("format") == NETWORK_FORMAT:
+        raise RescnetError(
+            f"{run_url} is a saved network, which does not know the data that it was trained on. "
+            "Name the DATA to evaluate on."
+        )
     source: str | None = RunStore.open(run_url).attributes()["source"]
     if source is None or not has_test_split(source):
         raise RescnetError(

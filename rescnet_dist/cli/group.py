@@ -40,7 +40,7 @@ COMMANDS = {
     "data": "Datasets: import and inspect them, and preview augmentation.",
     "deploy": "Write Kubernetes manifests for the Dask operator, or values for...",
     "estimate": "Estimate the cost of a run on a cluster with workers as fast as...",
-    "evaluate": "Compute the accuracy of the network at RUN, a run or a saved...",
+    "evaluate": "Evaluate the network at RUN, a run or a saved network, on DATA.",
     "export": "Write the network at RUN, a run or a saved network, as an ONNX...",
     "info": "Describe a run and its progress: spec, layers, accuracies and...",
     "plan": "Estimate what `rescnet train` needs with the same options:...",

@@ -1,4 +1,4 @@
-"""Evaluation of a network on labeled images: confusion matrix, worst errors and calibration."""
+"""Evaluation of a network on a sample of labeled images: metrics and worst errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rescnet_dist.data import Images, encode, select_split
 from rescnet_dist.errors import DataError, mask_secrets
-from rescnet_dist.network import Network
+from rescnet_dist.network import Metrics, Network
 from rescnet_dist.store import RunStore, read_region
 
 MAX_EVALUATION_IMAGES = 2000  # by default
@@ -18,7 +18,6 @@ MAX_SAMPLE_BYTES = 256 * 2**20  # of images held in memory for an evaluation
 MAX_SAMPLE_CHUNKS = 64  # of stored images read for an evaluation
 MASK_READ_ROWS = 2**20  # rows of the training mask read at a time
 MAX_MATRIX_CLASSES = 30  # a larger confusion matrix is unreadable; show the worst pairs instead
-CALIBRATION_BINS = 10
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -142,11 +141,13 @@ class Evaluation:
     sample : Sample
     scores : ndarray of shape (n, C)
     probabilities : ndarray of shape (n, C)
+    classes : ndarray of shape (C,)
     """
 
     sample: Sample
     scores: Array
     probabilities: Array
+    classes: Array
 
     @classmethod
     def of(cls, network: Network, sample: Sample) -> Evaluation:
@@ -157,7 +158,7 @@ class Evaluation:
                 "Pass at least one image."
             )
         scores = np.asarray(network.scores(Images(sample.images)))
-        return cls(sample, scores, network.probabilities(scores))
+        return cls(sample, scores, network.probabilities(scores), network.classes)
 
     @property
     def predicted(self) -> Array:
@@ -165,16 +166,9 @@ class Evaluation:
         return np.asarray(self.scores.argmax(axis=1))
 
     @property
-    def accuracy(self) -> float:
-        """Fraction of images that are classified correctly."""
-        return float((self.predicted == self.sample.codes).mean())
-
-    def confusion_matrix(self) -> Array:
-        """Return counts (C, C) of images by true class (rows) and predicted class (columns)."""
-        classes = self.scores.shape[1]
-        counts = np.zeros((classes, classes), np.int64)
-        np.add.at(counts, (self.sample.codes, self.predicted), 1)
-        return counts
+    def metrics(self) -> Metrics:
+        """Metrics of the sample, as of `ResCNetClassifier.evaluate`."""
+        return Metrics.of(self.classes, self.probabilities, self.sample.codes)
 
     def worst_errors(self, count: int) -> list[tuple[int, float]]:
         """Return the sample indices and margins of the `count` worst errors, worst first.
@@ -186,28 +180,6 @@ class Evaluation:
         wrong = np.flatnonzero(self.predicted != self.sample.codes)
         order = wrong[np.argsort(-margins[wrong], kind="stable")][:count]
         return [(int(index), float(margins[index])) for index in order]
-
-    def calibration(self) -> tuple[list[dict[str, Any]], float]:
-        """Return calibration bins and the expected calibration error.
-
-        Images are binned by their largest predicted probability. Each bin has the number of
-        images, the mean of that probability, and the fraction of correct images. The error is
-        the mean distance of these two, weighted by the number of images.
-        """
-        confidence = self.probabilities.max(axis=1)
-        correct = self.predicted == self.sample.codes
-        bin_index = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-        bins, error = [], 0.0
-        for number in range(CALIBRATION_BINS):
-            inside = bin_index == number
-            count = int(inside.sum())
-            mean = float(confidence[inside].mean()) if count else None
-            share = float(correct[inside].mean()) if count else None
-            if mean is not None and share is not None:
-                error += count / len(correct) * abs(mean - share)
-            low, high = number / CALIBRATION_BINS, (number + 1) / CALIBRATION_BINS
-            bins.append({"low": low, "high": high, "images": count, "mean": mean, "right": share})
-        return bins, error
 
 
 def most_confused_pairs(confusion: Array, count: int) -> list[tuple[int, int, int]]:

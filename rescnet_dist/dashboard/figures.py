@@ -234,10 +234,11 @@ class Plots:
             If labels are given without images, or no images are given and the run has none.
         """
         evaluation = Evaluation.of(self.network, self._select_sample(X, y))
-        matrix = evaluation.confusion_matrix()
+        metrics = evaluation.metrics
+        matrix = metrics.confusion
         names = [plain_text(label) for label in self.network.classes.tolist()]
         title = (
-            f"Accuracy {100 * evaluation.accuracy:.2f} % on "
+            f"Accuracy {100 * metrics.accuracy:.2f} % on "
             f"{pluralize(len(evaluation.scores), 'image')} ({evaluation.sample.description})"
         )
         if len(names) > MAX_MATRIX_CLASSES:

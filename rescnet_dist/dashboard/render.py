@@ -320,7 +320,7 @@ def _evaluation_to_markdown(report: Report, evaluation: dict[str, Any]) -> list[
         parts.append(_make_table(("image", "true", "predicted", "margin"), errors))
     bins = [
         (
-            f"{entry['low']:.1f} to {entry['high']:.1f}",
+            f"{entry['low']:.2f} to {entry['high']:.2f}",
             f"{entry['images']:,}",
             f"{entry['mean']:.3f}",
             f"{entry['right']:.3f}",
@@ -329,7 +329,8 @@ def _evaluation_to_markdown(report: Report, evaluation: dict[str, Any]) -> list[
         if entry["images"]
     ]
     head = ("largest probability", "images", "mean", "correct")
-    error = f"Expected calibration error: {evaluation['calibration_error']:.3f}."
+    error = f"Expected calibration error: {evaluation['calibration_error']:.3f}, "
+    error += f"log loss: {evaluation['log_loss']:.3f}."
     return [*parts, "### Calibration", error, _make_table(head, bins)]
 
 

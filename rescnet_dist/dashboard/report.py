@@ -349,19 +349,19 @@ def _summarize_evaluation(
     evaluation: Evaluation, classes: list[str], *, is_test: bool
 ) -> dict[str, Any]:
     """Return accuracy, confusion, worst errors and calibration as plain values."""
-    sample, confusion = evaluation.sample, evaluation.confusion_matrix()
-    bins, error = evaluation.calibration()
+    sample, found = evaluation.sample, evaluation.metrics
     return {
         "which": sample.description,
         "kind": sample.kind,
         "test": is_test,
         "images": len(sample.codes),
         "of": sample.total,
-        "accuracy": evaluation.accuracy,
-        "confusion": confusion.tolist() if len(classes) <= MAX_MATRIX_CLASSES else None,
+        "accuracy": found.accuracy,
+        "log_loss": found.log_loss,
+        "confusion": found.confusion.tolist() if len(classes) <= MAX_MATRIX_CLASSES else None,
         "pairs": [
             {"true": classes[i], "predicted": classes[j], "images": count}
-            for i, j, count in most_confused_pairs(confusion, MAX_REPORTED_PAIRS)
+            for i, j, count in most_confused_pairs(found.confusion, MAX_REPORTED_PAIRS)
         ],
         "errors": [
             {
@@ -372,8 +372,8 @@ def _summarize_evaluation(
             }
             for index, margin in evaluation.worst_errors(MAX_REPORTED_ERRORS)
         ],
-        "calibration": bins,
-        "calibration_error": error,
+        "calibration": found.calibration(),
+        "calibration_error": found.calibration_error,
     }
 
 

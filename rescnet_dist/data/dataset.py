@@ -8,6 +8,7 @@ fitted to `train` and evaluated on `test`.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -214,7 +215,7 @@ def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
     if not isinstance(X, str | os.PathLike | xr.Dataset):
         images = as_images(X, name=name)
         return SplitData(images, as_labels(y, images.shape[0], name=labels_name))
-    data = _require_split(X, split)
+    data = _require_split(X, split, warn=not isinstance(X, xr.Dataset))
     labels = data.labels if y is None else y
     if labels is None:
         raise DataError(
@@ -261,10 +262,11 @@ def open_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> xr.Da
     return dataset.isel(image=np.flatnonzero(names == split))
 
 
-def _require_split(X: Any, split: str) -> SplitData:
+def _require_split(X: Any, split: str, *, warn: bool = False) -> SplitData:
     """Return a split of a dataset; raise DataError if it is missing.
 
-    If the dataset has a single split, that is also its test split.
+    If the dataset has a single split, that is also its test split; with a warning, if asked for,
+    where it is the train split.
     """
     data = get_split(X, split)
     if data is not None:
@@ -274,6 +276,12 @@ def _require_split(X: Any, split: str) -> SplitData:
     only = get_split(X, splits[0]) if split == "test" and len(splits) == 1 else None
     if only is None:
         raise DataError(_describe_missing_split(X, split, splits))
+    if warn and splits == ["train"]:
+        warnings.warn(
+            f"{_describe_source(X)} has no test split: its only split, train, is evaluated. If the "
+            "network was trained on these images, this says little about new ones.",
+            stacklevel=4,
+        )
     return only
 
 

@@ -140,34 +140,49 @@ def classes_array(classes: Sequence[Hashable]) -> Array:
     return _as_vector(classes)
 
 
-def encode(
-    labels: Array | da.Array, classes: Array, *, name: str = "y", unknown: int | None = None
-) -> Array | da.Array:
+def encode(labels: Array | da.Array, classes: Array, *, name: str = "y") -> Array | da.Array:
     """Return the codes (N,) int32 of labels (N,), which index `classes` (C,); lazy if they are.
 
-    Labels that are not among the classes get the code `unknown`; DataError if that is None.
+    Labels that are not among the classes raise DataError, those of a lazy array when it is
+    computed.
     """
     if isinstance(labels, da.Array):
-        return labels.map_blocks(
-            _encode, classes, name, unknown, dtype=np.int32, meta=np.empty(0, np.int32)
-        )
-    return _encode(labels, classes, name, unknown)
+        return labels.map_blocks(_encode, classes, name, dtype=np.int32, meta=np.empty(0, np.int32))
+    return _encode(labels, classes, name)
 
 
-def _encode(labels: Array, classes: Array, name: str, unknown: int | None) -> Array:
+def _encode(labels: Array, classes: Array, name: str) -> Array:
     """Return the codes of `encode` for labels in memory."""
     code_of = {value: code for code, value in enumerate(classes.tolist())}
     try:
-        codes = [code_of.get(value, unknown) for value in labels.tolist()]
+        codes = [code_of.get(value) for value in labels.tolist()]
     except TypeError as error:
         raise DataError(f"Labels must be hashable: {error}.") from error
     if None in codes:
-        label = labels.tolist()[codes.index(None)]
-        raise DataError(
-            f"{name} has the label {label!r}, which no training image has. "
-            f"The classes are {classes.tolist()[:MAX_LISTED_CLASSES]}."
-        )
+        raise DataError(_describe_unknown_labels(labels.tolist(), list(code_of), name))
     return np.asarray(codes, dtype=np.int32)
+
+
+def _describe_unknown_labels(labels: list[Any], classes: list[Any], name: str) -> str:
+    """Return the message for labels of which some are not among the classes."""
+    found, known = dict.fromkeys(labels), set(classes)
+    unknown = [label for label in found if label not in known]
+    named = f"label {unknown[0]!r}" if len(unknown) == 1 else f"labels {_list_labels(unknown)}"
+    text = f"{name} has the {named}, which no training image has. "
+    text += f"The classes are {_list_labels(classes)}. "
+    types, expected = ({type(label).__name__ for label in part} for part in (unknown, classes))
+    if len(unknown) < len(found):
+        return text + "Drop the images with other labels, or train on images of all classes."
+    if not types & expected:
+        found_type, class_type = (" or ".join(sorted(part)) for part in (types, expected))
+        text += f"The labels are of type {found_type}, the classes of type {class_type}. "
+    return text + "Pass labels as they were given in training, or images of these classes."
+
+
+def _list_labels(labels: list[Any]) -> str:
+    """Return labels as text, at most MAX_LISTED_CLASSES of them."""
+    more = ", …" if len(labels) > MAX_LISTED_CLASSES else ""
+    return f"[{', '.join(map(repr, labels[:MAX_LISTED_CLASSES]))}{more}]"
 
 
 def encode_groups(groups: Any, count: int) -> Array | da.Array:

@@ -36,7 +36,7 @@ from rescnet_dist.estimator.transformer import LayerOutputs
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.export import DEFAULT_OPSET
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
-from rescnet_dist.network import ImagePrediction, Network, stored_accuracies
+from rescnet_dist.network import ImagePrediction, Metrics, Network, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -623,16 +623,55 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         Raises
         ------
         DataError
-            If the images have a different shape from the training images.
+            If the images have a different shape from the training images, or a label is not among
+            the classes.
         """
         check_is_fitted(self)
         part = select_split(X, y, "test")
-        codes = encode(part.labels, self.classes_, unknown=-1)
+        codes = encode(part.labels, self.classes_)
         self.network_.look_at(part.images)
         is_correct = self._scores(part.images, augment).argmax(axis=1) == codes
         if sample_weight is None:
             return float(is_correct.mean())
         return float(np.average(np.asarray(is_correct), weights=sample_weight))
+
+    def evaluate(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Metrics:
+        """Compute accuracy, log loss, calibration error, confusion matrix and metrics by class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
+            Images; or a dataset, of which the test split is used.
+        y : array-like of shape (n,) or None, default None
+            Labels; None if X is a dataset, which has them.
+        augment : AugmentSpec, int or None, default None
+            Average the scores over each image and its augmented copies. An int is the number of
+            copies, made as in training.
+
+        Returns
+        -------
+        Metrics
+            Print it, read its attributes, or take its `to_dict()`.
+
+        Raises
+        ------
+        DataError
+            If the images have a different shape from the training images, or a label is not among
+            the classes.
+
+        Examples
+        --------
+        >>> import rescnet_dist as rd
+        >>> X, y = rd.load_digits()
+        >>> spec = rd.NetworkSpec.preset("digits").replace(filters=4, max_layers=1)
+        >>> clf = rd.ResCNetClassifier(spec).fit(X[:400], y[:400])
+        >>> clf.evaluate(X[400:600], y[400:600]).confusion.shape
+        (10, 10)
+        """
+        check_is_fitted(self)
+        part = select_split(X, y, "test")
+        codes = encode(part.labels, self.classes_)
+        return self.network_.evaluate(part.images, codes, self._resolve_augment(augment))
 
     def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
         """Compute the accuracy on images after each layer.
@@ -655,11 +694,12 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         Raises
         ------
         DataError
-            If the images have a different shape from the training images.
+            If the images have a different shape from the training images, or a label is not among
+            the classes.
         """
         check_is_fitted(self)
         part = select_split(X, y, "test")
-        codes = encode(part.labels, self.classes_, unknown=-1)
+        codes = encode(part.labels, self.classes_)
         correct = self.network_.staged_correct(part.images, codes, self._resolve_augment(augment))
         return correct / part.images.shape[0]
 

@@ -22,6 +22,7 @@ from rescnet_dist.export import DEFAULT_OPSET, write_onnx
 from rescnet_dist.formatting import html_table, plain_text
 from rescnet_dist.kernels import Backend, softmax
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
+from rescnet_dist.network.metrics import Metrics, MetricSums
 from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
@@ -32,6 +33,7 @@ from rescnet_dist.network.scoring import (
     count_staged_correct,
 )
 from rescnet_dist.planning.backend import check_backend, get_backend
+from rescnet_dist.reduce import tree_merge
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -40,6 +42,7 @@ MAX_REPR_CLASSES = 12  # class names in the notebook representation
 MAX_RANGE_RATIO = 50  # between the value range of images and that in training, before a warning
 TASKS_PER_CORE = 4  # into which images in memory are divided at least, to balance the load
 MIN_SCATTERED_BYTES = 2**20  # of layers in memory; smaller ones are part of the graph
+EVALUATE_SPLIT_EVERY = 8  # sums of chunks that are merged by one task
 RANGE_SAMPLE_IMAGES = 64  # lazy images that are computed to estimate the value range of all
 
 
@@ -478,6 +481,44 @@ class Network:
         assert state.maps is not None
         return state.maps
 
+    def evaluate(self, images: Any, codes: Any, augment: AugmentSpec | None = None) -> Metrics:
+        """Compute how well images are classified.
+
+        Parameters
+        ----------
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; a NumPy, dask or xarray array. Of lazy images, each task returns sums only.
+        codes : ndarray or dask.array.Array of shape (n,)
+            Index of the class of each image.
+        augment : AugmentSpec or None, default None
+            Average the scores over each image and its augmented copies.
+
+        Returns
+        -------
+        Metrics
+            Accuracy, log loss, confusion matrix, and metrics by class.
+
+        Raises
+        ------
+        DataError
+            If the images have a different shape from the training images.
+        """
+        images = as_images(images)
+        self.look_at(images)
+        probabilities = self.probabilities(self.scores(images, augment))
+        if not isinstance(probabilities, da.Array):
+            return Metrics.of(self.classes, probabilities, np.asarray(codes))
+        codes = da.asarray(codes).rechunk((probabilities.chunks[0],))
+        blocks = zip(probabilities.to_delayed()[:, 0], codes.to_delayed(), strict=True)
+        sums = tree_merge(
+            [delayed(MetricSums.of, pure=False)(*block) for block in blocks],
+            MetricSums.merge,
+            split_every=EVALUATE_SPLIT_EVERY,
+            name="evaluate",
+            token=uuid.uuid4().hex,
+        )
+        return Metrics(self.classes, sums.compute())
+
     def staged_correct(self, images: Any, codes: Any, augment: AugmentSpec | None = None) -> Array:
         """Count the images that are classified correctly after each layer.
 
@@ -486,7 +527,7 @@ class Network:
         images : Images or array-like of shape (n, H, W, d) or (n, H, W)
             Images; a NumPy, dask or xarray array.
         codes : ndarray or dask.array.Array of shape (n,)
-            Index of the class of each image; −1 for a label that is not a class of the network.
+            Index of the class of each image.
         augment : AugmentSpec or None, default None
             Average the scores over each image and its augmented copies.
 

@@ -119,7 +119,52 @@ def test_evaluate_agrees_with_python(stored_run: str, data_url: str):
     assert outcome["accuracy"] == outcome["staged"][-1]
     text = run("evaluate", stored_run, data_url, "--flips")
     assert text.exit_code == 0
-    assert "accuracy" in text.output
+    assert all(name in text.output for name in ("accuracy", "top-5", "log loss", "precision"))
+
+
+def test_evaluate_writes_all_metrics(stored_run: str, data_url: str, tmp_path: Path):
+    """As JSON, and the confusion matrix as CSV."""
+    file = tmp_path / "confusion.csv"
+    done = run("evaluate", stored_run, data_url, "--json", "--confusion", file)
+    expected = rd.load(stored_run).evaluate(data_url)
+    outcome = json.loads(done.stdout)
+    assert outcome.items() >= expected.to_dict().items()
+    rows = [line.split(",") for line in file.read_text().splitlines()]
+    assert rows[0] == ["true", *map(str, range(10))]
+    assert [list(map(int, row[1:])) for row in rows[1:]] == expected.confusion.tolist()
+
+
+def test_evaluate_of_a_saved_network_names_the_missing_data(stored_run: str, tmp_path: Path):
+    """A network does not know its data."""
+    rd.load(stored_run).save(tmp_path / "network")
+    result = run("evaluate", tmp_path / "network")
+    assert result.exit_code == 2
+    assert "is a saved network" in result.output
+    assert "Name the DATA" in result.output
+
+
+def test_evaluate_refuses_other_classes(stored_run: str, data_url: str, tmp_path: Path):
+    """An accuracy of 0 % would hide that the data are not those of the network."""
+    names = rd.open_dataset(data_url).assign(
+        labels=lambda data: ("image", [f"digit {n}" for n in data["labels"].to_numpy()])
+    )
+    names.compute().drop_encoding().to_zarr(tmp_path / "names.zarr", zarr_format=2)
+    result = run("evaluate", stored_run, tmp_path / "names.zarr")
+    assert result.exit_code == 2
+    assert "'digit " in result.output
+    assert "The classes are [0, 1" in result.output
+
+
+def test_evaluating_the_train_split_is_warned_about(stored_run: str, data_url: str, tmp_path: Path):
+    """Unless it is asked for."""
+    data = rd.open_dataset(data_url)
+    data = data.assign_coords(split=("image", ["train"] * data.sizes["image"]))
+    data.compute().drop_encoding().to_zarr(tmp_path / "train.zarr", zarr_format=2)
+    with pytest.warns(UserWarning, match="no test split: its only split, train"):
+        rd.load(stored_run).score(tmp_path / "train.zarr")
+    asked = run("evaluate", stored_run, tmp_path / "train.zarr", "--split", "train")
+    assert asked.exit_code == 0
+    assert "no test split" not in asked.output
 
 
 def test_evaluate_needs_data_without_a_test_split(stored_run: str):

@@ -17,6 +17,7 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 from distributed import Client
+from sklearn.metrics import log_loss
 
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
 from rescnet_dist.cli import main
@@ -121,11 +122,13 @@ def test_confusion_errors_and_calibration_match_plain_counting(
     assert errors == sorted(wrong, key=lambda error: -error[3])
     confidence = clf.predict_proba(X).max(axis=1)
     error = 0.0
-    for low in np.arange(10) / 10:
-        inside = (confidence >= low) & ((confidence < low + 0.1) | (low == 0.9))
+    for number in range(15):
+        low, high = number / 15, (number + 1) / 15
+        inside = (confidence >= low) & ((confidence < high) | (number == 14))
         if inside.any():
             error += abs((y == predicted)[inside].sum() - confidence[inside].sum()) / len(y)
     assert evaluation["calibration_error"] == pytest.approx(error)
+    assert evaluation["log_loss"] == pytest.approx(log_loss(y, clf.predict_proba(X)))
     assert sum(entry["images"] for entry in evaluation["calibration"]) == len(y)
 
 

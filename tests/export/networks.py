@@ -34,11 +34,17 @@ def make_images(count: int = 6, shape: tuple[int, int, int] = IMAGE_SHAPE) -> Ar
     return images
 
 
-def make_network(spec: NetworkSpec, *, depth: int = 3, classes: Any = (0, 1, 2)) -> Network:
+def make_network(
+    spec: NetworkSpec,
+    *,
+    depth: int = 3,
+    classes: Any = (0, 1, 2),
+    shape: tuple[int, int, int] = IMAGE_SHAPE,
+) -> Network:
     """Return a network with random layers, whose inputs are normalized as in training."""
     rng, labels = np.random.default_rng(3), np.asarray(classes)
-    images = make_images()
-    architecture = spec.architecture(IMAGE_SHAPE, len(labels))
+    images = make_images(shape=shape)
+    architecture = spec.architecture(shape, len(labels))
     low, high = images.min(axis=(0, 1, 2)), images.max(axis=(0, 1, 2))
     scale = ImageScale(*min_max_scale(low.astype(float), high.astype(float), "channel"))
     state, layers = initial_state(images, scale, architecture), []
@@ -47,7 +53,7 @@ def make_network(spec: NetworkSpec, *, depth: int = 3, classes: Any = (0, 1, 2))
         head = FittedHead(_make_head(rng, architecture), 0.7)
         state = advance(architecture, state, bank=bank)
         layers.append(Layer(bank, head))
-    return Network(spec, labels, IMAGE_SHAPE, scale, tuple(layers))
+    return Network(spec, labels, shape, scale, tuple(layers))
 
 
 def _make_bank(
