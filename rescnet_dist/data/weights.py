@@ -60,7 +60,7 @@ def as_sample_weights(source: Any, count: int) -> Array:
         )
     if not weights.any():
         raise DataError(
-            f"All {count} values of {name} are 0, which leaves no image to train on. Give some "
+            f"All {count} values of {name} are zero, which leaves no image to train on. Give some "
             "images a weight greater than 0."
         )
     return weights

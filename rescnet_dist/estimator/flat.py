@@ -80,7 +80,7 @@ class FlatResCNetClassifier(
         self.estimator = estimator
         self.image_shape = image_shape
 
-    def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Train a classifier on rows of pixels and labels.
 
         Parameters
@@ -89,6 +89,8 @@ class FlatResCNetClassifier(
             Rows of pixels.
         y : array-like of shape (n,)
             Labels.
+        sample_weight : array-like of shape (n,) or None, default None
+            As how many images each counts in what is learned; 0 leaves an image out.
         **fit_params
             Other arguments of `ResCNetClassifier.fit`. The images of a validation pair are rows of
             pixels, too.
@@ -114,6 +116,7 @@ class FlatResCNetClassifier(
         if isinstance(validation, tuple | list) and len(validation) == 2:
             fit_params["validation"] = self._reshape(validation[0]), validation[1]
         estimator = ResCNetClassifier() if self.estimator is None else clone(self.estimator)
+        fit_params["sample_weight"] = sample_weight
         self.estimator_ = estimator.fit(self._reshape(X), y, **fit_params)
         return self
 

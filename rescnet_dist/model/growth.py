@@ -126,7 +126,7 @@ class GrowingLayer:
             chunk = Observation(inputs, labels, train, class_offsets, self.class_counts, repeats)
             return (
                 BankStatistics.of(chunk, network, self.number + 1),
-                Tally.of(entering, labels, train, network.head.target),
+                Tally.of(entering, labels, train, network.head.target, weights),
             )
 
         return GrownChunk(new_maps, entering, state.features, targets, train, gather, weights)

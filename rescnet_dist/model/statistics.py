@@ -154,7 +154,14 @@ class Tally:
         return cls(seen, correct, positive, nonfinite, LossCurve.empty(xp))
 
     @classmethod
-    def of(cls, scores: Array, labels: Array, train: Array, target: float) -> Tally:
+    def of(
+        cls,
+        scores: Array,
+        labels: Array,
+        train: Array,
+        target: float,
+        weights: Array | None = None,
+    ) -> Tally:
         """Count images by their scores.
 
         An image is correct if its largest score is that of its label. Its largest error of λY − Ŷ,
@@ -170,6 +177,9 @@ class Tally:
             Which images are training images.
         target : float
             The target λ of the score of an image's class.
+        weights : ndarray of shape (n,), optional
+            The weights of training images in the losses; counts and the losses of validation images
+            are never weighted.
 
         Returns
         -------
@@ -181,12 +191,15 @@ class Tally:
         positive = residual_labels(scores, labels, target)[1] > 0
         finite = np.isfinite(scores).all(axis=1)
         roles = np.stack([train, ~train])
+        weighted_roles = roles
+        if weights is not None:
+            weighted_roles = np.stack([train * asarray_like(weights, scores), ~train])
         return cls(
             roles.sum(axis=1),
             (correct & finite & roles).sum(axis=1),
             (positive & roles).sum(axis=1),
             (~finite & roles).sum(axis=1),
-            LossCurve.of(scores, labels, roles),
+            LossCurve.of(scores, labels, weighted_roles),
         )
 
     def merge(self, other: Tally) -> Tally:

@@ -305,8 +305,8 @@ def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Ta
                 with reader.meter.timing("compute"):
                     before = State(None, old.maps, old.scores, old.features)
                     scores = advance(architecture, before, head=head).scores
-                    target = architecture.head.target
-                    tally = tally.merge(Tally.of(scores, chunk.labels, chunk.train, target))
+                    counted = chunk.labels, chunk.train, architecture.head.target
+                    tally = tally.merge(Tally.of(scores, *counted, chunk.weights))
                 reader.cache_state(chunk, old)
                 del old
             log_chunk_done(task, "score", chunk.start, chunk.stop)

@@ -33,7 +33,11 @@ DIGITS = rd.ResCNetClassifier(
     rd.NetworkSpec(filters=6, block=4, stride=2, head="regress", max_layers=1), run=RUN
 )
 # Checks that cannot pass, with the reason
-EXPECTED_FAILURES: dict[str, str] = {}
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": "Sums are rounded to single precision, which "
+    "exceeds a relative tolerance of 1e-7 of probabilities, and the smoothing of their temperature "
+    "counts images, not weights. `test_weights` has tests with wider tolerances.",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,12 +50,13 @@ def current_client(threads_cluster: LocalCluster) -> Iterator[Client]:
 def list_checks() -> Iterator[Any]:
     """Yield all checks of scikit-learn; those that repeat others on read-only arrays are slow."""
     estimator = rd.FlatResCNetClassifier(rd.ResCNetClassifier(SPEC, run=RUN))
-    for copy, check in estimator_checks_generator(
-        estimator, expected_failed_checks=EXPECTED_FAILURES, mark="xfail"
-    ):
+    for copy, check in estimator_checks_generator(estimator):
+        name = check.func.__name__
         options = ", ".join(f"{name}={value}" for name, value in check.keywords.items())
         marks = [pytest.mark.slow] if "readonly_memmap" in options else []
-        yield pytest.param(copy, check, marks=marks, id=f"{check.func.__name__}({options})")
+        if name in EXPECTED_FAILURES:
+            marks.append(pytest.mark.xfail(reason=EXPECTED_FAILURES[name], strict=True))
+        yield pytest.param(copy, check, marks=marks, id=f"{name}({options})")
 
 
 @pytest.mark.parametrize(("estimator", "check"), list(list_checks()))

@@ -225,7 +225,7 @@ def test_dataset_has_its_weights(client, tmp_path):
         (np.where(np.arange(N) == 7, -2.0, 1), r"of image 7 is -2.0. .* finite and at least 0"),
         (np.where(np.arange(N) == 8, np.nan, 1), r"of image 8 is nan. .* finite and at least 0"),
         (np.where(np.arange(N) == 9, np.inf, 1), r"of image 9 is inf. .* finite and at least 0"),
-        (np.zeros(N), r"All 90 values of sample_weight are 0, .* greater than 0"),
+        (np.zeros(N), r"All 90 values of sample_weight are zero, .* greater than 0"),
         (["a"] * N, r"not a vector of numbers: .* Give one number per image"),
         (np.where(LABELS == 0, 1.0, 0.0), r"the one class 0 only"),
     ],
