@@ -73,13 +73,6 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shorten_training(code: str) -> str:
-    """Let code train two layers of the README's network, which the README's test trains in full."""
-    start = r"spec = rd\.NetworkSpec.+?max_layers="
-    found = re.search(rf"({start})\d+", "\n".join(code_blocks(README, "python")), re.DOTALL)
-    return code.replace(found[0], f"{found[1]}2") if found else code
-
-
 def run_script(pages: list[Path], folder: Path) -> str:
     """Run the Python blocks of pages, each page as one function, in one process in a folder."""
     script = folder / "pages.py"
@@ -87,7 +80,6 @@ def run_script(pages: list[Path], folder: Path) -> str:
     for number, page in enumerate(pages):
         body = "\n".join(code_blocks(page, "python"))
         assert body, page
-        body = body if page == README else shorten_training(body)
         parts.append(f"def page_{number}():\n" + re.sub("^", "    ", body, flags=re.MULTILINE))
     calls = "\n".join(f"    page_{number}()" for number in range(len(pages)))
     script.write_text("\n\n".join([*parts, f'if __name__ == "__main__":\n{calls}\n']))
