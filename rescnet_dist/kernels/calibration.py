@@ -12,6 +12,8 @@ from rescnet_dist.kernels.arrays import Array, get_array_module
 
 # Scores are of the order of 1, and their differences may be as small as the learning rate.
 INVERSE_TEMPERATURES = 2.0 ** (np.arange(-4, 29) / 2)
+# Of 0 to 1, half an image gave the smallest log loss of new digits with 200 validation images.
+SMOOTHING_IMAGES = 0.5
 MIN_PARTITION_RATIO = 1e-9  # of log Σ exp, which is interpolated on a log scale
 SEARCH_STEPS = 128  # between two of them, when the best one is searched
 MIN_EXPONENT = -700.0  # of exp in float64, so that no probability is zero
@@ -132,9 +134,9 @@ class LossCurve:
     def minimum(self, role: int, images: float) -> tuple[float, float]:
         """Find the temperature with the smallest log loss.
 
-        Labels are smoothed: all classes share 1/(n + 1) of the weight of each image, so that
-        together these weigh as one image. Otherwise the temperature would be 0 if all images are
-        classified correctly.
+        Labels are smoothed: all classes share w/(n + w) of the weight of each image, so that
+        together these shares weigh as w = `SMOOTHING_IMAGES` images. Otherwise the temperature
+        would be 0 if all images are classified correctly.
 
         Parameters
         ----------
@@ -159,7 +161,8 @@ class LossCurve:
         partition = np.exp(CubicSpline(exponents, np.log(partition + floor))(search)) - floor
         inverse = 2.0**search
         label_gap, mean_gap = self.label_gap[role] / images, self.mean_gap[role] / images
-        smoothed_gap = (images * label_gap + mean_gap) / (images + 1)
+        smoothing = SMOOTHING_IMAGES / (images + SMOOTHING_IMAGES)
+        smoothed_gap = (1 - smoothing) * label_gap + smoothing * mean_gap
         best = int((inverse * smoothed_gap + partition).argmin())
         return float(1 / inverse[best]), float(inverse[best] * label_gap + partition[best])
 

@@ -91,7 +91,7 @@ def test_minimum_is_that_of_a_search(n, scale, rng):
     """The smoothed loss is within 0.1 % of the smallest one, and so is the reported loss."""
     scores, labels = make_scores(rng, n, scale=scale)
     temperature, loss = curve_of(scores, labels).minimum(1, n)
-    smooth = 1 / (n + 1)
+    smooth = 0.5 / (n + 0.5)
     best = minimize_scalar(
         lambda x: mean_loss(np.exp(x), scores, labels, smooth), bounds=(-3, 10), method="bounded"
     )
