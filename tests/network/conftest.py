@@ -36,7 +36,7 @@ def fitted(
     url = str(tmp_path_factory.mktemp("network") / "run")
     with Client(threads_cluster):
         run = RunSpec(chunk_images=120, accumulators=1, solve_threads=1)
-        return ResCNetClassifier(SPEC, store=url, run=run).fit(images, labels)
+        return ResCNetClassifier(SPEC, store=url, run=run).fit(images, labels, validation=0)
 
 
 @pytest.fixture
