@@ -61,7 +61,7 @@ class FlatResCNetClassifier(
     >>> import rescnet_dist as rd
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)  # 8×8 pixels in rows of 64
-    >>> spec = rd.NetworkSpec(filters=4, block=4, stride=2, max_layers=1)
+    >>> spec = rd.NetworkSpec(filters=4, block=4, stride=2, head="regress", max_layers=1)
     >>> clf = rd.FlatResCNetClassifier(rd.ResCNetClassifier(spec)).fit(X[:400], y[:400])
     >>> clf.image_shape_
     (8, 8, 1)

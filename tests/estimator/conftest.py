@@ -8,7 +8,7 @@ from distributed import Client, LocalCluster
 import rescnet_dist as rd
 
 SPEC = rd.NetworkSpec(filters=4, block=4, stride=3, head="regress", ridge=0.3, max_layers=2)
-RUN = rd.RunSpec(chunk_images=100, accumulators=1, solve_threads=1)
+RUN = rd.RunSpec(validation=0.0, chunk_images=100, accumulators=1, solve_threads=1)
 X, Y = (array[:100] for array in rd.load_digits())
 X = X[:, 2:26:2, 2:26:2]
 
