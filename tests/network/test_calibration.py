@@ -95,7 +95,8 @@ def test_network_without_a_record_has_the_default_temperature(
 
 def test_calibration_without_validation_is_of_training_images(client: Client) -> None:
     """The stored value says so."""
-    clf = ResCNetClassifier(SPEC.replace(max_layers=1), run=RUN).fit(X[:100], Y[:100])
+    clf = ResCNetClassifier(SPEC.replace(max_layers=1), run=RUN)
+    clf.fit(X[:100], Y[:100], validation=0.0)
     calibration = clf.network_.calibration
     assert (calibration.fitted_on, calibration.images) == ("training", 100)
     assert calibration.log_loss == pytest.approx(
