@@ -28,7 +28,7 @@ SPEC = rd.NetworkSpec(
     ridge=0.01,
     max_layers=1,
 )
-RUN = rd.RunSpec(chunk_images=1000, accumulators=1, solve_threads=1)
+RUN = rd.RunSpec(validation=0, chunk_images=1000, accumulators=1, solve_threads=1)
 DIGITS = rd.ResCNetClassifier(
     rd.NetworkSpec(filters=6, block=4, stride=2, head="regress", max_layers=1), run=RUN
 )

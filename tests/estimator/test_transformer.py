@@ -86,7 +86,9 @@ def test_pipeline_with_a_linear_model(digits_classifier: rd.ResCNetClassifier) -
 def test_classifier_and_transformer_are_steps_that_fit(client: Client) -> None:
     """In a pipeline, both are trained first."""
     spec = rd.NetworkSpec(filters=3, block=4, stride=3, head="regress", max_layers=1)
-    clf = rd.ResCNetClassifier(spec, run=rd.RunSpec(chunk_images=100, solve_threads=1))
+    clf = rd.ResCNetClassifier(
+        spec, run=rd.RunSpec(validation=0, chunk_images=100, solve_threads=1)
+    )
     scores = rd.ResCNetTransformer(clf, output="scores")
     for step in (clf, scores):
         pipeline = make_pipeline(step, LogisticRegression()).fit(X[:60], Y[:60])

@@ -25,7 +25,7 @@ X = X[:, ::2, ::2]
 X_OTHER, Y_OTHER = (array[:60] for array in rd.load_digits("test"))
 X_OTHER = X_OTHER[:, ::2, ::2]
 SPEC = NetworkSpec(filters=4, block=5, stride=2, sigma=2.0, learning_rate=0.5, max_layers=3)
-RUN = RunSpec(chunk_images=100, accumulators=2, solve_threads=1)
+RUN = RunSpec(validation=0, chunk_images=100, accumulators=2, solve_threads=1)
 
 
 @pytest.fixture(scope="module", params=["classify", "regress"])

@@ -47,7 +47,7 @@ def imported(
     with Client(threads_cluster) as client:
         data = str(folder / "photos.zarr")
         rd.import_dataset(photos, data, client, resize=(14, 14), channels="gray")
-        run = RunSpec(chunk_images=60, accumulators=1, solve_threads=1)
+        run = RunSpec(validation=0, chunk_images=60, accumulators=1, solve_threads=1)
         store = str(folder / "run")
         return ResCNetClassifier(SPEC.replace(max_layers=1), store=store, run=run).fit(data)
 
