@@ -514,7 +514,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         DataError
             If the images have a different shape from the training images.
         """
-        return self.network_.probabilities(self._scores(evaluation_images(X), augment))
+        scores = self._scores(evaluation_images(X), augment)  # raises if not fitted
+        return self.network_.probabilities(scores)
 
     @xarray_like_input("image")
     def predict(self, X: Any, *, augment: Averaging = None) -> Any:
