@@ -237,10 +237,12 @@ class Operations(Protocol):
     def add_outer(self, total: Array, vector: Array, factor: float) -> None:
         """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
 
-    def whiten(self, scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
+    def whiten(
+        self, scatter: Array, mean: Array, count: float, ridge: float
+    ) -> tuple[Array, Solve]:
         """Return the scale (D,) and the solve function of a `Whitening`.
 
-        scatter (D, D) of `count` samples, of which the lower triangle is read. Raises
+        scatter (D, D) and mean (D,) of `count` samples; the lower triangle is read. Raises
         SingularError if the covariance cannot be factorized with this ridge.
         """
 

@@ -235,7 +235,8 @@ class Whitening:
         if moments.scatter is None:
             raise ValueError("The moments have no scatter to factorize. Gather them with one.")
         operations = get_operations(moments.scatter)
-        return cls(moments.mean, *operations.whiten(moments.scatter, moments.count, ridge))
+        mean, count = moments.mean, moments.count
+        return cls(mean, *operations.whiten(moments.scatter, mean, count, ridge))
 
 
 def one_vs_rest_lda(

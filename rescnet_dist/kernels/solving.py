@@ -13,6 +13,8 @@ MIN_SINGLE_FEATURES = 2048  # fewer are quick to factorize in double precision
 PANEL_COLUMNS = 256  # columns of a matrix that are processed at a time
 MAX_RESIDUAL_FRACTION = 1e-10  # of the right-hand side, reached by conjugate gradients
 MAX_GRADIENT_STEPS = 50  # of conjugate gradients
+# Of a feature's mean, below which it counts as constant. Features are computed in single precision.
+MIN_DEVIATION_FRACTION = 1e-5
 MIN_PIVOT_ROUNDINGS = 64  # squared pivots below this many units of rounding mean no inverse
 
 Solve = Callable[[Array], Array]  # right-hand sides (D, K) to solutions (D, K)
@@ -54,10 +56,15 @@ def _divide_where(numerator: Array, denominator: Array, where: Array) -> Array:
     return np.where(where, numerator / np.where(where, denominator, 1), 0)
 
 
-def inverse_deviations(variance: Array) -> Array:
-    """Return 1/√variance (D,), 0 for features without variance."""
+def inverse_deviations(variance: Array, mean: Array) -> Array:
+    """Return 1/√variance (D,), 0 for features without variance.
+
+    A deviation that is tiny relative to the mean (D,) is that of rounding errors: a weight on it
+    would multiply those of the images to predict.
+    """
     deviation = np.sqrt(np.maximum(variance, 0))
     live = deviation > 1e-7 * (float(deviation.max()) or 1)
+    live &= deviation > MIN_DEVIATION_FRACTION * abs(mean)
     return _divide_where(np.ones_like(deviation), deviation, live)
 
 

@@ -137,13 +137,15 @@ class Standardizer:
     count: float
 
     @classmethod
-    def of(cls, squares: Array, count: float, ridge: float) -> Standardizer:
+    def of(cls, squares: Array, mean: Array, count: float, ridge: float) -> Standardizer:
         """Return the standardizer for a scatter matrix.
 
         Parameters
         ----------
         squares : ndarray of shape (D,)
             The diagonal of the scatter matrix.
+        mean : ndarray of shape (D,)
+            The mean of the features.
         count : int or float
             The number of samples, or the sum of their weights.
         ridge : float
@@ -154,7 +156,7 @@ class Standardizer:
         Standardizer of D features
             The standardizer.
         """
-        scale = inverse_deviations(squares / count)
+        scale = inverse_deviations(squares / count, mean)
         diagonal = squares / count * scale**2
         return cls(scale, float(ridge * diagonal.mean()), ridge, count)
 

@@ -119,7 +119,8 @@ def fit_standardizer(
     """Fit the standardization of the features from the diagonal tiles."""
     log_solving(task, "grow")
     squares = np.concatenate([diagonal for _, diagonal in diagonals])
-    return Standardizer.of(squares, summary[0], load_state(task).spec.head.ridge)
+    count, mean, _ = summary
+    return Standardizer.of(squares, mean, count, load_state(task).spec.head.ridge)
 
 
 def factorize_tile(

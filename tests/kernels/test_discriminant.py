@@ -405,3 +405,15 @@ def test_falls_back_to_double_precision_if_single_cannot_factorize(rng, monkeypa
     monkeypatch.setattr(cpu_solve, "MIN_SINGLE_FEATURES", 0)
     for one, two in zip(ridge_regression(moments, 2e-5), expected, strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * max(1, np.abs(two).max()))
+
+
+@pytest.mark.parametrize("width", [6, 2100], ids=["double", "single"])
+def test_feature_constant_up_to_rounding_gets_no_weight(width: int) -> None:
+    """Its deviation is that of rounding errors; it would multiply those of other images."""
+    rng, n = np.random.default_rng(0), 64
+    features = rng.normal(size=(n, width)).astype(np.float32)
+    features[:, 1] = 1 + np.float32(1.2e-7) * (np.arange(n) % 3)
+    targets = (rng.normal(size=(n, 2)) + 1e6 * (features[:, 1:2] - 1)).astype(np.float32)
+    weights, _ = ridge_regression(fold_moments(features, targets, np.float32), 1.0)
+    assert not weights[:, 1].any()
+    assert np.count_nonzero(weights) == 2 * (width - 1)

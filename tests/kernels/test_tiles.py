@@ -34,7 +34,7 @@ def fit_tiles(features, targets, tile: int, ridge: float, chunk: int = 37, weigh
                 accumulator.add(features[part, rows], features[part, columns], get_weights(part))
             scatter[i, j] = accumulator.value()
     squares = np.concatenate([np.diagonal(scatter[i, i]) for i in range(len(blocks))])
-    standardizer = Standardizer.of(squares, moments.count, ridge)
+    standardizer = Standardizer.of(squares, moments.mean, moments.count, ridge)
     factor = {}
     for j in range(len(blocks)):
         for i in range(j, len(blocks)):

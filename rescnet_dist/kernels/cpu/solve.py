@@ -18,21 +18,24 @@ from rescnet_dist.kernels.solving import (
 )
 
 
-def whiten(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
-    """Return the scale (D,) and the solve function of a `Whitening`, of scatter (D, D)."""
+def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
+    """Return the scale (D,) and the solve function of a `Whitening`.
+
+    scatter (D, D) and mean (D,) of the features.
+    """
     if len(scatter) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32:
         try:
-            return _factor_single(scatter, count, ridge)
+            return _factor_single(scatter, mean, count, ridge)
         except np.linalg.LinAlgError:
             pass  # too close to singular for single precision
-    return _factor_double(scatter, count, ridge)
+    return _factor_double(scatter, mean, count, ridge)
 
 
-def _factor_double(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
+def _factor_double(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
     """Factorize in double precision."""
     covariance = scatter.astype(np.float64)
     covariance /= count
-    scale = inverse_deviations(np.diagonal(covariance))
+    scale = inverse_deviations(np.diagonal(covariance), mean)
     covariance *= scale[:, None]
     covariance *= scale
     diagonal = np.einsum("ii->i", covariance)
@@ -47,13 +50,13 @@ def _factor_double(scatter: Array, count: float, ridge: float) -> tuple[Array, S
     return scale, lambda columns: cho_solve(factor, columns, check_finite=False)
 
 
-def _factor_single(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
+def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
     """Factorize in single precision, at twice the speed and in half the memory.
 
     Solutions are refined to double precision.
     """
     variance = np.diagonal(scatter).astype(np.float64) / count
-    scale = inverse_deviations(variance)
+    scale = inverse_deviations(variance, mean)
     shift = ridge * float((variance * scale**2).mean())
     live = scale > 0
     factor = np.zeros(scatter.shape, scatter.dtype, order="F")
@@ -81,7 +84,7 @@ def _factor_single(scatter: Array, count: float, ridge: float) -> tuple[Array, S
         try:
             return conjugate_gradients(multiply, solve_single, columns)
         except np.linalg.LinAlgError:  # too close to singular after all
-            return _factor_double(scatter, count, ridge)[1](columns)
+            return _factor_double(scatter, mean, count, ridge)[1](columns)
 
     return scale, solve
 

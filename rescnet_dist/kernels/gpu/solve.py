@@ -43,14 +43,15 @@ scale_covariance = cupy.ElementwiseKernel(
 )
 
 
-def whiten(scatter: Array, count: float, ridge: float) -> tuple[Array, Solve]:
-    """Return the scale (D,) and the solve function of a `Whitening`, of scatter (D, D).
+def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
+    """Return the scale (D,) and the solve function of a `Whitening`.
 
-    The upper triangle of the scatter is overwritten by the lower one.
+    scatter (D, D) and mean (D,) of the features. The upper triangle of the scatter is overwritten
+    by the lower one.
     """
     scatter = as_square(scatter)
     variance = cupy.diagonal(scatter).astype(np.float64) / count
-    scale = inverse_deviations(variance)
+    scale = inverse_deviations(variance, mean)
     live = scale > 0
     shift = ridge * float((variance * scale**2).mean())
     diagonal = cupy.where(live, variance * scale**2 + shift, 1)
