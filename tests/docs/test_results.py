@@ -390,6 +390,15 @@ def test_page_shows_the_trials_of_ridge_and_learning_rate() -> None:
         assert corrected - broken == difference
 
 
+def test_page_shows_the_trial_of_banks() -> None:
+    """First and last accuracy of both networks."""
+    record = json.loads((SCRIPT.parent / "trials/banks.json").read_text())
+    recorded, tried = (trial["curve"] for trial in record["trials"])
+    text = " ".join(PAGE.read_text().split())
+    for layer in (0, -1):
+        assert f"({tried[layer]:.2f} compared with {recorded[layer]:.2f} %)" in text
+
+
 def test_page_shows_the_trials_of_learning_rates_in_deep_networks() -> None:
     """The rows of its table are those of the recorded trials."""
     record = json.loads((SCRIPT.parent / "trials/learning-rate.json").read_text())
