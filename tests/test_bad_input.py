@@ -440,10 +440,10 @@ SPECS: dict[str, Case] = {
         SpecError,
         ["head 'regres'", "Did you mean 'regress'?", "classify"],
     ),
-    "a dictionary": (
-        fit(spec={"filters": 4}),
+    "a dictionary with an unknown option": (
+        fit(spec={"filter": 4}),
         SpecError,
-        ["spec={'filters': 4} is not a NetworkSpec or the name of a preset"],
+        ["filter", "Did you mean"],
     ),
     "a run spec for a spec": (fit(spec=RUN), SpecError, ["is not a NetworkSpec"]),
     "a dictionary for a run spec": (fit(run={"seed": 1}), SpecError, ["run=", "RunSpec"]),
@@ -480,7 +480,7 @@ STORES: dict[str, Case] = {
     "another run": (
         at_a_run(fit_into),
         StoreError,
-        ["already holds another run", "Choose another URL", "resume", "remove it"],
+        ["already holds another run", "Choose another URL", "resume", "overwrite it"],
     ),
     "something else": (
         at_something_else(fit_into),

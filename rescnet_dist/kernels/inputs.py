@@ -124,7 +124,7 @@ class LayerInput:
         LayerInput of at most `step` images
             The next batch.
         """
-        if len(self) <= step:
+        if 0 < len(self) <= step:
             yield self
             return
         for start in range(0, len(self), step):

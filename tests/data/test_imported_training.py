@@ -82,7 +82,7 @@ def test_train_on_imported_images(client: Client, digit_store: Path, tmp_path: P
     assert result.exit_code == 0, result.output
     with (tmp_path / "labels.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    predicted = [row[-1] for row in rows[-50:]]
+    predicted = [row[rows[0].index("label")] for row in rows[-50:]]
     assert set(predicted) <= set(network.classes_.tolist())
     assert len(rows) in (50, 51)
 

@@ -539,7 +539,7 @@ def test_run_finished_after_check_is_kept(
         fit_run(store)
         return checked
 
-    monkeypatch.setattr(estimator, "check_run", check_and_let_other_run)
+    monkeypatch.setattr(estimator.classifier, "check_run", check_and_let_other_run)
     with pytest.raises(StoreError, match=r"already holds another run\. Choose another URL"):
         fit_run(store)
     assert RunStore.open(store).result()["depth"] == 2
