@@ -90,7 +90,11 @@ CLUSTERS: dict[str, Case] = {
     "no scheduler at the address": (
         None,
         (*TRAIN, "--scheduler", "tcp://127.0.0.1:1"),
-        ["No Dask scheduler answers at tcp://127.0.0.1:1", "Connection refused", "Check the address"],
+        [
+            "No Dask scheduler answers at tcp://127.0.0.1:1",
+            "Connection refused",
+            "Check the address",
+        ],
     ),
     "an unknown protocol": (
         None, (*TRAIN, "--scheduler", "nonsense://x"), ["No Dask scheduler answers at nonsense://x"]
