@@ -112,3 +112,12 @@ def test_equal_scores_have_a_temperature():
     temperature, loss = curve_of(np.zeros((9, 3), np.float32), np.zeros(9, int)).minimum(1, 9)
     assert np.isfinite(temperature)
     assert loss == pytest.approx(np.log(3))
+
+
+def test_diverging_scores_have_a_temperature() -> None:
+    """The highest one: training continues, and warns of its accuracy."""
+    scores = np.array([[0, 1e6], [1e12, 0]], np.float32)
+    curve = LossCurve.of(scores, np.array([0, 1]), np.array([[1, 1], [0, 0]]))
+    temperature, log_loss = curve.minimum(0, 2)
+    assert temperature == 1 / INVERSE_TEMPERATURES[0]
+    assert np.isfinite(log_loss)
