@@ -14,7 +14,9 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, overload
 
 import dask
@@ -31,6 +33,9 @@ LAYER_MEMORY_SETTING = "rescnet.layer-memory"  # of Dask's configuration: bytes,
 LAYER_MEMORY_FRACTION = 0.25  # of the memory of the process, without that setting
 PREFETCHED_LAYERS = 4  # that are read ahead, at the same time
 
+# Of the worker whose task has started the thread that reads ahead: Dask does not know such threads.
+_worker_memory: ContextVar[int | None] = ContextVar("worker_memory", default=None)
+
 
 def get_layer_memory() -> int:
     """Return the bytes of layers that this process keeps.
@@ -39,7 +44,7 @@ def get_layer_memory() -> int:
     -------
     int
         The setting `rescnet.layer-memory` of Dask's configuration; by default, a quarter of the
-        memory of the Dask worker or of the machine.
+        memory of the Dask worker or of the machine. Workers in one process share its layers.
 
     Raises
     ------
@@ -48,11 +53,7 @@ def get_layer_memory() -> int:
     """
     setting = dask.config.get(LAYER_MEMORY_SETTING, None)
     if setting is None:
-        try:
-            limit = worker_memory_limit(get_worker())
-        except ValueError:  # not in a worker
-            limit = None
-        limit = limit or MEMORY_LIMIT or psutil.virtual_memory().total
+        limit = _find_worker_memory() or MEMORY_LIMIT or psutil.virtual_memory().total
         return int(LAYER_MEMORY_FRACTION * limit)
     try:
         size = parse_bytes(setting)
@@ -64,6 +65,14 @@ def get_layer_memory() -> int:
             'a number of bytes, or to text such as "2 GiB".'
         )
     return size
+
+
+def _find_worker_memory() -> int | None:
+    """Return the memory limit of the worker that this thread works for; None if there is none."""
+    try:
+        return worker_memory_limit(get_worker())
+    except ValueError:  # not a thread of a worker
+        return _worker_memory.get()
 
 
 class LayerCache:
@@ -83,6 +92,7 @@ class LayerCache:
         self._lock = threading.Lock()
         self._networks: OrderedDict[str, dict[int, Layer]] = OrderedDict()
         self._loading: dict[tuple[str, int], Future[Layer]] = {}
+        self._dropped: deque[str] = deque()
         self._size = 0
 
     def get(self, network: str, index: int, load: Callable[[int], Layer]) -> Layer:
@@ -114,7 +124,7 @@ class LayerCache:
         if not is_first:
             return loading.result()
         try:
-            layer = load(index)
+            layer, budget = load(index), self.budget()
         except BaseException as error:
             with self._lock:
                 del self._loading[key]
@@ -122,7 +132,7 @@ class LayerCache:
             raise
         with self._lock:
             del self._loading[key]
-            self._keep(network, index, layer)
+            self._keep(network, index, layer, budget)
         loading.set_result(layer)
         return layer
 
@@ -150,11 +160,14 @@ class LayerCache:
                 yield self.get(network, index, load) if layer is None else layer
             return
         del cached
+        context = copy_context()
+        context.run(_worker_memory.set, _find_worker_memory())
         with ThreadPoolExecutor(PREFETCHED_LAYERS, "rescnet-layers") as executor:
             ahead: deque[Future[Layer]] = deque()
             try:
                 for index in range(count):
-                    ahead.append(executor.submit(self.get, network, index, load))
+                    read = context.copy().run
+                    ahead.append(executor.submit(read, self.get, network, index, load))
                     if len(ahead) == PREFETCHED_LAYERS:
                         yield ahead.popleft().result()
                 while ahead:
@@ -164,9 +177,16 @@ class LayerCache:
                     future.cancel()
 
     def drop(self, network: str) -> None:
-        """Remove the layers of a network."""
-        with self._lock:
-            self._remove(network)
+        """Remove the layers of a network; if the lock is held, when it is taken next.
+
+        Finalizers call it, which may run at any point of a thread, also one that holds the lock.
+        """
+        self._dropped.append(network)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._remove_dropped()
+            finally:
+                self._lock.release()
 
     @property
     def size(self) -> int:
@@ -175,15 +195,16 @@ class LayerCache:
 
     def _find(self, network: str, index: int) -> Layer | None:
         """Return a cached layer, or None. The lock is held."""
+        self._remove_dropped()
         layers = self._networks.get(network)
         if layers is None:
             return None
         self._networks.move_to_end(network)
         return layers.get(index)
 
-    def _keep(self, network: str, index: int, layer: Layer) -> None:
+    def _keep(self, network: str, index: int, layer: Layer, budget: int) -> None:
         """Cache a layer if there is room for it. The lock is held."""
-        budget = self.budget()
+        self._remove_dropped()
         if layer.nbytes > budget:
             return
         while self._size + layer.nbytes > budget:
@@ -194,6 +215,11 @@ class LayerCache:
         self._networks.setdefault(network, {})[index] = layer
         self._networks.move_to_end(network)
         self._size += layer.nbytes
+
+    def _remove_dropped(self) -> None:
+        """Remove the layers of dropped networks. The lock is held."""
+        while self._dropped:
+            self._remove(self._dropped.popleft())
 
     def _remove(self, network: str) -> None:
         """Remove the layers of a network. The lock is held."""
@@ -213,7 +239,7 @@ class CachedLayers(Sequence[Layer]):
     """
 
     stored: Sequence[Layer]
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    token: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         weakref.finalize(self, HOST_LAYERS.drop, self.token)
@@ -225,7 +251,8 @@ class CachedLayers(Sequence[Layer]):
         return len(self.stored)
 
     def __iter__(self) -> Iterator[Layer]:
-        return HOST_LAYERS.iterate(self.token, len(self), self.stored.__getitem__)
+        # A generator: it refers to this object, which must not be finalized before the last layer.
+        yield from HOST_LAYERS.iterate(self.token, len(self), self.stored.__getitem__)
 
     @overload
     def __getitem__(self, index: int) -> Layer: ...
@@ -238,10 +265,15 @@ class CachedLayers(Sequence[Layer]):
             raise IndexError(f"Layer index {index} is out of range. There are {len(self)} layers.")
         return HOST_LAYERS.get(self.token, index % len(self), self.stored.__getitem__)
 
+    @cached_property
+    def _layer_bytes(self) -> int:
+        """Bytes of the last layer, which is read for it."""
+        return self[-1].nbytes
+
     @property
     def fits(self) -> bool:
         """Whether all layers fit into the budget, if they are as large as the last one."""
-        return len(self) * self[-1].nbytes <= HOST_LAYERS.budget()
+        return len(self) * self._layer_bytes <= HOST_LAYERS.budget()
 
 
 def _restore_layers(stored: Sequence[Layer], token: str) -> CachedLayers:

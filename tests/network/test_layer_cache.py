@@ -7,10 +7,13 @@ import pickle
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.model import Bank, FittedHead, Layer
@@ -144,3 +147,73 @@ def test_budget_is_a_setting_of_dask() -> None:
             pytest.raises(SpecError, match="2 GiB"),
         ):
             get_layer_memory()
+
+
+def test_invalid_budget_fails_for_all_threads_that_wait() -> None:
+    """None of them waits for ever."""
+    release = threading.Event()
+
+    def budget() -> int:
+        raise SpecError("not a size")
+
+    def load(index: int) -> Layer:
+        release.wait()
+        return make_layer(index)
+
+    cache = LayerCache(budget)
+    with ThreadPoolExecutor(2) as executor:
+        waiting = [executor.submit(cache.get, "a", 0, load) for _ in range(2)]
+        release.set()
+        for future in waiting:
+            assert isinstance(future.exception(timeout=10), SpecError)
+
+
+def test_network_can_be_dropped_while_the_cache_is_in_use() -> None:
+    """A finalizer may run in a thread that holds the lock."""
+    cache = LayerCache(lambda: 10 * LAYER_BYTES)
+    cache.get("a", 0, make_layer)
+    with ThreadPoolExecutor(1) as executor, cache._lock:
+        executor.submit(cache.drop, "a").result(timeout=10)
+        assert cache.size == LAYER_BYTES
+    cache.get("b", 0, make_layer)
+    assert cache.size == LAYER_BYTES
+
+
+def test_layers_that_nobody_refers_to_leave_nothing() -> None:
+    """They stay until the last one has been read, and no longer."""
+    gc.collect()  # networks of other tests
+    before = HOST_LAYERS.size
+    assert read_indices(CachedLayers([make_layer(index) for index in range(9)])) == [*range(9)]
+    gc.collect()
+    assert HOST_LAYERS.size == before
+
+
+def test_copies_with_other_layers_are_other_layers() -> None:
+    """`replace` makes a new token."""
+    layers = CachedLayers([make_layer(0)])
+    other = replace(layers, stored=[make_layer(1)])
+    assert read_indices([layers[0], other[0]]) == [0, 1]
+
+
+def test_threads_that_read_ahead_have_the_budget_of_their_worker(tmp_path: Path) -> None:
+    """Not that of the whole machine."""
+
+    def find_budgets() -> tuple[int, set[int]]:
+        found: set[int] = set()
+        cache = LayerCache(lambda: found.add(get_layer_memory()) or 10**6)  # type: ignore[func-returns-value]
+        list(cache.iterate("a", 9, make_layer))
+        return get_layer_memory(), found
+
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            memory_limit="100 MB",
+            dashboard_address="",
+            local_directory=str(tmp_path),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        budget, found = client.submit(find_budgets).result()
+    assert found == {budget} == {25_000_000}
