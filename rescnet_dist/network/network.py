@@ -22,6 +22,7 @@ from rescnet_dist.export import DEFAULT_OPSET, write_onnx
 from rescnet_dist.formatting import html_table, plain_text
 from rescnet_dist.kernels import Backend, softmax
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
+from rescnet_dist.network.layer_cache import CachedLayers
 from rescnet_dist.network.metrics import Metrics, MetricSums
 from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import read_network, write_network
@@ -427,24 +428,28 @@ class Network:
         return result.rechunk({0: array.chunks[0]}) if images.is_lazy else result.compute()
 
     def _share_predictor(self) -> Any:
-        """Return the predictor as one key of a graph, which all its tasks share.
+        """Return the predictor as an argument of the tasks of a graph.
 
-        Workers read stored layers themselves. Layers in memory are sent to each worker of the
-        current client once, not with each graph.
+        That of stored layers is small, and part of each task: workers read the layers themselves,
+        and graphs have no task in common that one may release while another needs it. Layers in
+        memory are one key of the graph; large ones are sent to each worker of the current client
+        once, not with each graph.
         """
         predictor = self.predictor
+        if isinstance(self.layers, CachedLayers):
+            return predictor
         try:
             client = Client.current()
         except ValueError:
             client = None
-        size = sum(layer.nbytes for layer in self.layers) if isinstance(self.layers, tuple) else 0
-        if client is None or size < MIN_SCATTERED_BYTES:
+        if client is None or sum(layer.nbytes for layer in self.layers) < MIN_SCATTERED_BYTES:
             return delayed(predictor, pure=True, traverse=False)
         cached = vars(self)  # of a frozen dataclass; not pickled, and no field
-        if cached.get("_scattered", (None, None))[0] != client.id:
+        owner, future = cached.get("_scattered", (None, None))
+        if owner != client.id or future.status != "finished":  # lost with its workers
             future = client.scatter(predictor, broadcast=True, hash=False)
             cached["_scattered"] = client.id, future
-        return delayed(cached["_scattered"][1])
+        return delayed(future)
 
     def _check_augment(self, augment: AugmentSpec | None) -> AugmentSpec:
         """Return the spec of the copies to average over; raise if it does not fit the images."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -138,11 +138,12 @@ class Predictor:
         for start in range(0, count, step):
             yield slice(start, min(start + step, count))
 
-    def _iter_layers(self) -> Iterator[Layer]:
+    def _iter_layers(self) -> Generator[Layer]:
         """Yield the layers; heads are in the memory that the images are in."""
-        if not self.backend.on_gpu:
-            return iter(self.layers)
-        return GPU_LAYERS.iterate(self.token, len(self.layers), self._put_layer)
+        if self.backend.on_gpu:
+            yield from GPU_LAYERS.iterate(self.token, len(self.layers), self._put_layer)
+        else:
+            yield from self.layers
 
     def _put_layer(self, index: int) -> Layer:
         """Return a layer with the arrays of its head on the GPU."""
@@ -151,9 +152,16 @@ class Predictor:
         return replace(layer, head=replace(layer.head, arrays=arrays))
 
     def run(
-        self, images: Array, first: int, augment: AugmentSpec
-    ) -> Iterator[tuple[slice, Iterator[State]]]:
+        self,
+        images: Array,
+        first: int,
+        augment: AugmentSpec,
+        use: Callable[[slice, Iterator[State]], None],
+    ) -> None:
         """Run images through the layers, batch by batch.
+
+        It is not a generator: an error of the caller would leave that suspended, with the lock of
+        the GPU, for as long as somebody holds the traceback.
 
         Parameters
         ----------
@@ -163,14 +171,10 @@ class Predictor:
             Index of the first image in the whole array, which copies depend on.
         augment : AugmentSpec
             Copies of each image that are run, too.
-
-        Yields
-        ------
-        rows : slice
-            The m images of the batch.
-        states : iterator of State of (1 + copies)·m images
-            The state after each layer: first of the images, then of the first copy of each, and so
-            on.
+        use : callable
+            Called with each batch: the slice of its m images, and an iterator of the State of
+            (1 + copies)·m images after each layer, first of the images, then of the first copy of
+            each, and so on. Layers that it does not ask for are not run.
         """
         backend, changes = self.backend, Augmentation(**augment.copy_options)
         copy = np.arange(1 + augment.copies)[:, None]
@@ -186,9 +190,14 @@ class Predictor:
                 )
             batch = backend.put(batch)  # while another thread computes
             lock = GPU_LOCK if backend.on_gpu else nullcontext()
-            with lock, backend.working(), np.errstate(all="ignore"):
+            with (
+                lock,
+                backend.working(),
+                np.errstate(all="ignore"),
+                closing(self._iter_layers()) as layers,
+            ):
                 before = initial_state(batch, self.image_scale, self.architecture)
-                yield rows, forward(self.architecture, before, self._iter_layers())
+                use(rows, forward(self.architecture, before, layers))
 
     def scores(self, state: State, images: Array, first: int) -> Array:
         """Return the scores of a batch of images, averaged over their copies.
@@ -255,10 +264,13 @@ def compute_scores(
     """Return the scores (n, C) of images (n, H, W, d) after a layer, numbered from 1."""
     out = np.zeros((len(images), predictor.architecture.classes), np.float32)
     first = _get_first_index(block_info)
+
+    def use(rows: slice, states: Iterator[State]) -> None:
+        state = _get_state(states, layer)
+        out[rows] = predictor.scores(state, images[rows], first + rows.start)
+
     with blas_threads(1):
-        for rows, states in predictor.run(images, first, augment):
-            state = _get_state(states, layer)
-            out[rows] = predictor.scores(state, images[rows], first + rows.start)
+        predictor.run(images, first, augment, use)
     return out
 
 
@@ -269,10 +281,13 @@ def compute_staged_scores(
     layers, classes = len(predictor.layers), predictor.architecture.classes
     out = np.zeros((len(images), layers, classes), np.float32)
     first = _get_first_index(block_info)
+
+    def use(rows: slice, states: Iterator[State]) -> None:
+        for stage, state in enumerate(states):
+            out[rows, stage] = predictor.scores(state, images[rows], first + rows.start)
+
     with blas_threads(1):
-        for rows, states in predictor.run(images, first, augment):
-            for stage, state in enumerate(states):
-                out[rows, stage] = predictor.scores(state, images[rows], first + rows.start)
+        predictor.run(images, first, augment, use)
     return out
 
 
@@ -287,13 +302,16 @@ def compute_features(
     """Return the features (n, D) of images (n, H, W, d) after a layer, numbered from 1."""
     architecture, backend = predictor.architecture, predictor.backend
     out = np.zeros((len(images), architecture.features), np.float32)
+
+    def use(rows: slice, states: Iterator[State]) -> None:
+        state = _get_state(states, layer)
+        assert state.maps is not None
+        for slab in architecture.slabs(state.scores):
+            features = backend.get(architecture.extract(state.maps[slab]))
+            out[rows.start + slab.start : rows.start + slab.stop] = features
+
     with blas_threads(1):
-        for rows, states in predictor.run(images, _get_first_index(block_info), augment):
-            state = _get_state(states, layer)
-            assert state.maps is not None
-            for slab in architecture.slabs(state.scores):
-                features = backend.get(architecture.extract(state.maps[slab]))
-                out[rows.start + slab.start : rows.start + slab.stop] = features
+        predictor.run(images, _get_first_index(block_info), augment, use)
     return out
 
 

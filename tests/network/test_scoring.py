@@ -14,6 +14,7 @@ from distributed import Client
 
 from rescnet_dist import AugmentSpec, Network, NetworkSpec, ResCNetClassifier
 from rescnet_dist.data import Images
+from rescnet_dist.errors import DataError
 from rescnet_dist.network.layer_cache import LAYER_MEMORY_SETTING
 from rescnet_dist.network.scoring import Predictor
 from rescnet_dist.store.location import Location
@@ -139,3 +140,30 @@ def test_layers_in_memory_are_sent_to_workers_once(
         np.testing.assert_allclose(scores.compute(), expected, atol=1e-5)
         keys |= {key for key in client.who_has() if "Predictor" in str(key)}
     assert len(keys) == 1
+    client.cancel(vars(network)["_scattered"][1], force=True)  # as a restart does
+    again = network.scores(Images(lazy))
+    assert isinstance(again, da.Array)
+    np.testing.assert_allclose(again.compute(), expected, atol=1e-5)
+
+
+def test_graphs_of_a_stored_network_have_no_task_in_common(saved: Path) -> None:
+    """The predictor is part of each task: no graph can release a task that another one needs."""
+    network, keys = Network.load(saved), []
+    for images in (X, X + 1):
+        scores = network.scores(Images(da.from_array(images, (20, -1, -1, -1))))
+        assert isinstance(scores, da.Array)
+        keys.append(set(scores.__dask_graph__()))
+    assert not keys[0] & keys[1]
+
+
+def test_failed_prediction_leaves_nothing_suspended(saved: Path) -> None:
+    """Neither locks nor NumPy's settings, while the caller holds the error."""
+    network, settings = Network.load(saved), np.geterr()
+    images = 1e38 * np.eye(10)[None, :, :, None]
+    with (
+        pytest.warns(UserWarning, match="same scale"),
+        pytest.raises(DataError, match="overflow") as caught,
+    ):
+        network.scores(Images(images))
+    assert caught.traceback
+    assert np.geterr() == settings
