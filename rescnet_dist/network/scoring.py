@@ -160,8 +160,7 @@ class Predictor:
     ) -> None:
         """Run images through the layers, batch by batch.
 
-        It is not a generator: an error of the caller would leave that suspended, with the lock of
-        the GPU, for as long as somebody holds the traceback.
+        It is not a generator, which would hold the lock of the GPU while it is suspended.
 
         Parameters
         ----------

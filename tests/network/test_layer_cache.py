@@ -183,7 +183,9 @@ def test_layers_that_nobody_refers_to_leave_nothing() -> None:
     """They stay until the last one has been read, and no longer."""
     gc.collect()  # networks of other tests
     before = HOST_LAYERS.size
-    assert read_indices(CachedLayers([make_layer(index) for index in range(9)])) == [*range(9)]
+    layers = iter(CachedLayers([make_layer(index) for index in range(9)]))
+    assert read_indices(layers) == [*range(9)]
+    del layers
     gc.collect()
     assert HOST_LAYERS.size == before
 

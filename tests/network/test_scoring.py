@@ -14,7 +14,6 @@ from distributed import Client
 
 from rescnet_dist import AugmentSpec, Network, NetworkSpec, ResCNetClassifier
 from rescnet_dist.data import Images
-from rescnet_dist.errors import DataError
 from rescnet_dist.network.layer_cache import LAYER_MEMORY_SETTING
 from rescnet_dist.network.scoring import Predictor
 from rescnet_dist.store.location import Location
@@ -154,16 +153,3 @@ def test_graphs_of_a_stored_network_have_no_task_in_common(saved: Path) -> None:
         assert isinstance(scores, da.Array)
         keys.append(set(scores.__dask_graph__()))
     assert not keys[0] & keys[1]
-
-
-def test_failed_prediction_leaves_nothing_suspended(saved: Path) -> None:
-    """Neither locks nor NumPy's settings, while the caller holds the error."""
-    network, settings = Network.load(saved), np.geterr()
-    images = 1e38 * np.eye(10)[None, :, :, None]
-    with (
-        pytest.warns(UserWarning, match="same scale"),
-        pytest.raises(DataError, match="overflow") as caught,
-    ):
-        network.scores(Images(images))
-    assert caught.traceback
-    assert np.geterr() == settings
