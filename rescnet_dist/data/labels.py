@@ -14,6 +14,13 @@ from rescnet_dist.errors import DataError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MAX_LISTED_CLASSES = 20  # in an error message
+# Types of labels that may be mixed, the more special first: bool is a subclass of int.
+LABEL_KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("bool", (bool, np.bool_)),
+    ("number", (int, float, np.integer, np.floating)),
+    ("str", (str,)),
+    ("bytes", (bytes,)),
+)
 
 
 def as_labels(source: Any, count: int, *, name: str = "y") -> Array | da.Array:
@@ -99,13 +106,12 @@ def _describe_missing(value: Any) -> str | None:
 
 
 def _check_types(labels: Iterable[Any]) -> None:
-    """Raise DataError if labels are of several types; all real numbers count as one."""
+    """Raise DataError if labels are of several types, of which `LABEL_KINDS` count as one each."""
     examples: dict[str, Any] = {}
     for type_ in set(map(type, labels)):
-        is_number = issubclass(type_, int | float | np.integer | np.floating)
-        is_bool = issubclass(type_, bool | np.bool_)
-        kind = "bool" if is_bool else "number" if is_number else type_.__name__
-        examples[kind] = next(label for label in labels if type(label) is type_)
+        kind = next((name for name, kinds in LABEL_KINDS if issubclass(type_, kinds)), None)
+        example = next(label for label in labels if type(label) is type_)
+        examples[kind or type_.__name__] = example
     if len(examples) > 1:
         (kind, label), (other_kind, other) = sorted(examples.items())[:2]
         raise DataError(
@@ -242,7 +248,7 @@ def _label_to_json(label: Any, lossy: bool) -> Any:
         return repr(label)
     raise DataError(
         f"The label {label!r} of type {type(label).__name__} cannot be stored. A run store keeps "
-        "numbers, strings, bytes, None and tuples of these; map your labels to one of them."
+        "numbers, strings, bytes and tuples of these; map your labels to one of them."
     )
 
 
