@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -108,23 +110,25 @@ def label_constants(classes: Array) -> Array:
 
 
 def _save(model: Any, path: str, external_data: bool) -> None:
-    """Write a model under its name once it is complete; weights to PATH.data if external."""
-    onnx = import_onnx()
-    partial, data = f"{path}.partial", f"{path}.data"
+    """Write a model under its name once it is complete; weights to PATH.data if external.
+
+    If that fails, the files of an earlier export stay as they were.
+    """
+    onnx, data = import_onnx(), f"{path}.data"
+    folder, name = os.path.split(os.path.abspath(path))
     try:
-        if os.path.exists(data):
-            os.remove(data)  # of an earlier export; ONNX would append to it
-        onnx.save_model(
-            model,
-            partial,
-            save_as_external_data=external_data,
-            location=os.path.basename(data),
-        )
-        os.replace(partial, path)
-    except BaseException as error:
-        if os.path.exists(partial):
-            os.remove(partial)
-        if isinstance(error, OSError):
-            reason = error.strerror or error
-            raise RescnetError(f"{path} cannot be written: {reason}. Check the path.") from error
-        raise
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as partial:
+            written = os.path.join(partial, name)
+            onnx.save_model(
+                model, written, save_as_external_data=external_data, location=f"{name}.data"
+            )
+            if os.path.exists(f"{written}.data"):
+                os.replace(f"{written}.data", data)
+            elif os.path.exists(data):
+                os.remove(data)  # of an earlier export
+            os.replace(written, path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RescnetError(f"{path} cannot be written: {reason}. Check the path.") from error

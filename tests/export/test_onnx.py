@@ -78,16 +78,17 @@ def test_scores_are_those_of_the_network(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("bank", ["pca:0.5,stacked-lda:0.5", "dct,gaussian,whitened-patches"])
 def test_trained_networks_are_exported(client: Client, tmp_path: Path, bank: str) -> None:
-    """With labels as strings."""
+    """With labels as strings, and the probabilities of `predict_proba`."""
     X, y = rd.load_digits()
     X, y = X[:120, ::2, ::2], np.array([f"digit {label}" for label in y[:120]])
     spec = SMALL.replace(bank=bank, max_layers=2, stop_at_zero_error=False)
     clf = ResCNetClassifier(spec).fit(X, y)
     clf.to_onnx(tmp_path / "net.onnx")
     assert_parity(clf.network_, tmp_path / "net.onnx", X, TOLERANCE)
-    assert run(tmp_path / "net.onnx", X[:9].astype("f4"))["label"].tolist() == list(
-        clf.predict(X[:9])
-    )
+    outputs = run(tmp_path / "net.onnx", X[:9].astype("f4"))
+    assert outputs["label"].tolist() == list(clf.predict(X[:9]))
+    assert clf.network_.calibration.temperature != 1
+    np.testing.assert_allclose(outputs["probabilities"], clf.predict_proba(X[:9]), atol=1e-3)
 
 
 def test_file_describes_itself(tmp_path: Path) -> None:
@@ -153,6 +154,24 @@ def test_weights_can_be_in_a_second_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert_parity(network, path, images, TOLERANCE)
     network.to_onnx(path, external_data=False)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["net.onnx"]
+
+
+def test_failed_export_keeps_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of its files, and nothing else."""
+    network, path = make_network(SMALL, depth=1), tmp_path / "net.onnx"
+    network.to_onnx(path, external_data=True)
+
+    def fail(_model: Any, partial: str, **_options: Any) -> None:
+        Path(partial).write_bytes(b"part")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(onnx, "save_model", fail)
+    with pytest.raises(RescnetError, match=r"net.onnx cannot be written: No space left on device"):
+        network.to_onnx(path, external_data=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["net.onnx", "net.onnx.data"]
+    assert_parity(network, path, make_images(), TOLERANCE)
 
 
 @pytest.mark.parametrize(
