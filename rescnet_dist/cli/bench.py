@@ -27,11 +27,12 @@ from rescnet_dist.errors import RescnetError, suggest_name
 def bench_command(
     cases: tuple[str, ...], quick: bool, output: str | None, chart: str | None, compare: str | None
 ) -> None:
-    """Benchmark the passes on this machine, relative to other libraries and to its own limit.
+    """Benchmark training and prediction on this machine.
 
-    CASES are all by default; those for a GPU only if there is one. Other libraries are those that
-    are installed (`pip install -e ".[bench]"`). Ratios are measured in one run, on all cores; the
-    machine should be idle.
+    They are compared with other libraries, and with the limit of the machine. CASES are all by
+    default; those for a GPU only if there is one. Other libraries are those that are installed
+    (`pip install -e ".[bench]"`). Ratios are measured in one run, on all cores; the machine should
+    be idle.
 
     \b
     Example:

@@ -88,11 +88,12 @@ def train_command(
     test_data: str | None,
     **flags: Any,
 ) -> None:
-    """Train a network on DATA: "digits", or any source or result of `rescnet data import`.
+    """Train a network on a dataset.
 
-    Without --preset or --config, settings are chosen for the images, and printed; flags change
-    single ones. With --or-resume the same command can be repeated: it starts the run, resumes it
-    after an interruption, and changes nothing once the run is done.
+    DATA is "digits", or any source or result of `rescnet data import`. Without --preset or
+    --config, settings are chosen for the images, and printed; flags change single ones. With
+    --or-resume the same command can be repeated: it starts the run, resumes it after an
+    interruption, and changes nothing once the run is done.
 
     \b
     Example:
@@ -144,9 +145,9 @@ def plan_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Estimate what `rescnet train` needs with the same options: memory, tasks, bytes and time.
+    """Estimate the memory, tasks, bytes and time of `rescnet train`.
 
-    Fails with an error if `rescnet train` would.
+    Options are the same. Fails with an error if `rescnet train` would.
 
     \b
     Example:
@@ -245,9 +246,10 @@ def resume_command(
 @click.argument("run_url", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info_command(run_url: str, as_json: bool) -> None:
-    """Describe a run and its progress: spec, layers, accuracies and sizes.
+    """Describe a run or a saved network.
 
-    RUN may be a saved network too, a folder or a zip file.
+    Of a run: its state, data, spec, sizes, and the accuracy of each layer. Of a saved network, a
+    folder or a zip file: its images, classes, layers and size.
 
     \b
     Example:
@@ -318,7 +320,7 @@ def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def check_command(url: str, as_json: bool, **flags: Any) -> None:
-    """Verify a run store: find chunks that are missing, altered or stale.
+    """Verify a run: find chunks that are missing, altered or stale.
 
     Chunks are compared with the commit records of the run. RUN may be an imported dataset too. The
     exit code is 0 if all chunks are as committed, else 1.
@@ -342,7 +344,9 @@ def check_command(url: str, as_json: bool, **flags: Any) -> None:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def presets_command(name: str | None, as_json: bool) -> None:
-    """List the presets, or print one as TOML, as a start for a --config file.
+    """List the presets, or print one as TOML.
+
+    The TOML is a start for a --config file.
 
     \b
     Example:

@@ -36,7 +36,7 @@ from rescnet_dist.errors import RescnetError
 def dashboard_command(
     run_urls: tuple[str, ...], host: str, port: int, token: str | None, origins: tuple[str, ...]
 ) -> None:
-    """Show one or more runs in a browser: accuracy, time, memory, store traffic.
+    """Show runs in a browser: accuracy, time, memory, store traffic.
 
     Only the run stores are read, at any URL, live during runs and after them. Stop it with Ctrl-C.
 

@@ -59,8 +59,8 @@ def import_command(
     """Import SRC into one Zarr store at DEST for training.
 
     SRC is a name (see `rescnet data names`), or the URL of a folder of images (split/class/image or
-    class/image), of IDX, CIFAR, NumPy, Parquet or WebDataset files, or of a Zarr store. Repeat the
-    command to resume an interrupted import.
+    class/image), of IDX, CIFAR, NumPy, Parquet or WebDataset files, of a CSV file of paths and
+    labels, or of a Zarr store. Repeat the command to resume an interrupted import.
 
     \b
     Example:
@@ -125,9 +125,10 @@ def print_skipped(count: int, images: Sequence[tuple[str, str]]) -> None:
 @click.option("--sheet", help="PNG file with samples of each class to write")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info_command(data: str, sheet: str | None, as_json: bool) -> None:
-    """Describe a dataset: shape, splits, classes, chunks, bytes and possible problems.
+    """Describe a dataset and its possible problems.
 
-    All images are read once to find duplicates between splits and constant images.
+    Prints its shape, splits, classes, chunks and bytes. All images are read once to find duplicates
+    between splits and constant images.
 
     \b
     Example:
@@ -172,7 +173,9 @@ def info_command(data: str, sheet: str | None, as_json: bool) -> None:
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="seed of the run")
 @spec_options(AugmentSpec)
 def preview_command(data: str, output: str, images: int, seed: int, **flags: Any) -> None:
-    """Write a picture of images of DATA next to their augmented copies, exactly as in a run.
+    """Write a picture of images and their augmented copies.
+
+    The images are those of DATA, and the copies exactly those of a run.
 
     \b
     Example:
@@ -187,7 +190,10 @@ def preview_command(data: str, output: str, images: int, seed: int, **flags: Any
 @data_command.command("names", **HELP_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def names_command(as_json: bool) -> None:
-    """List the datasets that have a name, their origin and the folder of downloads."""
+    """List the datasets that have a name.
+
+    Each with its origin, and the folder of downloads.
+    """
     if as_json:
         click.echo(json.dumps({name: dataset.home for name, dataset in DATASETS.items()}))
         return

@@ -50,9 +50,9 @@ PRESET_CLASSES = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "ti
 
 @click.group("deploy", **HELP_SETTINGS)
 def deploy_command() -> None:
-    """Write Kubernetes manifests for the Dask operator, or values for a JupyterHub.
+    """Write Kubernetes manifests, or values for a JupyterHub.
 
-    Their sizes come from the plan of a run.
+    Manifests are for the Dask operator. Their sizes come from the plan of a run.
 
     \b
     Example:
@@ -141,10 +141,11 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
 @click.option("--overlay", help="one of " + ", ".join(OVERLAYS))
 @deployment_options()
 def render_command(kind: str, overlay: str | None, **flags: Any) -> None:
-    """Print manifests: a job that trains on its own cluster, or a long-lived cluster.
+    """Print the manifests of a training job, or of a Dask cluster.
 
-    Memory and CPUs come from the plan of the run, which the job uses too. A run that does not fit
-    is an error. Secrets are referenced by name and never printed.
+    The job trains on a cluster of its own; the other cluster is long-lived. Memory and CPUs come
+    from the plan of the run, which the job uses too. A run that does not fit is an error. Secrets
+    are referenced by name and never printed.
 
     \b
     Example:
@@ -201,9 +202,10 @@ def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
 @deploy_command.command("hub", **HELP_SETTINGS)
 @deployment_options("store", "name", "namespace", "tls_secret", "notice", "operator")
 def hub_command(**flags: Any) -> None:
-    """Print values for the public Helm chart daskhub: a JupyterHub and a Dask gateway.
+    """Print values for a JupyterHub with a Dask gateway.
 
-    Notebooks have this package, and clusters of the gateway have the size of the plan of a run.
+    They are for the public Helm chart daskhub. Notebooks have this package, and clusters of the
+    gateway have the size of the plan of a run.
 
     \b
     Example:

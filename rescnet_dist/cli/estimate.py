@@ -50,11 +50,12 @@ def estimate_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Estimate the cost of a run on a cluster with workers as fast as this machine.
+    """Estimate the time and memory of a run on a cluster.
 
-    The cluster need not exist. IMAGES is their number and shape, such as 50000x32x32x3. The speed
-    of a core is measured here, in half a minute; the rest is the arithmetic of `rescnet plan`. The
-    store is taken to be fast enough. No time is estimated for GPUs.
+    The cluster need not exist; its cores are taken to be as fast as those of this machine. IMAGES
+    is their number and shape, such as 50000x32x32x3. The speed of a core is measured here, in half
+    a minute; the rest is the arithmetic of `rescnet plan`. The store is taken to be fast enough. No
+    time is estimated for GPUs.
 
     \b
     Example:

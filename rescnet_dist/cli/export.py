@@ -41,10 +41,10 @@ EXTENSION = ".onnx"
 def export_command(
     run_url: str, output: str, dtype: str, opset: int, external_data: bool | None
 ) -> None:
-    """Write the network at RUN, a run or a saved network, as an ONNX file, such as net.onnx.
+    """Write the network at RUN as an ONNX file, such as net.onnx.
 
-    Its input is `images` (n, height, width, channels), with the values of the training images. Its
-    outputs are `label`, `probabilities` and `scores`.
+    RUN is a run or a saved network. The input of the file is `images` (n, height, width, channels),
+    with the values of the training images. Its outputs are `label`, `probabilities` and `scores`.
 
     \b
     Example:

@@ -34,22 +34,22 @@ RESUMABLE_ERRORS = (
 
 # Short help of each command, so that `rescnet --help` need not import them, which takes seconds.
 COMMANDS = {
-    "bench": "Benchmark the passes on this machine, relative to other...",
-    "check": "Verify a run store: find chunks that are missing, altered or...",
-    "dashboard": "Show one or more runs in a browser: accuracy, time, memory,...",
+    "bench": "Benchmark training and prediction on this machine.",
+    "check": "Verify a run: find chunks that are missing, altered or stale.",
+    "dashboard": "Show runs in a browser: accuracy, time, memory, store traffic.",
     "data": "Datasets: import and inspect them, and preview augmentation.",
-    "deploy": "Write Kubernetes manifests for the Dask operator, or values for...",
-    "estimate": "Estimate the cost of a run on a cluster with workers as fast as...",
+    "deploy": "Write Kubernetes manifests, or values for a JupyterHub.",
+    "estimate": "Estimate the time and memory of a run on a cluster.",
     "evaluate": "Evaluate the network at RUN, a run or a saved network, on DATA.",
-    "export": "Write the network at RUN, a run or a saved network, as an ONNX...",
-    "info": "Describe a run and its progress: spec, layers, accuracies and...",
-    "plan": "Estimate what `rescnet train` needs with the same options:...",
-    "predict": "Predict the labels of DATA with the network at RUN, a run or a...",
-    "presets": "List the presets, or print one as TOML, as a start for a...",
-    "report": "Write a report of a run, finished or not, as one self-contained...",
+    "export": "Write the network at RUN as an ONNX file, such as net.onnx.",
+    "info": "Describe a run or a saved network.",
+    "plan": "Estimate the memory, tasks, bytes and time of `rescnet train`.",
+    "predict": "Predict the labels of photos or of a dataset.",
+    "presets": "List the presets, or print one as TOML.",
+    "report": "Write a report of a run as one self-contained page.",
     "resume": "Resume a run after its last finished layer.",
-    "runs": "List the runs in a folder or bucket: state, layers, accuracy,...",
-    "train": 'Train a network on DATA: "digits", or any source or result of...',
+    "runs": "List the runs in a folder or bucket.",
+    "train": "Train a network on a dataset.",
 }
 # Commands in a module of their own name; the others are in the module `commands`.
 OWN_MODULES = {
@@ -146,6 +146,7 @@ def main() -> None:
 
     \b
     Example:
-      rescnet train                     train on the embedded digits
-      rescnet info runs/digits-...      print the result
+      rescnet train                              train on the embedded digits
+      rescnet info runs/digits-...               print the result
+      rescnet predict runs/digits-... photo.png  print the label of a photo
     """

@@ -95,12 +95,12 @@ def predict_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Predict the labels of DATA with the network at RUN, a run or a saved network.
+    """Predict the labels of photos or of a dataset.
 
-    DATA are photos, a folder of photos, or a dataset. Photos may have any size: they are converted
-    as the training images were imported. Of a dataset the test split is used, or all of it if it
-    has no splits or only one. Images are numbered within it, and the names of image files are
-    added.
+    RUN is a run or a saved network. DATA are photos, a folder of photos, or a dataset. Photos may
+    have any size: they are converted as the training images were imported. Of a dataset the test
+    split is used, or all of it if it has no splits or only one. Images are numbered within it, and
+    the names of image files are added.
 
     \b
     Example:

@@ -45,10 +45,11 @@ FORMAT_BY_EXTENSION = {".html": "html", ".htm": "html", ".md": "markdown", ".jso
 def report_command(
     run_url: str, output: str | None, form: str | None, images: int, test_data: str | None
 ) -> None:
-    """Write a report of a run, finished or not, as one self-contained page.
+    """Write a report of a run as one self-contained page.
 
-    The network is evaluated on images that the run held out, or on training images if it held none
-    out; on test images only with --test. Markdown has no pictures; JSON has all numbers.
+    The run may be unfinished. The network is evaluated on images that the run held out, or on
+    training images if it held none out; on test images only with --test. Markdown has no pictures;
+    JSON has all numbers.
 
     \b
     Example:

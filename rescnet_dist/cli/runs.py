@@ -47,10 +47,10 @@ SORT_KEYS: dict[str, Callable[[dict[str, Any]], float | None]] = {
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def runs_command(url: str, order: str, as_json: bool) -> None:
-    """List the runs in a folder or bucket: state, layers, accuracy, age and size.
+    """List the runs in a folder or bucket.
 
-    URL is any fsspec URL  [default: runs]. Runs may be up to three levels deep in it; anything else
-    is skipped.
+    Each with its state, layers, accuracy, age and size. URL is any fsspec URL  [default: runs].
+    Runs may be up to three levels deep in it; anything else is skipped.
 
     \b
     Example:

@@ -231,7 +231,12 @@ def test_command_list_matches_commands_and_imports_none() -> None:
         command = main.get_command(None, name)
         assert command.name == name
         assert command.get_short_help_str(limit=66) == text
-        assert name in run("--help").output
+        assert text.endswith(".")
+        assert "..." not in text, "the first sentence is too long"
+        for part in getattr(command, "commands", {}).values():
+            assert "..." not in part.get_short_help_str(limit=66)
+    listed = run("--help").output
+    assert all(f"  {name} " in listed for name in COMMANDS)
     code = (
         "import sys; from rescnet_dist.cli import main; main(['--help'], standalone_mode=False); "
         "sys.exit(any(m in sys.modules for m in ('dask', 'distributed', 'zarr', 'sklearn')))"
