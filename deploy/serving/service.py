@@ -26,7 +26,8 @@ import rescnet_dist as rd
 
 MAX_IMAGES = int(os.environ.get("MAX_IMAGES", 64))
 MAX_BODY_BYTES = int(os.environ.get("MAX_BODY_BYTES", 32 * 2**20))
-MAX_PHOTO_PIXELS = int(os.environ.get("MAX_PHOTO_PIXELS", 50_000_000))
+MAX_PHOTO_PIXELS = int(os.environ.get("MAX_PHOTO_PIXELS", 32 * 2**20))
+PHOTO_FORMATS = ("PNG", "JPEG", "WEBP")  # Others, such as EPS, run programs to be decoded.
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -48,9 +49,9 @@ class Service:
             shape = (1, *classifier.network_.image_shape)
             classifier.predict(np.random.default_rng(0).uniform(low, high, shape))
             self.classifier = classifier
-        except rd.RescnetError as error:
-            self.failure = str(error)
-            logger.error("The network cannot be loaded: %s", error)
+        except Exception as error:  # whatever it is, the probes must fail
+            self.failure = f"The network cannot be loaded: {error}"
+            logger.error(self.failure, exc_info=not isinstance(error, rd.RescnetError))
 
     def get_classifier(self) -> rd.ResCNetClassifier:
         """Return the classifier; answer 503 if it is not loaded."""
@@ -72,14 +73,16 @@ class Service:
         """Predict the photo of an image file, of any size."""
         classifier = self.get_classifier()
         try:
-            with Image.open(io.BytesIO(body)) as photo:
+            with Image.open(io.BytesIO(body), formats=PHOTO_FORMATS) as photo:
                 width, height = photo.size
                 if width * height > MAX_PHOTO_PIXELS:
                     found = f"{width}×{height} pixels, more than {MAX_PHOTO_PIXELS}"
                     raise HTTPException(413, f"The photo has {found}. Send a smaller one.")
                 with self.lock:
                     prediction = classifier.predict_image(photo)
-        except (Image.DecompressionBombError, OSError, SyntaxError) as error:
+        except (HTTPException, rd.RescnetError):
+            raise
+        except Exception as error:  # Pillow's plugins raise all kinds.
             raise HTTPException(422, f"The body is no image that can be read: {error}") from None
         return {
             "label": [prediction.label],
@@ -92,13 +95,13 @@ def parse_images(body: bytes, shape: tuple[int, int, int]) -> np.ndarray[Any, An
     form = f'Send {{"images": …}} with an array of shape (n, {", ".join(map(str, shape))}).'
     try:
         content = json.loads(body)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise HTTPException(400, f"The body is not JSON: {error}") from None
     if not isinstance(content, dict) or "images" not in content:
         raise HTTPException(422, f"The body has no images. {form}")
     try:
         images = np.asarray(content["images"], np.float32)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         raise HTTPException(422, f"images is not an array of numbers. {form}") from None
     if images.ndim != 4 or images.shape[1:] != tuple(shape) or not len(images):
         raise HTTPException(422, f"images has shape {images.shape}. {form}")
