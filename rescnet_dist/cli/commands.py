@@ -45,6 +45,7 @@ from rescnet_dist.errors import (
     pluralize,
 )
 from rescnet_dist.flags import option_name
+from rescnet_dist.formatting import format_bytes
 from rescnet_dist.lifecycle import (
     CHANGEABLE,
     Changes,
@@ -303,7 +304,7 @@ def _format_network(saved: dict[str, Any]) -> str:
         f"images    {height}×{width}×{channels}, {kind}",
         f"classes   {len(saved['class_names'])}: {', '.join(saved['class_names'][:MAX_CLASSES])}",
         f"layers    {saved['depth']}",
-        f"store     {saved['bytes'] / 2**20:,.1f} MiB",
+        f"store     {format_bytes(saved['bytes'])}",
         f"options   {_format_changes(saved['network'], NetworkSpec)}",
     ]
     return "\n".join(lines)
