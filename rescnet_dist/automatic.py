@@ -1,4 +1,4 @@
-"""Settings of a network that are chosen for the images: their size, number and classes.
+"""Settings of a network that are chosen for the size and the number of the images.
 
 The rule was chosen on held-out training images of MNIST, CIFAR-10 and CIFAR-100, never on test
 images; the figures are in the book, in "Choosing settings". It gives ordinary options, which a run

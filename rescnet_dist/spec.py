@@ -463,7 +463,7 @@ class NetworkSpec(Spec):
         images : int
             Number of training images, held-out ones included.
         classes : int
-            Number of classes.
+            Number of classes. The rule does not depend on it so far.
         **changes
             Options to set to other values, flat and nested names included. With
             `head="classify"`, the other settings are chosen for that head.

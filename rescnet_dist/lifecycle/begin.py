@@ -21,7 +21,13 @@ import zarr
 from distributed import Client
 
 from rescnet_dist.cluster import CheckedWorkers, translate_errors
-from rescnet_dist.data import BLOCK_IMAGES, RowTable, TrainingSet, classes_to_json
+from rescnet_dist.data import (
+    BLOCK_IMAGES,
+    ArrayReference,
+    RowTable,
+    TrainingSet,
+    classes_to_json,
+)
 from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
 from rescnet_dist.events.classes import Listener
 from rescnet_dist.lifecycle.holdout import HoldOut, hold_out
@@ -36,7 +42,7 @@ from rescnet_dist.lifecycle.resume import Changes, resume_run
 from rescnet_dist.lifecycle.weighting import Weighting, write_weights
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.disk import check_disk
-from rescnet_dist.planning.forecast import estimate
+from rescnet_dist.planning.forecast import Forecast, estimate
 from rescnet_dist.planning.requirements import Problem
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.spec import NetworkSpec, RunSpec
@@ -169,9 +175,17 @@ def begin_or_resume(
     run = checked.store
     claim = Claim.take(run.location, new=not (checked.replaces_incomplete or checked.overwrites))
     with claim.hold(), translate_errors(client):
-        _clear(checked)
+        replaced = _find_replaced(checked)
         try:
-            state, workers = prepare_run(checked, client)
+            workers, expected = plan_run(checked, client)
+        except BaseException:
+            if not checked.overwrites:  # else the run in the store is kept
+                _remove(run)
+            raise
+        for name in replaced:
+            (run.location / name).remove()
+        try:
+            state = prepare_run(checked, client, workers, expected)
         except BaseException:
             _remove(run)
             raise
@@ -184,18 +198,17 @@ def begin_or_resume(
     return run
 
 
-def _clear(checked: CheckedRun) -> None:
-    """Remove all but the claims of the run to be replaced that was found before it was claimed.
+def _find_replaced(checked: CheckedRun) -> list[str]:
+    """Return the names in the store of the run to be replaced, without its claims, in order.
 
-    Raise StoreError if the store has anything else by now.
+    Raise StoreError if the store has anything else by now than what was found before the claim.
     """
     run = checked.store
     found = set(run.location.names()) - {"claims"}
     is_incomplete_run = checked.replaces_incomplete and is_incomplete(run.location)
     if found and not (is_incomplete_run or (checked.overwrites and found <= RUN_NAMES)):
         raise StoreError(f"Store {run.url} already holds another run. Choose another URL.")
-    for name in sorted(found, key=lambda name: name == "zarr.json"):  # last: it marks a run
-        (run.location / name).remove()
+    return sorted(found, key=lambda name: name == "zarr.json")  # last: it marks a run
 
 
 REMOVE_ATTEMPTS = 10
@@ -215,22 +228,36 @@ def _remove(run: RunStore) -> None:
             return
 
 
-def prepare_run(checked: CheckedRun, client: Client) -> tuple[RunState, CheckedWorkers]:
-    """Plan a claimed run on the client's cluster and write what its passes read.
+def plan_run(checked: CheckedRun, client: Client) -> tuple[CheckedWorkers, Forecast]:
+    """Plan a claimed run on the client's cluster, before anything is written.
 
-    Images at a Zarr URL are referenced, unless the URL carries credentials, which are never stored;
-    others are copied. Return the state of the run and the workers that it was planned for.
+    Return the workers and the plan. Raise an error if the cluster or the store cannot hold the run.
     """
-    run, spec, run_spec, data = checked.store, checked.spec, checked.run_spec, checked.data
+    run, run_spec, data = checked.store, checked.run_spec, checked.data
     _check_reachable(run, client)
     cluster = CheckedWorkers.from_client(client, get_backend(run_spec))
     problem = Problem.of(data, run_spec)
-    # Before anything is written: it raises if nothing fits.
-    expected = estimate(problem, spec, run_spec, cluster.workers, None)
+    expected = estimate(problem, checked.spec, run_spec, cluster.workers, None)
+    freed = run.location.size() if checked.overwrites else 0
+    check_disk(expected, run.location, copies_images=not _find_stored(data), freed=freed)
+    return cluster, expected
+
+
+def _find_stored(data: TrainingSet) -> ArrayReference | None:
+    """Return the images at a Zarr URL that a run references; None if it has to copy them.
+
+    A URL with credentials, which are never stored, is not referenced.
+    """
     stored = data.stored
-    if stored and Location(stored.url).has_secret:
-        stored = None
-    check_disk(expected, run.location, copies_images=not stored)
+    return None if stored and Location(stored.url).has_secret else stored
+
+
+def prepare_run(
+    checked: CheckedRun, client: Client, cluster: CheckedWorkers, expected: Forecast
+) -> RunState:
+    """Write what the passes of a planned run read; return the state of the run."""
+    run, spec, run_spec, data = checked.store, checked.spec, checked.run_spec, checked.data
+    problem, stored = Problem.of(data, run_spec), _find_stored(data)
     attributes = {
         "network": spec.to_dict(),
         "run": run_spec.to_dict(),
@@ -257,7 +284,7 @@ def prepare_run(checked: CheckedRun, client: Client) -> tuple[RunState, CheckedW
             run.data_array("images", write=True), [part.array for part in data.images], client
         )
     run.update_attributes(data_complete=True)
-    return RunState.from_attributes(run, attributes | planned), cluster
+    return RunState.from_attributes(run, attributes | planned)
 
 
 def _get_provenance() -> dict[str, Any]:

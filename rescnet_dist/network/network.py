@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -27,6 +28,7 @@ from rescnet_dist.network.metrics import Metrics, MetricSums
 from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
+    GPU_LAYERS,
     Predictor,
     compute_features,
     compute_scores,
@@ -118,6 +120,8 @@ class Network:
     @cached_property
     def predictor(self) -> Predictor:
         """What tasks need to run images forward."""
+        if self.backend.on_gpu:  # frees the memory of the GPU with this network
+            weakref.finalize(self, GPU_LAYERS.drop, self.token)
         return Predictor(self.architecture, self.image_scale, self.layers, self.backend, self.token)
 
     @property
@@ -418,7 +422,7 @@ class Network:
         tasks = array.rechunk((predictor.divide(array.chunks[0]), -1, -1, -1))
         result = tasks.map_blocks(
             compute,
-            self._share_predictor(),
+            self._share_predictor(lazy=images.is_lazy),
             augment,
             drop_axis=list(range(1 + len(shape), 4)),
             chunks=(tasks.chunks[0], *((length,) for length in shape)),
@@ -427,13 +431,13 @@ class Network:
         )
         return result.rechunk({0: array.chunks[0]}) if images.is_lazy else result.compute()
 
-    def _share_predictor(self) -> Any:
+    def _share_predictor(self, *, lazy: bool) -> Any:
         """Return the predictor as an argument of the tasks of a graph.
 
         That of stored layers is small, and part of each task: workers read the layers themselves,
         and graphs have no task in common that one may release while another needs it. Layers in
-        memory are one key of the graph; large ones are sent to each worker of the current client
-        once, not with each graph.
+        memory are one key of the graph. Large ones are sent to each worker of the current client
+        once, not with each graph, unless the graph is lazy: it may be computed elsewhere, or later.
         """
         predictor = self.predictor
         if isinstance(self.layers, CachedLayers):
@@ -442,7 +446,11 @@ class Network:
             client = Client.current()
         except ValueError:
             client = None
-        if client is None or sum(layer.nbytes for layer in self.layers) < MIN_SCATTERED_BYTES:
+        if (
+            lazy
+            or client is None
+            or sum(layer.nbytes for layer in self.layers) < MIN_SCATTERED_BYTES
+        ):
             return delayed(predictor, pure=True, traverse=False)
         cached = vars(self)  # of a frozen dataclass; not pickled, and no field
         owner, future = cached.get("_scattered", (None, None))
@@ -556,7 +564,7 @@ class Network:
             count_staged_correct,
             array,
             codes,
-            self._share_predictor(),
+            self._share_predictor(lazy=False),
             self._check_augment(augment),
             drop_axis=(2, 3),
             chunks=((1,) * array.numblocks[0], (self.depth,)),

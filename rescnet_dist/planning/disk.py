@@ -11,15 +11,19 @@ from rescnet_dist.planning.requirements import layer_bytes
 from rescnet_dist.store import Location
 
 
-def check_disk(expected: Forecast, location: Location, *, copies_images: bool) -> None:
+def check_disk(
+    expected: Forecast, location: Location, *, copies_images: bool, freed: int = 0
+) -> None:
     """Raise StoreFullError if the first layers of a run do not fit the free space of its store.
 
     Warn if all layers may not fit: the run may stop before. Only local disks are checked.
-    `copies_images` says whether the images are copied into the store.
+    `copies_images` says whether the images are copied into the store, `freed` how many bytes are
+    removed from it before.
     """
     free = location.free_bytes()
     if free is None:
         return
+    free += freed
     referenced = 0 if copies_images else expected.problem.image_bytes
     most = expected.traffic.store - referenced
     first = most - (expected.max_layers - 1) * layer_bytes(expected.problem, expected.spec)

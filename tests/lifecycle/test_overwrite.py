@@ -37,6 +37,17 @@ def test_overwrite_replaces_a_run(client: Client, tmp_path: Path) -> None:
     assert ResCNetClassifier.load(store).network_.spec.filters == 2
 
 
+def test_run_is_kept_if_the_new_one_cannot_start(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the disk is full: everything is checked before the old run is removed."""
+    make_classifier(tmp_path / "run").fit(X, Y)
+    monkeypatch.setattr(Location, "free_bytes", lambda self: -(2**30))
+    with pytest.raises(StoreError, match="of free space"):
+        make_classifier(tmp_path / "run", filters=2).fit(X, Y, overwrite=True)
+    assert ResCNetClassifier.load(tmp_path / "run").network_.spec.filters == 3
+
+
 def test_only_runs_are_overwritten(client: Client, tmp_path: Path) -> None:
     """Not other folders, not a run with files of the user, not one that is being written."""
     notes, run = tmp_path / "notes", tmp_path / "run"
