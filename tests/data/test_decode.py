@@ -13,7 +13,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
-from PIL import Image, PngImagePlugin
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 from source_cases import CASES
 from source_files import (
     CLASS_NAMES,
@@ -28,7 +28,12 @@ from source_files import (
 )
 
 import rescnet_dist as rd
-from rescnet_dist.data.sources.decode import _decode_png
+from rescnet_dist.data.sources.decode import (
+    DecodeOptions,
+    _decode_png,
+    decode_image,
+    decode_picture,
+)
 from rescnet_dist.errors import DataError, SpecError
 
 GAMMA = PngImagePlugin.PngInfo()
@@ -91,6 +96,36 @@ def test_convert_pillow_modes(tmp_path: Path, mode: str, expected: str) -> None:
         plain = np.asarray(picture if expected == mode else picture.convert(expected))
     found = data.images.data.compute(scheduler="sync")
     np.testing.assert_array_equal(found[0], plain.reshape(6, 5, -1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 10))
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "PNG with text"])
+def test_photos_are_turned_upright(tmp_path: Path, orientation: int, form: str) -> None:
+    """The orientation in EXIF data is applied as by Pillow, also to a Pillow image."""
+    exif, texts = Image.Exif(), PngImagePlugin.PngInfo()
+    exif[ExifTags.Base.Orientation] = orientation
+    options: dict[str, Any] = {"exif": exif}
+    if form == "PNG with text":
+        data = exif.tobytes()
+        texts.add_text("Raw profile type exif", f"\nexif\n{len(data):8}\n{data.hex()}\n")
+        options = {"pnginfo": texts}
+    path = tmp_path / "a" / f"0.{form.split()[0].lower()}"
+    path.parent.mkdir()
+    path.write_bytes(encode_image(COLOR[0], form.split()[0], **options))
+    with Image.open(path) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+        np.testing.assert_array_equal(decode_picture(image, DecodeOptions()), expected)
+        assert image.size == (5, 6)
+    found = rd.open_dataset(tmp_path).images.data.compute(scheduler="sync")
+    assert found.shape == ((1, 6, 5, 3) if orientation in (1, 2, 3, 4, 9) else (1, 5, 6, 3))
+    np.testing.assert_array_equal(found[0], expected)
+
+
+@pytest.mark.parametrize("data", [b"Exif\0\0no EXIF data", b"Exif\0\0MM\0*\0\0\0\x08\0\xff\1"])
+def test_damaged_exif_data_is_ignored(data: bytes) -> None:
+    """The image has the orientation of its pixels."""
+    image = encode_image(COLOR[0], "PNG", exif=data)
+    np.testing.assert_array_equal(decode_image(image, DecodeOptions()), COLOR[0])
 
 
 def test_resize_and_convert_on_request_only(tmp_path: Path) -> None:

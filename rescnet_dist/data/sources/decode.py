@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 
 from rescnet_dist.data.images import are_finite
@@ -50,7 +50,17 @@ PNG_CHUNKS_OFFSET = 33  # of the first chunk after IHDR
 # Bytes of chunks that say nothing of the pixels' values, and that Pillow accepts.
 PNG_IGNORED_CHUNKS = {b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"tIME": 7}
 MAX_PNG_TEXT_BYTES = 2**16  # of a tEXt chunk, which is ignored too
+PNG_ORIENTATION_TEXTS = (b"exif\0", b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 PNG_CHANNELS = {0: 1, 2: 3}  # by color type: gray and color, without alpha and palette
+TRANSPOSE_METHODS = {  # by orientation of EXIF
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 UNCONVERTED_MODES = {"L", "RGB", "RGBA", "LA", "I;16"}  # other modes store gray or color
 
 Channels = Literal["gray", "color"]
@@ -204,15 +214,31 @@ def decode_image(item: Encoded | Array, options: DecodeOptions) -> Array:
 
 
 def decode_picture(image: Any, options: DecodeOptions) -> Array:
-    """Return the pixels (H, W, d) of a Pillow image; raise DataError if it is too large."""
+    """Return the upright pixels (H, W, d) of a Pillow image; raise DataError if it is too large."""
     if image.width * image.height > MAX_IMAGE_PIXELS:
         raise DataError(
             f"The image has {image.width}×{image.height} pixels, more than the limit of "
             f"{MAX_IMAGE_PIXELS:,}."
         )
+    image.load()
+    method = TRANSPOSE_METHODS.get(_read_orientation(image))
     if image.mode not in UNCONVERTED_MODES:
         image = image.convert("L" if image.mode == "1" else "RGB")
+    if method is not None:
+        image = image.transpose(method)
     return _get_pixels(_convert(image, options))
+
+
+def _read_orientation(image: Any) -> int | None:
+    """Return the orientation in the EXIF or XMP data of a Pillow image; None if it has none.
+
+    `ImageOps.exif_transpose` is not used: it fails if these data are damaged, which is common.
+    """
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # Pillow's readers raise all kinds.
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _decode_png(data: bytes, image: Array) -> bool:
@@ -259,11 +285,16 @@ def _has_plain_chunks(data: bytes) -> bool:
             has_pixels = True
         elif (
             PNG_IGNORED_CHUNKS.get(kind) != size
-            and not (kind == b"tEXt" and size <= MAX_PNG_TEXT_BYTES)
+            and not (kind == b"tEXt" and _is_ignored_text(data, at + PNG_CHUNK.size, size))
         ) or zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
             return False
         at, previous = end, kind
     return False
+
+
+def _is_ignored_text(data: bytes, at: int, size: int) -> bool:
+    """Return whether the text of a tEXt chunk, `size` bytes from `at`, has no orientation."""
+    return size <= MAX_PNG_TEXT_BYTES and not data.startswith(PNG_ORIENTATION_TEXTS, at)
 
 
 def _check_shape(image: Array, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:
