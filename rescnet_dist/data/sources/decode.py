@@ -229,16 +229,16 @@ def decode_picture(image: Any, options: DecodeOptions) -> Array:
     return _get_pixels(_convert(image, options))
 
 
-def _read_orientation(image: Any) -> int | None:
-    """Return the orientation in the EXIF or XMP data of a Pillow image; None if it has none.
+def _read_orientation(image: Any) -> int:
+    """Return the orientation in the EXIF or XMP data of a Pillow image; 1, upright, without it.
 
     `ImageOps.exif_transpose` is not used: it fails if these data are damaged, which is common.
     """
     try:
         found = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # Pillow's readers raise all kinds.
-        return None
-    return found if isinstance(found, int) else None
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 def _decode_png(data: bytes, image: Array) -> bool:
