@@ -14,13 +14,14 @@ import json
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 import rescnet_dist as rd
 
@@ -64,10 +65,10 @@ class Service:
         classifier = self.get_classifier()
         shape = classifier.network_.image_shape
         images = parse_images(body, shape)
-        with self.lock:
+        with self.lock, record_warnings() as messages:
             probabilities = np.asarray(classifier.predict_proba(images))
         labels = classifier.classes_[probabilities.argmax(axis=1)]
-        return {"label": labels.tolist(), "probabilities": probabilities.tolist()}
+        return make_answer(classifier, labels.tolist(), probabilities, messages)
 
     def predict_photo(self, body: bytes) -> dict[str, Any]:
         """Predict the photo of an image file, of any size."""
@@ -78,16 +79,41 @@ class Service:
                 if width * height > MAX_PHOTO_PIXELS:
                     found = f"{width}×{height} pixels, more than {MAX_PHOTO_PIXELS}"
                     raise HTTPException(413, f"The photo has {found}. Send a smaller one.")
-                with self.lock:
+                with self.lock, record_warnings() as messages:
                     prediction = classifier.predict_image(photo)
         except (HTTPException, rd.RescnetError):
             raise
+        except UnidentifiedImageError:
+            raise HTTPException(422, "The body is not a PNG, JPEG or WebP image.") from None
         except Exception as error:  # Pillow's plugins raise all kinds.
-            raise HTTPException(422, f"The body is no image that can be read: {error}") from None
-        return {
-            "label": [prediction.label],
-            "probabilities": [prediction.probabilities.tolist()],
-        }
+            raise HTTPException(422, f"The image cannot be read: {error}") from None
+        probabilities = prediction.probabilities[np.newaxis]
+        return make_answer(classifier, [prediction.label], probabilities, messages)
+
+
+@contextmanager
+def record_warnings() -> Iterator[list[str]]:
+    """Yield a list that has the warnings for users at the end; use it in one thread at a time."""
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield messages
+    messages += [str(entry.message) for entry in caught if entry.category is UserWarning]
+
+
+def make_answer(
+    classifier: rd.ResCNetClassifier,
+    labels: list[Any],
+    probabilities: np.ndarray[Any, Any],
+    messages: list[str],
+) -> dict[str, Any]:
+    """Return the answer for n labels and probabilities (n, C), with `warning` if there is any."""
+    answer = {
+        "label": labels,
+        "probabilities": probabilities.tolist(),
+        "classes": classifier.classes_.tolist(),  # of the columns of probabilities
+    }
+    return {**answer, "warning": " ".join(messages)} if messages else answer
 
 
 def parse_images(body: bytes, shape: tuple[int, int, int]) -> np.ndarray[Any, Any]:
@@ -166,7 +192,9 @@ async def predict(request: Request) -> dict[str, Any]:
     elif kind.startswith("image/"):
         function = service.predict_photo
     else:
-        raise HTTPException(415, f"{kind or 'No'} type. Send application/json or image/….")
+        found = f"The Content-Type is {kind}." if kind else "The request has no Content-Type."
+        remedy = "Send application/json, image/png, image/jpeg or image/webp."
+        raise HTTPException(415, f"{found} {remedy}")
     body = await read_body(request)
     try:
         return await asyncio.to_thread(function, body)

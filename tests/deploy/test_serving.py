@@ -109,6 +109,20 @@ def test_arrays_are_predicted(url: str) -> None:
     expected = network.probabilities(scores)
     np.testing.assert_allclose(answer["probabilities"], expected, rtol=0, atol=1e-5)
     assert answer["label"] == [CLASSES[code] for code in scores.argmax(axis=1)]
+    assert answer["classes"] == CLASSES
+    assert "warning" not in answer
+
+
+def test_values_on_another_scale_give_a_warning(url: str) -> None:
+    """The client sees it, in each answer."""
+    low, high = make_served_network().trained_range
+    images = np.linspace(low, low + 1000 * (high - low), int(np.prod(SHAPE)))
+    for _ in range(2):
+        status, answer = ask(
+            f"{url}/predict", to_body(images.reshape(1, *SHAPE)), "application/json"
+        )
+        assert status == 200, answer
+        assert "Pass images on the same scale." in answer["warning"]
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
@@ -119,7 +133,7 @@ def test_photos_are_predicted(url: str, form: str) -> None:
     status, answer = ask(f"{url}/predict", file, f"image/{form.lower()}")
     assert status == 200, answer
     found = make_served_network().predict_image(Image.open(io.BytesIO(file)))
-    assert answer["label"] == [found.label]
+    assert (answer["label"], answer["classes"]) == ([found.label], CLASSES)
     np.testing.assert_allclose(answer["probabilities"][0], found.probabilities, atol=1e-5)
 
 
@@ -137,11 +151,18 @@ def test_photos_are_predicted(url: str, form: str) -> None:
         (to_body(np.full((1, *SHAPE), np.nan)), "application/json", 422, "not finite"),
         (to_body(np.zeros((8, *SHAPE))), "application/json", 413, "8 images. Send at most 7"),
         (b" " * 200_001, "application/json", 413, "more than 200000 bytes. Send less"),
-        (b"no image", "image/png", 422, "no image that can be read"),
-        (to_file(Image.new("RGB", (20, 20)))[:50], "image/png", 422, "no image that can be read"),
-        (to_file(Image.new("RGB", (20, 20)), "GIF"), "image/gif", 422, "no image that can be read"),
+        (b"no image", "image/png", 422, "The body is not a PNG, JPEG or WebP image."),
+        (b"", "image/jpeg", 422, "The body is not a PNG, JPEG or WebP image."),
+        (to_file(Image.new("RGB", (20, 20)))[:50], "image/png", 422, "The image cannot be read"),
+        (to_file(Image.new("RGB", (20, 20)), "GIF"), "image/gif", 422, "not a PNG, JPEG or WebP"),
         (to_file(Image.new("RGB", (101, 100))), "image/png", 413, "101×100 pixels, more than"),
-        (b"x", "text/plain", 415, "text/plain type. Send application/json or image/"),
+        (
+            b"x",
+            "text/plain",
+            415,
+            "The Content-Type is text/plain. Send application/json, image/png",
+        ),
+        (b"x", " ", 415, "The request has no Content-Type. Send application/json, image/png"),
     ],
     ids=[
         *(
@@ -157,7 +178,7 @@ def test_photos_are_predicted(url: str, form: str) -> None:
             "many",
             "large",
         ),
-        *("no image", "truncated image", "GIF", "large photo", "type"),
+        *("no image", "empty image", "truncated image", "GIF", "large photo", "type", "no type"),
     ],
 )
 def test_bad_requests_are_refused(
