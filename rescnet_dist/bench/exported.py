@@ -11,34 +11,15 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.bench.engine import BENCH_CLASSES, make_images, make_spec
+from rescnet_dist.bench.prediction import make_network
 from rescnet_dist.bench.timing import Result, best_seconds
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.data import Images
-from rescnet_dist.model import Bank, Layer
 from rescnet_dist.network import Network
-from rescnet_dist.planning import Problem
-from rescnet_dist.planning.calibrate import random_layer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RUNTIME_BATCH_IMAGES = 64  # that onnxruntime gets at a time; more are not faster
-
-
-def make_network(filters: int, depth: int) -> Network:
-    """Return a network with random filters for images of 32×32×3, blocks of 16, stride 4."""
-    spec, shape, rng = make_spec(filters, depth), (32, 32, 3), np.random.default_rng(0)
-    later = random_layer(Problem(depth, shape, BENCH_CLASSES), spec)
-    size, channels = spec.first_filter_size, shape[2]
-    first = Bank(
-        np.zeros(channels),
-        np.ones(channels),
-        rng.normal(size=(size, size, channels, filters)),
-        np.zeros(filters),
-    )
-    banks = [first] + [later.bank] * (depth - 1)
-    assert later.previous is not None
-    layers = tuple(Layer(bank, later.previous) for bank in banks)
-    return Network(spec, np.arange(BENCH_CLASSES), shape, later.image_scale, layers)
 
 
 def open_session(network: Network) -> Callable[[Array], Array]:
@@ -63,7 +44,9 @@ def open_session(network: Network) -> Callable[[Array], Array]:
 def exported(quick: bool) -> list[Result]:
     """Time the scores of images, by our own prediction and by onnxruntime."""
     n, filters, depth = (16, 4, 2) if quick else (256, 50, 4)
-    network, (images, _) = make_network(filters, depth), make_images(n)
+    images, _ = make_images(n)
+    spec = make_spec(filters, depth).replace(head="regress")
+    network = make_network(spec, images.shape[1:], BENCH_CLASSES, depth)
     ours = best_seconds(lambda: network.scores(Images(images)))
     theirs: dict[str, float | None] = {"onnxruntime": None}
     if find_spec("onnx") and find_spec("onnxruntime"):
