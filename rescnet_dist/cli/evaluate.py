@@ -13,14 +13,22 @@ from rescnet_dist.cli.clusters import cluster, show_status
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.options import (
     BACKEND_OPTION,
+    CHANNELS_OPTION,
     HELP_SETTINGS,
+    RESIZE_OPTION,
     SPLIT_OPTION,
     averaging_options,
     cluster_options,
     pop_cluster_options,
     resolve_averaging,
 )
-from rescnet_dist.data import has_test_split, open_split
+from rescnet_dist.data import (
+    Channels,
+    DecodeOptions,
+    has_test_split,
+    open_for_network,
+    open_split,
+)
 from rescnet_dist.errors import RescnetError, pluralize
 from rescnet_dist.network import Metrics
 from rescnet_dist.store import NETWORK_FORMAT, Location, RunStore
@@ -32,6 +40,8 @@ from rescnet_dist.store import NETWORK_FORMAT, Location, RunStore
 @SPLIT_OPTION
 @click.option("--staged", is_flag=True, help="accuracy after each layer, up to the chosen depth")
 @click.option("--confusion", metavar="FILE", help="write the confusion matrix as CSV")
+@RESIZE_OPTION
+@CHANNELS_OPTION
 @averaging_options
 @cluster_options
 @BACKEND_OPTION
@@ -42,6 +52,8 @@ def evaluate_command(
     split: str | None,
     staged: bool,
     confusion: str | None,
+    resize: tuple[int, int] | None,
+    channels: Channels | None,
     flips: bool,
     copies: int | None,
     array_backend: str,
@@ -55,7 +67,8 @@ def evaluate_command(
     confusion matrix.
 
     The test split of DATA is used, or all of it if it has no splits or only one. Without DATA, the
-    data that the run was trained on are used, if they have a test split.
+    data that the run was trained on are used, if they have a test split. Photos may have any size:
+    they are converted as the training images were imported.
 
     \b
     Example:
@@ -69,7 +82,11 @@ def evaluate_command(
         check_folder(confusion)
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
     data = data or find_test_data(run_url)
-    chosen = open_split(data, split) if split else data
+    chosen: Any = data
+    decoder = clf.network_.photo_decoder(resize, channels)
+    if resize or channels:
+        chosen = open_for_network(data, decoder, DecodeOptions(resize, channels))
+    chosen = open_split(chosen, split, decoder) if split else chosen
     augment = resolve_averaging(flips, copies)
     outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
     metrics = None

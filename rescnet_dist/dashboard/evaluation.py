@@ -78,7 +78,7 @@ def sample_from_data(X: Any, y: Any, network: Network, limit: int | None = None)
 
     The sample has all images, or at most `limit` of them, evenly spaced.
     """
-    split = select_split(X, y, "test")
+    split = select_split(X, y, "test", decoder=network.photo_decoder())
     network.check_images(split.images)
     count = split.images.shape[0]
     rows = np.arange(count) if limit is None else _pick_evenly(np.arange(count), limit)

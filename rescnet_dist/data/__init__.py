@@ -8,6 +8,7 @@ from rescnet_dist.data.dataset import (
     get_split,
     has_test_split,
     open_dataset,
+    open_for_network,
     open_source,
     open_split,
     select_split,
@@ -30,7 +31,8 @@ from rescnet_dist.data.photos import (
     open_photos,
 )
 from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
-from rescnet_dist.data.sources import Source
+from rescnet_dist.data.sources import DecodeOptions, Source
+from rescnet_dist.data.sources.decode import Channels
 from rescnet_dist.data.split import choose_held_out_groups, select_validation
 from rescnet_dist.data.stored import is_imported, verify_dataset
 from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set
@@ -39,6 +41,8 @@ from rescnet_dist.data.weights import Weights
 __all__ = [
     "BLOCK_IMAGES",
     "ArrayReference",
+    "Channels",
+    "DecodeOptions",
     "ImageInput",
     "Images",
     "ImportResult",
@@ -70,6 +74,7 @@ __all__ = [
     "is_photo",
     "load_digits",
     "open_dataset",
+    "open_for_network",
     "open_photos",
     "open_source",
     "open_split",

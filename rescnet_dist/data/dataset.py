@@ -30,6 +30,7 @@ from rescnet_dist.data.images import (
 from rescnet_dist.data.labels import as_labels
 from rescnet_dist.data.named import DATASETS, fetch_dataset
 from rescnet_dist.data.normalize import decode_labels, find_images_name, normalize_dataset
+from rescnet_dist.data.photos import PhotoDecoder, has_photos
 from rescnet_dist.data.sources import (
     DecodeOptions,
     ItemSource,
@@ -115,9 +116,17 @@ def open_dataset(
     >>> open_dataset("digits").sizes
     Frozen({'image': 7000, 'y': 28, 'x': 28, 'channel': 1})
     """
-    options = DecodeOptions(resize, channels)  # type: ignore[arg-type]
+    return open_for_network(source, None, DecodeOptions(resize, channels))  # type: ignore[arg-type]
+
+
+def open_for_network(
+    source: Any, decoder: PhotoDecoder | None, options: DecodeOptions | None = None
+) -> xr.Dataset:
+    """Open a dataset; image files are converted by the decoder of a network, arrays by options."""
+    options = options or DecodeOptions()
     if is_table_of_paths(source):
-        return _open_source(TableSource("The DataFrame", source, os.getcwd()), options)
+        table = TableSource("The DataFrame", source, os.getcwd())
+        return _open_source(table, options, decoder)
     if is_item_dataset(source) and not isinstance(source, xr.Dataset):
         return _open_source(ItemSource(source), options)
     url = "" if isinstance(source, xr.Dataset) else os.fspath(source)
@@ -130,15 +139,15 @@ def open_dataset(
     stored = find_stored(url)
     if stored and options == DecodeOptions():
         return _open_stored(stored)
-    return _open_source(open_source(url), options)
+    return _open_source(open_source(url), options, decoder)
 
 
-def as_dataset(source: Any) -> Any:
+def as_dataset(source: Any, decoder: PhotoDecoder | None = None) -> Any:
     """Return a table of paths, or a dataset of items, as an xarray Dataset; others as they are."""
     is_dataset = isinstance(source, str | os.PathLike | xr.Dataset)
     if is_dataset or not (is_table_of_paths(source) or is_item_dataset(source)):
         return source
-    return open_dataset(source)
+    return open_for_network(source, decoder)
 
 
 def _open_netcdf(url: str) -> xr.Dataset:
@@ -165,7 +174,9 @@ def open_source(url: str) -> Source:
         raise DataError(f"{error} If it is the name of a dataset: {suggestion}") from None
 
 
-def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitData | None:
+def get_split(
+    source: str | os.PathLike[str] | xr.Dataset, split: str, decoder: PhotoDecoder | None = None
+) -> SplitData | None:
     """Return a split of a dataset, or all images if it has no splits; None if it has others."""
     if not isinstance(source, xr.Dataset):
         url = os.fspath(source)
@@ -174,7 +185,7 @@ def get_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> SplitD
         stored = find_stored(url)
         if stored:
             return _get_stored_split(stored, split)
-    dataset = open_dataset(source)
+    dataset = open_for_network(source, decoder)
     rows = _find_rows(dataset, split)
     if rows is None:
         return None
@@ -209,13 +220,18 @@ def has_test_split(source: str | None) -> bool:
         return False
 
 
-def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
-    """Return images of an array or of the split of a dataset, with labels y or its own labels."""
-    labels_name, X = name.replace("X", "y"), as_dataset(X)
+def select_split(
+    X: Any, y: Any, split: str, *, name: str = "X", decoder: PhotoDecoder | None = None
+) -> SplitData:
+    """Return images of an array or of the split of a dataset, with labels y or its own labels.
+
+    Image files are converted by the decoder of a network, if it is given.
+    """
+    labels_name, X = name.replace("X", "y"), as_dataset(X, decoder)
     if not isinstance(X, str | os.PathLike | xr.Dataset):
         images = as_images(X, name=name)
         return SplitData(images, as_labels(y, images.shape[0], name=labels_name))
-    data = _require_split(X, split, warn=not isinstance(X, xr.Dataset))
+    data = _require_split(X, split, decoder, warn=not isinstance(X, xr.Dataset))
     labels = data.labels if y is None else y
     if labels is None:
         raise DataError(
@@ -225,11 +241,11 @@ def select_split(X: Any, y: Any, split: str, *, name: str = "X") -> SplitData:
     return replace(data, labels=as_labels(labels, data.images.shape[0], name=labels_name))
 
 
-def evaluation_images(X: Any) -> Images:
-    """Return images of an array, or of the evaluation split of a dataset."""
-    X = as_dataset(X)
+def evaluation_images(X: Any, decoder: PhotoDecoder | None = None) -> Images:
+    """Return images of an array, or of the evaluation split of a dataset, as `select_split`."""
+    X = as_dataset(X, decoder)
     return (
-        evaluation_split(X).images
+        _require_split(X, "test", decoder).images
         if isinstance(X, str | os.PathLike | xr.Dataset)
         else as_images(X)
     )
@@ -253,27 +269,31 @@ def evaluation_split(source: str | os.PathLike[str] | xr.Dataset) -> SplitData:
     return _require_split(source, "test")
 
 
-def open_split(source: str | os.PathLike[str] | xr.Dataset, split: str) -> xr.Dataset:
+def open_split(
+    source: str | os.PathLike[str] | xr.Dataset, split: str, decoder: PhotoDecoder | None = None
+) -> xr.Dataset:
     """Open one split of a dataset as a dataset of its own."""
-    dataset = open_dataset(source)
+    dataset = open_for_network(source, decoder)
     names = dataset["split"].to_numpy() if "split" in dataset.coords else np.zeros(0, str)
     if split not in names:
         raise DataError(_describe_missing_split(source, split, np.unique(names).tolist()))
     return dataset.isel(image=np.flatnonzero(names == split))
 
 
-def _require_split(X: Any, split: str, *, warn: bool = False) -> SplitData:
+def _require_split(
+    X: Any, split: str, decoder: PhotoDecoder | None = None, *, warn: bool = False
+) -> SplitData:
     """Return a split of a dataset; raise DataError if it is missing.
 
     If the dataset has a single split, that is also its test split; with a warning, if asked for,
     where it is the train split.
     """
-    data = get_split(X, split)
+    data = get_split(X, split, decoder)
     if data is not None:
         return data
-    dataset = X if isinstance(X, xr.Dataset) else open_dataset(X)
+    dataset = X if isinstance(X, xr.Dataset) else open_for_network(X, decoder)
     splits = np.unique(dataset["split"].to_numpy()).tolist()
-    only = get_split(X, splits[0]) if split == "test" and len(splits) == 1 else None
+    only = get_split(X, splits[0], decoder) if split == "test" and len(splits) == 1 else None
     if only is None:
         raise DataError(_describe_missing_split(X, split, splits))
     if warn and splits == ["train"]:
@@ -303,8 +323,13 @@ def _describe_source(source: Any) -> str:
 # sources ----------------------------------------------------------------------------------------
 
 
-def _open_source(source: Source, options: DecodeOptions) -> xr.Dataset:
-    """Open the images of a source lazily."""
+def _open_source(
+    source: Source, options: DecodeOptions, decoder: PhotoDecoder | None = None
+) -> xr.Dataset:
+    """Open the images of a source lazily; image files by the decoder, if it is given."""
+    if decoder is not None and not (decoder.has_options and has_photos(source)):
+        decoder = None
+    options = decoder.options if decoder else options
     shape, dtype = infer_image_format(source, options)
     shared = delayed(source, pure=False, traverse=False) if source.holds_data else None
     block = max(1, READ_BLOCK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize))
@@ -318,7 +343,14 @@ def _open_source(source: Source, options: DecodeOptions) -> xr.Dataset:
                 rows = split, start, stop
                 images = delayed(_read_shared, pure=False)(shared, rows, options, shape, dtype.str)
             blocks.append(da.from_delayed(images, (stop - start, *shape), dtype))
-    return _make_dataset(da.concatenate(blocks), source).assign_attrs(options.to_attributes())
+    array = da.concatenate(blocks)
+    if decoder:
+        array = array.map_blocks(
+            decoder.convert_values,
+            dtype=decoder.pixel_type,
+            meta=np.empty((0, 0, 0, 0), decoder.pixel_type),
+        )
+    return _make_dataset(array, source).assign_attrs(options.to_attributes())
 
 
 def _read_block(

@@ -105,6 +105,11 @@ class PhotoDecoder:
         return cls(image_shape, value_range, known.dtype, options)
 
     @property
+    def has_options(self) -> bool:
+        """Whether it is known what photos are converted to."""
+        return self.options != DecodeOptions()
+
+    @property
     def pixel_type(self) -> np.dtype[Any]:
         """The dtype of decoded images."""
         if self.dtype is None:
@@ -133,10 +138,10 @@ class PhotoDecoder:
                 f"channels, but the network was trained on {height}×{width} with {channels}. "
                 "Convert it by --resize and --channels (resize=, channels=)."
             )
-        return self._convert_values(pixels)
+        return self.convert_values(pixels)
 
-    def _convert_values(self, pixels: Array) -> Array:
-        """Return pixels (H, W, d) in the type and range of the training images."""
+    def convert_values(self, pixels: Array) -> Array:
+        """Return pixels (..., H, W, d) in the type and range of the training images."""
         low, high = self.value_range
         if pixels.dtype == np.uint8:
             if self._must_scale:

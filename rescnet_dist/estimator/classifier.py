@@ -488,7 +488,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         DataError
             If the images have a different shape from the training images.
         """
-        scores = self._scores(evaluation_images(X), augment)
+        scores = self._scores(self._images(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     @xarray_like_input("image", "class")
@@ -514,7 +514,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         DataError
             If the images have a different shape from the training images.
         """
-        scores = self._scores(evaluation_images(X), augment)  # raises if not fitted
+        scores = self._scores(self._images(X), augment)  # raises if not fitted
         return self.network_.probabilities(scores)
 
     @xarray_like_input("image")
@@ -540,7 +540,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         DataError
             If the images have a different shape from the training images.
         """
-        scores = self._scores(evaluation_images(X), augment)
+        scores = self._scores(self._images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(
                 _select_labels,
@@ -628,7 +628,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             the classes.
         """
         check_is_fitted(self)
-        part = select_split(X, y, "test")
+        part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
         codes = encode(part.labels, self.classes_)
         self.network_.look_at(part.images)
         is_correct = self._scores(part.images, augment).argmax(axis=1) == codes
@@ -670,7 +670,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         (10, 10)
         """
         check_is_fitted(self)
-        part = select_split(X, y, "test")
+        part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
         codes = encode(part.labels, self.classes_)
         return self.network_.evaluate(part.images, codes, self._resolve_augment(augment))
 
@@ -699,7 +699,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             the classes.
         """
         check_is_fitted(self)
-        part = select_split(X, y, "test")
+        part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
         codes = encode(part.labels, self.classes_)
         correct = self.network_.staged_correct(part.images, codes, self._resolve_augment(augment))
         return correct / part.images.shape[0]
@@ -729,7 +729,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             If the images have a different shape from the training images.
         """
         check_is_fitted(self)
-        scores = self.network_.staged_scores(evaluation_images(X), self._resolve_augment(augment))
+        scores = self.network_.staged_scores(self._images(X), self._resolve_augment(augment))
         codes = scores.argmax(axis=2).T
         if isinstance(codes, da.Array):
             return codes.map_blocks(
@@ -861,6 +861,11 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
                 "a pair, or a fraction such as 0.1."
             )
         return run_spec, (validation[0], validation[1])
+
+    def _images(self, X: Any) -> Images:
+        """Return the images of X, as `Network` takes them; image files are converted to such."""
+        check_is_fitted(self)
+        return evaluation_images(X, self.network_.photo_decoder())
 
     def _scores(self, images: Images, augment: Averaging) -> Any:
         """Return the running scores of shape (n, C), lazy for lazy images."""

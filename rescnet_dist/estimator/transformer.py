@@ -10,7 +10,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist._compat import copy_output_config
-from rescnet_dist.data import evaluation_images
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.estimator.labeled import label_result
 
@@ -97,10 +96,6 @@ class LayerOutputs:
             Names such as `layer2_feature0`.
         """
         return self.as_transformer().get_feature_names_out()
-
-    def _images(self, X: Any) -> Any:
-        """Return the images of X, as `Network` takes them."""
-        return evaluation_images(X)
 
 
 class ResCNetTransformer(TransformerMixin, MetaEstimatorMixin, BaseEstimator):

@@ -145,6 +145,48 @@ def test_options_where_the_network_does_not_know(
         assert found.stdout == run("predict", network, given).stdout
 
 
+def test_evaluate_photos_of_other_sizes(network: str, photos: Path, tmp_path: Path) -> None:
+    """They are converted as by `rescnet predict`, by the command and by all methods."""
+    paths = sorted(photos.iterdir())
+    for path, label in zip(paths, NAMES[Y], strict=False):
+        target = tmp_path / "data" / "test" / label / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    rows = read_csv(run("predict", network, *paths).stdout)
+    correct = np.mean([row["label"] == label for row, label in zip(rows, NAMES[Y], strict=False)])
+    clf, url = rd.load(network), str(tmp_path / "data")
+    assert clf.score(url) == clf.evaluate(url).accuracy == clf.staged_score(url)[-1] == correct
+    by_file = {row["file"].rsplit("/", 1)[-1]: row["label"] for row in rows}
+    names = [path.name for path in sorted((tmp_path / "data").rglob("*.*g"))]
+    assert np.asarray(clf.predict(url)).tolist() == [by_file[name] for name in names]
+    clf.save(tmp_path / "net")
+    zarr.open_group(tmp_path / "net", mode="r+").update_attributes({"input": None})
+    options = ("--resize", "14", "--channels", "gray")
+    for given in (
+        (network, url),
+        (network, url, "--split", "test"),
+        (tmp_path / "net", url, *options),
+        (tmp_path / "net", url, "--split", "test", *options),
+    ):
+        done = run("evaluate", *given, "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["accuracy"] == correct
+    assert run("evaluate", tmp_path / "net", url).exit_code == 2
+
+
+def test_evaluate_scales_photos_as_the_training_images(
+    photos: Path, tmp_path: Path, threads_cluster: LocalCluster
+) -> None:
+    """A network of images from 0 to 1 sees photos from 0 to 1."""
+    spec = NetworkSpec(filters=4, block=5, stride=2, head="regress", ridge=0.3, max_layers=1)
+    with Client(threads_cluster):
+        clf = ResCNetClassifier(spec, run=RunSpec(chunk_images=80, solve_threads=1))
+        clf.fit((X / 255).astype(np.float32), Y)
+        paths = sorted(photos.iterdir())
+        expected = [clf.predict_image(path).label for path in paths]
+        assert np.asarray(clf.predict(str(photos))).tolist() == expected
+
+
 def test_only_photos_can_be_several(network: str, photos: Path, data: str) -> None:
     """Two datasets are an error that names the one that is no photo."""
     result = run("predict", network, sorted(photos.iterdir())[0], data)
