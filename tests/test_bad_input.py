@@ -480,7 +480,10 @@ STORES: dict[str, Case] = {
     "another run": (
         at_a_run(fit_into),
         StoreError,
-        ["already holds another run", "Choose another URL", "resume", "overwrite it"],
+        [
+            *("already holds another run", "Choose another URL", "resume", "overwrite it"),
+            *("or_resume=True, --or-resume", "overwrite=True, --overwrite"),
+        ],
     ),
     "something else": (
         at_something_else(fit_into),
@@ -551,6 +554,12 @@ PREDICTION: dict[str, Case] = {
         DataError,
         ["X has images of shape (14, 14, 3)", "trained on (14, 14, 1)"],
     ),
+    "one image": (
+        predict(X[0]),
+        DataError,
+        ["X has shape (14, 14, 1) and looks like one image", "X[None] of shape (1, 14, 14, 1)"],
+    ),
+    "one gray image": (predict(X[0, :, :, 0]), DataError, ["X has shape (14, 14)", "X[None]"]),
     "no images": (predict(X[:0]), DataError, ["(0, 14, 14, 1)", "empty"]),
     "objects": (predict(X.astype(object), "decision_function"), DataError, ["dtype object"]),
     "nan": (predict(set_pixel(np.nan)), DataError, ["Image 7 of X", "pixel value nan"]),

@@ -29,6 +29,7 @@ from rescnet_dist.train import progress_topic
 PAGE_NAME = "rescnet"
 TOPIC_PREFIX = f"{PAGE_NAME}-"  # of the topics of all runs
 MAX_BOARD_RUNS = 10
+LOOPBACK = "127.0.0.1"
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class SchedulerPage:
             # for example, the scheduler lacks this package, or events mask secrets of the URL
             logger.warning("The run is not shown in Dask's dashboard: %s", error)
             return
-        link = self._client.dashboard_link
+        link = _find_dashboard_link(self._client)
         self.link = link.rsplit("/", 1)[0] + f"/{PAGE_NAME}" if is_served and link else None
         self._topic = progress_topic(run.store)
         for layer in description["layers"][:-1]:  # not shown, and may be large
@@ -131,6 +132,19 @@ class SchedulerPage:
     def _send(self, message: dict[str, Any]) -> None:
         """Send a message by Dask's event log."""
         self._client.log_event(self._topic, message)
+
+
+def _find_dashboard_link(client: Client) -> str | None:
+    """Return the URL of Dask's dashboard, with the loopback address if it listens there only.
+
+    For a scheduler inside this process Dask gives the address of the machine.
+    """
+    link, cluster = client.dashboard_link, client.cluster
+    options = (getattr(cluster, "scheduler_spec", None) or {}).get("options", {})
+    if link and str(options.get("dashboard_address")).startswith(f"{LOOPBACK}:"):
+        host = cluster.scheduler_address.split("://")[1].split("/")[0].split(":")[0]
+        link = link.replace(f"://{host}:", f"://{LOOPBACK}:")
+    return link or None
 
 
 def install(dask_scheduler: Any) -> bool:

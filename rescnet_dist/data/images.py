@@ -63,8 +63,10 @@ def as_images(source: Any, *, name: str = "X") -> Images:
     if array.ndim == 3:
         array = array[..., np.newaxis]
     if array.ndim != 4:
+        remedy = " If it is one image, add an axis, as in X[None]." if array.ndim == 2 else ""
         raise DataError(
             f"{name} has shape {array.shape}. Images must be (N, H, W) or (N, H, W, channels)."
+            + remedy
         )
     if array.dtype.kind not in "buif":
         raise DataError(f"{name} has dtype {array.dtype}. Pixels must be numbers.")

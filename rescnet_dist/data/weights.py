@@ -84,8 +84,8 @@ def as_class_weights(source: Any, classes: Sequence[Hashable]) -> Array:
     missing = [label for label in classes if label not in source]
     if unknown and missing:
         raise DataError(
-            f"class_weight names the class {unknown[0]!r}, which no training image has, but not "
-            f"{missing[0]!r}. Name classes of the training images."
+            f"class_weight names the class {unknown[0]!r}, which no training image has. "
+            "Name classes of the training images."
         )
     weights = np.ones(len(classes))
     for index, label in enumerate(classes):

@@ -50,8 +50,8 @@ def match_run(
     if differences:
         raise StoreError(
             f"Store {run.url} holds another run, with {'; '.join(differences)}. Use the "
-            "settings that it was started with, or another store. To add layers, use `rescnet "
-            "resume` with --max-layers."
+            "settings that it was started with, or another store. To add layers, use "
+            "`ResCNetClassifier.resume` with max_layers, or `rescnet resume` with --max-layers."
         )
     return attributes
 

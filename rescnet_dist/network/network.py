@@ -182,6 +182,11 @@ class Network:
             If height, width or channels differ.
         """
         height, width, channels = self.image_shape
+        if images.shape == (height, width, channels, 1):
+            raise DataError(
+                f"X has shape {images.shape[:3]} and looks like one image. Pass X[None] of shape "
+                f"{(1, height, width, channels)}."
+            )
         if images.shape[1:] != (height, width, channels):
             remedy = "Pass images of that shape."
             if images.shape[1:] == (channels, height, width):

@@ -55,7 +55,8 @@ class Claim:
         if new and number:
             raise StoreError(
                 f"Store {location.url} already holds another run. Choose another URL, or resume "
-                "the run (`rescnet resume`, or `--or-resume` with the command that started it)."
+                "the run (`ResCNetClassifier.resume` or `rescnet resume`; or_resume=True or "
+                "--or-resume with the call or command that started it)."
             )
         claim = cls(location, number + 1, uuid.uuid4().hex)
         if not claim._record().create_json(_make_record(claim.writer)):

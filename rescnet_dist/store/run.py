@@ -102,7 +102,12 @@ class RunStore:
         check_unclaimed(self.location)
         is_run = read_format_name(self.location) == RUN_FORMAT
         content = "another run" if is_run else "something that is not a run"
-        remedies = ", resume that run, or overwrite it (--overwrite)" if is_run else ""
+        remedies = (
+            ", resume that run (or_resume=True, --or-resume), or overwrite it (overwrite=True, "
+            "--overwrite)"
+            if is_run
+            else ""
+        )
         raise StoreError(
             f"Store {self.location.url} already holds {content}. Choose another URL{remedies}."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ def test_terminal(client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "after layer 2: train" in output.err
     ResCNetClassifier.resume(store, max_layers=3, verbose=True)
     assert "layer 3/3" in capsys.readouterr().err
+
+
+def test_link_of_an_embedded_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its dashboard listens on the loopback address only, and the link has that address."""
+    store = tmp_path / "run"
+    ResCNetClassifier(OPTIONS, run=RUN, store=store, verbose=True).fit(X, Y)
+    assert re.search(r"^dashboard: http://127\.0\.0\.1:\d+/rescnet$", capsys.readouterr().err, re.M)
 
 
 class ZMQInteractiveShell:

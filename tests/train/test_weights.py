@@ -243,7 +243,7 @@ def test_unusable_sample_weights_are_refused(weights, message):
         ({1: -1.0}, r"class_weight of class 1 is -1.0"),
         ({1: float("nan")}, r"class_weight of class 1 is nan"),
         ({1: "x"}, r"class_weight of class 1 is 'x'"),
-        ({"cat": 2}, r"names the class 'cat', which no training image has, but not 0"),
+        ({"cat": 2}, r"names the class 'cat', which no training image has\. Name classes"),
         ([1, 2, 3], r"class_weight=\[1, 2, 3\] is not \"balanced\", None or a dict"),
     ],
 )
