@@ -8,6 +8,7 @@ fitted to `train` and evaluated on `test`.
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ from rescnet_dist.data.sources import (
     is_item_dataset,
     is_table_of_paths,
 )
+from rescnet_dist.data.sources.decode import CHANNELS_REMEDY, RESIZE_REMEDY
 from rescnet_dist.data.sources.files import translate_read_errors
 from rescnet_dist.data.sources.source import NumberedNames
 from rescnet_dist.data.stored import StoredImages, find_stored
@@ -338,7 +340,8 @@ def _open_source(
         for start in range(0, count, block):
             stop = min(start + block, count)
             if shared is None:
-                images = read(source.reader(split, start, stop), options, shape, dtype.str)
+                reader = source.reader(split, start, stop)
+                images = read(reader, options, shape, dtype.str, source.url)
             else:
                 rows = split, start, stop
                 images = delayed(_read_shared, pure=False)(shared, rows, options, shape, dtype.str)
@@ -354,16 +357,32 @@ def _open_source(
 
 
 def _read_block(
-    reader: Reader, options: DecodeOptions, shape: tuple[int, int, int], dtype: str
+    reader: Reader, options: DecodeOptions, shape: tuple[int, int, int], dtype: str, url: str
 ) -> Array:
     """Read images (n, H, W, d) of a source; raise DataError that names the first bad one."""
     block = decode(reader(), options, shape, np.dtype(dtype))
     if block.bad:
         _, name, reason = block.bad[0]
-        raise DataError(
-            f"{name}: {reason} `rescnet data import --on-error skip` leaves such images out."
-        )
+        raise DataError(f"{name}: {reason} {_advise_import(url, reason)}")
     return block.images
+
+
+def _advise_import(url: str, reason: str) -> str:
+    """Return the command that imports the images at a URL although one is bad for this reason."""
+    flag, option, outcome = "--on-error skip", 'on_error="skip"', "leaves such images out"
+    if reason.endswith(RESIZE_REMEDY):
+        flag, option, outcome = "--resize 32", "resize=32", "makes all sizes equal"
+    elif reason.endswith(CHANNELS_REMEDY):
+        flag, option, outcome = "--channels color", 'channels="color"', "makes all images color"
+    if "/" not in url:  # a DataFrame, or a Dataset of PyTorch
+        is_bad = outcome.startswith("leaves")
+        return "Leave it out." if is_bad else f"rd.open_dataset(..., {option}) {outcome}."
+    source = shlex.quote(mask_secrets(url))
+    target = shlex.quote(url.rstrip("/").rsplit("/", 1)[-1].split(".")[0] + ".zarr")
+    return (
+        f"`rescnet data import {source} {target} {flag}` {outcome}, as does "
+        f"rd.import_dataset(..., {option}). Then use {target}."
+    )
 
 
 def _read_shared(
@@ -374,7 +393,7 @@ def _read_shared(
     dtype: str,
 ) -> Array:
     """Read images (n, H, W, d), given as split, start and stop, of a source that holds its data."""
-    return _read_block(source.reader(*rows), options, shape, dtype)
+    return _read_block(source.reader(*rows), options, shape, dtype, source.url)
 
 
 def _make_dataset(images: da.Array, source: Source) -> xr.Dataset:

@@ -21,7 +21,7 @@ from rescnet_dist.data.sources.decode import (
     decode_image,
     decode_picture,
 )
-from rescnet_dist.data.sources.files import read_files
+from rescnet_dist.data.sources.files import read_files, read_named_file
 from rescnet_dist.data.sources.source import Array, Encoded, Reader, Samples, Source
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.store import Location
@@ -182,7 +182,7 @@ class PhotoDecoder:
             )
         url = Location.of(photo).url
         try:
-            return self.decode(next(read_files([url])))
+            return self.decode(read_named_file(url))
         except DataError as error:
             raise DataError(f"{mask_secrets(url)}: {error}") from None
 

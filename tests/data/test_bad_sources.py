@@ -66,7 +66,7 @@ def make_sample(**files: bytes) -> Files:
 IMAGES, IMAGE_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 BAD_SOURCES: dict[str, tuple[Callable[[], Files], str]] = {
-    "nothing": (lambda: {}, r"There is nothing at .*\. Check the URL"),
+    "nothing": (lambda: {}, r"The folder .* holds no images: it is empty\. Check the URL"),
     "junk": (lambda: {"readme.txt": b"", "a/b.gif": b""}, r"no image files \(\.png.*Check the URL"),
     "hidden images": (lambda: {"a/._1.png": b"", ".b/2.png": b""}, "no image files"),
     "images without class": (
@@ -94,7 +94,10 @@ BAD_SOURCES: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {"a/0.jpg": encode_image(np.tile(COLOR[0], (40, 40, 1)), "JPEG")[:2000]},
         r"0\.jpg: The image cannot be decoded \(OSError: image file is truncated.*\)\.$",
     ),
-    "unknown file": (lambda: {"a.txt": b""}, r"a\.txt is a file of unknown kind.*or the folder"),
+    "unknown file": (
+        lambda: {"a.txt": b""},
+        r"a\.txt is a file of unknown kind.*PNG, JPEG or WebP",
+    ),
     "one array": (
         make_arrays,
         r"images\.npy is a single array.*Give the folder that holds images\.npy and labels\.npy",

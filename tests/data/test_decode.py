@@ -135,10 +135,11 @@ def test_resize_and_convert_on_request_only(tmp_path: Path) -> None:
     url = str(write_files(tmp_path, files))
     with dask.config.set(scheduler="sync"):
         for options, reason in (
-            ({}, r"1\.png: The image is 6×5 with 1 .*gray or to color \(--channels, channels=\)"),
+            ({}, r"1\.png: The image is 6×5 with 1 .*gray or to color .*--channels color`"),
             (
                 {"channels": "color"},
-                r"2\.png: The image is 9×5.*Resize all images to one size \(--resize, resize=\)",
+                r"2\.png: The image is 9×5.*Resize all images to one size \(--resize, resize=\)"
+                rf".*`rescnet data import {tmp_path} {tmp_path.name}\.zarr --resize 32`",
             ),
         ):
             with pytest.raises(DataError, match=reason):

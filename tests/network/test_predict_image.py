@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,19 @@ def test_unreadable_photo_is_named(
         (tmp_path / "cat.png").write_bytes(content)
     with pytest.raises(rd.DataError, match=rf"cat\.png: .*({problem})"):
         imported.predict_image(tmp_path / "cat.png")
+
+
+def test_unreachable_photo_is_reported_at_once(imported: ResCNetClassifier) -> None:
+    """A server that does not answer is not retried, and no run is mentioned."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/cat.png"
+    pytest.importorskip("aiohttp")
+    started = time.monotonic()
+    with pytest.raises(rd.DataError, match=r"cat\.png: The photo cannot be read .*Check its") as e:
+        imported.predict_image(url)
+    assert time.monotonic() - started < 10
+    assert "run" not in str(e.value)
 
 
 def test_arrays_are_no_photos(imported: ResCNetClassifier) -> None:

@@ -40,6 +40,8 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 MAX_TRIED_IMAGES = 100  # of a split, to find one that can be decoded
 MAX_IMAGE_PIXELS = 32 * 2**20
 MAX_SIDE_PIXELS = 10_000  # of resized images
+RESIZE_REMEDY = "Resize all images to one size (--resize, resize=)."
+CHANNELS_REMEDY = "Convert all images to gray or to color (--channels, channels=)."
 CHANNELS = {"gray": 1, "color": 3}
 PILLOW_MODES = {1: "L", 3: "RGB"}  # by number of channels
 PNG_HEADER = struct.Struct(">16sIIBBBBB")  # up to the end of IHDR, without its checksum
@@ -302,9 +304,9 @@ def _check_shape(image: Array, shape: tuple[int, int, int], dtype: np.dtype[Any]
     if image.shape == shape and image.dtype == dtype:
         return image
     if image.shape[2] != shape[2]:
-        remedy = "Convert all images to gray or to color (--channels, channels=)."
+        remedy = CHANNELS_REMEDY
     elif image.shape != shape:
-        remedy = "Resize all images to one size (--resize, resize=)."
+        remedy = RESIZE_REMEDY
     else:
         remedy = "Convert it."
     raise DataError(

@@ -173,6 +173,23 @@ def read_files(urls: Sequence[str]) -> Iterator[bytes | DataError]:
             )
 
 
+def read_named_file(url: str) -> bytes | DataError:
+    """Return the bytes of a small file that a user has just named, or an error.
+
+    There are no retries: the URL may be wrong, and is reported at once.
+    """
+    fs, path = file_system(url)
+    if isinstance(fs, LocalFileSystem):
+        return _read_local_file(local_path(url))
+    try:
+        return bytes(fs.cat_file(path))
+    except Exception as error:  # Client libraries raise all kinds.
+        return DataError(
+            f"The photo cannot be read ({summarize_error(error)}). Check its URL and the "
+            "connection."
+        )
+
+
 def _read_remote_file(fs: Any, path: str) -> bytes | DataError:
     """Return the bytes of one file, or an error if it cannot be read."""
     try:

@@ -31,6 +31,8 @@ def find_source(url: str) -> Source:
         return _open_file(url)
     paths = list_files(url)
     if not paths:
+        if fs.isdir(path):
+            raise DataError(f"The folder {url} holds no images: it is empty. Check the URL.")
         raise DataError(f"There is nothing at {url}. Check the URL.")
     return _open_folder(url, paths)
 
@@ -56,7 +58,8 @@ def _open_file(url: str) -> Source:
         )
     raise DataError(
         f"{url} is a file of unknown kind. Give a .parquet, .csv, .tar, .tar.gz or .npz file, or "
-        "the folder that contains it."
+        "the folder that contains it. Image files must be PNG, JPEG or WebP (.png, .jpg, .jpeg, "
+        ".webp)."
     )
 
 
