@@ -488,7 +488,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         DataError
             If the images have a different shape from the training images.
         """
-        scores = self._scores(self._images(X), augment)
+        scores = self._scores(self.to_images(X), augment)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     @xarray_like_input("image", "class")
@@ -514,7 +514,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         DataError
             If the images have a different shape from the training images.
         """
-        scores = self._scores(self._images(X), augment)  # raises if not fitted
+        scores = self._scores(self.to_images(X), augment)  # raises if not fitted
         return self.network_.probabilities(scores)
 
     @xarray_like_input("image")
@@ -540,7 +540,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         DataError
             If the images have a different shape from the training images.
         """
-        scores = self._scores(self._images(X), augment)
+        scores = self._scores(self.to_images(X), augment)
         if isinstance(scores, da.Array):
             return scores.map_blocks(
                 _select_labels,
@@ -729,7 +729,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             If the images have a different shape from the training images.
         """
         check_is_fitted(self)
-        scores = self.network_.staged_scores(self._images(X), self._resolve_augment(augment))
+        scores = self.network_.staged_scores(self.to_images(X), self._resolve_augment(augment))
         codes = scores.argmax(axis=2).T
         if isinstance(codes, da.Array):
             return codes.map_blocks(
@@ -862,8 +862,24 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             )
         return run_spec, (validation[0], validation[1])
 
-    def _images(self, X: Any) -> Images:
-        """Return the images of X, as `Network` takes them; image files are converted to such."""
+    def to_images(self, X: Any) -> Images:
+        """Return the images of X as `Network` takes them; image files are converted to such.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
+            Images, or a dataset, of which the test split is used.
+
+        Returns
+        -------
+        Images of shape (n, H, W, d)
+            The images; lazy ones are not computed.
+
+        Raises
+        ------
+        DataError
+            If X does not hold images.
+        """
         check_is_fitted(self)
         return evaluation_images(X, self.network_.photo_decoder())
 

@@ -17,7 +17,7 @@ from sklearn.base import (
 )
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from rescnet_dist.data import as_images
+from rescnet_dist.data import Images, as_images
 from rescnet_dist.errors import SpecError
 from rescnet_dist.estimator.classifier import ResCNetClassifier
 from rescnet_dist.estimator.transformer import LayerOutputs
@@ -180,8 +180,24 @@ class FlatResCNetClassifier(
         check_is_fitted(self)
         return self.estimator_
 
-    def _images(self, X: Any) -> Any:
-        """Return the images of rows of pixels, as `Network` takes them."""
+    def to_images(self, X: Any) -> Images:
+        """Return the images of rows of pixels, as `Network` takes them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+            Rows of pixels.
+
+        Returns
+        -------
+        Images of shape (n, H, W, d)
+            The images; lazy ones are not computed.
+
+        Raises
+        ------
+        ValueError
+            If X does not have rows of p pixels.
+        """
         check_is_fitted(self)
         return as_images(self._reshape(X))
 

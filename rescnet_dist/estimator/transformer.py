@@ -10,7 +10,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist._compat import copy_output_config
-from rescnet_dist.data import evaluation_images
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.estimator.labeled import label_result
 
@@ -182,7 +181,7 @@ class ResCNetTransformer(TransformerMixin, MetaEstimatorMixin, BaseEstimator):
         check_is_fitted(self)
         self._check_output()
         network = self.estimator_.network_
-        images = evaluation_images(X, network.photo_decoder())
+        images = self.estimator_.to_images(X)
         compute = network.features if self.output == "features" else network.scores
         values = compute(images, layer=self.layer)
         return label_result(
