@@ -16,7 +16,7 @@ import numpy as np
 
 from rescnet_dist.cli.files import check_folder
 from rescnet_dist.errors import RescnetError, StoreError
-from rescnet_dist.store import Location, create_file
+from rescnet_dist.store import Location, open_output
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -132,7 +132,7 @@ def _open_file(
         with make(sys.stdout.buffer, columns) as write:
             yield write
         return
-    with create_file(Location.of(output)) as file, make(file, columns) as write:
+    with open_output(Location.of(output)) as file, make(file, columns) as write:
         yield write
 
 

@@ -22,9 +22,9 @@ from rescnet_dist.store import (
     StoredLayers,
     calibration_records,
     check_format,
-    create_file,
     is_zip_url,
     limit_retries,
+    open_output,
     pack_folder,
     read_image_scale,
     translate_attribute_errors,
@@ -46,7 +46,7 @@ def write_network(
     """Write a network to a Zarr store at which nothing is stored yet; raise StoreError else.
 
     A URL that ends in .zip becomes one file, others a folder. `attributes` are JSON-serializable.
-    `dtype` is one of `WEIGHT_TYPES`, that of the larger arrays. Nothing is left behind if writing
+    `dtype` is one of `WEIGHT_TYPES`, that of the larger arrays. Nothing is left if writing
     fails.
     """
     if dtype not in WEIGHT_TYPES:
@@ -73,7 +73,7 @@ def write_network(
     if is_zip_url(location.url):
         with tempfile.TemporaryDirectory(prefix="rescnet-") as folder:
             write(Location(folder))
-            with create_file(location) as file:
+            with open_output(location) as file:
                 pack_folder(folder, file)
         return
     try:

@@ -9,7 +9,7 @@ from rescnet_dist.store.arrays import (
 )
 from rescnet_dist.store.checksums import Checksums, checksum
 from rescnet_dist.store.claim import Claim, check_unclaimed, is_claimed
-from rescnet_dist.store.files import create_file
+from rescnet_dist.store.files import open_output
 from rescnet_dist.store.filesystem import describe_missing_bucket, file_system, read_bytes
 from rescnet_dist.store.formats import (
     DATASET_FORMAT,
@@ -65,7 +65,6 @@ __all__ = [
     "check_version",
     "checksum",
     "chunk_problem",
-    "create_file",
     "describe_missing_bucket",
     "file_system",
     "has_saved_maps",
@@ -74,6 +73,7 @@ __all__ = [
     "last_saved",
     "layer_path",
     "limit_retries",
+    "open_output",
     "pack_folder",
     "read_bank",
     "read_block",

@@ -19,7 +19,7 @@ from rescnet_dist.store.retry import with_retries
 
 
 @contextmanager
-def create_file(location: Location) -> Iterator[IO[bytes]]:
+def open_output(location: Location) -> Iterator[IO[bytes]]:
     """Yield a binary file that appears at a location when the body ends; nothing if it fails.
 
     An existing file is replaced. What goes to another file system is first written to a temporary
