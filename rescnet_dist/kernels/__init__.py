@@ -7,6 +7,12 @@ from rescnet_dist.kernels.calibration import LossCurve, softmax
 from rescnet_dist.kernels.contrast import local_contrast
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalize
 from rescnet_dist.kernels.cpu.loading import prepare
+from rescnet_dist.kernels.descent import (
+    FeatureBlock,
+    descend_block,
+    factor_block,
+    record_columns,
+)
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,
@@ -39,6 +45,7 @@ __all__ = [
     "Augmentation",
     "Backend",
     "Draws",
+    "FeatureBlock",
     "FeatureMoments",
     "InputSums",
     "LayerInput",
@@ -51,6 +58,8 @@ __all__ = [
     "augment_images",
     "check_gpu_holds",
     "convolve",
+    "descend_block",
+    "factor_block",
     "factor_tile",
     "feature_blocks",
     "feature_count",
@@ -65,6 +74,7 @@ __all__ = [
     "pca_filters",
     "prepare",
     "probabilities",
+    "record_columns",
     "residual_labels",
     "ridge_regression",
     "sample_patches",

@@ -246,6 +246,18 @@ class Operations(Protocol):
         SingularError if the covariance cannot be factorized with this ridge.
         """
 
+    def factor_scaled(
+        self, scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]
+    ) -> Array:
+        """Return the lower Cholesky factor (D, D) of scatter·root·rootᵀ with another diagonal.
+
+        scatter (D, D), of which the lower triangle is read; root and diagonal (D,). The factor is
+        in Fortran order. Raises LinAlgError if there is none.
+        """
+
+    def solve_factored(self, factor: Array, columns: Array) -> Array:
+        """Solve for columns (D, K) in the precision of a factor (D, D) in Fortran order."""
+
 
 def get_operations(array: Any) -> Operations:
     """Return the operations for an array: the module `cpu`, or `gpu` for CuPy arrays."""

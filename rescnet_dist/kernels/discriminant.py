@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, asarray_like, on_gpu
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, on_gpu
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.solving import PANEL_COLUMNS, Solve
 
 MIN_CLASS_FRACTION = 1e-12  # of the samples outside a class; sums of weights are rounded
 MAX_SCATTER_ERROR_FRACTION = 1e-9  # of the scatter's diagonal; smaller errors are not corrected
+# Of the columns that are converted at a time, in the memory of the host and on a GPU.
+CONVERTED_BYTES, GPU_CONVERTED_BYTES = 2 * 2**20, 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class FeatureMoments:
         TᵀF. With targets that mark class membership, these are class sums.
     target_sums : ndarray of float64, shape (K,)
         Σ T. With targets that mark class membership, these are class counts.
+    squares : ndarray of float64, shape (D,), or None, default None
+        Σ(x−m)², the diagonal of a scatter that is gathered elsewhere. None if it is not gathered.
     """
 
     count: float
@@ -43,6 +48,7 @@ class FeatureMoments:
     scatter: Array | None
     cross: Array
     target_sums: Array
+    squares: Array | None = None
 
     @classmethod
     def empty(
@@ -52,6 +58,7 @@ class FeatureMoments:
         dtype: type = np.float32,
         *,
         scatter: bool = True,
+        squares: bool = False,
         xp: Any = np,
     ) -> FeatureMoments:
         """Return the moments of no sample.
@@ -66,6 +73,8 @@ class FeatureMoments:
             The dtype of the scatter.
         scatter : bool, default True
             Whether to gather the scatter.
+        squares : bool, default False
+            Whether to gather its diagonal alone.
         xp : module, default numpy
             The array module, numpy or cupy.
 
@@ -77,7 +86,8 @@ class FeatureMoments:
         mean, square = xp.zeros(features), None
         if scatter:
             square = get_operations(mean).new_square(features, np.dtype(dtype))
-        return cls(0, mean, square, xp.zeros((targets, features)), xp.zeros(targets))
+        diagonal = xp.zeros(features) if squares else None
+        return cls(0, mean, square, xp.zeros((targets, features)), xp.zeros(targets), diagonal)
 
     def fold(self, features: Array, targets: Array, weights: Array | None = None) -> FeatureMoments:
         """Return these moments with more samples.
@@ -87,7 +97,7 @@ class FeatureMoments:
         Parameters
         ----------
         features : ndarray of shape (n, D)
-            The features of the samples.
+            The features of the samples, floats or integers.
         targets : ndarray of shape (n, K)
             Their targets.
         weights : ndarray of float64, shape (n,), optional
@@ -111,8 +121,9 @@ class FeatureMoments:
             n,
             mean,
             None,
-            (targets.T.astype(features.dtype) @ features).astype(np.float64),
+            _multiply_targets(targets, features),
             targets.sum(axis=0, dtype=np.float64),
+            None if self.squares is None else _sum_squares(features, mean, weights),
         )
         return replace(self._combine(more, None), scatter=self.scatter)
 
@@ -165,18 +176,58 @@ class FeatureMoments:
         count = self.count + other.count
         delta = other.mean - self.mean
         mean = self.mean
+        squares = None
+        if self.squares is not None and other.squares is not None:
+            squares = self.squares + other.squares
         if count:
             mean = mean + delta * (other.count / count)
+            factor = self.count * other.count / count
             if scatter is not None:
-                factor = self.count * other.count / count
                 get_operations(scatter).add_outer(scatter, delta, factor)
+            if squares is not None:
+                squares = squares + factor * delta**2
         return FeatureMoments(
             count,
             mean,
             scatter,
             self.cross + other.cross,
             self.target_sums + other.target_sums,
+            squares,
         )
+
+
+def _multiply_targets(targets: Array, features: Array) -> Array:
+    """Return targetsᵀ features (K, D) in float64, of targets (n, K) and features (n, D).
+
+    Integer features are converted to single precision, a panel of columns at a time.
+    """
+    if features.dtype.kind == "f":
+        return (targets.T.astype(features.dtype) @ features).astype(np.float64)
+    product = get_array_module(features).empty((targets.shape[1], features.shape[1]))
+    rows = targets.T.astype(np.float32)
+    for panel in _panels(features, np.dtype(np.float32)):
+        product[:, panel] = rows @ features[:, panel].astype(np.float32)
+    return product
+
+
+def _sum_squares(features: Array, mean: Array, weights: Array | None) -> Array:
+    """Return Σ(x−m)² (D,) in float64, of features (n, D) with the mean (D,)."""
+    squares = get_array_module(features).empty(features.shape[1])
+    for panel in _panels(features, np.dtype(np.float64)):
+        centered = features[:, panel] - mean[panel]
+        if weights is not None:
+            squares[panel] = asarray_like(weights, features) @ centered**2
+        else:
+            squares[panel] = (centered**2).sum(axis=0)
+    return squares
+
+
+def _panels(features: Array, dtype: np.dtype[Any]) -> Iterator[slice]:
+    """Yield the columns of features (n, D) that are converted to a dtype at a time."""
+    size = GPU_CONVERTED_BYTES if on_gpu(features) else CONVERTED_BYTES
+    step = max(1, size // (len(features) * dtype.itemsize))
+    for start in range(0, features.shape[1], step):
+        yield slice(start, min(start + step, features.shape[1]))
 
 
 def _add_lower(first: Array, second: Array) -> Array:

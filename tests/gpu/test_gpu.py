@@ -14,7 +14,12 @@ from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.events import Event, PassDone
 from rescnet_dist.kernels import (
     Backend,
+    FeatureBlock,
     FeatureMoments,
+    Standardizer,
+    descend_block,
+    factor_block,
+    feature_blocks,
     local_contrast,
     ridge_regression,
     to_host,
@@ -211,6 +216,43 @@ def test_ridge_regression_equals_that_of_the_cpu(
     with Backend("cupy", matmul_precision).working():
         error = relative_error(backend.get(fit_weights(backend.xp)), fit_weights(np))
         assert error < 10 * TOLERANCE[matmul_precision]
+
+
+@pytest.mark.parametrize("matmul_precision", TOLERANCE)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_block_coordinate_descent_equals_that_of_the_cpu(
+    backend: Backend, matmul_precision: str, dtype: type, rng: np.random.Generator
+) -> None:
+    """Two sweeps over three blocks, with weights and a feature without variance."""
+    features = rng.poisson(3, size=(1500, 1100)).astype(dtype)
+    features[:, 5] = 1
+    weights = rng.uniform(0.5, 2, 1500)
+    targets = rng.normal(size=(1500, 4)).astype(np.float32)
+    blocks = feature_blocks(1100, 500)
+
+    def solve(xp: Any) -> Any:
+        own, predictions = xp.asarray(features), xp.zeros((1500, 4), np.float32)
+        moments = FeatureMoments.empty(1100, 4, scatter=False, squares=True, xp=xp)
+        moments = to_host(moments.fold(own, xp.asarray(targets), weights))
+        standardizer = Standardizer.of(moments.squares, moments.mean, moments.count, 0.1)
+        centered = moments.cross - moments.target_sums[:, None] * moments.mean
+        columns = (centered * standardizer.scale / moments.count).T
+        solution = np.zeros((1100, 4))
+        for block in blocks * 2:
+            scatter = FeatureMoments.empty(block.stop - block.start, 4, xp=xp)
+            scatter = scatter.fold(own[:, block], xp.asarray(targets), weights)
+            factor = factor_block(scatter, standardizer, block)
+            part = FeatureBlock(moments.mean[block], standardizer.scale[block])
+            products = part.multiply_transposed(own[:, block], predictions, weights)
+            arrays = (xp.asarray(a) for a in (columns[block], products, solution[block]))
+            new = to_host(descend_block(factor, *arrays, standardizer))
+            predictions += part.multiply(own[:, block], new - solution[block])
+            solution[block] = new
+        return solution
+
+    expected = solve(np)
+    with Backend("cupy", matmul_precision).working():
+        assert relative_error(solve(backend.xp), expected) < 10 * TOLERANCE[matmul_precision]
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)

@@ -59,14 +59,8 @@ def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> t
     scale = inverse_deviations(variance, mean)
     shift = ridge * float((variance * scale**2).mean())
     live = scale > 0
-    factor = np.zeros(scatter.shape, scatter.dtype, order="F")
-    root = (scale / np.sqrt(count)).astype(np.float32)
-    for start in range(0, len(scale), PANEL_COLUMNS):  # the upper triangle is never touched
-        columns = slice(start, start + PANEL_COLUMNS)
-        np.multiply(scatter[start:, columns], root[start:, None], out=factor[start:, columns])
-        factor[start:, columns] *= root[columns]
-    np.einsum("ii->i", factor)[...] = np.where(live, variance * scale**2 + shift, 1)
-    cholesky(factor)
+    diagonal = np.where(live, variance * scale**2 + shift, 1)
+    factor = factor_scaled(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32))
     check_pivots(np.diagonal(factor), float(np.finfo(np.float32).eps), len(scale), count, ridge)
 
     def multiply(x: Array) -> Array:
@@ -77,7 +71,7 @@ def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> t
 
     def solve_single(x: Array) -> Array:
         """Solve for x (D, K) in single precision."""
-        return np.asarray(lapack.spotrs(factor, x.astype(np.float32), lower=1)[0])
+        return solve_factored(factor, x)
 
     def solve(columns: Array) -> Array:
         """Solve for columns (D, K), refined to double precision."""
@@ -87,6 +81,30 @@ def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> t
             return _factor_double(scatter, mean, count, ridge)[1](columns)
 
     return scale, solve
+
+
+def factor_scaled(
+    scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]
+) -> Array:
+    """Return the lower Cholesky factor of scatter·root·rootᵀ with the given diagonal (D,).
+
+    The factor (D, D) is in Fortran order; the upper triangles are never touched.
+    """
+    factor = np.zeros(scatter.shape, dtype, order="F")
+    root = root.astype(dtype)
+    for start in range(0, len(root), PANEL_COLUMNS):
+        columns = slice(start, start + PANEL_COLUMNS)
+        np.multiply(scatter[start:, columns], root[start:, None], out=factor[start:, columns])
+        factor[start:, columns] *= root[columns]
+    np.einsum("ii->i", factor)[...] = diagonal
+    cholesky(factor)
+    return factor
+
+
+def solve_factored(factor: Array, columns: Array) -> Array:
+    """Solve for columns (D, K) in the precision of the factor (D, D), single or double."""
+    routine = {"f": lapack.spotrs, "d": lapack.dpotrs}[factor.dtype.char]
+    return np.asarray(routine(factor, columns.astype(factor.dtype), lower=1)[0])
 
 
 def multiply_symmetric(lower: Array, x: Array) -> Array:

@@ -7,7 +7,7 @@ from rescnet_dist.kernels.gpu.convolution import convolve
 from rescnet_dist.kernels.gpu.patches import patch_products
 from rescnet_dist.kernels.gpu.pooling import pool_blocks
 from rescnet_dist.kernels.gpu.scatter import add_outer, add_scatter, new_rows, new_square
-from rescnet_dist.kernels.gpu.solve import whiten
+from rescnet_dist.kernels.gpu.solve import factor_scaled, solve_factored, whiten
 from rescnet_dist.kernels.gpu.sums import column_means, gather_sums
 
 __all__ = [
@@ -15,10 +15,12 @@ __all__ = [
     "add_scatter",
     "column_means",
     "convolve",
+    "factor_scaled",
     "gather_sums",
     "new_rows",
     "new_square",
     "patch_products",
     "pool_blocks",
+    "solve_factored",
     "whiten",
 ]

@@ -59,7 +59,7 @@ def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Arr
     problem = (len(scale), count, ridge)
     if len(scale) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32:
         try:
-            factor = _factor(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32))
+            factor = factor_scaled(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32))
             check_pivots(cupy.diagonal(factor), float(np.finfo(np.float32).eps), *problem)
         except np.linalg.LinAlgError:
             pass  # too close to singular for single precision
@@ -75,7 +75,7 @@ def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Arr
                 try:
                     return conjugate_gradients(
                         multiply,
-                        lambda x: _solve_factored(factor, x),
+                        lambda x: solve_factored(factor, x),
                         columns,
                         MAX_GPU_RESIDUAL_FRACTION,
                     )
@@ -94,18 +94,21 @@ def _factor_double(
     problem: the number of features, the number of samples and the ridge.
     """
     try:
-        factor = _factor(scatter, scale / np.sqrt(problem[1]), diagonal, np.dtype(np.float64))
+        factor = factor_scaled(scatter, scale / np.sqrt(problem[1]), diagonal, np.dtype(np.float64))
         check_pivots(cupy.diagonal(factor), float(np.finfo(scatter.dtype).eps), *problem)
     except np.linalg.LinAlgError:
         raise singular_error(*problem) from None
-    return lambda columns: _solve_factored(factor, columns)
+    return lambda columns: solve_factored(factor, columns)
 
 
-def _factor(scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]) -> Array:
+def factor_scaled(
+    scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]
+) -> Array:
     """Return the lower Cholesky factor of scatter·root·rootᵀ with the given diagonal (D,).
 
     The factor (D, D) is in Fortran order.
     """
+    scatter = as_square(scatter)
     factor = new_square(len(scatter), dtype)
     scale_covariance(
         _padded_memory(scatter),
@@ -177,7 +180,7 @@ def _solve_block(factor: Array, below: Array) -> None:
     )
 
 
-def _solve_factored(factor: Array, columns: Array) -> Array:
+def solve_factored(factor: Array, columns: Array) -> Array:
     """Solve for columns (D, K) in the precision of the factor (D, D)."""
     dtype = factor.dtype
     x, failed = cupy.array(columns, dtype, order="F"), cupy.zeros(1, np.int32)
