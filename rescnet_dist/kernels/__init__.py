@@ -4,6 +4,7 @@ from rescnet_dist.kernels.arrays import to_host
 from rescnet_dist.kernels.augment import Augmentation, augment_images
 from rescnet_dist.kernels.backend import Backend
 from rescnet_dist.kernels.calibration import LossCurve, softmax
+from rescnet_dist.kernels.class_sums import ClassSums
 from rescnet_dist.kernels.contrast import local_contrast
 from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalize
 from rescnet_dist.kernels.cpu.loading import prepare
@@ -44,6 +45,7 @@ from rescnet_dist.kernels.tiles import (
 __all__ = [
     "Augmentation",
     "Backend",
+    "ClassSums",
     "Draws",
     "FeatureBlock",
     "FeatureMoments",

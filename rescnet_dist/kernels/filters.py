@@ -40,20 +40,40 @@ def pca_filters(moments: PatchMoments, size: int, count: int) -> Array:
     SingularError
         If the covariance is not finite.
     """
-    directions = len(moments.mean)
-    channels, leading = directions // size**2, [directions - count, directions - 1]
-    vectors = np.zeros((directions, 0))
-    if not np.isfinite(moments.scatter).all():
+    check_patch_scatter(moments.scatter)
+    return orient_filters(leading_eigenvectors(moments.scatter, count), size)
+
+
+def check_patch_scatter(scatter: Array) -> None:
+    """Raise SingularError if the scatter (p, p) of patches is not finite."""
+    if not np.isfinite(scatter).all():
         raise SingularError(
             "The covariance of the patches that filters are learned from is not finite. Maps have "
             'become too large for single precision; use minmax="channel", or images of a smaller '
             "range."
         )
-    if count:
-        vectors = eigh(moments.scatter, subset_by_index=leading)[1][:, ::-1]
+
+
+def leading_eigenvectors(matrix: Array, count: int, metric: Array | None = None) -> Array:
+    """Return the eigenvectors (p, count) of the largest eigenvalues, in descending order.
+
+    They solve matrix·v = λ·metric·v for symmetric matrices (p, p); the metric is I by default.
+    """
+    p = len(matrix)
+    if not count:
+        return np.zeros((p, 0))
+    return np.asarray(eigh(matrix, metric, subset_by_index=[p - count, p - 1])[1][:, ::-1])
+
+
+def orient_filters(vectors: Array, size: int) -> Array:
+    """Return vectors (k²c, count) as filters (k, k, c, count), k = size, with fixed signs.
+
+    The entry of each that is largest in absolute value is positive.
+    """
+    directions, count = vectors.shape
     peaks = np.abs(vectors).argmax(axis=0)
     vectors = vectors * np.where(vectors[peaks, np.arange(count)] < 0, -1.0, 1.0)
-    return vectors.reshape(size, size, channels, count)
+    return vectors.reshape(size, size, directions // size**2, count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,6 +288,7 @@ class Architecture:
             size=self.filter_size(layer),
             image_size=self.image_shape[:2],
             streams=streams,
+            classes=self.classes,
             seed=self.seed,
         )
 

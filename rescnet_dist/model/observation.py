@@ -8,6 +8,7 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 
 from rescnet_dist.kernels import (
+    ClassSums,
     Draws,
     InputSums,
     LayerInput,
@@ -44,6 +45,8 @@ class FilterGroup:
         Height and width (H, W) of the images.
     streams : range
         The random streams of the group: no other group of the layer has them.
+    classes : int
+        The number of classes C.
     seed : int
         The seed of the run. Random numbers come from `rng(i)` alone, so that they do not depend on
         chunks or workers.
@@ -56,6 +59,7 @@ class FilterGroup:
     size: int
     image_size: tuple[int, int]
     streams: range = range(0)
+    classes: int = 1
     seed: int = 0
 
     @property
@@ -237,6 +241,7 @@ class Observation:
         self.repeats = repeats
         self._train_inputs = inputs.select(train)
         self._sums: InputSums | None = None
+        self._class_sums: ClassSums | None = None
         self._moments: dict[int, PatchMoments] = {}
 
     @property
@@ -245,6 +250,24 @@ class Observation:
         if self._sums is None:
             self._sums = InputSums.of(self._train_inputs)
         return self._sums
+
+    def class_sums(self, group: FilterGroup) -> ClassSums:
+        """Return the sums of the training images of each class.
+
+        Parameters
+        ----------
+        group : FilterGroup
+            The filters: the channels that they see.
+
+        Returns
+        -------
+        ClassSums of images of shape (H, W, c)
+            The sums, of the channels of the group.
+        """
+        if self._class_sums is None:
+            labels, classes = self.labels[self.train], len(self.class_counts)
+            self._class_sums = ClassSums.of(self._train_inputs, labels, classes)
+        return self._class_sums.select(np.array(group.channels))
 
     def patch_moments(self, group: FilterGroup) -> PatchMoments:
         """Return the moments of all patches of the training images.

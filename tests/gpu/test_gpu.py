@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rescnet_dist.kernels import (
     to_host,
 )
 from rescnet_dist.kernels.inputs import LayerInput
-from rescnet_dist.model import Bank
+from rescnet_dist.model import Bank, BankStatistics, Observation
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.planning.requirements import device_memory
 from rescnet_dist.planning.tier import cached_bytes
@@ -106,6 +106,42 @@ def test_maps_and_patch_moments_equal_those_of_the_cpu(
         found = to_host(patch_statistics(gpu_inputs, 3)[2])
     assert found.count == moments.count
     assert relative_error(found.scatter, moments.scatter) < TOLERANCE[matmul_precision]
+
+
+@pytest.mark.parametrize("name", ["lda"])
+def test_statistics_of_learners_equal_those_of_the_cpu(
+    backend: Backend, name: str, rng: np.random.Generator
+) -> None:
+    """Of two towers in a later layer, in two chunks that are merged on the GPU."""
+    spec = NetworkSpec(filters=8, bank=f"{name}:0.5,{name}:0.5@contrast")
+    architecture = spec.architecture((16, 16, 1), 3)
+    images = rng.random((20, 16, 16, 2)).astype(np.float32)
+    maps = rng.normal(size=(20, 16, 16, 8)).astype(np.float32)
+    labels, train = np.arange(20) % 3, np.arange(20) % 7 != 0
+    counts = np.bincount(labels[train], minlength=3)
+
+    def gather(put: Any) -> Any:
+        total = BankStatistics.empty(architecture, 2)
+        for rows in (slice(12), slice(12, 20)):
+            inputs = LayerInput.of(put(images[rows]), put(maps[rows]))
+            chunk = Observation(inputs, labels[rows], train[rows], 0 * counts, counts)
+            total = total.merge(BankStatistics.of(chunk, architecture, 2))
+        return to_host(total)
+
+    expected = list_arrays(gather(np.asarray))
+    with Backend("cupy", "float32").working():
+        found = list_arrays(gather(backend.put))
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < TOLERANCE["float32"]
+
+
+def list_arrays(value: Any) -> list[Any]:
+    """Return all arrays that statistics hold."""
+    if is_dataclass(value):
+        return [a for field in fields(value) for a in list_arrays(getattr(value, field.name))]
+    if isinstance(value, tuple):
+        return [array for part in value for array in list_arrays(part)]
+    return [value] if isinstance(value, np.ndarray) else []
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)
