@@ -305,10 +305,12 @@ def test_unknown_choice_suggests_the_closest_and_lists_all(name):
     """For example "maxx" for pool: Did you mean 'max'?"""
     kind = next(k for k in (NetworkSpec, RunSpec, AugmentSpec) if name in declared_options(k))
     needed = {"local_contrast": True} if name == "pairs" else {}
+    if name.startswith("first_order_"):
+        needed = {"features": "first-order"}
     for choice in CHOICES[name]:
         assert getattr(kind(**{name: choice}, **needed), name) == choice
         with pytest.raises(SpecError) as caught:
-            kind(**{name: f"{choice}x"})
+            kind(**{name: f"{choice}x"}, **needed)
         listing = ", ".join(sorted(CHOICES[name]))
         assert str(caught.value) == (
             f"{name}='{choice}x' is not a choice. Did you mean '{choice}'? Known: {listing}."

@@ -28,6 +28,7 @@ from rescnet_dist.kernels.filters import (
     stacked_lda_draws,
     stacked_lda_filters,
 )
+from rescnet_dist.kernels.first_order import first_order_features
 from rescnet_dist.kernels.gpu_tiles import check_gpu_holds
 from rescnet_dist.kernels.hashing import hash_keys, uniforms
 from rescnet_dist.kernels.inputs import LayerInput
@@ -65,6 +66,7 @@ __all__ = [
     "factor_tile",
     "feature_blocks",
     "feature_count",
+    "first_order_features",
     "hash_keys",
     "local_contrast",
     "min_max_scale",

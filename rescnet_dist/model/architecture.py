@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rescnet_dist.errors import SpecError
-from rescnet_dist.kernels.arrays import Array, on_gpu
+from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
 from rescnet_dist.model.components import FeatureExtractor, FilterLearner, Head, check_side
 from rescnet_dist.model.observation import FilterGroup
 from rescnet_dist.options import Options, option
@@ -183,6 +183,14 @@ class Architecture:
         height, width, _ = self.image_shape
         return sum(e.count(height, width, self.tower_sizes) for e in self.extractors)
 
+    @cached_property
+    def feature_dtype(self) -> np.dtype[Any]:
+        """The dtype of the features: of integers if those of all extractors are, else float32."""
+        dtypes = [extractor.dtype for extractor in self.extractors]
+        if all(dtype.kind == "u" for dtype in dtypes):
+            return np.result_type(*dtypes)
+        return np.dtype(np.float32)
+
     @property
     def targets(self) -> int:
         """The number of targets K that a layer is fitted to."""
@@ -317,11 +325,18 @@ class Architecture:
 
         Returns
         -------
-        ndarray of float32, shape (n, D)
-            The features.
+        ndarray of shape (n, D)
+            The features, of `feature_dtype`.
         """
-        parts = [extractor(maps, self.tower_sizes) for extractor in self.extractors]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        if len(self.extractors) == 1:
+            return self.extractors[0](maps, self.tower_sizes)
+        shape, start = (len(maps), self.features), 0
+        features = get_array_module(maps).empty(shape, self.feature_dtype)
+        for extractor in self.extractors:
+            part = extractor(maps, self.tower_sizes)
+            features[:, start : start + part.shape[1]] = part
+            start += part.shape[1]
+        return features
 
     def slabs(self, chunk: Array) -> Iterator[slice]:
         """Divide a chunk (n, …) into the slabs of rows that are processed at a time.

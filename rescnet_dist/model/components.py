@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening
 from rescnet_dist.kernels.arrays import Array
@@ -225,6 +227,15 @@ class FeatureExtractor(Component, ABC):
 
     __slots__ = ()
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the features, in which they can be stored exactly.
+
+        It is float32 by default. Counts are of a smaller type of integers; they become float32
+        where they are multiplied.
+        """
+        return np.dtype(np.float32)
+
     def check_network(self, towers: tuple[int, ...]) -> None:
         """Raise SpecError if maps of these towers give no features.
 
@@ -283,8 +294,8 @@ class FeatureExtractor(Component, ABC):
 
         Returns
         -------
-        ndarray of float32, shape (n, D)
-            The features, in the same array library.
+        ndarray of shape (n, D)
+            The features, of `dtype`, in the same array library.
         """
 
     def to_onnx(
@@ -306,7 +317,7 @@ class FeatureExtractor(Component, ABC):
         Returns
         -------
         str
-            The name of a tensor of float32, shape (n, D): what `__call__` returns.
+            The name of a tensor of float32, shape (n, D): what `__call__` returns, as float32.
 
         Raises
         ------

@@ -26,8 +26,8 @@ class State:
         The maps of the last layer; None before the first.
     scores : ndarray of float32, shape (n, C)
         The running scores. They enter the last layer until its head has been applied.
-    features : ndarray of float32, shape (n, D) or None
-        The features of the last layer, if they are known.
+    features : ndarray of shape (n, D) or None
+        The features of the last layer, of the network's `feature_dtype`, if they are known.
     """
 
     pixels: Array | None
@@ -104,7 +104,8 @@ def advance(
         scores = xp.empty_like(state.scores)
     if bank is not None:
         maps = xp.empty((n, height, width, architecture.filters), np.float32)
-    new_features = xp.empty((n, architecture.features), np.float32) if features else None
+    shape = n, architecture.features
+    new_features = xp.empty(shape, architecture.feature_dtype) if features else None
     for rows in architecture.slabs(state.scores):
         old_maps = None if state.maps is None else state.maps[rows].astype(np.float32, copy=False)
         slab_scores = state.scores[rows]
@@ -145,6 +146,7 @@ def _update_scores(
     architecture: Architecture, head: FittedHead, scores: Array, features: Array
 ) -> Array:
     """Return the scores (m, C) of a slab after the head of the layer with these features (m, D)."""
+    features = features.astype(np.float32, copy=False)
     correction = head.rate * architecture.head.correction(head.arrays, features)
     return (scores + correction).astype(np.float32)
 

@@ -169,10 +169,14 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
 
 
 def extractor_bytes(problem: Problem, spec: NetworkSpec, images: int) -> int:
-    """Return the bytes that feature extractors need for so many images, beyond their results."""
+    """Return the bytes that feature extractors need for so many images, beyond their result.
+
+    The features of several extractors are copied to one array.
+    """
     (height, width, _), architecture = problem.image_shape, problem.architecture(spec)
-    towers = architecture.tower_sizes
-    return max(e.workspace_bytes(images, height, width, towers) for e in architecture.extractors)
+    towers, extractors = architecture.tower_sizes, architecture.extractors
+    joined = 4 * images * architecture.features if len(extractors) > 1 else 0
+    return joined + max(e.workspace_bytes(images, height, width, towers) for e in extractors)
 
 
 def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:

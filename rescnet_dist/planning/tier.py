@@ -83,7 +83,8 @@ def cached_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bo
     height, width, channels = problem.image_shape
     maps = np.dtype(spec.store_dtype).itemsize * spec.filters
     pixels = height * width * (maps + problem.itemsize * channels)
-    feature_bytes = 4 * problem.features(spec) if features else 0
+    architecture = problem.architecture(spec)
+    feature_bytes = architecture.feature_dtype.itemsize * architecture.features if features else 0
     return rows * (pixels + feature_bytes + 4 * problem.classes)
 
 

@@ -386,7 +386,7 @@ class FeatureWriter:
         """Write the features (n, D) of the images from `start`; return checksums by block."""
         written = {}
         for number, columns in enumerate(self.blocks):
-            block = np.ascontiguousarray(features[:, columns])
+            block = np.ascontiguousarray(features[:, columns], np.float32)
             write_block(self.array, (start, columns.start), block)
             written[feature_path(number)] = block
         return Checksums().plus(written)

@@ -18,6 +18,7 @@ import rescnet_dist.model
 from rescnet_dist import Network, NetworkSpec, ResCNetClassifier, RescnetError, SpecError
 from rescnet_dist.data import Images
 from rescnet_dist.export.onnx_file import DEFAULT_OPSET, MIN_OPSET
+from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.model.features.second_order import SecondOrder
 from tests.export.networks import IMAGE_SHAPE, SMALL, make_images, make_network
 
@@ -48,6 +49,11 @@ CASES: dict[str, dict[str, Any]] = {
     "half precision": {"store_dtype": "float16"},
     "filter sizes": {"first_filter_size": 5, "filter_size": 2},
     "two extractors": {"features": (SecondOrder(block=6), SecondOrder(block=4, stride=3))},
+    "first order": {"features": FirstOrder(levels=(3, 1))},
+    "first order, absolute, mean": {"features": FirstOrder("absolute", pools="mean")},
+    "first order, two halves": {"features": FirstOrder("soft-threshold", 0.1, levels=(2,))},
+    "first order, signed": {"features": FirstOrder("none", pools="max", power=True)},
+    "first and second order": {"features": "second-order,first-order"},
 }
 
 

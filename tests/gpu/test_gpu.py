@@ -26,6 +26,7 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.model import Bank, BankStatistics, Observation
+from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.planning.requirements import device_memory
 from rescnet_dist.planning.tier import cached_bytes
@@ -80,6 +81,26 @@ def test_features_equal_those_of_the_cpu(backend: Backend, change: dict[str, Any
     extract = spec.architecture(maps.shape[1:], 2).extract
     found = backend.get(extract(backend.put(maps)))
     assert relative_error(found, extract(maps)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "extractor",
+    [
+        FirstOrder(levels=(3, 2, 1)),
+        FirstOrder("absolute", pools="mean", power=True),
+        FirstOrder("soft-threshold", 0.3),
+        FirstOrder("none", pools="max"),
+    ],
+    ids=lambda extractor: extractor.activation,
+)
+def test_first_order_features_have_the_bits_of_the_cpu(
+    backend: Backend, extractor: FirstOrder
+) -> None:
+    """Sums are in the same order."""
+    maps = np.random.default_rng(0).normal(size=(20, 32, 29, 50)).astype(np.float32)
+    found = extractor(backend.put(maps), (50,))
+    assert found.dtype == extractor.dtype
+    assert np.array_equal(backend.get(found), extractor(maps, (50,)))
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)

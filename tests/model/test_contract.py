@@ -17,11 +17,13 @@ from rescnet_dist.spec import NetworkSpec
 LABELS = np.arange(30) % 3
 TRAIN = np.arange(30) % 7 != 0
 CUTS = (0, 11, 18, 30)
+# Options of extractors whose defaults are for larger images.
+SMALL_FEATURES = {"second-order": {"name": "second-order", "block": 4, "stride": 2}}
 
 
 def make_architecture(**options: Any) -> Architecture:
     """Return the architecture of a small network."""
-    spec = NetworkSpec(filters=6, first_filter_size=3, block=4, stride=2, **options)
+    spec = NetworkSpec(**{"filters": 6, "features": SMALL_FEATURES["second-order"]} | options)
     return spec.architecture((10, 9, 2), 3, seed=5)
 
 
@@ -98,12 +100,13 @@ def test_filters_fit_their_group(name: str, view: str, rng: np.random.Generator)
 def test_features_are_counted_and_of_one_image(
     name: str, local_contrast: bool, rng: np.random.Generator
 ) -> None:
-    """D is known in advance, and an image's features do not depend on the others."""
-    architecture = make_architecture(features=name, local_contrast=local_contrast)
+    """D and dtype are known in advance, and an image's features do not depend on the others."""
+    features = SMALL_FEATURES.get(name, name)
+    architecture = make_architecture(features=features, local_contrast=local_contrast)
     (extractor,), towers = architecture.extractors, architecture.tower_sizes
     maps = rng.normal(size=(5, 10, 9, 6)).astype(np.float32)
     features = extractor(maps, towers)
-    assert features.dtype == np.float32
+    assert features.dtype == extractor.dtype == architecture.feature_dtype
     assert features.shape == (5, extractor.count(10, 9, towers))
     assert np.array_equal(extractor(maps[3:4], towers), features[3:4])
     assert extractor.workspace_bytes(5, 10, 9, towers) >= 0
