@@ -131,7 +131,13 @@ class NetworkSpec(Spec):
 
     table: ClassVar[str] = "network"
 
-    filters: int = option(50, help="filters per layer", low=1)
+    filters: int | tuple[int, ...] = option(
+        50,
+        help="filters per layer, or those of each layer such as 40,8",
+        doc="Filters per layer; or a list with one number per layer, of which the last holds for "
+        "all later layers.",
+        low=1,
+    )
     filter_size: int = option(
         3,
         help="filter width and height in layers 2 and later, in pixels",
@@ -155,6 +161,12 @@ class NetworkSpec(Spec):
         help="pass ReLU(maps) to the next layer instead of the maps",
         doc="Pass ReLU(maps) to the next layer, which makes it nonlinear in the images. The "
         "paper passes the maps unchanged.",
+    )
+    concatenate: bool = option(
+        True,
+        help="give layers 2 and later the images in addition to the maps",
+        doc="Give layers 2 and later the images in addition to the maps of the layer before, as "
+        "in the paper. False gives them the maps only.",
     )
     bank: tuple[BankPart, ...] = option(
         paper_bank(),
@@ -409,7 +421,14 @@ class NetworkSpec(Spec):
                 f"bank={format_bank(self.bank)} has no part with the view image and a share above "
                 "0. Add one: the images are normalized by what it sees."
             )
-        towers = self.architecture((1, 1, 1), 1).tower_sizes
+        if not self.filters:
+            raise SpecError("filters is empty. Give at least one number.")
+        architecture = self.architecture((1, 1, 1), 1)
+        for layer in architecture.distinct_layers:
+            self._check_towers(architecture.tower_maps(layer))
+
+    def _check_towers(self, towers: tuple[int, ...]) -> None:
+        """Raise SpecError if one of the towers of a layer has no maps, or too few for features."""
         if not all(towers):
             raise SpecError(
                 f"filters={self.filters} with {len(towers)} towers (local_contrast, or "
@@ -569,7 +588,7 @@ class NetworkSpec(Spec):
         return Architecture(
             image_shape=image_shape,
             classes=classes,
-            filters=self.filters,
+            filters=self.filters if isinstance(self.filters, tuple) else (self.filters,),
             filter_sizes=(self.first_filter_size, self.filter_size),
             bank=self.bank,
             extractors=self.features,
@@ -578,6 +597,7 @@ class NetworkSpec(Spec):
             rectify=self.rectify,
             store_dtype=self.store_dtype,
             seed=seed,
+            concatenate=self.concatenate,
         )
 
     def check_images(self, height: int, width: int, channels: int) -> None:

@@ -268,7 +268,8 @@ def filter_bank(
 ) -> tuple[Array, Array]:
     """Return filters (k, k, c, f), PCA first, and bias (f,) from normalized inputs (N, H, W, c)."""
     channels = inputs.shape[3]
-    filters, bias = np.zeros((k, k, channels, spec.filters)), np.zeros(spec.filters)
+    f = filters_at(spec, layer)
+    filters, bias = np.zeros((k, k, channels, f)), np.zeros(f)
     first_draw = 0
     for own, numbers in towers(spec, layer, channels):
         own_inputs = inputs[:, :, :, own]
@@ -294,16 +295,21 @@ def towers(spec: Any, layer: int, channels: int) -> list[tuple[list[int], list[i
     There is one tower, or two with local_contrast; the first then has the image, and the first half
     of the filters and of the maps.
     """
-    f = spec.filters
-    maps = f if layer > 1 else 0
+    f = filters_at(spec, layer)
+    maps = filters_at(spec, layer - 1) if layer > 1 else 0
     if not spec.local_contrast:
         return [(list(range(channels)), list(range(f)))]
     d = (channels - maps) // 2
     one, other = list(range(f // 2)), list(range(f // 2, f))
     image, contrast = list(range(maps, maps + d)), list(range(maps + d, channels))
-    if layer == 1:
-        return [(image, one), (contrast, other)]
-    return [(one + image, one), (other + contrast, other)]
+    own_maps, other_maps = list(range(maps // 2)), list(range(maps // 2, maps))
+    return [(own_maps + image, one), (other_maps + contrast, other)]
+
+
+def filters_at(spec: Any, layer: int) -> int:
+    """Return the number of filters of a layer (1-based); the last number is for all later ones."""
+    numbers = spec.filters if isinstance(spec.filters, tuple) else (spec.filters,)
+    return numbers[layer - 1] if layer <= len(numbers) else numbers[-1]
 
 
 def local_contrast(images: Array) -> Array:
@@ -643,7 +649,11 @@ def train(
     for i in range(1, n_layers + 1):
         # 1. input and min-max
         k = spec.first_filter_size if i == 1 else spec.filter_size
-        raw = x if i == 1 else np.concatenate([layers[-1].maps, x], axis=3)
+        raw = x
+        if i > 1:
+            raw = layers[-1].maps
+            if spec.concatenate:
+                raw = np.concatenate([raw, x], axis=3)
         low, scale = np.zeros(raw.shape[3]), np.zeros(raw.shape[3])
         for own, _ in towers(spec, i, raw.shape[3]):
             low[own], scale[own] = min_max(raw[training][..., own], spec.minmax)

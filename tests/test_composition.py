@@ -104,7 +104,7 @@ def test_any_bank_can_have_two_towers():
     """Each part is there once for each view, with half of its share."""
     spec = NetworkSpec(bank="dct", local_contrast=True, filters=8)
     assert format_bank(spec.bank) == "dct:0.5,dct:0.5@contrast"
-    assert spec.architecture((9, 9, 1), 2).tower_sizes == (4, 4)
+    assert spec.architecture((9, 9, 1), 2).tower_maps(1) == (4, 4)
     assert spec.replace(local_contrast=True) == spec
     assert spec.replace(local_contrast=False) == NetworkSpec(bank="dct", filters=8)
 

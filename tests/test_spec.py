@@ -280,8 +280,9 @@ def test_numbers_must_be_finite(name, value):
 @pytest.mark.parametrize(
     ("kind", "name", "value", "expected"),
     [
-        (NetworkSpec, "filters", 2.5, "a whole number"),
-        (NetworkSpec, "filters", True, "a whole number"),
+        (NetworkSpec, "filters", 2.5, "a whole number or a list of whole numbers"),
+        (NetworkSpec, "filters", True, "a whole number or a list of whole numbers"),
+        (NetworkSpec, "max_layers", True, "a whole number"),
         (NetworkSpec, "ridge", "1", "a number"),
         (NetworkSpec, "ridge", True, "a number"),
         (NetworkSpec, "power", 1, "true or false"),
@@ -487,6 +488,22 @@ def test_two_towers_divide_filters_and_channels():
     assert later == [((0, 1, 5, 6, 7), range(2)), ((2, 3, 4, 8, 9, 10), range(2, 5))]
 
 
+def test_filters_can_differ_by_layer():
+    """The last number is for all later layers; a list of one number is that number."""
+    spec = NetworkSpec(filters=[40, 8], concatenate=False)
+    assert NetworkSpec.from_toml(spec.to_toml()) == spec
+    architecture = spec.architecture((9, 9, 3), 2)
+    assert [architecture.map_count(layer) for layer in (0, 1, 2, 3)] == [0, 40, 8, 8]
+    assert [architecture.input_channels(layer) for layer in (1, 2, 3)] == [3, 40, 8]
+    assert spec.replace(concatenate=True).architecture((9, 9, 3), 2).input_channels(2) == 43
+    assert architecture.max_maps == 40
+    assert NetworkSpec(filters=[8]) == NetworkSpec(filters=8)
+    with pytest.raises(SpecError, match="Each item must be at least 1"):
+        NetworkSpec(filters=[4, 0])
+    with pytest.raises(SpecError, match="filters is empty"):
+        NetworkSpec(filters=[])
+
+
 def test_two_towers_need_two_filters():
     """A tower without filters raises SpecError with the remedy."""
     with pytest.raises(
@@ -502,7 +519,7 @@ def test_tower_pairs_need_two_towers_of_two_filters():
     with pytest.raises(SpecError, match=r"filters=3 leaves no feature of a tower .* at least 4"):
         NetworkSpec(filters=3, pairs="tower", local_contrast=True)
     spec = NetworkSpec(filters=5, pairs="tower", local_contrast=True)
-    count = spec.architecture((9, 9, 3), 2).tower_sizes
+    count = spec.architecture((9, 9, 3), 2).tower_maps(1)
     assert count == (2, 3)
     cells = 3  # one block is in one cell of each level
     assert spec.features[0].count(16, 16, (2, 3)) == cells * (1 + 3)

@@ -246,7 +246,7 @@ def pass_operations(architecture: Architecture) -> float:
     """
     height, width, _ = architecture.image_shape
     inputs, size = architecture.input_channels(2), architecture.filter_size(2)
-    convolution = 2 * height * width * size**2 * inputs * architecture.filters
+    convolution = 2 * height * width * size**2 * inputs * architecture.map_count(2)
     displacements = size + (size - 1) * (2 * size - 1)
     patches = 2 * height * width * inputs**2 * displacements
     return convolution + patches + architecture.features**2

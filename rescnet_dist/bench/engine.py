@@ -79,7 +79,7 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
     growing = random_layer(problem, spec)
     architecture = growing.architecture
     pixels = layer_pixels(images, growing.image_scale, architecture)
-    maps = growing.bank.maps(LayerInput.of(pixels, make_maps(n, spec.filters)))
+    maps = growing.bank.maps(LayerInput.of(pixels, make_maps(n, growing.architecture.map_count(1))))
     scores, train = np.zeros((n, BENCH_CLASSES), np.float32), np.ones(n, bool)
     with blas_threads(1):
         begin = time.perf_counter()

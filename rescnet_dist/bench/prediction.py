@@ -29,9 +29,10 @@ def make_network(
     layers = []
     for number in range(1, 1 + min(depth, 3)):
         inputs, size = architecture.input_channels(number), architecture.filter_size(number)
-        filters = rng.standard_normal((size, size, inputs, spec.filters), np.float32)
+        maps = architecture.map_count(number)
+        filters = rng.standard_normal((size, size, inputs, maps), np.float32)
         filters /= np.sqrt((filters**2).sum(axis=(0, 1, 2)))
-        bank = Bank(np.zeros(inputs), np.ones(inputs), filters, np.zeros(spec.filters))
+        bank = Bank(np.zeros(inputs), np.ones(inputs), filters, np.zeros(maps))
         weights = rng.standard_normal((1, classes, architecture.features), np.float32)
         arrays = {
             "weights": weights / architecture.features,

@@ -205,7 +205,7 @@ class ResCNetTransformer(TransformerMixin, MetaEstimatorMixin, BaseEstimator):
         network = self.estimator_.network_
         layer = network.depth if self.layer is None else self.layer
         outputs = (
-            [f"feature{index}" for index in range(network.architecture.features)]
+            [f"feature{index}" for index in range(network.architecture.feature_count(layer))]
             if self.output == "features"
             else [f"score_{label}" for label in network.classes.tolist()]
         )

@@ -28,7 +28,7 @@ def add_scores(
     layers: Iterable[Layer],
 ) -> str:
     """Add the scores (n, C) after the last layer of images (n, H, W, d), and return their name."""
-    views = _add_views(graph, images, architecture, scale)
+    views, ones = _add_views(graph, images, architecture, scale)
     size, scores = architecture.image_shape[:2], ""
     maps = [""] * len(views)  # of each tower
     for number, layer in enumerate(layers, start=1):
@@ -36,11 +36,12 @@ def add_scores(
         for index, tower in enumerate(towers):
             inputs = views[index]
             if number > 1:
-                inputs = graph.add("Concat", maps[index], inputs, axis=1)
+                others = inputs if architecture.concatenate else ones
+                inputs = graph.add("Concat", maps[index], others, axis=1)
             maps[index] = _add_maps(graph, inputs, architecture, layer.bank, tower)
         together = maps[0] if len(maps) == 1 else graph.add("Concat", *maps, axis=1)
         parts = [
-            extractor.to_onnx(graph, together, size, architecture.tower_sizes)
+            extractor.to_onnx(graph, together, size, architecture.tower_maps(number))
             for extractor in architecture.extractors
         ]
         features = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
@@ -55,8 +56,11 @@ def add_scores(
 
 def _add_views(
     graph: OnnxGraph, images: str, architecture: Architecture, scale: ImageScale
-) -> list[str]:
-    """Add the views (n, d + 1, H, W) of images (n, H, W, d); the last channel is 1 everywhere."""
+) -> tuple[list[str], str]:
+    """Add the views (n, d + 1, H, W) of images (n, H, W, d); the last channel is 1 everywhere.
+
+    Return their names, and that of a last channel (n, 1, H, W) alone.
+    """
     height, width, _ = architecture.image_shape
     pixels = graph.add("Cast", images, to=FLOAT)
     pixels = graph.add("Transpose", pixels, perm=[0, 3, 1, 2])
@@ -71,7 +75,7 @@ def _add_views(
         else:
             channels = _add_local_contrast(graph, pixels, height, width)
         views.append(graph.add("Concat", channels, ones, axis=1))
-    return views
+    return views, ones
 
 
 def _as_pair(scale: ImageScale) -> tuple[Array, Array]:

@@ -94,8 +94,8 @@ class Architecture:
         Height, width and channels (H, W, d) of the images.
     classes : int
         The number of classes C.
-    filters : int
-        The number of filters f of a layer.
+    filters : tuple of int
+        The number of filters of each layer; the last number holds for all later layers.
     filter_sizes : tuple of int
         Width and height of the filters, in pixels: of layer 1, and of later layers.
     bank : tuple of BankPart
@@ -113,11 +113,13 @@ class Architecture:
         The precision that maps are rounded to.
     seed : int
         The seed of the random streams of the filter learners.
+    concatenate : bool
+        Whether layers 2 and later see the images, too, and not only the maps of the layer before.
     """
 
     image_shape: tuple[int, int, int]
     classes: int
-    filters: int
+    filters: tuple[int, ...]
     filter_sizes: tuple[int, int]
     bank: tuple[BankPart, ...]
     extractors: tuple[FeatureExtractor, ...]
@@ -126,6 +128,7 @@ class Architecture:
     rectify: bool = False
     store_dtype: str = "float32"
     seed: int = 0
+    concatenate: bool = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached values, which each process computes itself."""
@@ -145,6 +148,26 @@ class Architecture:
             Pixels.
         """
         return self.filter_sizes[0 if layer == 1 else 1]
+
+    def filter_count(self, layer: int) -> int:
+        """Return the number of filters of a layer.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        int
+            The number of filters.
+        """
+        return self.filters[min(layer, len(self.filters)) - 1]
+
+    @cached_property
+    def distinct_layers(self) -> range:
+        """The layers up to the first from which on all are alike, for plans and checks."""
+        return range(1, len(self.filters) + 2)
 
     @cached_property
     def views(self) -> tuple[str, ...]:
@@ -170,18 +193,72 @@ class Architecture:
         int
             The number of channels c.
         """
-        return (self.filters if layer > 1 else 0) + self.pixel_channels
+        return self.map_count(layer - 1) + (self.pixel_channels if self._sees_images(layer) else 0)
+
+    def _sees_images(self, layer: int) -> bool:
+        """Return whether the images are part of the input of a layer."""
+        return layer == 1 or self.concatenate
+
+    def tower_maps(self, layer: int) -> tuple[int, ...]:
+        """Return the number of maps of each tower of a layer.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        tuple of int
+            The numbers, in the order of the towers.
+        """
+        return tuple(map(len, self._tower_filters(layer)))
+
+    def map_count(self, layer: int) -> int:
+        """Return the number of maps of a layer.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1; layer 0, the images, has no maps.
+
+        Returns
+        -------
+        int
+            The number of maps f.
+        """
+        return sum(self.tower_maps(layer)) if layer else 0
 
     @cached_property
-    def tower_sizes(self) -> tuple[int, ...]:
-        """The number of filters of each tower."""
-        return tuple(map(len, self._tower_filters))
+    def max_maps(self) -> int:
+        """The largest number of maps of a layer."""
+        return max(map(self.map_count, self.distinct_layers))
+
+    @property
+    def max_channels(self) -> int:
+        """The largest number of channels of an image and its maps."""
+        return self.max_maps + self.pixel_channels
+
+    def feature_count(self, layer: int) -> int:
+        """Return the number of features of a layer.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        int
+            The number of features D.
+        """
+        (height, width, _), towers = self.image_shape, self.tower_maps(layer)
+        return sum(extractor.count(height, width, towers) for extractor in self.extractors)
 
     @cached_property
     def features(self) -> int:
-        """The number of features D of a layer."""
-        height, width, _ = self.image_shape
-        return sum(e.count(height, width, self.tower_sizes) for e in self.extractors)
+        """The largest number of features D of a layer."""
+        return max(map(self.feature_count, self.distinct_layers))
 
     @cached_property
     def feature_dtype(self) -> np.dtype[Any]:
@@ -217,11 +294,9 @@ class Architecture:
         SpecError
             If the learners of a tower cannot fit so many filters.
         """
-        maps, channels = self.filters if layer > 1 else 0, self.image_shape[2]
         towers, first_stream = [], 0
-        for view, filters in zip(self.views, self._tower_filters, strict=True):
-            start = maps + self.views.index(view) * channels
-            inputs = (*(filters if maps else ()), *range(start, start + channels))
+        for view, filters in zip(self.views, self._tower_filters(layer), strict=True):
+            inputs = self._tower_inputs(view, layer)
             parts = [part for part in self.bank if part.view == view]
             counts = self._divide_filters(parts, len(filters), layer, len(inputs))
             groups, start = [], filters.start
@@ -234,13 +309,23 @@ class Architecture:
             towers.append(Tower(view, inputs, filters, tuple(groups)))
         return tuple(towers)
 
-    @cached_property
-    def _tower_filters(self) -> list[range]:
-        """The indices of the filters of each tower: as many as the shares of its parts."""
+    def _tower_inputs(self, view: str, layer: int) -> tuple[int, ...]:
+        """Return the input channels that the tower of a view sees: its maps, then its pixels."""
+        number, maps, pixels = self.views.index(view), range(0), range(0)
+        if layer > 1:
+            maps = self._tower_filters(layer - 1)[number]
+        if self._sees_images(layer):
+            channels = self.image_shape[2]
+            start = self.map_count(layer - 1) + number * channels
+            pixels = range(start, start + channels)
+        return (*maps, *pixels)
+
+    def _tower_filters(self, layer: int) -> list[range]:
+        """Return the indices of the filters of each tower: as many as the shares of its parts."""
         shares = [sum(p.share for p in self.bank if p.view == view) for view in self.views]
         total = sum(shares)
         ends = [
-            math.floor(self.filters * end / total + ROUNDING)
+            math.floor(self.filter_count(layer) * end / total + ROUNDING)
             for end in itertools.accumulate(shares, initial=0)
         ]
         return [range(*pair) for pair in itertools.pairwise(ends)]
@@ -277,9 +362,9 @@ class Architecture:
         labels = " and ".join(learner.label for learner in learners)
         option = "first_filter_size" if layer == 1 else "filter_size"
         limit = sum(learner.max_filters(directions) or 0 for learner in learners)
-        most = limit * len(self.views)
+        most, count = limit * len(self.views), self.filter_count(layer)
         return (
-            f"filters={self.filters} {labels} filters are more than the {most} directions of a "
+            f"filters={count} {labels} filters are more than the {most} directions of a "
             f"patch in layer {layer}. Use filters of at most {most}, a larger {option}, or "
             "lda_fraction above 0 (in a bank of PCA filters), or add another learner to the bank."
         )
@@ -315,25 +400,28 @@ class Architecture:
         """
         return tuple(group for tower in self.towers(layer) for group in tower.groups)
 
-    def extract(self, maps: Array) -> Array:
+    def extract(self, maps: Array, layer: int) -> Array:
         """Compute the features of all extractors.
 
         Parameters
         ----------
         maps : ndarray of float32, shape (n, H, W, f)
             The maps of a layer.
+        layer : int
+            The number of the layer, from 1.
 
         Returns
         -------
         ndarray of shape (n, D)
             The features, of `feature_dtype`.
         """
+        towers = self.tower_maps(layer)
         if len(self.extractors) == 1:
-            return self.extractors[0](maps, self.tower_sizes)
-        shape, start = (len(maps), self.features), 0
+            return self.extractors[0](maps, towers)
+        shape, start = (len(maps), self.feature_count(layer)), 0
         features = get_array_module(maps).empty(shape, self.feature_dtype)
         for extractor in self.extractors:
-            part = extractor(maps, self.tower_sizes)
+            part = extractor(maps, towers)
             features[:, start : start + part.shape[1]] = part
             start += part.shape[1]
         return features
@@ -356,7 +444,7 @@ class Architecture:
         """
         n, (height, width, _) = len(chunk), self.image_shape
         size = GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
-        step = max(1, size // (4 * height * width * self.input_channels(2)))
+        step = max(1, size // (4 * height * width * self.max_channels))
         for start in range(0, n, step):
             yield slice(start, min(start + step, n))
 
@@ -372,5 +460,5 @@ class Architecture:
             extractor.check_images(self.image_shape)
         check_side("first_filter_size", self.filter_sizes[0], self.image_shape)
         check_side("filter_size", self.filter_sizes[1], self.image_shape)
-        for layer in (1, 2):
+        for layer in self.distinct_layers:
             self.towers(layer)  # raises if the learners cannot fit so many filters

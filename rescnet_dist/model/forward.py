@@ -28,12 +28,15 @@ class State:
         The running scores. They enter the last layer until its head has been applied.
     features : ndarray of shape (n, D) or None
         The features of the last layer, of the network's `feature_dtype`, if they are known.
+    layer : int
+        The number of the last layer, 0 before the first.
     """
 
     pixels: Array | None
     maps: Array | None
     scores: Array
     features: Array | None = None
+    layer: int = 0
 
 
 def initial_state(images: Array, scale: ImageScale, architecture: Architecture) -> State:
@@ -99,13 +102,15 @@ def advance(
         The state after, with new arrays for what has changed.
     """
     xp, (height, width, _) = get_array_module(state.scores), architecture.image_shape
-    n, maps, scores = len(state.scores), state.maps, state.scores
+    n, maps, scores, next_layer = len(state.scores), state.maps, state.scores, state.layer + 1
     if head is not None or next_head is not None:
         scores = xp.empty_like(state.scores)
     if bank is not None:
-        maps = xp.empty((n, height, width, architecture.filters), np.float32)
-    shape = n, architecture.features
-    new_features = xp.empty(shape, architecture.feature_dtype) if features else None
+        maps = xp.empty((n, height, width, architecture.map_count(next_layer)), np.float32)
+    new_features = None
+    if features:
+        shape = n, architecture.feature_count(next_layer)
+        new_features = xp.empty(shape, architecture.feature_dtype)
     for rows in architecture.slabs(state.scores):
         old_maps = None if state.maps is None else state.maps[rows].astype(np.float32, copy=False)
         slab_scores = state.scores[rows]
@@ -115,10 +120,10 @@ def advance(
         if bank is not None:
             assert state.pixels is not None
             assert maps is not None
-            inputs = LayerInput.of(state.pixels[rows], old_maps)
+            inputs = layer_input(architecture, state.pixels[rows], old_maps)
             _write_maps(architecture, bank, inputs, maps[rows])
             if new_features is not None or next_head is not None:
-                slab_features = architecture.extract(maps[rows])
+                slab_features = architecture.extract(maps[rows], next_layer)
                 if new_features is not None:
                     new_features[rows] = slab_features
                 if next_head is not None:
@@ -129,7 +134,20 @@ def advance(
             scores[rows] = slab_scores
     if bank is None:
         return replace(state, scores=scores)
-    return State(state.pixels, maps, scores, new_features)
+    return State(state.pixels, maps, scores, new_features, next_layer)
+
+
+def layer_input(
+    architecture: Architecture, pixels: Array, maps: Array | None, weights: Array | None = None
+) -> LayerInput:
+    """Return the input of the next layer of images with these pixels (n, H, W, d') and maps.
+
+    maps (n, H, W, f) are those of the last layer, None before the first; weights (n,) are those of
+    `LayerInput`.
+    """
+    if maps is None or architecture.concatenate:
+        return LayerInput.of(pixels, maps, weights)
+    return LayerInput.of(maps, None, weights)
 
 
 def _get_features(
@@ -139,7 +157,7 @@ def _get_features(
     if state.features is not None:
         return contiguous_copy(state.features[rows])
     assert maps is not None
-    return architecture.extract(maps)
+    return architecture.extract(maps, state.layer)
 
 
 def _update_scores(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist.errors import DataError, SpecError
-from rescnet_dist.kernels import FeatureMoments, LayerInput, Whitening, min_max_scale, to_host
+from rescnet_dist.kernels import FeatureMoments, Whitening, min_max_scale, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.architecture import Architecture
-from rescnet_dist.model.forward import State, advance, zero_scores
+from rescnet_dist.model.forward import State, advance, layer_input, zero_scores
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
 from rescnet_dist.model.observation import Observation
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
@@ -61,8 +61,9 @@ class GrowingLayer:
             The statistics that a pass starts with.
         """
         network = self.architecture
+        features = network.feature_count(self.number)
         return LayerStatistics(
-            FeatureMoments.empty(network.features, network.targets, scatter=scatter, xp=xp),
+            FeatureMoments.empty(features, network.targets, scatter=scatter, xp=xp),
             BankStatistics.empty(network, self.number + 1, xp),
             Tally.empty(xp),
         )
@@ -111,7 +112,7 @@ class GrowingLayer:
         pixels = layer_pixels(images, self.image_scale, network)
         if scores is None:
             scores = zero_scores(images, network)
-        state = State(pixels, maps, scores, old_features)
+        state = State(pixels, maps, scores, old_features, self.number - 1)
         state = advance(network, state, head=self.previous, bank=self.bank, features=True)
         assert state.features is not None
         assert state.maps is not None
@@ -122,7 +123,7 @@ class GrowingLayer:
 
         def gather() -> tuple[BankStatistics, Tally]:
             """Return the statistics of the next layer's input, and the tally of the scores."""
-            inputs = LayerInput.of(pixels, new_maps, weights)
+            inputs = layer_input(network, pixels, new_maps, weights)
             chunk = Observation(inputs, labels, train, class_offsets, self.class_counts, repeats)
             return (
                 BankStatistics.of(chunk, network, self.number + 1),
@@ -214,7 +215,7 @@ def fit_bank(statistics: BankStatistics, architecture: Architecture, layer: int)
         The filters.
     """
     size, channels = architecture.filter_size(layer), len(statistics.low)
-    count = architecture.filters
+    count = architecture.map_count(layer)
     low, scale = np.zeros(channels), np.zeros(channels)
     filters, bias = np.zeros((size, size, channels, count)), np.zeros(count)
     gathered = iter(statistics.groups)

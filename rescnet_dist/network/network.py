@@ -279,8 +279,9 @@ class Network:
             If there is no such layer, or the images have a different shape from the training
             images.
         """
-        compute = partial(compute_features, layer=self._check_layer(layer))
-        return self._map_images(compute, images, None, self.architecture.features)
+        number = self._check_layer(layer)
+        compute = partial(compute_features, layer=number)
+        return self._map_images(compute, images, None, self.architecture.feature_count(number))
 
     def _check_layer(self, layer: int | None) -> int:
         """Return the number of a layer, of the last if None; raise DataError if it is none."""

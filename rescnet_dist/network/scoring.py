@@ -94,7 +94,7 @@ class Predictor:
     def _image_bytes(self) -> int:
         """Bytes of the input of a layer, for one image."""
         height, width, _ = self.architecture.image_shape
-        return 4 * height * width * self.architecture.input_channels(2)
+        return 4 * height * width * self.architecture.max_channels
 
     def divide(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
         """Divide images into tasks.
@@ -300,13 +300,13 @@ def compute_features(
 ) -> Array:
     """Return the features (n, D) of images (n, H, W, d) after a layer, numbered from 1."""
     architecture, backend = predictor.architecture, predictor.backend
-    out = np.zeros((len(images), architecture.features), np.float32)
+    out = np.zeros((len(images), architecture.feature_count(layer)), np.float32)
 
     def use(rows: slice, states: Iterator[State]) -> None:
         state = _get_state(states, layer)
         assert state.maps is not None
         for slab in architecture.slabs(state.scores):
-            features = backend.get(architecture.extract(state.maps[slab]))
+            features = backend.get(architecture.extract(state.maps[slab], layer))
             out[rows.start + slab.start : rows.start + slab.stop] = features
 
     with blas_threads(1):

@@ -324,7 +324,8 @@ def _convert(value: Any, hint: Any, *, is_stored: bool = False) -> Any:
     for part in alternatives(hint):
         if get_origin(part) is tuple and isinstance(value, list | tuple):
             item = get_args(part)[0]
-            return tuple(_convert(v, item, is_stored=is_stored) for v in value)
+            items = tuple(_convert(v, item, is_stored=is_stored) for v in value)
+            return items[0] if len(items) == 1 and item in alternatives(hint) else items
         if isinstance(part, type) and issubclass(part, Options) and isinstance(value, Mapping):
             return part.from_stored(value) if is_stored else part.from_dict(value)
     return value

@@ -29,7 +29,8 @@ def option(
 
     The annotation of the field is its type: int, float, bool, str, a `Literal` of strings, whose
     values are the choices, another class of options, a tuple of one of these such as
-    `tuple[int, ...]`, or one of these or None. A range of a tuple is that of its items.
+    `tuple[int, ...]`, or one of these or None. A range of a tuple is that of its items. A tuple of
+    one item is the item itself where the type allows both, as `int | tuple[int, ...]` does.
 
     Parameters
     ----------
@@ -106,8 +107,8 @@ class Option:
     @property
     def item_type(self) -> Any:
         """The type of the items, or None if the values are no tuples."""
-        arguments = get_args(self.value_type)
-        return arguments[0] if get_origin(self.value_type) is tuple else None
+        parts = alternatives(self.value_type)
+        return next((get_args(part)[0] for part in parts if get_origin(part) is tuple), None)
 
     @property
     def is_nested(self) -> bool:

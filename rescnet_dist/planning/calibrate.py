@@ -77,7 +77,7 @@ class Speed:
         slots = workers.slots
         height, width, channels = problem.image_shape
         features, busy = problem.features(spec), min(slots, plan.accumulators)
-        maps = np.dtype(spec.store_dtype).itemsize * height * width * spec.filters
+        maps = np.dtype(spec.store_dtype).itemsize * height * width * problem.maps(spec)
         store = maps / self.write_rate + maps / self.read_rate
         store += height * width * channels * problem.itemsize / self.read_rate
         if in_memory:
@@ -145,12 +145,13 @@ def _measure_image_seconds(problem: Problem, spec: NetworkSpec, seed: int) -> fl
     height, width, channels = problem.image_shape
     growing, rng = random_layer(problem, spec), np.random.default_rng(seed)
     statistics = growing.empty(scatter=False)
+    maps = growing.architecture.map_count(growing.number - 1)
 
     def run(n: int) -> None:
         labels = np.arange(n) % problem.classes
         chunk = growing.step(
             rng.integers(0, 255, (n, height, width, channels)).astype(np.float32),
-            rng.normal(size=(n, height, width, spec.filters)).astype(np.float32),
+            rng.normal(size=(n, height, width, maps)).astype(np.float32),
             np.zeros((n, problem.classes), np.float32),
             labels,
             np.ones(n, bool),
@@ -168,30 +169,35 @@ def _measure_image_seconds(problem: Problem, spec: NetworkSpec, seed: int) -> fl
 
 
 def random_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
-    """Return a second layer with random filters, after a first one whose head adds nothing."""
+    """Return a later layer with random filters, after one whose head adds nothing.
+
+    It is the second one, or the first from which on all layers have the same number of filters.
+    """
     channels = problem.image_shape[2]
     rng, architecture = np.random.default_rng(0), problem.architecture(spec)
-    inputs, size = architecture.input_channels(2), spec.filter_size
+    layer = architecture.distinct_layers[-1]
+    inputs, size = architecture.input_channels(layer), architecture.filter_size(layer)
+    maps = architecture.map_count(layer)
     bank = Bank(
         np.zeros(inputs),
         np.ones(inputs),
-        rng.normal(size=(size, size, inputs, spec.filters)),
-        np.zeros(spec.filters),
+        rng.normal(size=(size, size, inputs, maps)),
+        np.zeros(maps),
     )
     class_counts = np.full(problem.classes, max(1, problem.images // problem.classes))
     return GrowingLayer(
         architecture=architecture,
-        number=2,
+        number=layer,
         image_scale=ImageScale(np.zeros(channels), np.full(channels, 1 / 255)),
         bank=bank,
-        previous=_make_head(architecture),
+        previous=_make_head(architecture, layer - 1),
         class_counts=class_counts,
     )
 
 
-def _make_head(architecture: Architecture) -> FittedHead:
+def _make_head(architecture: Architecture, layer: int) -> FittedHead:
     """Return a head fitted to features that carry no information, without a factorization."""
-    features, targets = architecture.features, architecture.targets
+    features, targets = architecture.feature_count(layer), architecture.targets
     whitening = Whitening(np.zeros(features), np.zeros(features), np.zeros_like)
     moments = FeatureMoments.empty(features, targets, scatter=False)
     moments = replace(moments, count=2, target_sums=np.ones(targets))

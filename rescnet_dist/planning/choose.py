@@ -180,7 +180,8 @@ def _explain_no_plan(
         def network_fits(filters: int) -> bool:
             return _has_plan(problem, spec.replace(filters=filters), run_spec, smaller_workers)
 
-        if fitting := _find_largest(spec.filters, network_fits):
+        count = spec.filters if isinstance(spec.filters, int) else 0
+        if fitting := _find_largest(count, network_fits):
             remedies.append(f"replace filters={spec.filters} by filters of at most {fitting}")
     shortage = _describe_gpu_shortage(problem, spec, smallest, workers)
     if shortage:

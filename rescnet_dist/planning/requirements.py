@@ -84,13 +84,17 @@ class Problem:
         return _make_architecture(spec, self.image_shape, self.classes)
 
     def features(self, spec: NetworkSpec) -> int:
-        """Return the number of features D of a layer."""
+        """Return the largest number of features D of a layer."""
         return self.architecture(spec).features
+
+    def maps(self, spec: NetworkSpec) -> int:
+        """Return the largest number of maps f of a layer."""
+        return self.architecture(spec).max_maps
 
     def map_bytes(self, spec: NetworkSpec) -> int:
         """Return the bytes of one image, all views of it, and its maps, in float32."""
         height, width, _ = self.image_shape
-        return 4 * height * width * self.architecture(spec).input_channels(2)
+        return 4 * height * width * self.architecture(spec).max_channels
 
 
 @lru_cache(maxsize=64)  # a search for the largest value that fits asks for many
@@ -105,7 +109,7 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
     """Return the largest number of resident bytes of a worker, even if it is the last one left."""
     if workers.gpu_memory is not None:
         height, width, channels = problem.image_shape
-        maps = 3 * 4 * height * width * spec.filters  # being written to the store
+        maps = 3 * 4 * height * width * problem.maps(spec)  # being written to the store
         images = (2 * problem.itemsize + 4) * height * width * channels
         staged = plan.chunk_images * (maps + images) + bank_bytes(problem, spec)
         return int(workers.resident + GPU_HOST_BYTES + WORKING_MEMORY_MARGIN * staged)
@@ -128,7 +132,7 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     height, width, _ = problem.image_shape
     architecture = problem.architecture(spec)
     features, pixels = architecture.features, 4 * height * width * architecture.pixel_channels
-    per_image = GPU_MAP_COPIES * 4 * height * width * spec.filters
+    per_image = GPU_MAP_COPIES * 4 * height * width * architecture.max_maps
     per_image += GPU_FEATURE_COPIES * 4 * features + GPU_PIXEL_COPIES * pixels
     working = plan.chunk_images * per_image
     working += max_resident_accumulators(plan, 1) * 4 * features**2
@@ -140,7 +144,7 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
             architecture.input_channels(layer),
             plan.chunk_images,
         )
-        for layer in (1, 2)
+        for layer in architecture.distinct_layers
     )
     working += 2 * vector_accumulator_bytes(problem, spec) + bank_bytes(problem, spec)
     working += extractor_bytes(problem, spec, plan.chunk_images) + head_bytes(problem, spec)
@@ -156,13 +160,13 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     pixels = 3 * problem.itemsize * channels + 4 * architecture.pixel_channels
     images = pixels * height * width
     # Of the previous layer: this chunk and the next. New ones: this chunk and the previous one.
-    maps = 4 * 4 * height * width * spec.filters
+    maps = 4 * 4 * height * width * architecture.max_maps
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
     augmenting = AUGMENT_BYTES if problem.copies else 0
     # With tiles, features are written while the next ones are computed.
     copies = FEATURE_COPIES + bool(plan.tile_features)
     per_image = images + maps + copies * 4 * features + 64 * problem.classes
-    layout = max(layout_bytes(problem, spec, layer) for layer in (1, 2))
+    layout = max(layout_bytes(problem, spec, layer) for layer in architecture.distinct_layers)
     slab_images = min(n, max(1, SLAB_BYTES // problem.map_bytes(spec)))
     extracting = extractor_bytes(problem, spec, slab_images)
     return n * per_image + SLAB_COPIES * slab + layout + augmenting + extracting
@@ -174,9 +178,13 @@ def extractor_bytes(problem: Problem, spec: NetworkSpec, images: int) -> int:
     The features of several extractors are copied to one array.
     """
     (height, width, _), architecture = problem.image_shape, problem.architecture(spec)
-    towers, extractors = architecture.tower_sizes, architecture.extractors
+    extractors = architecture.extractors
     joined = 4 * images * architecture.features if len(extractors) > 1 else 0
-    return joined + max(e.workspace_bytes(images, height, width, towers) for e in extractors)
+    return joined + max(
+        extractor.workspace_bytes(images, height, width, architecture.tower_maps(layer))
+        for extractor in extractors
+        for layer in architecture.distinct_layers
+    )
 
 
 def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
@@ -206,8 +214,11 @@ def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes of an accumulator as it is sent between workers."""
     scatter = 0 if plan.tile_features else 4 * problem.features(spec) ** 2
-    groups = problem.architecture(spec).groups(2)
-    gathered = sum(learner.statistics_bytes(group) for learner, group in groups)
+    architecture = problem.architecture(spec)
+    gathered = max(
+        sum(learner.statistics_bytes(group) for learner, group in architecture.groups(layer))
+        for layer in architecture.distinct_layers[1:]
+    )
     return scatter + vector_accumulator_bytes(problem, spec) // 2 + gathered
 
 
@@ -227,7 +238,7 @@ def bank_bytes(problem: Problem, spec: NetworkSpec) -> int:
     architecture = problem.architecture(spec)
     return max(
         sum(learner.workspace_bytes(group) for learner, group in architecture.groups(layer))
-        for layer in (1, 2)
+        for layer in architecture.distinct_layers
     )
 
 
@@ -280,7 +291,7 @@ def traffic(
     n, features = problem.images, problem.features(spec)
     images = problem.image_bytes
     itemsize = np.dtype(spec.store_dtype).itemsize
-    maps = n * (itemsize * height * width * spec.filters + 4 * problem.classes)
+    maps = n * (itemsize * height * width * problem.maps(spec) + 4 * problem.classes)
     read, written = images + maps, maps if stored else 0
     if in_memory:
         read = 0

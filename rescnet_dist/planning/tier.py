@@ -81,7 +81,7 @@ NO_WORKERS = Tier(False, False, 0, Placement(PlacementCause.NO_WORKERS))
 def cached_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool = True) -> int:
     """Return the bytes of the maps, scores, images and, optionally, features of some rows."""
     height, width, channels = problem.image_shape
-    maps = np.dtype(spec.store_dtype).itemsize * spec.filters
+    maps = np.dtype(spec.store_dtype).itemsize * problem.maps(spec)
     pixels = height * width * (maps + problem.itemsize * channels)
     architecture = problem.architecture(spec)
     feature_bytes = architecture.feature_dtype.itemsize * architecture.features if features else 0

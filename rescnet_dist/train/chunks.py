@@ -277,7 +277,7 @@ class Reader:
         with self.backend.working():
             before = initial_state(images, scale, architecture)
             if initial:
-                before = State(before.pixels, *initial)
+                before = State(before.pixels, *initial, layer=first)
             after = replay(architecture, before, layers)
         assert after.maps is not None
         return after.maps, after.scores
@@ -376,9 +376,9 @@ class FeatureWriter:
     blocks: list[slice]
 
     @classmethod
-    def of(cls, run: RunStore, state: RunState) -> FeatureWriter:
-        """Open the work area of a run whose plan has tiles."""
-        features = state.architecture.features
+    def of(cls, run: RunStore, state: RunState, layer: int) -> FeatureWriter:
+        """Open the work area of a run whose plan has tiles, for the features of a layer."""
+        features = state.architecture.feature_count(layer)
         blocks = feature_blocks(features, state.plan.tile_features or features)
         return cls(run.work("features", write=True), blocks)
 

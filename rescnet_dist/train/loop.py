@@ -209,7 +209,7 @@ class _Driver:
         pass_ = passes.GROW
         if plan.tile_features:
             pass_ = tiled.GROW_IN_TILES
-            shape = (plan.images, state.architecture.features)
+            shape = (plan.images, state.architecture.feature_count(layer))
             self.run.create_work(*shape, plan.chunk_images, plan.tile_features)
         self.was_finished = False
         (tally, checksums), metrics = self.compute(pass_, task)
@@ -379,7 +379,7 @@ class _Driver:
         images, (height, width, _) = self.state.plan.images, self.state.image_shape
         self.run.create_layer(
             layer,
-            (images, height, width, self.state.spec.filters),
+            (images, height, width, self.state.architecture.map_count(layer)),
             (images, self.state.classes),
             self.state.plan.chunk_images,
             dtype=self.state.spec.store_dtype,

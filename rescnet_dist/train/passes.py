@@ -170,7 +170,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     images = object_cache.get(task, "images", run.images)
     backend, meter = state.backend, reader.meter
     saver = Saver.of(task, state) if task.save_maps else None
-    feature_writer = FeatureWriter.of(run, state) if state.plan.tile_features else None
+    feature_writer = FeatureWriter.of(run, state, layer) if state.plan.tile_features else None
     statistics = growing.empty(scatter=feature_writer is None, xp=backend.xp)
     checksums = Checksums()
 
@@ -303,7 +303,7 @@ def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Ta
                 with reader.meter.timing("read"):
                     old = get_value()
                 with reader.meter.timing("compute"):
-                    before = State(None, old.maps, old.scores, old.features)
+                    before = State(None, old.maps, old.scores, old.features, layer)
                     scores = advance(architecture, before, head=head).scores
                     counted = chunk.labels, chunk.train, architecture.head.target
                     tally = tally.merge(Tally.of(scores, *counted, chunk.weights))

@@ -43,7 +43,7 @@ from rescnet_dist.train.task_events import log_io, log_solving, send
 def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
     """Build the graph from the merged `ChecksummedStatistics` of a pass to its fits."""
     state = load_state(task)
-    blocks = range(len(_get_blocks(state)))
+    blocks = range(len(_get_blocks(state, task.layer)))
 
     def delay(name: str, function: Any, index: tuple[int, ...], *arguments: Any) -> Delayed:
         return delayed(function, pure=False)(
@@ -86,7 +86,7 @@ def scatter_tile(
     Return its checksum and, if i = j, its diagonal, otherwise an empty array.
     """
     run, state = task.run, load_state(task)
-    blocks, (_, means, checksums) = _get_blocks(state), summary
+    blocks, (_, means, checksums) = _get_blocks(state, task.layer), summary
     rows, columns = blocks[i], blocks[j]
     features, target = run.work("features"), run.work("scatter", write=True)
     all_chunks = Group(0, 0, state.plan.images, state.plan.chunk_images)
@@ -136,7 +136,7 @@ def factorize_tile(
     needed holds the checksums of the tiles of the factor that it is computed from.
     """
     run, state = task.run, load_state(task)
-    blocks = _get_blocks(state)
+    blocks = _get_blocks(state, task.layer)
     covariance, target = run.work("scatter"), run.work("factor", write=True)
     meter = TaskMeter()
     read = partial(_read_factor_tile, target, blocks, needed, meter)
@@ -165,7 +165,7 @@ def finish_tiled_layer(
 ) -> tuple[Tally, Checksums]:
     """Fit and store as `passes.finish_layer` does, with the factor in tiles."""
     run, state, statistics = task.run, load_state(task), merged.statistics
-    blocks = _get_blocks(state)
+    blocks = _get_blocks(state, task.layer)
     meter = TaskMeter()
     read = partial(_read_factor_tile, run.work("factor"), blocks, checksums, meter)
     whitening = tiled_whitening(statistics.features, standardizer, blocks, read)
@@ -181,9 +181,9 @@ def finish_tiled_layer(
     return statistics.tally, Checksums(lasting)
 
 
-def _get_blocks(state: RunState) -> list[slice]:
-    """Return the columns of each block of features."""
-    features = state.architecture.features
+def _get_blocks(state: RunState, layer: int) -> list[slice]:
+    """Return the columns of each block of features of a layer."""
+    features = state.architecture.feature_count(layer)
     return feature_blocks(features, state.plan.tile_features or features)
 
 

@@ -265,6 +265,7 @@ def test_help_shows_an_example(name: str):
         (["train", "--filters", "many"], "'many' is not a valid integer"),
         (["train", "--levels", "4;2"], "such as 4,2,1"),
         (["train", "--levels", "4,0"], "at least 1"),
+        (["train", "--filters", "40;8"], "not a list of whole numbers"),
         (["train", "--pool", "median"], "'median' is not one of 'max', 'mean'"),
         (["train", "--filtres", "4"], "--filters"),
         (["train", "--config", "absent.toml"], "absent.toml cannot be read"),

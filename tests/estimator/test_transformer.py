@@ -40,7 +40,7 @@ def test_features_are_what_the_head_of_a_layer_gets(
     before = initial_state(X[:7], network.image_scale, network.architecture)
     states = list(forward(network.architecture, before, network.layers))
     state = states[(layer or network.depth) - 1]
-    expected = network.architecture.extract(state.maps)
+    expected = network.architecture.extract(state.maps, state.layer)
     features = digits_classifier.transform(X[:7], layer=layer)
     assert features.dtype == np.float32
     assert features.shape == (7, network.architecture.features)

@@ -61,7 +61,7 @@ def _make_bank(
 ) -> Bank:
     """Return random filters of unit norm that see the channels of their tower."""
     size, channels = architecture.filter_size(number), architecture.input_channels(number)
-    filters = np.zeros((size, size, channels, architecture.filters))
+    filters = np.zeros((size, size, channels, architecture.map_count(number)))
     for tower in architecture.towers(number):
         shape = size, size, len(tower.channels), len(tower.filters)
         columns = np.ix_(range(size), range(size), tower.channels, tower.filters)
@@ -69,9 +69,11 @@ def _make_bank(
     filters /= np.sqrt((filters**2).sum(axis=(0, 1, 2)))
     assert state.pixels is not None
     parts = [state.pixels] if state.maps is None else [state.maps, state.pixels]
+    if number > 1 and not architecture.concatenate:
+        parts = parts[:1]
     inputs = np.concatenate(parts, axis=3).astype(np.float64).reshape(-1, channels)
     low, scale = min_max_scale(inputs.min(axis=0), inputs.max(axis=0), architecture.minmax)
-    return Bank(low, scale, filters, rng.normal(size=architecture.filters) / 10)
+    return Bank(low, scale, filters, rng.normal(size=filters.shape[3]) / 10)
 
 
 def _make_head(rng: np.random.Generator, architecture: Architecture) -> dict[str, Array]:

@@ -103,7 +103,7 @@ def test_features_are_counted_and_of_one_image(
     """D and dtype are known in advance, and an image's features do not depend on the others."""
     features = SMALL_FEATURES.get(name, name)
     architecture = make_architecture(features=features, local_contrast=local_contrast)
-    (extractor,), towers = architecture.extractors, architecture.tower_sizes
+    (extractor,), towers = architecture.extractors, architecture.tower_maps(1)
     maps = rng.normal(size=(5, 10, 9, 6)).astype(np.float32)
     features = extractor(maps, towers)
     assert features.dtype == extractor.dtype == architecture.feature_dtype

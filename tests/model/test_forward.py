@@ -32,7 +32,7 @@ SPECS = {
 
 def make_layer(rng: np.random.Generator, architecture: Architecture, number: int) -> Layer:
     """Return a layer with random filters and weights."""
-    channels, filters = architecture.input_channels(number), architecture.filters
+    channels, filters = architecture.input_channels(number), architecture.map_count(number)
     weights = rng.normal(size=(3, 3, channels, filters)) / 5
     bank = Bank(np.zeros(channels), np.ones(channels), weights, rng.normal(size=filters))
     signs = architecture.targets // 10
