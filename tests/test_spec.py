@@ -308,6 +308,8 @@ def test_unknown_choice_suggests_the_closest_and_lists_all(name):
     needed = {"local_contrast": True} if name == "pairs" else {}
     if name.startswith("first_order_"):
         needed = {"features": "first-order"}
+    if name.startswith("hash_"):
+        needed = {"features": "binary-hash", "filters": 8}
     for choice in CHOICES[name]:
         assert getattr(kind(**{name: choice}, **needed), name) == choice
         with pytest.raises(SpecError) as caught:

@@ -3,6 +3,7 @@
 from rescnet_dist.kernels.arrays import to_host
 from rescnet_dist.kernels.augment import Augmentation, augment_images
 from rescnet_dist.kernels.backend import Backend
+from rescnet_dist.kernels.binary_hash import binary_hash_features
 from rescnet_dist.kernels.calibration import LossCurve, softmax
 from rescnet_dist.kernels.class_sums import ClassSums
 from rescnet_dist.kernels.contrast import local_contrast
@@ -59,6 +60,7 @@ __all__ = [
     "TileScatter",
     "Whitening",
     "augment_images",
+    "binary_hash_features",
     "check_gpu_holds",
     "convolve",
     "descend_block",

@@ -219,6 +219,23 @@ class Operations(Protocol):
         maximum if it is None. The other parameters are those of `cpu.pooling.pool_blocks`.
         """
 
+    def hash_blocks(
+        self,
+        maps: Array,
+        bits: int,
+        block: int,
+        stride: int,
+        targets: Array,
+        use_max: bool,
+        shape: tuple[int, int, int, int],
+        dtype: np.dtype[Any],
+    ) -> Array:
+        """Return the histograms of the codes of maps (n, H, W, f) in blocks, of this dtype.
+
+        shape is theirs, (n, cells, f/bits, 2^bits); targets (rows, columns, m) are the cells of
+        each block. The largest count of a cell's blocks is kept, or counts are summed.
+        """
+
     def column_means(self, rows: Array, weights: Array | None = None) -> Array:
         """Return the mean (m,) of each column of rows (n, m), in float64.
 

@@ -116,8 +116,10 @@ def _activate(row: Array, out: Array, *, activation: str, threshold: float, half
         return row
     if activation == "absolute":
         return np.abs(row, out=out)
-    if activation == "soft-threshold":
-        row = np.subtract(*((-threshold, row) if half else (row, threshold)), out=out)
+    if activation == "soft-threshold" and half:
+        row = np.subtract(-threshold, row, out=out)
+    elif activation == "soft-threshold":
+        row = np.subtract(row, threshold, out=out)
     return np.maximum(row, 0, out=out)
 
 

@@ -20,6 +20,7 @@ MIN_MATRIX_UNIT_CHANNELS = 8  # fewer would leave most of a matrix unit idle
 MATRIX_UNIT_TILE_PIXELS = 16  # side of the tile that a block of threads computes on matrix units
 SEGMENT_CHANNEL_MULTIPLE = 4  # that the channels of segments of pixels are padded to
 PATCH_SLAB_BYTES = 5 * 2**30  # size of the pixels whose patches are processed at a time
+HASH_SLAB_BYTES = 512 * 2**20  # size of the codes and counts of images that are hashed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +217,8 @@ def patch_products_bytes(size: int, height: int, width: int, channels: int, imag
     neighbors = max(len(grid.neighbors(down)) for down in range(size))
     sums = 4 * height * (grid.segments + 1) * neighbors * (grid.length * grid.channels) ** 2
     return sums + min(images * grid.image_bytes, 2 * max(PATCH_SLAB_BYTES, grid.image_bytes))
+
+
+def hash_image_bytes(height: int, width: int, groups: int, bits: int) -> int:
+    """Return the bytes of the codes of an image, and of the counts of a block, twice."""
+    return 4 * groups * (height * width + 2 * 2**bits)

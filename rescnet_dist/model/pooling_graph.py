@@ -1,4 +1,4 @@
-"""Second-order pooling as ONNX operators: the counterpart of `kernels.second_order_features`.
+"""Pooling of blocks as ONNX operators: the counterpart of `kernels.second_order_features`.
 
 The covariance of a block is the sum of two terms, neither of which loses digits to cancellation:
 the products within tiles of pixels, each centered on the mean of its tile, and the products of the
@@ -50,6 +50,11 @@ class BlockGraph:
     def columns(self) -> int:
         """Number Q of columns of blocks."""
         return len(block_starts(self.width, self.block, self.stride))
+
+    def pixels_of_blocks(self, length: int) -> Array:
+        """Return a matrix (blocks, length), 1 where a pixel of an axis is in a block, else 0."""
+        blocks = len(block_starts(length, self.block, self.stride))
+        return _membership(_window_tiles(blocks, self.stride, self.block), length)
 
     def covariances(self, maps: str) -> tuple[str, str]:
         """Add the covariances (n, R, Q, f, f) of ReLU(maps), maps (n, f, H, W), and their means.
@@ -126,9 +131,12 @@ class BlockGraph:
         scaled = add("Mul", covariances, add("Unsqueeze", inverse, ints(4)))
         return add("Mul", scaled, add("Unsqueeze", inverse, ints(3)))
 
-    def pool(self, entries: str, levels: tuple[int, ...], cells: str, pool: str) -> str:
-        """Add the entries (n, R, Q, f, f) pooled over pyramid cells: (n, cells, f²)."""
-        add, size = self.graph.add, self.filters**2
+    def pool(self, entries: str, size: int, levels: tuple[int, ...], cells: str, pool: str) -> str:
+        """Add the entries (n, R, Q, …), `size` of each block, pooled over cells: (n, cells, size).
+
+        They are pooled by their maximum, mean or sum.
+        """
+        add = self.graph.add
         entries = add("Reshape", entries, ints(0, self.rows, self.columns, size))
         parts = []
         for level in levels:
@@ -140,9 +148,9 @@ class BlockGraph:
         return add("Concat", *parts, axis=1)
 
     def _pool_axis(self, entries: str, axis: int, members: list[int], pool: str) -> str:
-        """Add the entries (n, R, Q, f²) pooled along an axis, given the cell of each block."""
+        """Add the entries (n, R, Q, size) pooled along an axis, given the cell of each block."""
         add = self.graph.add
-        operator = "ReduceMax" if pool == "max" else "ReduceMean"
+        operator = {"max": "ReduceMax", "mean": "ReduceMean", "sum": "ReduceSum"}[pool]
         pooled = []
         for cell in sorted(set(members)):  # the blocks of a cell are neighbors
             start = members.index(cell)

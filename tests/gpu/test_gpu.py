@@ -26,6 +26,7 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.model import Bank, BankStatistics, Observation
+from rescnet_dist.model.features.binary_hash import BinaryHash
 from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.planning.requirements import device_memory
@@ -90,17 +91,22 @@ def test_features_equal_those_of_the_cpu(backend: Backend, change: dict[str, Any
         FirstOrder("absolute", pools="mean", power=True),
         FirstOrder("soft-threshold", 0.3),
         FirstOrder("none", pools="max"),
+        BinaryHash(),
+        BinaryHash(block=16, levels=(4, 2, 1)),
+        BinaryHash(bits=3, levels=(3, 1), pool="sum", cells="even"),
     ],
-    ids=lambda extractor: extractor.activation,
+    ids=repr,
 )
-def test_first_order_features_have_the_bits_of_the_cpu(
-    backend: Backend, extractor: FirstOrder
+def test_features_have_the_bits_of_the_cpu(
+    backend: Backend, extractor: FirstOrder | BinaryHash, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums are in the same order."""
-    maps = np.random.default_rng(0).normal(size=(20, 32, 29, 50)).astype(np.float32)
-    found = extractor(backend.put(maps), (50,))
+    """Floats are summed in the same order; several slabs of images are hashed."""
+    monkeypatch.setattr("rescnet_dist.kernels.gpu.hashing.HASH_SLAB_BYTES", 7 * 4 * 6 * 1440)
+    maps = np.random.default_rng(0).normal(size=(20, 32, 29, 48)).astype(np.float32)
+    maps[3] = 0
+    found = extractor(backend.put(maps), (48,))
     assert found.dtype == extractor.dtype
-    assert np.array_equal(backend.get(found), extractor(maps, (50,)))
+    assert np.array_equal(backend.get(found), extractor(maps, (48,)))
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)
@@ -400,8 +406,10 @@ def test_run_equals_run_on_the_cpu(
 def test_two_towers_equal_those_of_the_cpu(
     client: Client, backend: Backend, tmp_path: Path
 ) -> None:
-    """Maps are rectified."""
-    spec = SPEC.replace(local_contrast=True, rectify=True, max_layers=3)
+    """Maps are rectified, and there are two feature extractors."""
+    spec = SPEC.replace(
+        local_contrast=True, rectify=True, max_layers=3, features="second-order,first-order"
+    )
     images, _ = load_digits()
     runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
     one, other = (fit(tmp_path / name, run, spec) for name, run in runs.items())

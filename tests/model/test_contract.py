@@ -17,8 +17,11 @@ from rescnet_dist.spec import NetworkSpec
 LABELS = np.arange(30) % 3
 TRAIN = np.arange(30) % 7 != 0
 CUTS = (0, 11, 18, 30)
-# Options of extractors whose defaults are for larger images.
-SMALL_FEATURES = {"second-order": {"name": "second-order", "block": 4, "stride": 2}}
+# Options of extractors whose defaults are for larger images, or for more filters.
+SMALL_FEATURES = {
+    "binary-hash": {"name": "binary-hash", "bits": 3, "block": 4, "stride": 2},
+    "second-order": {"name": "second-order", "block": 4, "stride": 2},
+}
 
 
 def make_architecture(**options: Any) -> Architecture:

@@ -2,6 +2,7 @@
 
 from rescnet_dist.kernels.cpu.blas import add_scatter
 from rescnet_dist.kernels.cpu.convolution import convolve
+from rescnet_dist.kernels.cpu.hashing import hash_blocks
 from rescnet_dist.kernels.cpu.pixels import gather_sums
 from rescnet_dist.kernels.cpu.pooling import pool_blocks
 from rescnet_dist.kernels.cpu.products import patch_products
@@ -15,6 +16,7 @@ __all__ = [
     "convolve",
     "factor_scaled",
     "gather_sums",
+    "hash_blocks",
     "new_rows",
     "new_square",
     "patch_products",

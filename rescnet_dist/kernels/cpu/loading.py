@@ -18,7 +18,7 @@ def _get_kernels() -> dict[str, tuple[Kernel, tuple[str, ...]]]:
     The first takes longer to compile than all others.
     """
     use_kernels_compiled_ahead()  # before Numba is imported
-    from rescnet_dist.kernels.cpu import blocks, layout, sliding
+    from rescnet_dist.kernels.cpu import blocks, codes, layout, sliding
 
     return {
         "pool_blocks": (blocks.pool_blocks, (blocks.POOL_BLOCKS_SIGNATURE,)),
@@ -28,6 +28,7 @@ def _get_kernels() -> dict[str, tuple[Kernel, tuple[str, ...]]]:
             layout.write_row_windows,
             (layout.WRITE_ROW_WINDOWS_SIGNATURE, layout.WRITE_DOUBLE_ROW_WINDOWS_SIGNATURE),
         ),
+        "hash_blocks": (codes.hash_blocks, codes.HASH_BLOCKS_SIGNATURES),
         "gather_sums": (layout.gather_sums, (layout.GATHER_SUMS_SIGNATURE,)),
     }
 

@@ -4,6 +4,7 @@ Only `rescnet_dist.kernels.backend` imports them, on first use, as CuPy may not 
 """
 
 from rescnet_dist.kernels.gpu.convolution import convolve
+from rescnet_dist.kernels.gpu.hashing import hash_blocks
 from rescnet_dist.kernels.gpu.patches import patch_products
 from rescnet_dist.kernels.gpu.pooling import pool_blocks
 from rescnet_dist.kernels.gpu.scatter import add_outer, add_scatter, new_rows, new_square
@@ -17,6 +18,7 @@ __all__ = [
     "convolve",
     "factor_scaled",
     "gather_sums",
+    "hash_blocks",
     "new_rows",
     "new_square",
     "patch_products",

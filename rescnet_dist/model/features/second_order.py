@@ -131,7 +131,7 @@ class SecondOrder(FeatureExtractor):
         power_first = self.power and self.pool == "mean"  # the maximum is of the same entry
         if power_first:
             entries = signed_root(graph, entries)
-        pooled = blocks.pool(entries, self.levels, self.cells, self.pool)
+        pooled = blocks.pool(entries, filters**2, self.levels, self.cells, self.pool)
         row, column = np.triu_indices(filters, 1 if channelwise else 0)
         pooled = graph.add("Gather", pooled, row * filters + column, axis=2)
         if self.power and not power_first:
