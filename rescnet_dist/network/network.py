@@ -1,10 +1,9 @@
-"""A fitted network: scores of in-memory and dask images, and its stored form."""
+"""A fitted network of layers: scores of in-memory and dask images, and its stored form."""
 
 from __future__ import annotations
 
 import os
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,15 +16,14 @@ from dask.delayed import delayed
 from dask.system import CPU_COUNT
 from distributed import Client
 
-from rescnet_dist.data import ImageInput, Images, PhotoDecoder, as_images, classes_to_json
+from rescnet_dist.data import ImageInput, Images, as_images, classes_to_json
 from rescnet_dist.errors import DataError
 from rescnet_dist.export import DEFAULT_OPSET, write_onnx
-from rescnet_dist.formatting import html_table, plain_text
-from rescnet_dist.kernels import Backend, softmax
+from rescnet_dist.formatting import html_table
+from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
+from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
-from rescnet_dist.network.metrics import Metrics, MetricSums
-from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     GPU_LAYERS,
@@ -36,21 +34,16 @@ from rescnet_dist.network.scoring import (
     count_staged_correct,
 )
 from rescnet_dist.planning.backend import check_backend, get_backend
-from rescnet_dist.reduce import tree_merge
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-MAX_REPR_CLASSES = 12  # class names in the notebook representation
-MAX_RANGE_RATIO = 50  # between the value range of images and that in training, before a warning
 TASKS_PER_CORE = 4  # into which images in memory are divided at least, to balance the load
 MIN_SCATTERED_BYTES = 2**20  # of layers in memory; smaller ones are part of the graph
-EVALUATE_SPLIT_EVERY = 8  # sums of chunks that are merged by one task
-RANGE_SAMPLE_IMAGES = 64  # lazy images that are computed to estimate the value range of all
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(BaseNetwork):
     """A fitted network.
 
     Attributes
@@ -100,16 +93,7 @@ class Network:
         return self.token
 
     def _repr_html_(self) -> str:
-        height, width, channels = self.image_shape
-        names = [plain_text(label) for label in self.classes.tolist()[:MAX_REPR_CLASSES]]
-        more = ", …" if len(self.classes) > MAX_REPR_CLASSES else ""
-        fields = [
-            ("layers", self.depth),
-            ("images", f"{height}×{width}×{channels}"),
-            ("classes", f"{len(self.classes):,}: {', '.join(names)}{more}"),
-            ("copies", self.augment.copies),
-        ]
-        rows = [(name, value, False) for name, value in fields] + self.spec.rows()
+        rows = [(name, value, False) for name, value in self._describe()] + self.spec.rows()
         return html_table("Network, options that are not the default in bold", rows)
 
     @cached_property
@@ -165,66 +149,6 @@ class Network:
         check_backend(backend, self.spec, self.image_shape)
         return replace(self, backend=backend)
 
-    def check_images(self, images: Images) -> None:
-        """Raise DataError for images of a different shape from the training images.
-
-        Images in memory whose values have quite another range give a warning. Lazy images are not
-        computed.
-
-        Parameters
-        ----------
-        images : Images
-            Images of shape (n, H, W, d).
-
-        Raises
-        ------
-        DataError
-            If height, width or channels differ.
-        """
-        height, width, channels = self.image_shape
-        if images.shape == (height, width, channels, 1):
-            raise DataError(
-                f"X has shape {images.shape[:3]} and looks like one image. Pass X[None] of shape "
-                f"{(1, height, width, channels)}."
-            )
-        if images.shape[1:] != (height, width, channels):
-            remedy = "Pass images of that shape."
-            if images.shape[1:] == (channels, height, width):
-                remedy = "X looks channels-first; pass X.transpose(0, 2, 3, 1)."
-            raise DataError(
-                f"X has images of shape {images.shape[1:]}, but the network was trained on "
-                f"{(height, width, channels)} (height, width, channels). {remedy}"
-            )
-        if not images.is_lazy:
-            self._warn_about_range(np.asarray(images.array))
-
-    def look_at(self, images: Images) -> None:
-        """Warn if the values of lazy images have quite another range than in training.
-
-        The first images are computed. Use it before all of them are computed anyway.
-
-        Parameters
-        ----------
-        images : Images
-            Images of shape (n, H, W, d); images in memory are ignored.
-        """
-        if images.is_lazy:
-            self._warn_about_range(np.asarray(images.array[:RANGE_SAMPLE_IMAGES]))
-
-    def _warn_about_range(self, images: Array) -> None:
-        """Warn if the value range of images (n, H, W, d) is far from that of the training."""
-        if not len(images):
-            return
-        low, high = float(images.min()), float(images.max())
-        trained_low, trained_high = self.trained_range
-        width = trained_high - trained_low
-        if low < high and not width / MAX_RANGE_RATIO <= high - low <= width * MAX_RANGE_RATIO:
-            warnings.warn(
-                f"The images have values from {low:g} to {high:g}, but the network was trained on "
-                f"values from {trained_low:g} to {trained_high:g}. Pass images on the same scale.",
-                stacklevel=4,
-            )
-
     @property
     def trained_range(self) -> tuple[float, float]:
         """Smallest and largest value of the images that the network was trained on."""
@@ -255,7 +179,29 @@ class Network:
             If there is no such layer, or the images have a different shape from the training
             images.
         """
-        compute = partial(compute_scores, layer=self._check_layer(layer))
+        layer = self._check_layer(layer)
+        return self.map_scores(*self._prepare(images, augment), layer)
+
+    def map_scores(
+        self, images: Images, augment: AugmentSpec, layer: int | None = None
+    ) -> Array | da.Array:
+        """Compute scores as `scores` does, of images and options that are checked already.
+
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d).
+        augment : AugmentSpec
+            Copies of each image to average over.
+        layer : int or None, default None
+            Number of the layer, from 1; None is the last.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, C)
+            Scores in float32; lazy for lazy images.
+        """
+        compute = partial(compute_scores, layer=self.depth if layer is None else layer)
         return self._map_images(compute, images, augment, len(self.classes))
 
     def features(self, images: Any, *, layer: int | None = None) -> Array | da.Array:
@@ -281,7 +227,8 @@ class Network:
         """
         number = self._check_layer(layer)
         compute = partial(compute_features, layer=number)
-        return self._map_images(compute, images, None, self.architecture.feature_count(number))
+        count = self.architecture.feature_count(number)
+        return self._map_images(compute, *self._prepare(images, None), count)
 
     def _check_layer(self, layer: int | None) -> int:
         """Return the number of a layer, of the last if None; raise DataError if it is none."""
@@ -292,93 +239,6 @@ class Network:
                 f"layer={layer} does not exist. The network has layers 1 to {self.depth}."
             )
         return layer
-
-    def photo_decoder(
-        self, resize: int | tuple[int, int] | None = None, channels: str | None = None
-    ) -> PhotoDecoder:
-        """Return what turns photos into images of this network, as its training images were made.
-
-        Parameters
-        ----------
-        resize : int, tuple of int or None, default None
-            Size to resize photos to, (height, width) or the side of a square, where the network
-            does not know; see `input`.
-        channels : {"gray", "color"} or None, default None
-            What to convert photos to, where the network does not know.
-
-        Returns
-        -------
-        PhotoDecoder
-            Its `read_photo` returns the image (H, W, d) of a file or of a Pillow image.
-
-        Raises
-        ------
-        SpecError
-            If `resize` or `channels` is invalid.
-        """
-        return PhotoDecoder.create(
-            self.image_shape, self.trained_range, self.input, resize=resize, channels=channels
-        )
-
-    def predict_image(
-        self,
-        image: Any,
-        *,
-        resize: int | tuple[int, int] | None = None,
-        channels: str | None = None,
-        augment: AugmentSpec | None = None,
-    ) -> ImagePrediction:
-        """Predict the label of one photo of any size.
-
-        It is decoded, converted to gray or color and resized as the training images were when they
-        were imported.
-
-        Parameters
-        ----------
-        image : str, os.PathLike or PIL.Image.Image
-            Path or fsspec URL of a PNG, JPEG or WebP file, or a Pillow image.
-        resize : int, tuple of int or None, default None
-            Size to resize the photo to, (height, width) or the side of a square, where the network
-            does not know; see `input`.
-        channels : {"gray", "color"} or None, default None
-            What to convert the photo to, where the network does not know.
-        augment : AugmentSpec or None, default None
-            Average the scores over the image and augmented copies of it.
-
-        Returns
-        -------
-        ImagePrediction
-            The label, and the probability of each class.
-
-        Raises
-        ------
-        DataError
-            If the photo cannot be read, or does not become an image of the network's shape.
-        SpecError
-            If `resize` or `channels` is invalid.
-        """
-        pixels = self.photo_decoder(resize, channels).read_photo(image)
-        scores = self.scores(Images(pixels[np.newaxis]), augment)
-        return ImagePrediction(self.classes, self.probabilities(np.asarray(scores))[0])
-
-    def probabilities(self, scores: Any) -> Any:
-        """Convert running scores after the last layer to probabilities.
-
-        Parameters
-        ----------
-        scores : ndarray or dask.array.Array of shape (n, C)
-            Scores.
-
-        Returns
-        -------
-        ndarray or dask.array.Array of shape (n, C)
-            softmax(scores / temperature) in float64, with the temperature of `calibration`:
-            positive rows that sum to 1; lazy for lazy scores.
-        """
-        temperature = self.calibration.temperature
-        if isinstance(scores, da.Array):
-            return scores.map_blocks(softmax, temperature, dtype=np.float64, meta=np.empty((0, 0)))
-        return softmax(scores, temperature)
 
     def staged_scores(self, images: Any, augment: AugmentSpec | None = None) -> Array | da.Array:
         """Compute the running scores of images after each layer.
@@ -401,13 +261,13 @@ class Network:
             If the images have a different shape from the training images.
         """
         shape = self.depth, len(self.classes)
-        return self._map_images(compute_staged_scores, images, augment, *shape)
+        return self._map_images(compute_staged_scores, *self._prepare(images, augment), *shape)
 
     def _map_images(
         self,
         compute: Callable[..., Array],
-        images: Any,
-        augment: AugmentSpec | None,
+        images: Images,
+        augment: AugmentSpec,
         *shape: int,
     ) -> Array | da.Array:
         """Return what `compute`, of the module `scoring`, gives for all images: (n, *shape).
@@ -415,9 +275,6 @@ class Network:
         A few images in memory are computed in this thread. Others are divided into tasks. The
         result for lazy images is lazy, with the same chunks.
         """
-        images = as_images(images)
-        self.check_images(images)
-        augment = self._check_augment(augment)
         array, predictor = images.array, self.predictor
         if not isinstance(array, da.Array):
             count = len(array)
@@ -465,12 +322,6 @@ class Network:
             cached["_scattered"] = client.id, future
         return delayed(future)
 
-    def _check_augment(self, augment: AugmentSpec | None) -> AugmentSpec:
-        """Return the spec of the copies to average over; raise if it does not fit the images."""
-        augment = augment or AugmentSpec()
-        augment.check_images(*self.image_shape)
-        return augment
-
     def maps(self, images: Any, layer: int) -> Array:
         """Compute the maps of a few images after a layer.
 
@@ -500,44 +351,6 @@ class Network:
         assert state.maps is not None
         return state.maps
 
-    def evaluate(self, images: Any, codes: Any, augment: AugmentSpec | None = None) -> Metrics:
-        """Compute how well images are classified.
-
-        Parameters
-        ----------
-        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
-            Images; a NumPy, dask or xarray array. Of lazy images, each task returns sums only.
-        codes : ndarray or dask.array.Array of shape (n,)
-            Index of the class of each image.
-        augment : AugmentSpec or None, default None
-            Average the scores over each image and its augmented copies.
-
-        Returns
-        -------
-        Metrics
-            Accuracy, log loss, confusion matrix, and metrics by class.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images.
-        """
-        images = as_images(images)
-        self.look_at(images)
-        probabilities = self.probabilities(self.scores(images, augment))
-        if not isinstance(probabilities, da.Array):
-            return Metrics.of(self.classes, probabilities, np.asarray(codes))
-        codes = da.asarray(codes).rechunk((probabilities.chunks[0],))
-        blocks = zip(probabilities.to_delayed()[:, 0], codes.to_delayed(), strict=True)
-        sums = tree_merge(
-            [delayed(MetricSums.of, pure=False)(*block) for block in blocks],
-            MetricSums.merge,
-            split_every=EVALUATE_SPLIT_EVERY,
-            name="evaluate",
-            token=uuid.uuid4().hex,
-        )
-        return Metrics(self.classes, sums.compute())
-
     def staged_correct(self, images: Any, codes: Any, augment: AugmentSpec | None = None) -> Array:
         """Count the images that are classified correctly after each layer.
 
@@ -560,8 +373,7 @@ class Network:
         DataError
             If the images have a different shape from the training images.
         """
-        images = as_images(images)
-        self.check_images(images)
+        images, augment = self._prepare(images, augment)
         self.look_at(images)
         array = da.asarray(images.array)
         array = array.rechunk((self.predictor.divide(array.chunks[0]), -1, -1, -1))
@@ -571,7 +383,7 @@ class Network:
             array,
             codes,
             self._share_predictor(lazy=False),
-            self._check_augment(augment),
+            augment,
             drop_axis=(2, 3),
             chunks=((1,) * array.numblocks[0], (self.depth,)),
             dtype=np.int64,
