@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         plan,
     )
     from rescnet_dist.events import Callback
-    from rescnet_dist.network import ImagePrediction, Network
+    from rescnet_dist.network import FusedNetwork, ImagePrediction, Network, fuse
     from rescnet_dist.runs import find_runs
     from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
@@ -27,6 +27,7 @@ __all__ = [
     "ClusterError",
     "DataError",
     "FlatResCNetClassifier",
+    "FusedNetwork",
     "ImagePrediction",
     "MLflowWriter",
     "Network",
@@ -39,6 +40,7 @@ __all__ = [
     "StoreError",
     "TensorBoardWriter",
     "find_runs",
+    "fuse",
     "import_dataset",
     "load",
     "load_digits",
@@ -61,7 +63,7 @@ _MODULES = {
         "estimator",
     ),
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
-    **dict.fromkeys(("ImagePrediction", "Network"), "network"),
+    **dict.fromkeys(("FusedNetwork", "ImagePrediction", "Network", "fuse"), "network"),
     "Callback": "events",
     "find_runs": "runs",
 }

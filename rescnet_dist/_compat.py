@@ -352,8 +352,10 @@ def read_zarr_arrays(store: Any, paths: Sequence[str]) -> list[tuple[Any, Mappin
         arrays = [zarr.open_array(store, path=p, mode="r", zarr_format=3) for p in paths]
         return [(array[...], dict(array.attrs)) for array in arrays]
 
+    root = store if isinstance(store, StorePath) else StorePath(store)
+
     async def read(path: str) -> tuple[Any, Mapping[str, Any]]:
-        array = await zarr.AsyncArray.open(StorePath(store, path), zarr_format=3)
+        array = await zarr.AsyncArray.open(root / path, zarr_format=3)
         return await array.getitem(...), array.metadata.attributes
 
     async def read_all() -> list[tuple[Any, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from rescnet_dist import Network
+from rescnet_dist.network import BaseNetwork, load_network
 
 MODEL_NAME = "rescnet"
 MAX_BATCH_IMAGES = 64
@@ -28,7 +28,7 @@ instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 """
 
 
-def write_repository(network: Network, folder: str, dtype: str = "float32") -> None:
+def write_repository(network: BaseNetwork, folder: str, dtype: str = "float32") -> None:
     """Write FOLDER/rescnet/config.pbtxt and FOLDER/rescnet/1/model.onnx."""
     version = os.path.join(folder, MODEL_NAME, "1")
     os.makedirs(version, exist_ok=True)
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("folder", help="folder of the model repository")
     parser.add_argument("--dtype", choices=("float32", "uint8"), default="float32")
     arguments = parser.parse_args()
-    write_repository(Network.load(arguments.run), arguments.folder, arguments.dtype)
+    write_repository(load_network(arguments.run), arguments.folder, arguments.dtype)
 
 
 if __name__ == "__main__":

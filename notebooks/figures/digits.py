@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import SubFigure
 
 import rescnet_dist as rd
+from rescnet_dist.network import require_layers
 
 EXAMPLE_IMAGES = (0, 120, 340, 560)
 EXAMPLE_MAPS = (1, 4, 8)
@@ -33,7 +34,7 @@ def draw_accuracies(
 
 def draw_filters(panel: SubFigure, clf: rd.ResCNetClassifier) -> None:
     """Draw the 16 filters of the first layer."""
-    filters = clf.network_.layers[0].bank.filters[:, :, 0]
+    filters = require_layers(clf.network_).layers[0].bank.filters[:, :, 0]
     for i, axes in enumerate(panel.subplots(4, 4).flat):
         limit = np.abs(filters[..., i]).max()
         axes.imshow(filters[..., i], cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -43,9 +44,9 @@ def draw_filters(panel: SubFigure, clf: rd.ResCNetClassifier) -> None:
 
 def draw_maps(panel: SubFigure, clf: rd.ResCNetClassifier, images: np.ndarray) -> None:
     """Draw four of the images (n, H, W, d), each with three of its maps in layer 2."""
-    grid = panel.subplots(4, 4)
+    grid, network = panel.subplots(4, 4), require_layers(clf.network_)
     for row, image in enumerate(EXAMPLE_IMAGES):
-        maps = clf.network_.maps(images[image : image + 1], min(2, clf.depth_))[0]
+        maps = network.maps(images[image : image + 1], min(2, network.depth))[0]
         grid[row, 0].imshow(images[image, :, :, 0], cmap="gray")
         for column, channel in enumerate(EXAMPLE_MAPS, start=1):
             grid[row, column].imshow(maps[..., channel], cmap="viridis")

@@ -305,9 +305,25 @@ def _format_network(saved: dict[str, Any]) -> str:
         f"classes   {len(saved['class_names'])}: {', '.join(saved['class_names'][:MAX_CLASSES])}",
         f"layers    {saved['depth']}",
         f"store     {format_bytes(saved['bytes'])}",
-        f"options   {_format_changes(saved['network'], NetworkSpec)}",
     ]
+    if "networks" not in saved:
+        lines.append(f"options   {_format_changes(saved['network'], NetworkSpec)}")
+        return "\n".join(lines)
+    if copies := AugmentSpec.from_stored(saved["averaging"]).copies:
+        lines.append(f"averaged  over each image and {copies} of its copies")
+    for number, network in enumerate(saved["networks"]):
+        weight, accuracy = saved["weights"][number], _format_accuracy(saved, number)
+        depth = pluralize(network["depth"], "layer")
+        lines.append(f"network {number + 1}: weight {weight:.3f}, {depth}{accuracy}")
+        lines.append(f"          {_format_changes(network['network'], NetworkSpec)}")
     return "\n".join(lines)
+
+
+def _format_accuracy(saved: dict[str, Any], number: int) -> str:
+    """Return the accuracy of a network of a fused one on the held-out images as text, if known."""
+    if not saved["held_out"]:
+        return ""
+    return f", {100 * saved['held_out']['network_accuracies'][number]:.2f} % of held-out images"
 
 
 def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:

@@ -31,7 +31,7 @@ from rescnet_dist.data import (
 )
 from rescnet_dist.errors import RescnetError, pluralize
 from rescnet_dist.network import Metrics
-from rescnet_dist.store import NETWORK_FORMAT, Location, RunStore
+from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, RunStore
 
 
 @click.command("evaluate", **HELP_SETTINGS)
@@ -121,7 +121,7 @@ def write_confusion(path: str, metrics: Metrics) -> None:
 
 def find_test_data(run_url: str) -> str:
     """Return the data that a run was trained on; raise RescnetError without a test split."""
-    if Location.of(run_url).attributes().get("format") == NETWORK_FORMAT:
+    if Location.of(run_url).attributes().get("format") in (NETWORK_FORMAT, FUSED_FORMAT):
         raise RescnetError(
             f"{run_url} is a saved network, which does not know the data that it was trained on. "
             "Name the DATA to evaluate on."

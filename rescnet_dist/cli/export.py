@@ -11,7 +11,7 @@ from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.export import DEFAULT_OPSET, INPUT_DTYPES
 from rescnet_dist.formatting import format_bytes
-from rescnet_dist.network import Network
+from rescnet_dist.network import load_network
 
 EXTENSION = ".onnx"
 
@@ -55,7 +55,7 @@ def export_command(
             f"{output} does not end in {EXTENSION}, the only format of exports. Add the extension."
         )
     with show_status("exporting"):
-        network = Network.load(run_url)
+        network = load_network(run_url)
         network.to_onnx(output, dtype=dtype, opset=opset, external_data=external_data)
     files = [path for path in (output, f"{output}.data") if os.path.exists(path)]
     size = format_bytes(sum(os.path.getsize(path) for path in files))

@@ -53,7 +53,7 @@ from rescnet_dist.data import (
     open_split,
 )
 from rescnet_dist.errors import DataError, mask_secrets, pluralize
-from rescnet_dist.network import Network
+from rescnet_dist.network import BaseNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -155,7 +155,7 @@ class ImageTable:
 
 def open_images(
     data: Sequence[str],
-    network: Network,
+    network: BaseNetwork,
     threads: int,
     split: str | None,
     resize: tuple[int, int] | None,

@@ -10,7 +10,7 @@ import numpy as np
 
 from rescnet_dist.data import Images, encode, select_split
 from rescnet_dist.errors import DataError, mask_secrets
-from rescnet_dist.network import Metrics, Network
+from rescnet_dist.network import BaseNetwork, Metrics, Network
 from rescnet_dist.store import RunStore, read_region
 
 MAX_EVALUATION_IMAGES = 2000  # by default
@@ -73,7 +73,7 @@ def sample_from_run(run: RunStore, limit: int = MAX_EVALUATION_IMAGES) -> Sample
     return Sample(images, codes, rows, kind, description, total)
 
 
-def sample_from_data(X: Any, y: Any, network: Network, limit: int | None = None) -> Sample:
+def sample_from_data(X: Any, y: Any, network: BaseNetwork, limit: int | None = None) -> Sample:
     """Return images X with labels y, or the test split of a dataset X, as a sample.
 
     The sample has all images, or at most `limit` of them, evenly spaced.

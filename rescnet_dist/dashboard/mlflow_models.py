@@ -17,7 +17,7 @@ import numpy as np
 from rescnet_dist.data import Images
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.export import label_constants
-from rescnet_dist.network import Network
+from rescnet_dist.network import BaseNetwork, load_network
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Flavor = Literal["pyfunc", "onnx"]
@@ -31,11 +31,11 @@ class NetworkModel:
 
     Parameters
     ----------
-    network : Network
+    network : Network or FusedNetwork
         The network.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: BaseNetwork) -> None:
         self.network = network
 
     def predict(
@@ -65,11 +65,11 @@ class NetworkModel:
 
 def _load_pyfunc(path: str) -> NetworkModel:
     """Load the model whose data are at a path; called by MLflow."""
-    return NetworkModel(Network.load(path).in_memory())
+    return NetworkModel(load_network(path).in_memory())
 
 
 def save_mlflow_model(
-    network: Network,
+    network: BaseNetwork,
     path: str | os.PathLike[str],
     *,
     flavor: Flavor = "pyfunc",
@@ -79,7 +79,7 @@ def save_mlflow_model(
 
     Parameters
     ----------
-    network : Network
+    network : Network or FusedNetwork
         The network.
     path : str or os.PathLike
         Local folder to write to, which must not exist or be empty.
@@ -133,7 +133,7 @@ def save_mlflow_model(
             )
 
 
-def log_mlflow_models(client: Any, experiment: str, run_id: str, network: Network) -> None:
+def log_mlflow_models(client: Any, experiment: str, run_id: str, network: BaseNetwork) -> None:
     """Log a network to an MLflow run: models `network`, a pyfunc, and `network-onnx`."""
     from mlflow.models import Model
 
@@ -152,7 +152,7 @@ def log_mlflow_models(client: Any, experiment: str, run_id: str, network: Networ
             client.finalize_logged_model(logged.model_id, status)
 
 
-def _make_signature(network: Network) -> Any:
+def _make_signature(network: BaseNetwork) -> Any:
     """Return MLflow's description of inputs and outputs."""
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -169,7 +169,7 @@ def _make_signature(network: Network) -> Any:
     return ModelSignature(images, Schema(outputs))
 
 
-def _make_example(network: Network) -> Array:
+def _make_example(network: BaseNetwork) -> Array:
     """Return a random image (1, H, W, d) in the value range of the training images."""
     low, high = network.trained_range
     rng = np.random.default_rng(EXAMPLE_SEED)

@@ -11,6 +11,7 @@ from rescnet_dist.data.dataset import (
     open_for_network,
     open_source,
     open_split,
+    select_held_out,
     select_split,
 )
 from rescnet_dist.data.digits import load_digits
@@ -78,6 +79,7 @@ __all__ = [
     "open_photos",
     "open_source",
     "open_split",
+    "select_held_out",
     "select_split",
     "select_validation",
     "training_set",

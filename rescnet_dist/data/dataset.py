@@ -243,6 +243,16 @@ def select_split(
     return replace(data, labels=as_labels(labels, data.images.shape[0], name=labels_name))
 
 
+def select_held_out(X: Any, y: Any, *, decoder: PhotoDecoder | None = None) -> SplitData:
+    """Return images of an array, or of the val split of a dataset or its only one, with labels."""
+    X = as_dataset(X, decoder)
+    if isinstance(X, str | os.PathLike | xr.Dataset):
+        X = open_for_network(X, decoder)
+        if "split" in X.coords and len(np.unique(X["split"].to_numpy())) > 1:
+            X = open_split(X, "val", decoder)
+    return select_split(X, y, "test", decoder=decoder)
+
+
 def evaluation_images(X: Any, decoder: PhotoDecoder | None = None) -> Images:
     """Return images of an array, or of the evaluation split of a dataset, as `select_split`."""
     X = as_dataset(X, decoder)

@@ -36,7 +36,15 @@ from rescnet_dist.estimator.transformer import LayerOutputs
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.export import DEFAULT_OPSET
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
-from rescnet_dist.network import ImagePrediction, Metrics, Network, stored_accuracies
+from rescnet_dist.network import (
+    BaseNetwork,
+    FusedNetwork,
+    ImagePrediction,
+    Metrics,
+    load_network,
+    require_layers,
+    stored_accuracies,
+)
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -81,8 +89,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
 
     Attributes
     ----------
-    network_ : Network
-        The fitted network at its chosen depth.
+    network_ : Network or FusedNetwork
+        The fitted network at its chosen depth; a `FusedNetwork` if such a one was loaded.
     classes_ : ndarray of shape (C,)
         The labels, as they were given to `fit`.
     accuracies_ : list of dict
@@ -103,7 +111,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
     (3,)
     """
 
-    network_: Network
+    network_: BaseNetwork
     classes_: Array
     accuracies_: list[dict[str, Any]]
     depth_: int
@@ -250,7 +258,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             self._load(run.url, run_spec.array_backend)
             if temporary:
                 self.run_url_ = None
-                self.network_ = replace(self.network_.in_memory(), classes=data.classes)
+                network = require_layers(self.network_).in_memory()
+                self.network_ = replace(network, classes=data.classes)
                 self.classes_ = data.classes
         return self
 
@@ -385,12 +394,12 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
 
     @classmethod
     def load(cls, url: str | os.PathLike[str], *, array_backend: str = "numpy") -> Self:
-        """Load the classifier that `save` or a run has stored.
+        """Load the classifier that `save` or a run has stored, or a fused network.
 
         Parameters
         ----------
         url : str or os.PathLike
-            fsspec URL of a saved network, a folder or a zip file, or of a run store.
+            fsspec URL of a saved or fused network, a folder or a zip file, or of a run store.
         array_backend : {"numpy", "cupy"}, default "numpy"
             Array library for predictions; "cupy" predicts on a GPU.
 
@@ -409,7 +418,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         """
         clf = cls()
         clf._load(os.fspath(url), array_backend)
-        return clf.set_params(spec=clf.network_.spec)
+        is_fused = isinstance(clf.network_, FusedNetwork)
+        return clf if is_fused else clf.set_params(spec=require_layers(clf.network_).spec)
 
     def save(self, url: str | os.PathLike[str], *, dtype: str = "float32") -> None:
         """Write the fitted network to a Zarr store, without pickles.
@@ -701,7 +711,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         check_is_fitted(self)
         part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
         codes = encode(part.labels, self.classes_)
-        correct = self.network_.staged_correct(part.images, codes, self._resolve_augment(augment))
+        network = require_layers(self.network_)
+        correct = network.staged_correct(part.images, codes, self._resolve_augment(augment))
         return correct / part.images.shape[0]
 
     @xarray_like_input("layer", "image")
@@ -729,7 +740,8 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
             If the images have a different shape from the training images.
         """
         check_is_fitted(self)
-        scores = self.network_.staged_scores(self.to_images(X), self._resolve_augment(augment))
+        network = require_layers(self.network_)
+        scores = network.staged_scores(self.to_images(X), self._resolve_augment(augment))
         codes = scores.argmax(axis=2).T
         if isinstance(codes, da.Array):
             return codes.map_blocks(
@@ -752,7 +764,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         The methods are `accuracy()`, `filters(layer)`, `maps(image)` and `confusion(X, y)`.
         """
         check_is_fitted(self)
-        return Plots(self.network_, self.accuracies_, self.run_url_)
+        return Plots(require_layers(self.network_), self.accuracies_, self.run_url_)
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         return mask_secrets(super().__repr__(N_CHAR_MAX))  # the URL of the store may have secrets
@@ -903,7 +915,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
 
     def _load(self, url: str, array_backend: str = "numpy") -> None:
         """Set the fitted attributes from the network and the accuracies stored at a URL."""
-        self.network_ = Network.load(url).on(array_backend)
+        self.network_ = load_network(url).on(array_backend)
         self.classes_ = self.network_.classes
         self.depth_ = self.network_.depth
         self.accuracies_ = stored_accuracies(url)

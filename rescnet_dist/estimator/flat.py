@@ -21,7 +21,7 @@ from rescnet_dist.data import Images, as_images
 from rescnet_dist.errors import SpecError
 from rescnet_dist.estimator.classifier import ResCNetClassifier
 from rescnet_dist.estimator.transformer import LayerOutputs
-from rescnet_dist.network import Network
+from rescnet_dist.network import BaseNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -171,7 +171,7 @@ class FlatResCNetClassifier(
         return self.estimator_.classes_
 
     @property
-    def network_(self) -> Network:
+    def network_(self) -> BaseNetwork:
         """The fitted network."""
         return self.estimator_.network_
 

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from rescnet_dist._compat import copy_output_config
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.estimator.labeled import label_result
+from rescnet_dist.network import require_layers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LayerOutput = Literal["features", "scores"]
@@ -180,7 +181,7 @@ class ResCNetTransformer(TransformerMixin, MetaEstimatorMixin, BaseEstimator):
         """
         check_is_fitted(self)
         self._check_output()
-        network = self.estimator_.network_
+        network = require_layers(self.estimator_.network_)
         images = self.estimator_.to_images(X)
         compute = network.features if self.output == "features" else network.scores
         values = compute(images, layer=self.layer)
@@ -202,7 +203,7 @@ class ResCNetTransformer(TransformerMixin, MetaEstimatorMixin, BaseEstimator):
             Names such as `layer2_feature0` or `layer2_score_cat`.
         """
         check_is_fitted(self)
-        network = self.estimator_.network_
+        network = require_layers(self.estimator_.network_)
         layer = network.depth if self.layer is None else self.layer
         outputs = (
             [f"feature{index}" for index in range(network.architecture.feature_count(layer))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,37 @@ from rescnet_dist.model.graph import OnnxGraph, ints
 HALF = 10  # float16 and other types, as ONNX numbers them
 FLOAT = 1
 DOUBLE = 11
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedNetwork:
+    """A network to be exported, and the weight of its scores in those of the file."""
+
+    architecture: Architecture
+    scale: ImageScale
+    layers: Sequence[Layer]
+    weight: float = 1.0
+
+
+def add_mean_scores(
+    graph: OnnxGraph, images: str, networks: Sequence[ExportedNetwork], *, mirror: bool
+) -> str:
+    """Add the weighted sum (n, C) of the scores of networks, and return its name.
+
+    With `mirror`, scores are the mean over each image and its mirror image.
+    """
+    inputs = [images]
+    if mirror:
+        last, before_first = ints(-1), ints(np.iinfo(np.int64).min + 1)
+        inputs.append(graph.add("Slice", images, last, before_first, ints(2), ints(-1)))
+    total = ""
+    for network in networks:
+        for name in inputs:
+            scores = add_scores(graph, name, network.architecture, network.scale, network.layers)
+            if (weight := network.weight / len(inputs)) != 1:
+                scores = graph.add("Mul", scores, np.float32(weight))
+            total = graph.add("Add", total, scores) if total else scores
+    return total
 
 
 def add_scores(

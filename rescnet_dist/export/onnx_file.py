@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,9 +14,8 @@ import numpy as np
 
 from rescnet_dist.errors import RescnetError, SpecError
 from rescnet_dist.export.graph import GraphBuilder, import_onnx
-from rescnet_dist.export.layers import add_scores
+from rescnet_dist.export.layers import ExportedNetwork, add_mean_scores
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model import Architecture, ImageScale, Layer
 
 INPUT_DTYPES = ("float32", "uint8")
 DEFAULT_OPSET = 23  # of onnxruntime 1.22 and later
@@ -27,20 +26,20 @@ METADATA_PREFIX = "rescnet."
 
 def write_onnx(
     path: str | os.PathLike[str],
-    architecture: Architecture,
-    scale: ImageScale,
-    layers: Iterable[Layer],
+    networks: Sequence[ExportedNetwork],
     classes: Array,
     *,
     temperature: float,
+    mirror: bool,
     metadata: Mapping[str, Any],
     dtype: str,
     opset: int,
     external_data: bool | None,
 ) -> None:
-    """Write a network as an ONNX file; see `Network.to_onnx`.
+    """Write one network, or the weighted mean of several, as an ONNX file; see `Network.to_onnx`.
 
-    metadata are JSON-serializable values by name.
+    All have images of the same shape and the same classes. With `mirror`, scores are averaged over
+    each image and its mirror image. metadata are JSON-serializable values by name.
     """
     onnx = import_onnx()
     if dtype not in INPUT_DTYPES:
@@ -55,8 +54,9 @@ def write_onnx(
     if not os.path.isdir(folder):
         raise RescnetError(f"{path} cannot be written: there is no folder {folder}. Create it.")
     graph = GraphBuilder()
-    scores = add_scores(graph, "images", architecture, scale, layers)
-    model = _make_model(graph, scores, architecture, classes, temperature, dtype, opset)
+    scores = add_mean_scores(graph, "images", networks, mirror=mirror)
+    shape = networks[0].architecture.image_shape
+    model = _make_model(graph, scores, shape, classes, temperature, dtype, opset)
     onnx.helper.set_model_props(
         model, {f"{METADATA_PREFIX}{name}": json.dumps(value) for name, value in metadata.items()}
     )
@@ -68,7 +68,7 @@ def write_onnx(
 def _make_model(
     graph: GraphBuilder,
     scores: str,
-    architecture: Architecture,
+    image_shape: tuple[int, int, int],
     classes: Array,
     temperature: float,
     dtype: str,
@@ -86,7 +86,7 @@ def _make_model(
     graph.rename(graph.add("Gather", labels, largest), "label")
     count = len(classes)
     input_kind = kinds.UINT8 if dtype == "uint8" else kinds.FLOAT
-    images = helper.make_tensor_value_info("images", input_kind, ["n", *architecture.image_shape])
+    images = helper.make_tensor_value_info("images", input_kind, ["n", *image_shape])
     outputs = [
         helper.make_tensor_value_info("label", label_kind, ["n"]),
         helper.make_tensor_value_info("probabilities", kinds.FLOAT, ["n", count]),

@@ -33,6 +33,7 @@ from rescnet_dist.kernels.first_order import first_order_features
 from rescnet_dist.kernels.gpu_tiles import check_gpu_holds
 from rescnet_dist.kernels.hashing import hash_keys, uniforms
 from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.mixture import mixture_weights
 from rescnet_dist.kernels.patches import InputSums, PatchMoments, patch_moments, patch_scatter
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import one_hot, probabilities, residual_labels
@@ -72,6 +73,7 @@ __all__ = [
     "hash_keys",
     "local_contrast",
     "min_max_scale",
+    "mixture_weights",
     "normalize",
     "one_hot",
     "one_vs_rest_lda",

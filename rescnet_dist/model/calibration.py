@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+import numpy as np
+
+from rescnet_dist.kernels import LossCurve
+from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.statistics import Tally
 
+CURVE_ROWS = 2**16  # images whose losses are summed at a time
 DEFAULT_TEMPERATURE = 0.1  # near the fitted ones of networks whose scores reach 1
 
 
@@ -53,6 +58,31 @@ class Calibration:
             return cls()
         temperature, log_loss = tally.loss.minimum(role, images)
         return cls(temperature, "validation" if role else "training", images, log_loss)
+
+    @classmethod
+    def fit(cls, scores: Array, labels: Array) -> Self:
+        """Fit the temperature on the scores of held-out images.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (n, C)
+            The scores.
+        labels : ndarray of int, shape (n,)
+            The labels.
+
+        Returns
+        -------
+        Calibration
+            The temperature with the smallest log loss.
+        """
+        images, curve = len(labels), LossCurve.empty()
+        for start in range(0, images, CURVE_ROWS):
+            rows = slice(start, start + CURVE_ROWS)
+            roles = np.zeros((2, len(labels[rows])))
+            roles[1] = 1
+            curve = curve.merge(LossCurve.of(scores[rows], labels[rows], roles))
+        temperature, log_loss = curve.minimum(1, images)
+        return cls(temperature, "validation", images, log_loss)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any] | None) -> Self:

@@ -1,8 +1,24 @@
 """A fitted network: scores of images in memory and on clusters, and its stored form."""
 
+from rescnet_dist.network.base import BaseNetwork
+from rescnet_dist.network.fusion import FusedNetwork, HeldOut, fuse
+from rescnet_dist.network.loading import load_network, require_layers
 from rescnet_dist.network.metrics import Metrics
 from rescnet_dist.network.network import Network
 from rescnet_dist.network.prediction import ImagePrediction
-from rescnet_dist.network.saving import describe_network, stored_accuracies
+from rescnet_dist.network.saving import check_vacant, describe_network, stored_accuracies
 
-__all__ = ["ImagePrediction", "Metrics", "Network", "describe_network", "stored_accuracies"]
+__all__ = [
+    "BaseNetwork",
+    "FusedNetwork",
+    "HeldOut",
+    "ImagePrediction",
+    "Metrics",
+    "Network",
+    "check_vacant",
+    "describe_network",
+    "fuse",
+    "load_network",
+    "require_layers",
+    "stored_accuracies",
+]

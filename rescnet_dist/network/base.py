@@ -6,15 +6,16 @@ import os
 import uuid
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Self
 
 import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 
-from rescnet_dist.data import ImageInput, Images, PhotoDecoder, as_images
+from rescnet_dist.data import ImageInput, Images, PhotoDecoder, as_images, classes_to_json
 from rescnet_dist.errors import DataError
-from rescnet_dist.export import DEFAULT_OPSET
+from rescnet_dist.export import DEFAULT_OPSET, ExportedNetwork, write_onnx
 from rescnet_dist.formatting import plain_text
 from rescnet_dist.kernels import softmax
 from rescnet_dist.model import Calibration
@@ -297,6 +298,35 @@ class BaseNetwork(ABC):
             token=uuid.uuid4().hex,
         )
         return Metrics(self.classes, sums.compute())
+
+    def _write_onnx(
+        self,
+        path: str | os.PathLike[str],
+        networks: Sequence[ExportedNetwork],
+        metadata: dict[str, Any],
+        dtype: str,
+        opset: int,
+        external_data: bool | None,
+        *,
+        mirror: bool = False,
+    ) -> None:
+        """Write networks as one ONNX file, with what all kinds of networks have as metadata."""
+        common = {
+            "classes": classes_to_json(self.classes),
+            "image_shape": list(self.image_shape),
+            "calibration": self.calibration.to_dict(),
+        }
+        write_onnx(
+            path,
+            networks,
+            self.classes,
+            temperature=self.calibration.temperature,
+            mirror=mirror,
+            metadata=common | metadata,
+            dtype=dtype,
+            opset=opset,
+            external_data=external_data,
+        )
 
     def _check_augment(self, augment: AugmentSpec | None) -> AugmentSpec:
         """Return the spec of the copies to average over; raise if it does not fit the images."""

@@ -18,13 +18,13 @@ from distributed import Client
 
 from rescnet_dist.data import ImageInput, Images, as_images, classes_to_json
 from rescnet_dist.errors import DataError
-from rescnet_dist.export import DEFAULT_OPSET, write_onnx
+from rescnet_dist.export import DEFAULT_OPSET, ExportedNetwork
 from rescnet_dist.formatting import html_table
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
-from rescnet_dist.network.saving import read_network, write_network
+from rescnet_dist.network.saving import read_network, write_network, write_store
 from rescnet_dist.network.scoring import (
     GPU_LAYERS,
     Predictor,
@@ -35,6 +35,7 @@ from rescnet_dist.network.scoring import (
 )
 from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+from rescnet_dist.store import Location
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -415,6 +416,18 @@ class Network(BaseNetwork):
         SpecError
             If `dtype` is unknown.
         """
+        write_store(url, self.write, dtype)
+
+    def write(self, location: Location, dtype: str) -> None:
+        """Write the network into a folder, as `save` does.
+
+        Parameters
+        ----------
+        location : Location
+            The folder, in which nothing is stored yet.
+        dtype : {"float32", "float16"}
+            Type in which the weights are stored.
+        """
         attributes = {
             "classes": classes_to_json(self.classes),
             "image_shape": list(self.image_shape),
@@ -423,7 +436,7 @@ class Network(BaseNetwork):
             "input": None if self.input is None else self.input.to_dict(),
             "calibration": self.calibration.to_dict(),
         }
-        write_network(url, attributes, self.spec, self.image_scale, self.layers, dtype)
+        write_network(location, dtype, attributes, self.spec, self.image_scale, self.layers)
 
     def to_onnx(
         self,
@@ -459,25 +472,13 @@ class Network(BaseNetwork):
         SpecError
             If an option is not valid, or a component of the network cannot be exported.
         """
-        metadata = {
-            "classes": classes_to_json(self.classes),
-            "image_shape": list(self.image_shape),
-            "network": self.spec.to_dict(),
-            "depth": self.depth,
-            "calibration": self.calibration.to_dict(),
-        }
-        write_onnx(
-            path,
-            self.architecture,
-            self.image_scale,
-            self.layers,
-            self.classes,
-            temperature=self.calibration.temperature,
-            metadata=metadata,
-            dtype=dtype,
-            opset=opset,
-            external_data=external_data,
-        )
+        metadata = {"network": self.spec.to_dict(), "depth": self.depth}
+        self._write_onnx(path, [self.exported], metadata, dtype, opset, external_data)
+
+    @property
+    def exported(self) -> ExportedNetwork:
+        """What is exported to ONNX."""
+        return ExportedNetwork(self.architecture, self.image_scale, self.layers)
 
     @classmethod
     def load(cls, url: str | os.PathLike[str]) -> Network:
@@ -499,7 +500,7 @@ class Network(BaseNetwork):
         StoreError
             If there is no network at the URL, or no finished layer.
         """
-        return cls(**read_network(url))
+        return cls(**read_network(Location.of(url)))
 
 
 def _unpickle_network(values: dict[str, Any]) -> Network:

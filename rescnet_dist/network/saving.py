@@ -1,10 +1,13 @@
-"""The stored form of a network: one Zarr group, or the store of a run at its chosen depth."""
+"""The stored form of networks: one Zarr group, or the store of a run at its chosen depth.
+
+A fused network is a group with a network in each of the groups networks/0001, networks/0002, …
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rescnet_dist.data import ImageInput, classes_from_json
@@ -15,6 +18,8 @@ from rescnet_dist.network.layer_cache import CachedLayers
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
     FORMAT_VERSION,
+    FUSED_FORMAT,
+    FUSED_FORMAT_VERSION,
     NETWORK_FORMAT,
     RUN_FORMAT,
     Location,
@@ -35,27 +40,52 @@ from rescnet_dist.store import (
 WEIGHT_TYPES = ("float32", "float16")  # in which networks are saved
 
 
-def write_network(
-    url: str | os.PathLike[str],
-    attributes: dict[str, Any],
-    spec: NetworkSpec,
-    image_scale: ImageScale,
-    layers: Sequence[Layer],
-    dtype: str = "float32",
-) -> None:
-    """Write a network to a Zarr store at which nothing is stored yet; raise StoreError else.
-
-    A URL that ends in .zip becomes one file, others a folder. `attributes` are JSON-serializable.
-    `dtype` is one of `WEIGHT_TYPES`, that of the larger arrays. Nothing is left if writing
-    fails.
-    """
-    if dtype not in WEIGHT_TYPES:
-        raise SpecError(f"dtype={dtype!r} is unknown. {suggest_name(str(dtype), WEIGHT_TYPES)}")
+def check_vacant(url: str | os.PathLike[str]) -> Location:
+    """Return the location of a URL; raise StoreError if something is stored there."""
     location = Location.of(url)
     with limit_retries(0):
         is_taken = location.exists()
     if is_taken:
         raise StoreError(f"{location.url} already holds something. Choose another URL.")
+    return location
+
+
+def write_store(
+    url: str | os.PathLike[str], write: Callable[[Location, str], None], dtype: str
+) -> None:
+    """Write a Zarr store where nothing is stored yet, by a function; raise StoreError else.
+
+    A URL that ends in .zip becomes one file, others a folder. `write` gets the folder, and `dtype`,
+    one of `WEIGHT_TYPES`, which is that of the larger arrays. Nothing is left if it fails.
+    """
+    if dtype not in WEIGHT_TYPES:
+        raise SpecError(f"dtype={dtype!r} is unknown. {suggest_name(str(dtype), WEIGHT_TYPES)}")
+    location = check_vacant(url)
+    if is_zip_url(location.url):
+        with tempfile.TemporaryDirectory(prefix="rescnet-") as folder:
+            write(Location(folder), dtype)
+            with open_output(location) as file:
+                pack_folder(folder, file)
+        return
+    try:
+        write(location, dtype)
+    except BaseException:
+        location.remove()
+        raise
+
+
+def write_network(
+    location: Location,
+    dtype: str,
+    attributes: dict[str, Any],
+    spec: NetworkSpec,
+    image_scale: ImageScale,
+    layers: Sequence[Layer],
+) -> None:
+    """Write a network into a folder; `attributes` are JSON-serializable."""
+    for number, layer in enumerate(layers, start=1):
+        write_layer(location, number, layer, spec.head.arrays, in_half=dtype == "float16")
+    write_image_scale(location, image_scale)
     attributes = {
         "format": NETWORK_FORMAT,
         "format_version": FORMAT_VERSION,
@@ -63,29 +93,31 @@ def write_network(
         "depth": len(layers),
         **attributes,
     }
-
-    def write(folder: Location) -> None:
-        for number, layer in enumerate(layers, start=1):
-            write_layer(folder, number, layer, spec.head.arrays, in_half=dtype == "float16")
-        write_image_scale(folder, image_scale)
-        folder.update_attributes(attributes)
-
-    if is_zip_url(location.url):
-        with tempfile.TemporaryDirectory(prefix="rescnet-") as folder:
-            write(Location(folder))
-            with open_output(location) as file:
-                pack_folder(folder, file)
-        return
-    try:
-        write(location)
-    except BaseException:
-        location.remove()
-        raise
+    location.update_attributes(attributes)
 
 
-def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the attributes of the `Network` that is stored at a URL; its layers are lazy."""
-    location = Location.of(url)
+def write_fused(
+    location: Location,
+    dtype: str,
+    attributes: dict[str, Any],
+    writers: Sequence[Callable[[Location, str], None]],
+) -> None:
+    """Write a fused network into a folder, its networks by a function each."""
+    for location_of_network, write in zip(
+        network_locations(location, len(writers)), writers, strict=True
+    ):
+        write(location_of_network, dtype)
+    kind = {"format": FUSED_FORMAT, "format_version": FUSED_FORMAT_VERSION}
+    location.update_attributes({**kind, "networks": len(writers), **attributes})
+
+
+def network_locations(location: Location, count: int) -> list[Location]:
+    """Return the groups of the networks of a fused network."""
+    return [location / f"networks/{number:04d}" for number in range(1, count + 1)]
+
+
+def read_network(location: Location) -> dict[str, Any]:
+    """Return the attributes of the `Network` that is stored at a location; its layers are lazy."""
     attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
     depth, stored = attributes.get("depth"), attributes.get("calibration")
     if depth is None:
@@ -116,6 +148,14 @@ def read_network(url: str | os.PathLike[str]) -> dict[str, Any]:
         }
 
 
+def read_fused(location: Location) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the attributes of a fused network, and those of each `Network` that it is made of."""
+    attributes = check_format(location, FUSED_FORMAT)
+    with translate_attribute_errors(location):
+        members = network_locations(location, attributes["networks"])
+    return attributes, [read_network(member) for member in members]
+
+
 def _find_calibration(records: dict[int, dict[str, Any]], depth: int) -> dict[str, Any] | None:
     """Return the calibration after layer `depth` of a run, None if it has none.
 
@@ -125,20 +165,34 @@ def _find_calibration(records: dict[int, dict[str, Any]], depth: int) -> dict[st
 
 
 def describe_network(url: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Describe the saved network at a URL as JSON-serializable values; None if it is a run."""
+    """Describe the saved network at a URL as JSON-serializable values; None if it is a run.
+
+    A fused one has a list of its `networks`, each described in the same way.
+    """
     location = Location.of(url)
-    attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
-    if attributes["format"] != NETWORK_FORMAT:
+    attributes = check_format(location, NETWORK_FORMAT, FUSED_FORMAT, RUN_FORMAT)
+    if attributes["format"] == RUN_FORMAT:
         return None
+    saved = {"url": str(location), "state": "saved", "bytes": location.size()}
+    if attributes["format"] == NETWORK_FORMAT:
+        return saved | _describe_attributes(attributes)
+    members = network_locations(location, attributes["networks"])
+    networks = [_describe_attributes(check_format(m, NETWORK_FORMAT)) for m in members]
+    shared = {name: networks[0][name] for name in ("image_shape", "input", "class_names")}
+    return {
+        **saved,
+        **shared,
+        "depth": sum(network["depth"] for network in networks),
+        **{name: attributes[name] for name in ("weights", "averaging", "held_out")},
+        "networks": networks,
+    }
+
+
+def _describe_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of one network, from the attributes of its store."""
     names = ("depth", "image_shape", "input", "network", "augment")
     classes = [str(label) for label in classes_from_json(attributes["classes"]).tolist()]
-    return {
-        "url": str(location),
-        "state": "saved",
-        **{name: attributes.get(name) for name in names},
-        "class_names": classes,
-        "bytes": location.size(),
-    }
+    return {**{name: attributes.get(name) for name in names}, "class_names": classes}
 
 
 def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:

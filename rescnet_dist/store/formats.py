@@ -10,16 +10,24 @@ from rescnet_dist.store.retry import limit_retries
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
+FUSED_FORMAT = "rescnet-fused-network"
 DATASET_FORMAT = "rescnet-dataset"
 
 FORMAT_VERSION = 4  # of runs and networks
+FUSED_FORMAT_VERSION = 1
 DATASET_FORMAT_VERSION = 1
 VERSIONS = {
     RUN_FORMAT: FORMAT_VERSION,
     NETWORK_FORMAT: FORMAT_VERSION,
+    FUSED_FORMAT: FUSED_FORMAT_VERSION,
     DATASET_FORMAT: DATASET_FORMAT_VERSION,
 }
-REMAKE = {RUN_FORMAT: "train", NETWORK_FORMAT: "train", DATASET_FORMAT: "import the dataset"}
+REMAKE = {
+    RUN_FORMAT: "train",
+    NETWORK_FORMAT: "train",
+    FUSED_FORMAT: "fuse the networks",
+    DATASET_FORMAT: "import the dataset",
+}
 
 
 @limit_retries(0)
@@ -42,7 +50,7 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
         usable_by = "`rescnet info`, `evaluate` and `predict`, and `rescnet_dist.load` accept it. "
         raise StoreReadError(
             f"{location.url} is not a {' or '.join(formats)} store (its format is {found!r}). "
-            f"{usable_by if found == NETWORK_FORMAT else ''}Check the URL."
+            f"{usable_by if found in (NETWORK_FORMAT, FUSED_FORMAT) else ''}Check the URL."
         )
     check_version(location, attributes)
     return attributes

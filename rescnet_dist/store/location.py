@@ -28,7 +28,7 @@ from zarr.errors import (
     GroupNotFoundError,
     NodeTypeValidationError,
 )
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import FsspecStore, LocalStore, StorePath
 
 from rescnet_dist._compat import read_zarr_arrays
 from rescnet_dist.errors import (
@@ -57,7 +57,7 @@ from rescnet_dist.store.retry import (
     lacks_credentials,
     retry,
 )
-from rescnet_dist.store.zipped import is_zip_url, open_zip
+from rescnet_dist.store.zipped import open_zip, split_zip_url
 
 Result = TypeVar("Result")
 
@@ -81,7 +81,7 @@ COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as level 3, and twic
 class Location:
     """A folder, bucket prefix or memory path, by its URL; cheap to create and to pickle.
 
-    If a zip file is at the URL, its content can be read.
+    If a zip file is at the URL, its content can be read, and groups in it as net.zip/GROUP.
     """
 
     url: str
@@ -122,13 +122,19 @@ class Location:
         fs.invalidate_cache(path)
         return fs, path
 
-    def zarr_store(self, *, read_only: bool = False, is_new: bool = False) -> Store:
+    def zarr_store(self, *, read_only: bool = False, is_new: bool = False) -> Store | StorePath:
         """Open the Zarr store at this location; `is_new` if a user has just named it."""
-        if read_only and is_zip_url(self.url) and (zipped := open_zip(self.url, is_new=is_new)):
+        if read_only and (zipped := self._open_zip(is_new=is_new)):
             return zipped
         if self.is_local:
             return LocalStore(self.url, read_only=read_only)
         return FsspecStore.from_url(self.url, read_only=read_only)
+
+    def _open_zip(self, *, is_new: bool) -> Store | StorePath | None:
+        """Return the store in the zip file here, or the group in one above; None without any."""
+        url, path = split_zip_url(self.url)
+        zipped = open_zip(url, is_new=is_new) if url else None
+        return StorePath(zipped, path) if zipped and path else zipped
 
     def _write(self, action: Callable[[], Result]) -> Result:
         """Return the result of writing here; raise StoreError with the URL if that fails."""

@@ -55,6 +55,16 @@ def is_zip_url(url: str) -> bool:
     return url.lower().endswith(ZIP_SUFFIX)
 
 
+def split_zip_url(url: str) -> tuple[str, str]:
+    """Return the last zip file on the way to a URL, by its name, and the path in it.
+
+    >>> split_zip_url("s3://bucket/Net.ZIP/networks/0001"), split_zip_url("runs/1")
+    (('s3://bucket/Net.ZIP', 'networks/0001'), ('', ''))
+    """
+    end = f"{url}/".lower().rfind(f"{ZIP_SUFFIX}/") + len(ZIP_SUFFIX)
+    return (url[:end], url[end + 1 :]) if end >= len(ZIP_SUFFIX) else ("", "")
+
+
 def open_zip(url: str, *, is_new: bool = False) -> ZippedStore | None:
     """Return the store in the zip file at a URL; None if it is a folder or does not exist.
 

@@ -1,0 +1,44 @@
+"""Loading of networks of any kind, and the check for one that has layers of its own."""
+
+from __future__ import annotations
+
+import os
+
+from rescnet_dist.errors import SpecError
+from rescnet_dist.network.base import BaseNetwork
+from rescnet_dist.network.fusion import FusedNetwork
+from rescnet_dist.network.network import Network
+from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, RUN_FORMAT, Location, check_format
+
+
+def load_network(url: str | os.PathLike[str]) -> Network | FusedNetwork:
+    """Load a saved network, a fused network, or the network of a run at its chosen depth.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        fsspec URL of a saved network, a folder or a zip file, or of a run store.
+
+    Returns
+    -------
+    Network or FusedNetwork
+        The network; its layers are read when they are used.
+
+    Raises
+    ------
+    StoreError
+        If there is no network at the URL, or no finished layer.
+    """
+    attributes = check_format(Location.of(url), NETWORK_FORMAT, FUSED_FORMAT, RUN_FORMAT)
+    is_fused = attributes["format"] == FUSED_FORMAT
+    return FusedNetwork.load(url) if is_fused else Network.load(url)
+
+
+def require_layers(network: BaseNetwork) -> Network:
+    """Return a network that has layers of its own; raise SpecError if it is fused."""
+    if isinstance(network, Network):
+        return network
+    raise SpecError(
+        "This is a fused network, which has no layers, features or maps of its own. Use one of "
+        "the networks that it is made of: rd.FusedNetwork.load(url).networks."
+    )
