@@ -435,6 +435,13 @@ class NetworkSpec(Spec):
                 f"bank={format_bank(self.bank)}) leaves one without filters. Use at least "
                 f"{len(towers)} filters, or larger shares for that view."
             )
+        for part in self.bank:
+            if part.share and part.learner.min_towers > len(towers):
+                raise SpecError(
+                    f"bank={format_bank(self.bank)} has {len(towers)} tower, but "
+                    f"{part.learner.name} filters need {part.learner.min_towers}, as they compare "
+                    "views. Use local_contrast=True, or add a part with another view."
+                )
         for extractor in self.features:
             extractor.check_network(towers)
 

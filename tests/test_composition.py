@@ -57,7 +57,7 @@ def test_bank_in_all_forms(given, expected):
         ({"bank": "pca@up"}, r"view='up' is not a choice"),
         ({"bank": "pca@contrast"}, r"no part with the view image"),
         ({"bank": "pca:0,dct:0"}, r"no part with the view image and a share above 0"),
-        ({"bank": [{"share": 1}]}, r"has no name\. Add name, one of dct"),
+        ({"bank": [{"share": 1}]}, r"has no name\. Add name, one of cca, dct"),
         ({"bank": 3}, r"3 is not a filter learner"),
         ({"bank": [3]}, r"3 is not a filter learner"),
         ({"features": "second-oder"}, r"Unknown feature extractor.*Did you mean 'second-order'"),

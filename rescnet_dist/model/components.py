@@ -103,6 +103,7 @@ class FilterLearner(Component, ABC):
     __slots__ = ()
 
     label: ClassVar[str] = "filter"  # what pictures of the filters are called
+    min_towers: ClassVar[int] = 1  # of a network with the learner
 
     def max_filters(self, directions: int) -> int | None:
         """Return the largest number of filters that can be fitted.

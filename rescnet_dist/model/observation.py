@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -81,6 +81,12 @@ class FilterGroup:
     def input_directions(self) -> int:
         """The number of elements of a patch of all input channels of the layer."""
         return self.size**2 * self.input_channels
+
+    @property
+    def elements(self) -> Array:
+        """The indices (k²c,) of the elements that the filters see, of all those of a patch."""
+        starts = np.arange(self.size**2) * self.input_channels
+        return np.add.outer(starts, np.array(self.channels)).ravel()
 
     @property
     def positions(self) -> tuple[int, int]:
@@ -285,7 +291,24 @@ class Observation:
         if group.size not in self._moments:
             self._moments[group.size] = patch_moments(self._train_inputs, group.size, self.sums)
         moments = self._moments[group.size]
-        return moments.select(_select_directions(group)) if group.is_partial else moments
+        return moments.select(group.elements) if group.is_partial else moments
+
+    def joint_moments(self, group: FilterGroup) -> PatchMoments:
+        """Return the moments of all patches of the training images, of all channels of the layer.
+
+        Parameters
+        ----------
+        group : FilterGroup
+            The filters: their size, and the channels that they see.
+
+        Returns
+        -------
+        PatchMoments of k²C elements
+            The k²c elements that the filters see come first, those of other towers follow.
+        """
+        whole = replace(group, channels=tuple(range(group.input_channels)))
+        others = np.setdiff1d(whole.elements, group.elements)
+        return self.patch_moments(whole).select(np.concatenate([group.elements, others]))
 
     def patch_sample(self, draws: Draws, group: FilterGroup) -> PatchSample:
         """Return the patches that draws take from this chunk.
@@ -311,10 +334,4 @@ class Observation:
             group.size,
             self.repeats,
         )
-        return sample.select(_select_directions(group)) if group.is_partial else sample
-
-
-def _select_directions(group: FilterGroup) -> Array:
-    """Return the indices (k²c,) of the elements of a patch that a group sees."""
-    starts = np.arange(group.size**2) * group.input_channels
-    return np.add.outer(starts, np.array(group.channels)).ravel()
+        return sample.select(group.elements) if group.is_partial else sample

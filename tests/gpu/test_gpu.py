@@ -135,7 +135,7 @@ def test_maps_and_patch_moments_equal_those_of_the_cpu(
     assert relative_error(found.scatter, moments.scatter) < TOLERANCE[matmul_precision]
 
 
-@pytest.mark.parametrize("name", ["lda"])
+@pytest.mark.parametrize("name", ["cca", "lda"])
 def test_statistics_of_learners_equal_those_of_the_cpu(
     backend: Backend, name: str, rng: np.random.Generator
 ) -> None:

@@ -1,0 +1,100 @@
+"""CCA filters: directions in which two views of the same patch correlate most, as in CCANet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from rescnet_dist.kernels import PatchMoments
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.filters import check_patch_scatter, leading_eigenvectors, orient_filters
+from rescnet_dist.kernels.solving import inverse_deviations
+from rescnet_dist.model.components import FilterLearner
+from rescnet_dist.model.observation import MOMENTS_COPIES, FilterGroup, Observation
+from rescnet_dist.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class TwoViewMoments:
+    """The joint moments of patches as the tower sees them and as the others see them.
+
+    Attributes
+    ----------
+    own : int
+        The number k²c of elements that the tower sees. They come first.
+    moments : PatchMoments of k²C elements
+        The moments of all elements.
+    """
+
+    own: int
+    moments: PatchMoments
+
+    def merge(self, other: TwoViewMoments) -> TwoViewMoments:
+        """Return the moments of both sets of images."""
+        return TwoViewMoments(self.own, self.moments.merge(other.moments))
+
+    def rescale(self, low: Array, scale: Array) -> TwoViewMoments:
+        """Return the moments of (input − low)·scale; what other towers see is left as it is."""
+        others, repeats = len(self.moments.mean) - self.own, self.own // len(low)
+        low = np.concatenate([np.tile(low, repeats), np.zeros(others)])
+        scale = np.concatenate([np.tile(scale, repeats), np.ones(others)])
+        return TwoViewMoments(self.own, self.moments.rescale(low, scale))
+
+
+@dataclass(frozen=True, slots=True)
+class CCA(FilterLearner):
+    """Canonical directions of the patches of a tower with those of the other towers.
+
+    CCANet (Yang et al., 2017) is for images that come in two views. Here the views are those of the
+    towers at the same place: the image and its local contrast in layer 1, and also the maps of each
+    tower in later layers. The leading correlations come first. The ridge is relative to the
+    variance of each element, so that no scale of a view changes the directions.
+    """
+
+    label: ClassVar[str] = "CCA"
+    min_towers: ClassVar[int] = 2
+    name: ClassVar[str] = "cca"
+    prefix: ClassVar[str] = "cca_"
+
+    ridge: float = option(
+        0.1, help="ridge of the covariance of each view, relative to its diagonal", above=0
+    )
+
+    def max_filters(self, directions: int) -> int:
+        """Return the number of directions."""
+        return directions
+
+    def empty(self, group: FilterGroup) -> TwoViewMoments:
+        """Return the moments of no patch."""
+        return TwoViewMoments(group.directions, PatchMoments.empty(group.input_directions))
+
+    def observe(self, chunk: Observation, group: FilterGroup) -> TwoViewMoments:
+        """Return the joint moments of all patches of a chunk."""
+        return TwoViewMoments(group.directions, chunk.joint_moments(group))
+
+    def fit(self, statistics: TwoViewMoments, group: FilterGroup) -> tuple[Array, Array]:
+        """Return the canonical directions (k, k, c, count), of unit norm, and a bias of zero."""
+        moments, own = statistics.moments, statistics.own
+        check_patch_scatter(moments.scatter)
+        covariance = moments.scatter / moments.count
+        scale = inverse_deviations(np.diagonal(covariance), moments.mean)
+        correlation = covariance * np.outer(scale, scale)
+        ridged = correlation + self.ridge * np.eye(len(scale))
+        factor = np.linalg.cholesky(ridged[own:, own:])
+        other = solve_triangular(factor, correlation[own:, :own], lower=True)
+        vectors = leading_eigenvectors(other.T @ other, group.count, ridged[:own, :own])
+        vectors *= scale[:own, None]
+        norm = np.linalg.norm(vectors, axis=0)
+        vectors /= np.where(norm > 0, norm, 1)
+        return orient_filters(vectors, group.size), np.zeros(group.count)
+
+    def statistics_bytes(self, group: FilterGroup) -> int:
+        """Return the bytes of the joint scatter matrix."""
+        return 8 * group.input_directions**2
+
+    def workspace_bytes(self, group: FilterGroup) -> int:
+        """Return the bytes of all copies of the joint scatter matrix."""
+        return MOMENTS_COPIES * self.statistics_bytes(group)
