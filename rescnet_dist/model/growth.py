@@ -124,7 +124,16 @@ class GrowingLayer:
         def gather() -> tuple[BankStatistics, Tally]:
             """Return the statistics of the next layer's input, and the tally of the scores."""
             inputs = layer_input(network, pixels, new_maps, weights)
-            chunk = Observation(inputs, labels, train, class_offsets, self.class_counts, repeats)
+            chunk = Observation(
+                inputs,
+                labels,
+                train,
+                class_offsets,
+                self.class_counts,
+                repeats,
+                entering,
+                network.head.target,
+            )
             return (
                 BankStatistics.of(chunk, network, self.number + 1),
                 Tally.of(entering, labels, train, network.head.target, weights),

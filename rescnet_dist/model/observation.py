@@ -14,8 +14,10 @@ from rescnet_dist.kernels import (
     LayerInput,
     PatchMoments,
     PatchSample,
+    one_hot,
     patch_moments,
     sample_patches,
+    to_host,
 )
 from rescnet_dist.kernels.arrays import Array
 
@@ -228,6 +230,10 @@ class Observation:
     repeats : ndarray of int, shape (n,), optional
         How many times each image is repeated for draws, in proportion to its weight; once by
         default. Moments have the weights of `inputs`.
+    scores : ndarray of shape (n, C), optional
+        The scores Ŷ of the layers so far; 0 by default.
+    target : float, default 1.0
+        The score λ that the class of an image should reach.
     """
 
     def __init__(
@@ -238,6 +244,8 @@ class Observation:
         class_offsets: Array,
         class_counts: Array,
         repeats: Array | None = None,
+        scores: Array | None = None,
+        target: float = 1.0,
     ) -> None:
         self.inputs = inputs
         self.labels = labels
@@ -245,6 +253,8 @@ class Observation:
         self.class_offsets = class_offsets
         self.class_counts = class_counts
         self.repeats = repeats
+        self.scores = scores
+        self.target = target
         self._train_inputs = inputs.select(train)
         self._sums: InputSums | None = None
         self._class_sums: ClassSums | None = None
@@ -256,6 +266,12 @@ class Observation:
         if self._sums is None:
             self._sums = InputSums.of(self._train_inputs)
         return self._sums
+
+    @property
+    def errors(self) -> Array:
+        """The errors λY − Ŷ of the scores, (n, C) in a NumPy array."""
+        expected = self.target * one_hot(self.labels, len(self.class_counts)).astype(np.float64)
+        return expected if self.scores is None else expected - to_host(self.scores)
 
     def class_sums(self, group: FilterGroup) -> ClassSums:
         """Return the sums of the training images of each class.
@@ -291,6 +307,27 @@ class Observation:
         if group.size not in self._moments:
             self._moments[group.size] = patch_moments(self._train_inputs, group.size, self.sums)
         moments = self._moments[group.size]
+        return moments.select(group.elements) if group.is_partial else moments
+
+    def weighted_moments(self, group: FilterGroup, weights: Array) -> PatchMoments:
+        """Return the moments of all patches of the training images, weighted once more.
+
+        Parameters
+        ----------
+        group : FilterGroup
+            The filters: their size, and the channels that they see.
+        weights : ndarray of float64, shape (n,)
+            What the weight of each image is multiplied by. It must not be negative.
+
+        Returns
+        -------
+        PatchMoments of k²c elements
+            The moments of the patches, of the channels of the group.
+        """
+        own = self.inputs.weights
+        weighted = replace(self.inputs, weights=weights if own is None else weights * own)
+        inputs = weighted.select(self.train & (weights > 0))
+        moments = patch_moments(inputs, group.size, InputSums.of(inputs))
         return moments.select(group.elements) if group.is_partial else moments
 
     def joint_moments(self, group: FilterGroup) -> PatchMoments:

@@ -135,7 +135,7 @@ def test_maps_and_patch_moments_equal_those_of_the_cpu(
     assert relative_error(found.scatter, moments.scatter) < TOLERANCE[matmul_precision]
 
 
-@pytest.mark.parametrize("name", ["cca", "lda"])
+@pytest.mark.parametrize("name", ["cca", "lda", "residual-metric"])
 def test_statistics_of_learners_equal_those_of_the_cpu(
     backend: Backend, name: str, rng: np.random.Generator
 ) -> None:
@@ -144,6 +144,7 @@ def test_statistics_of_learners_equal_those_of_the_cpu(
     architecture = spec.architecture((16, 16, 1), 3)
     images = rng.random((20, 16, 16, 2)).astype(np.float32)
     maps = rng.normal(size=(20, 16, 16, 8)).astype(np.float32)
+    scores = rng.normal(size=(20, 3)).astype(np.float32)
     labels, train = np.arange(20) % 3, np.arange(20) % 7 != 0
     counts = np.bincount(labels[train], minlength=3)
 
@@ -151,7 +152,8 @@ def test_statistics_of_learners_equal_those_of_the_cpu(
         total = BankStatistics.empty(architecture, 2)
         for rows in (slice(12), slice(12, 20)):
             inputs = LayerInput.of(put(images[rows]), put(maps[rows]))
-            chunk = Observation(inputs, labels[rows], train[rows], 0 * counts, counts)
+            observed = labels[rows], train[rows], 0 * counts, counts, None, put(scores[rows])
+            chunk = Observation(inputs, *observed)
             total = total.merge(BankStatistics.of(chunk, architecture, 2))
         return to_host(total)
 
