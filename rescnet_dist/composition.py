@@ -1,6 +1,7 @@
 """The composition of a network from names, tables and flat options.
 
-A bank is a list of parts, features are extractors side by side, and there is one head. Each can be
+A bank is a list of parts, features are extractors side by side, and there is one head. The parts of
+the bank name the views that they see, which need a mention only to set their options. Each can be
 given as objects, as tables (dicts with a `name`), or as text such as `pca:0.5,dct:0.5@contrast`.
 Options of components also have flat names, the component's prefix and the name of the option, by
 which presets, the command line and parameter grids set them: `block`, `lda_draws`, `ridge`.
@@ -14,11 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from rescnet_dist.errors import SpecError
-from rescnet_dist.model.architecture import VIEWS, BankPart
+from rescnet_dist.model.architecture import BankPart
 from rescnet_dist.model.components import Component, FilterLearner
 from rescnet_dist.model.filters.pca import PCA
 from rescnet_dist.model.filters.stacked_lda import StackedLDA
-from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, Registry
+from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS, Registry
+from rescnet_dist.model.view import View
 from rescnet_dist.options import Option, validate_option
 
 COMPONENT_FIELDS = ("bank", "features", "head")
@@ -108,7 +110,7 @@ def check_flat_options(changes: Iterable[str], components: Iterable[Component]) 
     for name in changes:
         if name in known:
             continue
-        for registry in (FILTERS, FEATURES, HEADS):
+        for registry in (FILTERS, VIEWS, FEATURES, HEADS):
             owners = [c for c in registry.classes() if name in _own_options(c)]
             if owners:
                 names = [c.name for c in components if isinstance(c, registry.base)]
@@ -199,14 +201,35 @@ def _make_part(
 
 
 def read_components(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the bank, the extractors and the head of a stored spec."""
+    """Return the bank, its views, the extractors and the head of a stored spec."""
+    views = values.get("views")  # earlier releases stored none, as these had no options
     return {
+        "views": views and tuple(make_component(VIEWS, table, is_stored=True) for table in views),
         "bank": tuple(_make_part(table, is_stored=True) for table in values["bank"]),
         "features": tuple(
             make_component(FEATURES, table, is_stored=True) for table in values["features"]
         ),
         "head": make_component(HEADS, values["head"], is_stored=True),
     }
+
+
+def make_views(value: Any, bank: tuple[BankPart, ...], current: Iterable[View]) -> tuple[View, ...]:
+    """Return the views that the parts of a bank see, the image first, the others by name.
+
+    Those that are not given are the current ones, or have their default options.
+    """
+    current = list(current)
+    given = [] if value is None else make_components(VIEWS, value, current)
+    used = {part.view for part in bank if part.share}
+    for view in given:
+        if view.name not in used:
+            raise SpecError(
+                f"views has {view.name}, but no part of bank={format_bank(bank)} sees it. Add "
+                f"@{view.name} to a part of the bank, or leave the view out."
+            )
+    known = {view.name: view for view in (*current, *given)}
+    names = sorted(used, key=lambda name: (name != "image", name))
+    return tuple(known.get(name) or make_component(VIEWS, name) for name in names)
 
 
 def _parse_part(text: str) -> tuple[str, float, str]:
@@ -239,7 +262,7 @@ def paper_bank(
     lda_fraction: float = 0.5, *, local_contrast: bool = False, lda: StackedLDA | None = None
 ) -> tuple[BankPart, ...]:
     """Return a bank of PCA filters and, after them, stacked-LDA filters, for one or two views."""
-    views = VIEWS if local_contrast else VIEWS[:1]
+    views = ("image", "contrast") if local_contrast else ("image",)
     learners: tuple[tuple[FilterLearner, float], ...] = (
         (PCA(), 1 - lda_fraction),
         (lda or StackedLDA(), lda_fraction),
@@ -296,4 +319,8 @@ def apply_shorthands(
                 "counterpart. Give the bank that you want instead."
             )
         return tuple(part.replace(share=2 * part.share) for part in images)
-    return tuple(part.replace(share=part.share / 2, view=view) for view in VIEWS for part in images)
+    return tuple(
+        part.replace(share=part.share / 2, view=view)
+        for view in ("image", "contrast")
+        for part in images
+    )

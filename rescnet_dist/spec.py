@@ -25,6 +25,7 @@ from rescnet_dist.composition import (
     make_bank,
     make_component,
     make_components,
+    make_views,
     paper_bank,
     read_components,
     update_component,
@@ -34,7 +35,9 @@ from rescnet_dist.model.architecture import Architecture, BankPart
 from rescnet_dist.model.components import Component, FeatureExtractor, Head
 from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.model.heads.classify import Classify
-from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS
+from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS
+from rescnet_dist.model.view import View
+from rescnet_dist.model.views.image import Image
 from rescnet_dist.options import Option, Options, option
 
 DEFAULT_VALIDATION = 0.1  # fraction of the training images that is held out
@@ -172,7 +175,13 @@ class NetworkSpec(Spec):
         paper_bank(),
         help="filter learners as NAME:SHARE@VIEW,..., such as pca:0.5,dct:0.5",
         doc="Filter learners, their shares of the filters, and the view of the images that they "
-        'see, "image" or "contrast". Parts with the same view are a tower.',
+        'see, such as "image" or "contrast". Parts with the same view are a tower.',
+    )
+    views: tuple[View, ...] = option(
+        (Image(),),
+        help="what the filters see of the images",
+        doc="The views that the bank names, the image first. They need to be given only to set "
+        "their options.",
     )
     features: tuple[FeatureExtractor, ...] = option(
         (SecondOrder(),),
@@ -229,8 +238,9 @@ class NetworkSpec(Spec):
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """All filter learners, feature extractors and the head."""
-        return (*(part.learner for part in self.bank), *self.features, self.head)
+        """All filter learners, views, feature extractors and the head."""
+        learners = (part.learner for part in self.bank)
+        return (*learners, *self.views, *self.features, self.head)
 
     def _flat_values(self) -> dict[str, Any]:
         """Return the values of the flat options of the components, in the order of the flags."""
@@ -253,6 +263,7 @@ class NetworkSpec(Spec):
         -------
         dict of str to Option
             Options by name; those of components follow the option that chooses the components.
+            `views` is left out, as the bank chooses them.
         """
         return cls._options_with_flat(load=True)
 
@@ -260,19 +271,23 @@ class NetworkSpec(Spec):
     def _options_with_flat(cls, *, load: bool) -> dict[str, Option]:
         """Return all options by name; `load` is that of `Registry.classes`."""
         found: dict[str, Option] = {}
-        registries = {"bank": FILTERS, "features": FEATURES, "head": HEADS}
+        registries = {"bank": FILTERS, "views": VIEWS, "features": FEATURES, "head": HEADS}
         for name, declared in cls.__options__.items():
             if name not in registries:
                 found[name] = declared
                 continue
             registry = registries[name]
             names = ", ".join(component.name for component in registry.classes(load=load))
-            found[name] = dataclasses.replace(
-                declared,
-                type=str,
-                default=_format_components(declared.default),
-                help=f"{declared.help}; known: {names}",
-            )
+            if name == "views":  # chosen by the bank
+                bank = found["bank"]
+                found["bank"] = dataclasses.replace(bank, help=f"{bank.help}; views: {names}")
+            else:
+                found[name] = dataclasses.replace(
+                    declared,
+                    type=str,
+                    default=_format_components(declared.default),
+                    help=f"{declared.help}; known: {names}",
+                )
             if name == "bank":
                 found |= BANK_SHORTHANDS
             flat = flat_options(registry, load=load)
@@ -416,7 +431,7 @@ class NetworkSpec(Spec):
         for name in ("bank", "features"):
             if not getattr(self, name):
                 raise SpecError(f"{name} is empty. Give at least one component.")
-        if not any(part.share for part in self.bank if part.view == "image"):
+        if not any(view.uses_image_scale for view in self.views):
             raise SpecError(
                 f"bank={format_bank(self.bank)} has no part with the view image and a share above "
                 "0. Add one: the images are normalized by what it sees."
@@ -598,6 +613,7 @@ class NetworkSpec(Spec):
             filters=self.filters if isinstance(self.filters, tuple) else (self.filters,),
             filter_sizes=(self.first_filter_size, self.filter_size),
             bank=self.bank,
+            views=self.views,
             extractors=self.features,
             head=self.head,
             minmax=self.minmax,
@@ -643,13 +659,16 @@ def _compose(
     shorthands = {name: flat.pop(name) for name in BANK_SHORTHANDS if name in flat}
     if shorthands:
         fields["bank"] = apply_shorthands(fields["bank"], shorthands)
+    fields["views"] = make_views(options.get("views"), fields["bank"], old["views"])
     if flat:
         learners = [part.learner for part in fields["bank"]]
-        check_flat_options(flat, (*learners, *fields["features"], fields["head"]))
+        components = *learners, *fields["views"], *fields["features"], fields["head"]
+        check_flat_options(flat, components)
         fields["bank"] = tuple(
             part.replace(learner=update_component(part.learner, flat)) for part in fields["bank"]
         )
-        fields["features"] = tuple(update_component(e, flat) for e in fields["features"])
+        for name in ("views", "features"):
+            fields[name] = tuple(update_component(part, flat) for part in fields[name])
         fields["head"] = update_component(fields["head"], flat)
     return fields
 

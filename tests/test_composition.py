@@ -14,6 +14,8 @@ from rescnet_dist.model.filters.pca import PCA
 from rescnet_dist.model.filters.stacked_lda import StackedLDA
 from rescnet_dist.model.heads.classify import Classify
 from rescnet_dist.model.heads.regress import Regress
+from rescnet_dist.model.views.contrast import Contrast
+from rescnet_dist.model.views.image import Image
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,16 @@ def test_bank_in_all_forms(given, expected):
         ({"head": Regress}, r"is not a head\..* an object of its class"),
         ({"bank": [{"name": "pca", "shar": 1}]}, r"PCA has no option 'shar'\. There are none"),
         ({"bank": "pca:-1"}, r"share=-1\.0 is out of range.*at least 0"),
-        ({"bank": "pca@up"}, r"view='up' is not a choice"),
+        ({"bank": "pca@up"}, r"Unknown view 'up'\. Known: contrast, image"),
         ({"bank": "pca@contrast"}, r"no part with the view image"),
+        (
+            {"views": "image,contrast"},
+            r"views has contrast, but no part of bank=.* sees it\. Add @",
+        ),
+        (
+            {"contrast_sigma": 3.0},
+            r"contrast_sigma is an option of the view contrast, but .* image",
+        ),
         ({"bank": "pca:0,dct:0"}, r"no part with the view image and a share above 0"),
         ({"bank": [{"share": 1}]}, r"has no name\. Add name, one of cca, dct"),
         ({"bank": 3}, r"3 is not a filter learner"),
@@ -166,3 +176,25 @@ def test_local_contrast_removes_no_part_that_was_named():
         SpecError, match=r"local_contrast=False would remove parts of bank=pca:1,dct"
     ):
         spec.replace(local_contrast=False)
+
+
+def test_views_are_those_that_the_bank_names():
+    """With the options that are given, flat or in tables; those of other views are dropped."""
+    spec = NetworkSpec(bank="dct@contrast,pca", contrast_sigma=3.0, filters=8)
+    assert spec.views == (Image(), Contrast(sigma=3.0))
+    table = {"name": "contrast", "sigma": 3.0}
+    assert NetworkSpec(bank="pca,dct@contrast", views=[table], filters=8).views == spec.views
+    assert spec.contrast_sigma == 3.0
+    assert NetworkSpec.from_toml(spec.to_toml()) == spec
+    assert NetworkSpec.from_stored(spec.to_dict()) == spec
+    assert spec.set_params(views__1__floor=0.5).views[1] == Contrast(3.0, 0.5)
+    assert spec.replace(bank="pca").views == (Image(),)
+    assert NetworkSpec(bank="pca,dct:0@contrast").views == (Image(),)
+
+
+def test_stored_specs_without_views_have_their_defaults():
+    """Earlier releases stored none."""
+    spec = NetworkSpec(local_contrast=True)
+    stored = spec.to_dict()
+    del stored["views"]
+    assert NetworkSpec.from_stored(stored) == spec

@@ -22,7 +22,12 @@ from tests.import_graph import (
 MODULES = list_modules(Path(rescnet_dist.__file__).parent)
 PATHS = list(MODULES.values())
 # Modules that are imported by a name which only the running program knows
-COMPONENTS = ("filters", "features", "heads")  # packages of rescnet_dist.model that are scanned
+COMPONENTS = (
+    "views",
+    "filters",
+    "features",
+    "heads",
+)  # scanned packages of rescnet_dist.model
 DECLARED = {
     "rescnet_dist": {f"rescnet_dist.{name}" for name in rescnet_dist._MODULES.values()},
     "rescnet_dist.model.registry": {

@@ -279,7 +279,12 @@ def _type(hint: Any) -> str:
 def component_registries() -> dict[str, Any]:
     """Return the registries of components by the option of `NetworkSpec` that chooses from them."""
     model = import_module("rescnet_dist.model")
-    return {"bank": model.FILTERS, "features": model.FEATURES, "head": model.HEADS}
+    return {
+        "bank": model.FILTERS,
+        "views": model.VIEWS,
+        "features": model.FEATURES,
+        "head": model.HEADS,
+    }
 
 
 def components_markdown() -> str:

@@ -52,7 +52,7 @@ def draw_filters(network: Network, layer: int) -> list[FilterPicture]:
     filters = np.asarray(network.layers[layer - 1].bank.filters)
     pictures = []
     for tower in network.architecture.towers(layer):
-        prefix = "contrast " if tower.view == "contrast" else ""
+        prefix = "" if tower.view == "image" else f"{tower.view} "
         for learner, group in tower.groups:
             for index, number in enumerate(group.filters, start=1):
                 kind = learner.label

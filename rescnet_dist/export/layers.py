@@ -7,18 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.contrast import (
-    CONTRAST_FLOOR_FRACTION,
-    ROUNDING_FRACTION,
-    blur_matrix,
-)
 from rescnet_dist.model import Architecture, Bank, ImageScale, Layer, Tower
-from rescnet_dist.model.graph import OnnxGraph, ints
-
-HALF = 10  # float16 and other types, as ONNX numbers them
-FLOAT = 1
-DOUBLE = 11
+from rescnet_dist.model.graph import FLOAT, HALF, OnnxGraph, ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +79,7 @@ def add_scores(
 def _add_views(
     graph: OnnxGraph, images: str, architecture: Architecture, scale: ImageScale
 ) -> tuple[list[str], str]:
-    """Add the views (n, d + 1, H, W) of images (n, H, W, d); the last channel is 1 everywhere.
+    """Add the views (n, d' + 1, H, W) of images (n, H, W, d); the last channel is 1 everywhere.
 
     Return their names, and that of a last channel (n, 1, H, W) alone.
     """
@@ -101,41 +91,15 @@ def _add_views(
     ones = graph.add("Expand", np.float32(1), shape)
     views = []
     for view in architecture.views:
-        if view == "image":
-            low, factor = (part[:, None, None].astype(np.float32) for part in _as_pair(scale))
-            channels = graph.add("Mul", graph.add("Sub", pixels, low), factor)
-        else:
-            channels = _add_local_contrast(graph, pixels, height, width)
+        channels = view.to_onnx(graph, pixels, architecture.image_shape)
+        if view.uses_image_scale:
+            low, factor = (
+                np.asarray(part)[:, None, None].astype(np.float32)
+                for part in (scale.low, scale.scale)
+            )
+            channels = graph.add("Mul", graph.add("Sub", channels, low), factor)
         views.append(graph.add("Concat", channels, ones, axis=1))
     return views, ones
-
-
-def _as_pair(scale: ImageScale) -> tuple[Array, Array]:
-    """Return offset and scale (d,) of images."""
-    return np.asarray(scale.low), np.asarray(scale.scale)
-
-
-def _add_local_contrast(graph: OnnxGraph, pixels: str, height: int, width: int) -> str:
-    """Add the local contrast of pixels (n, d, H, W); see `kernels.local_contrast`."""
-    add, axes = graph.add, ints(2, 3)
-    largest = add("ReduceMax", add("Abs", pixels), axes, keepdims=1)
-    mean = add("ReduceMean", add("Cast", pixels, to=DOUBLE), axes, keepdims=1)
-    pixels = add("Sub", pixels, add("Cast", mean, to=FLOAT))
-    amplitude = add("ReduceMax", add("Abs", pixels), axes, keepdims=1)
-    varies = add("Greater", amplitude, add("Mul", largest, np.float32(ROUNDING_FRACTION)))
-    inverse = add("Reciprocal", add("Where", varies, amplitude, np.float32(1)))
-    pixels = add("Mul", pixels, add("Where", varies, inverse, np.float32(0)))
-    down, across = blur_matrix(height), np.ascontiguousarray(blur_matrix(width).T)
-
-    def blur(values: str) -> str:
-        return add("MatMul", add("MatMul", down, values), across)
-
-    pixels = add("Sub", pixels, blur(pixels))
-    squares = add("Mul", pixels, pixels)
-    overall = add("Sqrt", add("ReduceMean", squares, axes, keepdims=1))
-    floor = add("Mul", overall, np.float32(CONTRAST_FLOOR_FRACTION))
-    deviation = add("Add", add("Sqrt", blur(squares)), floor)
-    return add("Div", pixels, add("Where", varies, deviation, np.float32(1)))
 
 
 # maps ---------------------------------------------------------------------------------------------

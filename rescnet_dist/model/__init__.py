@@ -1,4 +1,4 @@
-"""What a layer is: filter learners, feature extractors, heads, and the one forward step."""
+"""What a layer is: views, filter learners, feature extractors, heads, and the forward step."""
 
 from rescnet_dist.model.architecture import Architecture, BankPart, Tower
 from rescnet_dist.model.calibration import Calibration
@@ -14,14 +14,16 @@ from rescnet_dist.model.growth import (
 )
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation, Statistics
-from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, Registry
+from rescnet_dist.model.pixels import layer_pixels, raw_pixels
+from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS, Registry
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
-from rescnet_dist.model.views import layer_pixels, raw_pixels
+from rescnet_dist.model.view import View
 
 __all__ = [
     "FEATURES",
     "FILTERS",
     "HEADS",
+    "VIEWS",
     "Architecture",
     "Bank",
     "BankPart",
@@ -46,6 +48,7 @@ __all__ = [
     "Statistics",
     "Tally",
     "Tower",
+    "View",
     "advance",
     "fit_bank",
     "fit_first_bank",

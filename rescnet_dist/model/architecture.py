@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,9 @@ from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
 from rescnet_dist.model.components import FeatureExtractor, FilterLearner, Head, check_side
 from rescnet_dist.model.observation import FilterGroup
+from rescnet_dist.model.view import View
 from rescnet_dist.options import Options, option
 
-View = Literal["image", "contrast"]
-VIEWS: tuple[View, ...] = get_args(View)  # in the order of their channels
 SLAB_BYTES = 4 * 2**20  # size of the maps and images in float32 processed at a time, for the cache
 ROUNDING = 1e-9  # of the sum of shares, in filters
 GPU_SLAB_BYTES = 2048 * 2**20  # the same on a GPU, enough to saturate it
@@ -44,10 +43,7 @@ class BankPart(Options):
         doc="Share of the filters, relative to the sum of all shares; 0 leaves the part out.",
         low=0,
     )
-    view: View = option(
-        "image",
-        help="what the filters see of the images: their pixels, or their local contrast",
-    )
+    view: str = option("image", help="what the filters see of the images, the name of a view")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name of the learner, share and view, and the options of the learner.
@@ -100,6 +96,8 @@ class Architecture:
         Width and height of the filters, in pixels: of layer 1, and of later layers.
     bank : tuple of BankPart
         The parts of the filter bank.
+    views : tuple of View
+        What parts of the bank see of an image, in the order of their channels.
     extractors : tuple of FeatureExtractor
         The features are those of all extractors, one after the other.
     head : Head
@@ -122,6 +120,7 @@ class Architecture:
     filters: tuple[int, ...]
     filter_sizes: tuple[int, int]
     bank: tuple[BankPart, ...]
+    views: tuple[View, ...]
     extractors: tuple[FeatureExtractor, ...]
     head: Head
     minmax: str = "global"
@@ -169,16 +168,10 @@ class Architecture:
         """The layers up to the first from which on all are alike, for plans and checks."""
         return range(1, len(self.filters) + 2)
 
-    @cached_property
-    def views(self) -> tuple[str, ...]:
-        """The views of an image that layers see, in the order of their channels."""
-        used = {part.view for part in self.bank if part.share}
-        return tuple(view for view in VIEWS if view in used)
-
     @property
     def pixel_channels(self) -> int:
         """The number of channels of all views of an image."""
-        return len(self.views) * self.image_shape[2]
+        return sum(view.channels(self.image_shape[2]) for view in self.views)
 
     def input_channels(self, layer: int) -> int:
         """Return the number of input channels of a layer: maps of the layer before, and pixels.
@@ -297,7 +290,7 @@ class Architecture:
         towers, first_stream = [], 0
         for view, filters in zip(self.views, self._tower_filters(layer), strict=True):
             inputs = self._tower_inputs(view, layer)
-            parts = [part for part in self.bank if part.view == view]
+            parts = [part for part in self.bank if part.view == view.name]
             counts = self._divide_filters(parts, len(filters), layer, len(inputs))
             groups, start = [], filters.start
             for part, count in zip(parts, counts, strict=True):
@@ -306,23 +299,24 @@ class Architecture:
                 start, first_stream = own.stop, streams.stop
                 if own:
                     groups.append((part.learner, self._make_group(layer, own, inputs, streams)))
-            towers.append(Tower(view, inputs, filters, tuple(groups)))
+            towers.append(Tower(view.name, inputs, filters, tuple(groups)))
         return tuple(towers)
 
-    def _tower_inputs(self, view: str, layer: int) -> tuple[int, ...]:
+    def _tower_inputs(self, view: View, layer: int) -> tuple[int, ...]:
         """Return the input channels that the tower of a view sees: its maps, then its pixels."""
         number, maps, pixels = self.views.index(view), range(0), range(0)
         if layer > 1:
             maps = self._tower_filters(layer - 1)[number]
         if self._sees_images(layer):
-            channels = self.image_shape[2]
-            start = self.map_count(layer - 1) + number * channels
-            pixels = range(start, start + channels)
+            ends = [self.map_count(layer - 1)]
+            for other in self.views:
+                ends.append(ends[-1] + other.channels(self.image_shape[2]))
+            pixels = range(ends[number], ends[number + 1])
         return (*maps, *pixels)
 
     def _tower_filters(self, layer: int) -> list[range]:
         """Return the indices of the filters of each tower: as many as the shares of its parts."""
-        shares = [sum(p.share for p in self.bank if p.view == view) for view in self.views]
+        shares = [sum(p.share for p in self.bank if p.view == view.name) for view in self.views]
         total = sum(shares)
         ends = [
             math.floor(self.filter_count(layer) * end / total + ROUNDING)
@@ -456,6 +450,8 @@ class Architecture:
         SpecError
             If blocks or filters are larger than the images, or there are too many filters.
         """
+        for view in self.views:
+            view.check_images(self.image_shape)
         for extractor in self.extractors:
             extractor.check_images(self.image_shape)
         check_side("first_filter_size", self.filter_sizes[0], self.image_shape)

@@ -11,7 +11,7 @@ from rescnet_dist.kernels import LayerInput
 from rescnet_dist.kernels.arrays import Array, contiguous_copy, get_array_module
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
-from rescnet_dist.model.views import layer_pixels
+from rescnet_dist.model.pixels import layer_pixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,11 @@ import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
 
+# Types of tensors, as ONNX numbers them
+FLOAT = 1
+HALF = 10
+DOUBLE = 11
+
 
 class OnnxGraph(Protocol):
     """A graph of ONNX operators that components add theirs to.

@@ -14,8 +14,8 @@ from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.forward import State, advance, layer_input, zero_scores
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
 from rescnet_dist.model.observation import Observation
+from rescnet_dist.model.pixels import layer_pixels
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
-from rescnet_dist.model.views import layer_pixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
+from rescnet_dist.model.view import View
 
 RESERVED_OPTIONS = {"name", "share", "view"}  # keys next to the options of a component in TOML
 
@@ -245,3 +246,4 @@ FEATURES = Registry(
     "feature extractor", FeatureExtractor, "rescnet_dist.model.features", "rescnet_dist.features"
 )
 HEADS = Registry("head", Head, "rescnet_dist.model.heads", "rescnet_dist.heads")
+VIEWS = Registry("view", View, "rescnet_dist.model.views", "rescnet_dist.views")

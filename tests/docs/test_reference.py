@@ -20,6 +20,7 @@ from rescnet_dist.model import (
     FilterGroup,
     FilterLearner,
     Head,
+    View,
 )
 from rescnet_dist.options import declared_options, option
 
@@ -111,12 +112,12 @@ def test_every_preset_is_in_the_reference() -> None:
 
 
 def list_component_classes() -> list[type[Component]]:
-    """Return the component classes in the modules of the three packages, without registries.
+    """Return the component classes in the modules of the four packages, without registries.
 
     Classes that `dataclass` has replaced by those with slots have no options.
     """
     found = []
-    for base in (FilterLearner, FeatureExtractor, Head):
+    for base in (View, FilterLearner, FeatureExtractor, Head):
         waiting = base.__subclasses__()
         while waiting:
             kind = waiting.pop()
@@ -131,7 +132,7 @@ def test_every_component_is_in_the_reference() -> None:
     """With what it does, its options and their defaults."""
     text = section(reference.spec_markdown(), "Components")
     components = list_component_classes()
-    assert {"pca", "second-order", "classify"} <= {kind.name for kind in components}
+    assert {"pca", "contrast", "second-order", "classify"} <= {kind.name for kind in components}
     for kind in components:
         (row,) = (line for line in text.splitlines() if line.startswith(f"| `{kind.name}` |"))
         assert reference.cell((kind.__doc__ or "").split("\n")[0]) in row

@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "softmax": {"head": "classify", "probability": "softmax", "beta": 0.5},
     "towers": {"local_contrast": True},
     "pairs of a tower": {"local_contrast": True, "pairs": "tower"},
+    "contrast": {"local_contrast": True, "contrast_sigma": 1.0, "contrast_floor": 0.5},
     "uneven towers": {"bank": "pca:0.3,dct:0.7@contrast"},
     "power, maximum": {"power": True},
     "power, mean": {"power": True, "pool": "mean"},

@@ -1,4 +1,4 @@
-"""The contracts that all filter learners, feature extractors and heads keep."""
+"""The contracts that all views, filter learners, feature extractors and heads keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rescnet_dist.kernels import FeatureMoments, LayerInput
-from rescnet_dist.model import FEATURES, FILTERS, HEADS, Architecture, Observation
+from rescnet_dist.model import FEATURES, FILTERS, HEADS, VIEWS, Architecture, Observation
 from rescnet_dist.spec import NetworkSpec
 
 LABELS = np.arange(30) % 3
@@ -98,6 +98,21 @@ def test_filters_fit_their_group(name: str, view: str, rng: np.random.Generator)
     assert learner.workspace_bytes(group) >= learner.statistics_bytes(group)
 
 
+@pytest.mark.parametrize("name", VIEWS.names())
+def test_views_are_of_one_image(name: str, rng: np.random.Generator) -> None:
+    """Pixels in float32, of one image each, which do not change the images."""
+    view = VIEWS.get(name)()
+    view.check_images((10, 9, 2))
+    for images in (rng.integers(0, 255, (5, 10, 9, 2)).astype(np.uint8), rng.random((5, 10, 9, 2))):
+        before = images.copy()
+        pixels = view(images)
+        assert pixels.dtype == np.float32
+        assert pixels.shape == (5, 10, 9, view.channels(2))
+        assert np.isfinite(pixels).all()
+        np.testing.assert_allclose(view(images[3:4]), pixels[3:4], rtol=1e-5, atol=1e-5)
+        assert np.array_equal(images, before)
+
+
 @pytest.mark.parametrize("local_contrast", [False, True])
 @pytest.mark.parametrize("name", FEATURES.names())
 def test_features_are_counted_and_of_one_image(
@@ -137,7 +152,7 @@ def test_heads_fit_what_they_declare(name: str, rng: np.random.Generator) -> Non
 
 @pytest.mark.parametrize(
     ("registry", "name"),
-    [(r, name) for r in (FILTERS, FEATURES, HEADS) for name in r.names()],
+    [(r, name) for r in (VIEWS, FILTERS, FEATURES, HEADS) for name in r.names()],
     ids=lambda value: value if isinstance(value, str) else value.kind,
 )
 def test_components_round_trip(registry: Any, name: str) -> None:

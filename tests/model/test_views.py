@@ -7,7 +7,8 @@ import pytest
 
 from rescnet_dist import NetworkSpec
 from rescnet_dist.kernels import local_contrast
-from rescnet_dist.model import ImageScale, layer_pixels, raw_pixels, views
+from rescnet_dist.model import ImageScale, layer_pixels, pixels, raw_pixels
+from rescnet_dist.model.views.contrast import Contrast
 
 
 def test_contrast_of_an_image_does_not_depend_on_others(
@@ -18,7 +19,7 @@ def test_contrast_of_an_image_does_not_depend_on_others(
     architecture = NetworkSpec(local_contrast=True).architecture((12, 12, 1), 2)
     whole = raw_pixels(images, architecture)
     assert np.array_equal(whole[..., 1:], local_contrast(images))
-    monkeypatch.setattr(views, "SLAB_BYTES", 3 * views.CONTRAST_COPIES * 4 * 12 * 12)
+    monkeypatch.setattr(pixels, "SLAB_BYTES", 3 * Contrast.copies * 4 * 12 * 12)
     assert np.array_equal(raw_pixels(images, architecture), whole)
     assert np.array_equal(raw_pixels(images[2:4], architecture), whole[2:4])
 

@@ -1,4 +1,4 @@
-"""The views of images that layers see: their normalized pixels, and their local contrast."""
+"""The pixels that layers see: those of all views of the images, one after the other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rescnet_dist.kernels import local_contrast
 from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
 from rescnet_dist.model.layer import ImageScale
-
-CONTRAST_COPIES = 6  # copies of images in float32 while their local contrast is computed
 
 
 def layer_pixels(images: Array, scale: ImageScale, architecture: Architecture) -> Array:
@@ -47,7 +44,7 @@ def raw_pixels(images: Array, architecture: Architecture) -> Array:
     Returns
     -------
     ndarray of float32, shape (n, H, W, d')
-        The pixels, of which the first d channels are not normalized.
+        The pixels; those of views with an image scale are not normalized.
     """
     return _make_views(images, lambda part: part.astype(np.float32, copy=False), architecture)
 
@@ -55,15 +52,20 @@ def raw_pixels(images: Array, architecture: Architecture) -> Array:
 def _make_views(
     images: Array, rescale: Callable[[Array], Array], architecture: Architecture
 ) -> Array:
-    """Return rescaled images (n, H, W, d), followed by their local contrast if it is a view."""
-    if architecture.views == ("image",):
+    """Return the pixels (n, H, W, d') of all views; `rescale` is for those with an image scale."""
+    views = architecture.views
+    if len(views) == 1 and views[0].uses_image_scale:
         return rescale(images)
     n, height, width, channels = images.shape
-    pixels = get_array_module(images).empty((n, height, width, 2 * channels), np.float32)
+    shape = n, height, width, architecture.pixel_channels
+    pixels = get_array_module(images).empty(shape, np.float32)
     size = GPU_SLAB_BYTES if on_gpu(images) else SLAB_BYTES
-    step = max(1, size // (CONTRAST_COPIES * 4 * height * width * channels))
+    copies = max(view.copies for view in views)
+    step = max(1, size // (copies * 4 * height * width * channels))
     for start in range(0, n, step):
-        rows = slice(start, start + step)
-        pixels[rows, ..., :channels] = rescale(images[rows])
-        pixels[rows, ..., channels:] = local_contrast(images[rows])
+        rows, first = slice(start, start + step), 0
+        for view in views:
+            own = slice(first, first + view.channels(channels))
+            viewed = rescale(images[rows]) if view.uses_image_scale else view(images[rows])
+            pixels[rows, ..., own], first = viewed, own.stop
     return pixels
