@@ -33,7 +33,7 @@ from rescnet_dist.data.photos import (
 )
 from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
 from rescnet_dist.data.sources import DecodeOptions, Source
-from rescnet_dist.data.sources.decode import Channels
+from rescnet_dist.data.sources.source import Channels
 from rescnet_dist.data.split import choose_held_out_groups, select_validation
 from rescnet_dist.data.stored import is_imported, verify_dataset
 from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set

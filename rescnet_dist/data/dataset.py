@@ -341,7 +341,7 @@ def _open_source(
     """Open the images of a source lazily; image files by the decoder, if it is given."""
     if decoder is not None and not (decoder.has_options and has_photos(source)):
         decoder = None
-    options = decoder.options if decoder else options
+    options = (decoder.options if decoder else options).for_source(source)
     shape, dtype = infer_image_format(source, options)
     shared = delayed(source, pure=False, traverse=False) if source.holds_data else None
     block = max(1, READ_BLOCK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize))

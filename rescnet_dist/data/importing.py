@@ -155,6 +155,7 @@ def import_dataset(
     """
     location, options = Location.of(dest), DecodeOptions(resize, channels)  # type: ignore[arg-type]
     opened = open_source(os.fspath(source))
+    options = options.for_source(opened)
     if not opened.labels:
         raise DataError(
             f"{opened.url} has no labels. Put its images into folders named after their classes."

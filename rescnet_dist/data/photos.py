@@ -16,13 +16,12 @@ from PIL import Image
 from rescnet_dist.data.sources.decode import (
     CHANNELS,
     IMAGE_SUFFIXES,
-    Channels,
     DecodeOptions,
     decode_image,
     decode_picture,
 )
 from rescnet_dist.data.sources.files import read_files, read_named_file
-from rescnet_dist.data.sources.source import Array, Encoded, Reader, Samples, Source
+from rescnet_dist.data.sources.source import Array, Channels, Encoded, Reader, Samples, Source
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.store import Location
 

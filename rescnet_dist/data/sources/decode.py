@@ -18,8 +18,8 @@ import io
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -27,7 +27,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from rescnet_dist.data.images import are_finite
 from rescnet_dist.data.sources.files import summarize_error
-from rescnet_dist.data.sources.source import Array, Encoded, Samples, Source
+from rescnet_dist.data.sources.source import Array, Channels, Encoded, Samples, Source
 from rescnet_dist.errors import DataError, SpecError, suggest_name
 
 try:
@@ -65,8 +65,6 @@ TRANSPOSE_METHODS = {  # by orientation of EXIF
 }
 UNCONVERTED_MODES = {"L", "RGB", "RGBA", "LA", "I;16"}  # other modes store gray or color
 
-Channels = Literal["gray", "color"]
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
@@ -101,6 +99,10 @@ class DecodeOptions:
             (int(height), int(width)) if has_size else None,
             channels if channels in CHANNELS else None,
         )
+
+    def for_source(self, source: Source) -> Self:
+        """Return the options with the channels of a source, if it names any and these do not."""
+        return replace(self, channels=self.channels or source.channels)
 
     def to_attributes(self) -> dict[str, Any]:
         """Return the options that are set, as attributes of a dataset."""

@@ -13,6 +13,7 @@ from rescnet_dist.data.sources.parquet import ParquetSource
 from rescnet_dist.data.sources.source import Source
 from rescnet_dist.data.sources.table import open_csv
 from rescnet_dist.data.sources.tar import Member, WebDatasetSource, list_members
+from rescnet_dist.data.sources.tiny_imagenet import TinyImageNetSource, find_tiny_imagenet
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import Location, file_system
 
@@ -80,6 +81,10 @@ def _open_folder(url: str, paths: Sequence[str]) -> Source:
     if is_cifar(top_level) or (is_cifar(paths) and not folder.count("/")):
         files = [File.at(f"{url}/{path}") for path in paths]
         return CifarSource(url, [Member(file, file.name, 0, file.size) for file in files])
+    if (root := find_tiny_imagenet(paths)) is not None:
+        prefix = f"{root}/" if root else ""
+        inside = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
+        return TinyImageNetSource(f"{url}/{root}", inside)
     if found := find_urls((".parquet",)):
         return ParquetSource(url, found)
     if found := find_urls(TAR_SUFFIXES):

@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from rescnet_dist.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Channels = Literal["gray", "color"]
 Encoded = bytes | DataError  # the content of an image file, or why it cannot be read
 
 MAX_CLASS_NAMES = 2**16  # of labels that are strings
@@ -92,6 +93,9 @@ class Source(ABC):
     holds_data : bool
         Whether readers hold the whole source. It is then sent to each worker once, not with each
         reader.
+    channels : {"gray", "color"} or None
+        What all images are converted to unless another choice is made; None leaves them as they
+        are.
 
     Examples
     --------
@@ -115,6 +119,7 @@ class Source(ABC):
     labels: dict[str, Array]
     passed_over: tuple[str, ...] = ()
     holds_data: bool = False
+    channels: Channels | None = None
 
     @abstractmethod
     def reader(self, split: str, start: int, stop: int) -> Reader:
