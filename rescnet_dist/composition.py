@@ -24,10 +24,15 @@ from rescnet_dist.model.view import View
 from rescnet_dist.options import Option, validate_option
 
 COMPONENT_FIELDS = ("bank", "features", "head")
-BANK_FORM = "name:share@view, separated by commas, such as pca:0.5,stacked-lda:0.5"
-PART_PATTERN = re.compile(
-    r"(?P<name>[^:@\s]+)\s*(?::\s*(?P<share>[^:@\s]+)\s*)?(?:@\s*(?P<view>[^:@\s]+))?"
+BANK_FORM = (
+    "name:share@view, separated by commas, such as pca:0.5,stacked-lda:0.5; +each and +center may "
+    "follow, as in pca+each+center"
 )
+PART_PATTERN = re.compile(
+    r"(?P<name>[^:@+\s]+)\s*(?::\s*(?P<share>[^:@+\s]+)\s*)?(?:@\s*(?P<view>[^:@+\s]+)\s*)?"
+    r"(?P<changes>(?:\+\s*(?:each|center)\s*)*)"
+)
+PART_CHANGES: dict[str, dict[str, Any]] = {"each": {"channels": "each"}, "center": {"center": True}}
 # Options that stand for a bank of PCA and stacked-LDA filters.
 BANK_SHORTHANDS = {
     "local_contrast": Option(
@@ -188,16 +193,16 @@ def _make_part(
     """Return one part of a bank."""
     if isinstance(value, BankPart):
         return value
-    share: Any = 1.0
-    view: Any = "image"
+    options: dict[str, Any] = {}
     learner = value
     if isinstance(value, str):
-        learner, share, view = _parse_part(value)
+        learner, options = _parse_part(value)
     elif isinstance(value, Mapping):
-        share, view = value.get("share", share), value.get("view", view)
-        learner = {key: item for key, item in value.items() if key not in ("share", "view")}
+        names = BankPart.__options__.keys() - {"learner"}
+        options = {key: item for key, item in value.items() if key in names}
+        learner = {key: item for key, item in value.items() if key not in names}
     own = [part.learner for part in current if part.learner.name == learner]
-    return BankPart(make_component(FILTERS, learner, own[:1], is_stored=is_stored), share, view)
+    return BankPart(make_component(FILTERS, learner, own[:1], is_stored=is_stored), **options)
 
 
 def read_components(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,14 +237,18 @@ def make_views(value: Any, bank: tuple[BankPart, ...], current: Iterable[View]) 
     return tuple(known.get(name) or make_component(VIEWS, name) for name in names)
 
 
-def _parse_part(text: str) -> tuple[str, float, str]:
-    """Return the name, the share (1 by default) and the view (image) in the text of a part."""
+def _parse_part(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of the learner and the options of the part in the text of a part."""
     found = PART_PATTERN.fullmatch(text)
     if not found:
         raise SpecError(f"The part {text!r} of the bank cannot be read. Give {BANK_FORM}.")
-    name, share, view = found["name"], found["share"], found["view"]
+    share, options = found["share"], dict[str, Any]()
+    if found["view"]:
+        options["view"] = found["view"]
+    for change in found["changes"].split("+")[1:]:
+        options |= PART_CHANGES[change.strip()]
     try:
-        return name, float(share) if share else 1.0, view or "image"
+        return found["name"], options | ({"share": float(share)} if share else {})
     except ValueError:
         raise SpecError(
             f"bank part {text!r} has the share {share!r}, which is not a number. Give {BANK_FORM}."
@@ -252,10 +261,18 @@ def format_bank(bank: tuple[BankPart, ...]) -> str:
     >>> format_bank((BankPart(PCA(), 0.5), BankPart(StackedLDA(), 0.5, "contrast")))
     'pca:0.5,stacked-lda:0.5@contrast'
     """
-    return ",".join(
-        f"{part.learner.name}:{part.share:g}" + (f"@{part.view}" if part.view != "image" else "")
-        for part in bank
-    )
+    return ",".join(map(_format_part, bank))
+
+
+def _format_part(part: BankPart) -> str:
+    """Return the text of one part."""
+    text = f"{part.learner.name}:{part.share:g}"
+    if part.view != "image":
+        text += f"@{part.view}"
+    for name, options in PART_CHANGES.items():
+        if all(getattr(part, option) == value for option, value in options.items()):
+            text += f"+{name}"
+    return text
 
 
 def paper_bank(

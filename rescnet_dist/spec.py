@@ -40,6 +40,7 @@ from rescnet_dist.model.view import View
 from rescnet_dist.model.views.image import Image
 from rescnet_dist.options import Option, Options, option
 
+MAX_MAPS = 2**16  # of a layer
 DEFAULT_VALIDATION = 0.1  # fraction of the training images that is held out
 
 # As tomli_w writes it, one item per line; strings have no line breaks there.
@@ -153,11 +154,12 @@ class NetworkSpec(Spec):
         doc="Width and height of the filters in layer 1, in pixels.",
         low=1,
     )
-    minmax: Literal["global", "channel"] = option(
+    minmax: Literal["global", "channel", "images"] = option(
         "global",
-        help="min-max normalization: one range for all channels, or one per channel",
-        doc="Min-max normalization of the input of a layer: one range for all channels, or "
-        "one per channel.",
+        help="min-max normalization: one range for all channels, one per channel, or of images "
+        "only",
+        doc="Min-max normalization of the input of a layer: one range for all channels, or one "
+        'per channel; "images" has one range for the images and leaves maps as they are.',
     )
     rectify: bool = option(
         False,
@@ -173,7 +175,7 @@ class NetworkSpec(Spec):
     )
     bank: tuple[BankPart, ...] = option(
         paper_bank(),
-        help="filter learners as NAME:SHARE@VIEW,..., such as pca:0.5,dct:0.5",
+        help="filter learners as NAME:SHARE@VIEW+each+center,..., such as pca:0.5,dct:0.5",
         doc="Filter learners, their shares of the filters, and the view of the images that they "
         'see, such as "image" or "contrast". Parts with the same view are a tower.',
     )
@@ -439,8 +441,25 @@ class NetworkSpec(Spec):
         if not self.filters:
             raise SpecError("filters is empty. Give at least one number.")
         architecture = self.architecture((1, 1, 1), 1)
+        self._check_channels(architecture)
         for layer in architecture.distinct_layers:
             self._check_towers(architecture.tower_maps(layer))
+
+    def _check_channels(self, architecture: Architecture) -> None:
+        """Raise SpecError for towers that apply only some filters to each map, or too many."""
+        for view in (view.name for view in architecture.views):
+            if len({part.channels for part in self.bank if part.share and part.view == view}) > 1:
+                raise SpecError(
+                    f"bank={format_bank(self.bank)} applies only some filters of the view {view} "
+                    "to each map. Add +each to all parts of that view, or to none."
+                )
+        if architecture.map_count(self.max_layers) > MAX_MAPS:
+            fitting = (n for n in range(1, self.max_layers) if architecture.map_count(n) > MAX_MAPS)
+            raise SpecError(
+                f"bank={format_bank(self.bank)} applies filters to each map, so that layer "
+                f"{next(fitting, self.max_layers)} has more than {MAX_MAPS:,} maps. Use fewer "
+                "max_layers or filters."
+            )
 
     def _check_towers(self, towers: tuple[int, ...]) -> None:
         """Raise SpecError if one of the towers of a layer has no maps, or too few for features."""
@@ -611,6 +630,7 @@ class NetworkSpec(Spec):
             image_shape=image_shape,
             classes=classes,
             filters=self.filters if isinstance(self.filters, tuple) else (self.filters,),
+            layers=self.max_layers,
             filter_sizes=(self.first_filter_size, self.filter_size),
             bank=self.bank,
             views=self.views,

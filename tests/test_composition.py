@@ -70,6 +70,9 @@ def test_bank_in_all_forms(given, expected):
         ({"bank": [{"share": 1}]}, r"has no name\. Add name, one of cca, dct"),
         ({"bank": 3}, r"3 is not a filter learner"),
         ({"bank": [3]}, r"3 is not a filter learner"),
+        ({"bank": "pca+ech"}, r"part 'pca\+ech' of the bank cannot be read.*\+each and \+center"),
+        ({"bank": "pca+each,dct", "max_layers": 2}, r"only some filters of the view image"),
+        ({"bank": "pca+each"}, r"layer \d+ has more than 65,536 maps\. Use fewer max_layers"),
         ({"features": "second-oder"}, r"Unknown feature extractor.*Did you mean 'second-order'"),
         ({"features": []}, r"features is empty"),
         ({"head": "clasify"}, r"Unknown head 'clasify'\. Did you mean 'classify'\?"),
@@ -108,6 +111,22 @@ def test_flat_options_are_for_all_components_that_have_them():
     height = width = 32
     counts = [e.count(height, width, (50,)) for e in spec.features]
     assert spec.architecture((height, width, 3), 10).features == sum(counts)
+
+
+def test_parts_can_be_applied_to_each_map_and_centered():
+    """By text, by tables and by objects, and back."""
+    spec = NetworkSpec(filters=[4, 3], bank="pca:0.5 + each+center,dct:0.5+each", max_layers=2)
+    assert format_bank(spec.bank) == "pca:0.5+each+center,dct:0.5+each"
+    assert spec.bank[0] == BankPart(PCA(), 0.5, channels="each", center=True)
+    assert NetworkSpec.from_toml(spec.to_toml()) == NetworkSpec.from_stored(spec.to_dict()) == spec
+    architecture = spec.architecture((9, 9, 2), 2)
+    assert [architecture.map_count(layer) for layer in (1, 2)] == [4, 3 * (4 + 2)]
+    (tower,) = architecture.towers(2)
+    assert tower.is_each
+    assert [(learner.name, group.filters) for learner, group in tower.groups] == [
+        ("pca", range(6)),
+        ("dct", range(6, 18)),
+    ]
 
 
 def test_any_bank_can_have_two_towers():

@@ -33,9 +33,9 @@ def make_network(
         filters = rng.standard_normal((size, size, inputs, maps), np.float32)
         filters /= np.sqrt((filters**2).sum(axis=(0, 1, 2)))
         bank = Bank(np.zeros(inputs), np.ones(inputs), filters, np.zeros(maps))
-        weights = rng.standard_normal((1, classes, architecture.features), np.float32)
+        weights = rng.standard_normal((1, classes, architecture.feature_count(number)), np.float32)
         arrays = {
-            "weights": weights / architecture.features,
+            "weights": weights / architecture.feature_count(number),
             "intercept": np.zeros((1, classes)),
             "present": np.ones((1, classes), bool),
             "share": np.ones(1),

@@ -114,18 +114,50 @@ def _add_maps(
     offset is the weight of the last channel, which is 1 everywhere. Outside the image all channels
     are 0, so the offset is left out there, as it must be: padding comes after the normalization.
     """
-    channels, filters = list(tower.channels), slice(tower.filters.start, tower.filters.stop)
-    low, scale = (np.asarray(array, np.float64)[channels] for array in (bank.low, bank.scale))
-    weights = np.asarray(bank.filters, np.float64)[:, :, channels, filters] * scale[:, None]
-    offset = -np.einsum("yxcf,c->yxf", weights, low)[:, :, None]
-    weights = np.concatenate([weights, offset], axis=2).transpose(3, 2, 0, 1).astype(np.float32)
-    size = weights.shape[2]
-    before = (size - 1) // 2
-    pads = [before, before, size - 1 - before, size - 1 - before]
-    bias = np.asarray(bank.bias)[filters].astype(np.float32)
-    maps = graph.add("Conv", inputs, weights, bias, pads=pads)
+    if tower.is_each:
+        maps = _convolve_each(graph, inputs, bank, tower)
+    else:
+        maps = _convolve(graph, inputs, bank, tower)
     if architecture.rectify:
         maps = graph.add("Relu", maps)
     if architecture.store_dtype == "float16":
         maps = graph.add("Cast", graph.add("Cast", maps, to=HALF), to=FLOAT)
     return maps
+
+
+def _convolve(graph: OnnxGraph, inputs: str, bank: Bank, tower: Tower) -> str:
+    """Add the convolution of all channels with the filters of a tower."""
+    channels, filters = list(tower.channels), slice(tower.filters.start, tower.filters.stop)
+    low, scale = (np.asarray(array, np.float64)[channels] for array in (bank.low, bank.scale))
+    weights = np.asarray(bank.filters, np.float64)[:, :, channels, filters] * scale[:, None]
+    offset = -np.einsum("yxcf,c->yxf", weights, low)[:, :, None]
+    weights = np.concatenate([weights, offset], axis=2).transpose(3, 2, 0, 1).astype(np.float32)
+    bias = np.asarray(bank.bias)[filters].astype(np.float32)
+    return graph.add("Conv", inputs, weights, bias, pads=_pads(weights.shape[2]))
+
+
+def _convolve_each(graph: OnnxGraph, inputs: str, bank: Bank, tower: Tower) -> str:
+    """Add the convolution of each channel with the filters of a tower, without the last channel."""
+    channels = list(tower.channels)
+    low, scale = (
+        np.asarray(array)[channels, None, None].astype(np.float32)
+        for array in (bank.low, bank.scale)
+    )
+    values = graph.add("Slice", inputs, ints(0), ints(len(channels)), ints(1))
+    values = graph.add("Mul", graph.add("Sub", values, low), scale)
+    parts = []
+    for _, group in tower.groups:
+        own = bank.select(group.filters)
+        count = len(group.filters) // len(channels)
+        weights = np.asarray(own.filters)[:, :, channels[0], :count].transpose(2, 0, 1)[:, None]
+        weights = np.tile(weights, (len(channels), 1, 1, 1)).astype(np.float32)
+        bias = np.asarray(own.bias).astype(np.float32)
+        pads = _pads(weights.shape[2])
+        parts.append(graph.add("Conv", values, weights, bias, group=len(channels), pads=pads))
+    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+
+
+def _pads(size: int) -> list[int]:
+    """Return the padding of a convolution with filters of size×size pixels."""
+    before = (size - 1) // 2
+    return [before, before, size - 1 - before, size - 1 - before]

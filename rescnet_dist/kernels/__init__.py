@@ -7,7 +7,7 @@ from rescnet_dist.kernels.binary_hash import binary_hash_features
 from rescnet_dist.kernels.calibration import LossCurve, softmax
 from rescnet_dist.kernels.class_sums import ClassSums
 from rescnet_dist.kernels.contrast import local_contrast
-from rescnet_dist.kernels.convolution import convolve, min_max_scale, normalize
+from rescnet_dist.kernels.convolution import convolve, convolve_each, min_max_scale, normalize
 from rescnet_dist.kernels.cpu.loading import prepare
 from rescnet_dist.kernels.descent import (
     FeatureBlock,
@@ -34,7 +34,13 @@ from rescnet_dist.kernels.gpu_tiles import check_gpu_holds
 from rescnet_dist.kernels.hashing import hash_keys, uniforms
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.mixture import mixture_weights
-from rescnet_dist.kernels.patches import InputSums, PatchMoments, patch_moments, patch_scatter
+from rescnet_dist.kernels.patches import (
+    InputSums,
+    PatchMoments,
+    center_patches,
+    patch_moments,
+    patch_scatter,
+)
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import one_hot, probabilities, residual_labels
 from rescnet_dist.kernels.tiles import (
@@ -62,8 +68,10 @@ __all__ = [
     "Whitening",
     "augment_images",
     "binary_hash_features",
+    "center_patches",
     "check_gpu_holds",
     "convolve",
+    "convolve_each",
     "descend_block",
     "factor_block",
     "factor_tile",

@@ -220,6 +220,21 @@ class PatchSample:
         """
         return PatchSample(self.slots, self.patches[:, asarray_like(directions, self.patches)])
 
+    def take(self, rows: Array) -> PatchSample:
+        """Return some of the patches.
+
+        Parameters
+        ----------
+        rows : ndarray of int, shape (m',)
+            The indices of the patches, ascending.
+
+        Returns
+        -------
+        PatchSample of p elements
+            These patches and their slots.
+        """
+        return PatchSample(self.slots[rows], self.patches[asarray_like(rows, self.patches)])
+
     def rescale(self, low: Array, scale: Array) -> PatchSample:
         """Return the patches of (image − low)·scale.
 

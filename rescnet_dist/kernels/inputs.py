@@ -6,7 +6,7 @@ concatenated; but a concatenation would cost one more pass through memory for ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -110,6 +110,27 @@ class LayerInput:
             return self.maps, self.images
         rows = asarray_like(self.rows, self.images)
         return self.maps[rows], self.images[rows]
+
+    def take(self, channels: Sequence[int]) -> LayerInput:
+        """Return the input with some of its channels only.
+
+        Parameters
+        ----------
+        channels : sequence of int
+            The indices of the channels, those of the maps first.
+
+        Returns
+        -------
+        LayerInput
+            The same images and weights; the channels are copied.
+        """
+        first = self.maps.shape[3]
+        parts = [
+            self.maps[..., index] if index < first else self.images[..., index - first]
+            for index in channels
+        ]
+        taken = LayerInput.of(np.stack(parts, axis=3), None, self.weights)
+        return replace(taken, rows=self.rows)
 
     def batches(self, step: int) -> Iterator[LayerInput]:
         """Yield the input in batches.

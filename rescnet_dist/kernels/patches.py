@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.inputs import LayerInput
 
@@ -139,6 +140,41 @@ class InputSums:
             Its extremes and sums.
         """
         return cls(*get_operations(inputs.images).gather_sums(inputs))
+
+    def take(self, channels: Sequence[int]) -> InputSums:
+        """Return the extremes and sums of some channels.
+
+        Parameters
+        ----------
+        channels : sequence of int
+            The indices of the channels.
+
+        Returns
+        -------
+        InputSums
+            Those of an input with these channels only.
+        """
+        own = asarray_like(np.array(channels), self.low)
+        return InputSums(self.low[own], self.high[own], self.sums[:, :, own])
+
+
+def center_patches(patches: Array, size: int) -> Array:
+    """Subtract the mean of each patch, channel by channel.
+
+    Parameters
+    ----------
+    patches : ndarray of shape (..., k²c)
+        Patches, flattened in the order row, column, channel.
+    size : int
+        The side k of the patches, in pixels.
+
+    Returns
+    -------
+    ndarray of shape (..., k²c)
+        The patches, in which each channel has the mean 0.
+    """
+    split = patches.reshape(*patches.shape[:-1], size * size, -1)
+    return (split - split.mean(axis=-2, keepdims=True)).reshape(patches.shape)
 
 
 def patch_scatter(images: Array, size: int) -> PatchMoments:

@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
 from rescnet_dist.model.components import FeatureExtractor, FilterLearner, Head, check_side
+from rescnet_dist.model.each_channel import EachChannel
 from rescnet_dist.model.observation import FilterGroup
 from rescnet_dist.model.view import View
 from rescnet_dist.options import Options, option
@@ -44,9 +45,22 @@ class BankPart(Options):
         low=0,
     )
     view: str = option("image", help="what the filters see of the images, the name of a view")
+    channels: Literal["all", "each"] = option(
+        "all",
+        help="whether a filter of layers 2 and later sees all maps, or is applied to each one",
+        doc='Whether a filter of layers 2 and later sees all maps together ("all"), or is applied '
+        'to each input channel, which gives a map for each ("each", as in PCANet). The filters '
+        "are then learned from the patches of all channels. Those of layer 1 always see all.",
+    )
+    center: bool = option(
+        False,
+        help="subtract the mean of each patch and channel first",
+        doc="Subtract the mean of each patch, channel by channel, before filters are learned and "
+        "applied, as in PCANet.",
+    )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the name of the learner, share and view, and the options of the learner.
+        """Return the name of the learner, the options of the part, and those of the learner.
 
         Returns
         -------
@@ -55,7 +69,9 @@ class BankPart(Options):
         """
         learner = self.learner.to_dict()
         name = learner.pop("name")
-        return {"name": name, "share": self.share, "view": self.view, **learner}
+        options = Options.to_dict(self)
+        del options["learner"]
+        return {"name": name, **options, **learner}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +85,19 @@ class Tower:
     channels : tuple of int
         The input channels that the filters see.
     filters : range
-        The indices of the filters in the bank.
+        The indices of the filters in the bank, one for each map.
     groups : tuple of (FilterLearner, FilterGroup)
         The learners of the tower, and the filters that each fits.
+    is_each : bool
+        Whether filters are applied to each channel. The bank then has each filter once for each
+        channel, with zeros for the others.
     """
 
     view: str
     channels: tuple[int, ...]
     filters: range
     groups: tuple[tuple[FilterLearner, FilterGroup], ...]
+    is_each: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +112,8 @@ class Architecture:
         The number of classes C.
     filters : tuple of int
         The number of filters of each layer; the last number holds for all later layers.
+    layers : int
+        The largest number of layers.
     filter_sizes : tuple of int
         Width and height of the filters, in pixels: of layer 1, and of later layers.
     bank : tuple of BankPart
@@ -102,9 +124,9 @@ class Architecture:
         The features are those of all extractors, one after the other.
     head : Head
         What updates the scores.
-    minmax : {"global", "channel"}
-        Normalization of the input of a layer: one range for all channels of a tower, or one per
-        channel.
+    minmax : {"global", "channel", "images"}
+        Normalization of the input of a layer: one range for all channels of a tower, one per
+        channel, or one range for the images and none for maps.
     rectify : bool
         Whether layers get ReLU(maps) of the layer before.
     store_dtype : {"float32", "float16"}
@@ -118,6 +140,7 @@ class Architecture:
     image_shape: tuple[int, int, int]
     classes: int
     filters: tuple[int, ...]
+    layers: int
     filter_sizes: tuple[int, int]
     bank: tuple[BankPart, ...]
     views: tuple[View, ...]
@@ -166,6 +189,8 @@ class Architecture:
     @cached_property
     def distinct_layers(self) -> range:
         """The layers up to the first from which on all are alike, for plans and checks."""
+        if any(part.channels == "each" for part in self.bank):
+            return range(1, self.layers + 1)
         return range(1, len(self.filters) + 2)
 
     @property
@@ -188,6 +213,22 @@ class Architecture:
         """
         return self.map_count(layer - 1) + (self.pixel_channels if self._sees_images(layer) else 0)
 
+    def patch_channels(self, layer: int) -> int:
+        """Return the largest number of channels of a patch that a filter of a layer sees.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        int
+            The number of channels, 1 if filters are applied to each.
+        """
+        towers = self.towers(layer)
+        return max(1 if tower.is_each else len(tower.channels) for tower in towers)
+
     def _sees_images(self, layer: int) -> bool:
         """Return whether the images are part of the input of a layer."""
         return layer == 1 or self.concatenate
@@ -205,7 +246,18 @@ class Architecture:
         tuple of int
             The numbers, in the order of the towers.
         """
-        return tuple(map(len, self._tower_filters(layer)))
+        counts = self._filter_counts(layer)
+        if layer == 1 or not any(map(self._is_each, self.views)):
+            return tuple(counts)
+        maps = []
+        for view, count, inputs in zip(self.views, counts, self.tower_maps(layer - 1), strict=True):
+            pixels = view.channels(self.image_shape[2]) if self._sees_images(layer) else 0
+            maps.append(count * (inputs + pixels) if self._is_each(view) else count)
+        return tuple(maps)
+
+    def _is_each(self, view: View) -> bool:
+        """Return whether the filters of a tower are applied to each channel in layers 2 and on."""
+        return any(p.channels == "each" for p in self.bank if p.share and p.view == view.name)
 
     def map_count(self, layer: int) -> int:
         """Return the number of maps of a layer.
@@ -288,18 +340,21 @@ class Architecture:
             If the learners of a tower cannot fit so many filters.
         """
         towers, first_stream = [], 0
-        for view, filters in zip(self.views, self._tower_filters(layer), strict=True):
-            inputs = self._tower_inputs(view, layer)
+        numbers = zip(self._filter_counts(layer), self._tower_filters(layer), strict=True)
+        for view, (total, filters) in zip(self.views, numbers, strict=True):
+            inputs, is_each = self._tower_inputs(view, layer), layer > 1 and self._is_each(view)
             parts = [part for part in self.bank if part.view == view.name]
-            counts = self._divide_filters(parts, len(filters), layer, len(inputs))
-            groups, start = [], filters.start
+            counts = self._divide_filters(parts, total, layer, 1 if is_each else len(inputs))
+            groups: list[tuple[FilterLearner, FilterGroup]] = []
+            start = filters.start
             for part, count in zip(parts, counts, strict=True):
                 streams = range(first_stream, first_stream + part.learner.streams(count))
-                own = range(start, start + count)
+                own = range(start, start + count * (len(inputs) if is_each else 1))
                 start, first_stream = own.stop, streams.stop
                 if own:
-                    groups.append((part.learner, self._make_group(layer, own, inputs, streams)))
-            towers.append(Tower(view.name, inputs, filters, tuple(groups)))
+                    group = self._make_group(layer, own, inputs, streams, centered=part.center)
+                    groups.append((EachChannel(part.learner) if is_each else part.learner, group))
+            towers.append(Tower(view.name, inputs, filters, tuple(groups), is_each))
         return tuple(towers)
 
     def _tower_inputs(self, view: View, layer: int) -> tuple[int, ...]:
@@ -315,14 +370,19 @@ class Architecture:
         return (*maps, *pixels)
 
     def _tower_filters(self, layer: int) -> list[range]:
-        """Return the indices of the filters of each tower: as many as the shares of its parts."""
+        """Return the indices of the maps of each tower."""
+        ends = itertools.accumulate(self.tower_maps(layer), initial=0)
+        return [range(*pair) for pair in itertools.pairwise(ends)]
+
+    def _filter_counts(self, layer: int) -> list[int]:
+        """Return the number of filters of each tower: as many as the shares of its parts."""
         shares = [sum(p.share for p in self.bank if p.view == view.name) for view in self.views]
         total = sum(shares)
         ends = [
             math.floor(self.filter_count(layer) * end / total + ROUNDING)
             for end in itertools.accumulate(shares, initial=0)
         ]
-        return [range(*pair) for pair in itertools.pairwise(ends)]
+        return [end - start for start, end in itertools.pairwise(ends)]
 
     def _divide_filters(
         self, parts: list[BankPart], filters: int, layer: int, channels: int
@@ -333,7 +393,10 @@ class Architecture:
         ends = [0, *(filters - math.floor(filters * rest / total + 0.5) for rest in after)]
         counts = [stop - start for start, stop in itertools.pairwise(ends)]
         directions = self.filter_size(layer) ** 2 * channels
-        limits = [part.learner.max_filters(directions) for part in parts]
+        limits = [
+            part.learner.max_filters(directions - (channels if part.center else 0))
+            for part in parts
+        ]
         excess = 0
         for index, limit in enumerate(limits):
             if limit is not None and counts[index] > limit:
@@ -364,7 +427,13 @@ class Architecture:
         )
 
     def _make_group(
-        self, layer: int, filters: range, channels: tuple[int, ...], streams: range
+        self,
+        layer: int,
+        filters: range,
+        channels: tuple[int, ...],
+        streams: range,
+        *,
+        centered: bool,
     ) -> FilterGroup:
         """Return a group of filters of a layer."""
         return FilterGroup(
@@ -377,6 +446,7 @@ class Architecture:
             streams=streams,
             classes=self.classes,
             seed=self.seed,
+            centered=centered,
         )
 
     def groups(self, layer: int) -> tuple[tuple[FilterLearner, FilterGroup], ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rescnet_dist.kernels import LayerInput
 from rescnet_dist.kernels.arrays import Array, contiguous_copy, get_array_module
-from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.architecture import Architecture, Tower
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.pixels import layer_pixels
 
@@ -107,6 +107,7 @@ def advance(
         scores = xp.empty_like(state.scores)
     if bank is not None:
         maps = xp.empty((n, height, width, architecture.map_count(next_layer)), np.float32)
+    towers = () if bank is None else architecture.towers(next_layer)
     new_features = None
     if features:
         shape = n, architecture.feature_count(next_layer)
@@ -121,7 +122,7 @@ def advance(
             assert state.pixels is not None
             assert maps is not None
             inputs = layer_input(architecture, state.pixels[rows], old_maps)
-            _write_maps(architecture, bank, inputs, maps[rows])
+            _write_maps(architecture, bank, towers, inputs, maps[rows])
             if new_features is not None or next_head is not None:
                 slab_features = architecture.extract(maps[rows], next_layer)
                 if new_features is not None:
@@ -169,16 +170,36 @@ def _update_scores(
     return (scores + correction).astype(np.float32)
 
 
-def _write_maps(architecture: Architecture, bank: Bank, inputs: LayerInput, into: Array) -> None:
+def _write_maps(
+    architecture: Architecture,
+    bank: Bank,
+    towers: Sequence[Tower],
+    inputs: LayerInput,
+    into: Array,
+) -> None:
     """Write the maps of a slab to `into` (m, H, W, f).
 
     They are rounded to the stored precision, so that they equal those read from the store.
     """
-    maps = bank.maps(inputs, into)
+    maps = into
+    if any(tower.is_each for tower in towers):
+        for tower in towers:
+            _write_tower(bank, tower, inputs, into)
+    else:
+        bank.maps(inputs, into)
     if architecture.rectify:
         np.maximum(maps, 0, out=maps)
     if architecture.store_dtype != "float32":
         maps[...] = maps.astype(architecture.store_dtype)
+
+
+def _write_tower(bank: Bank, tower: Tower, inputs: LayerInput, into: Array) -> None:
+    """Write the maps of one tower to its part of `into` (m, H, W, f)."""
+    if not tower.is_each:
+        into[..., tower.filters] = bank.select(tower.filters).maps(inputs)
+        return
+    for _, group in tower.groups:
+        into[..., group.filters] = bank.select(group.filters).each_maps(inputs, group.channels)
 
 
 def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -> Iterator[State]:

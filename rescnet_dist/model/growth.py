@@ -225,16 +225,19 @@ def fit_bank(statistics: BankStatistics, architecture: Architecture, layer: int)
     """
     size, channels = architecture.filter_size(layer), len(statistics.low)
     count = architecture.map_count(layer)
-    low, scale = np.zeros(channels), np.zeros(channels)
+    low, scale = np.zeros(channels), np.ones(channels)
     filters, bias = np.zeros((size, size, channels, count)), np.zeros(count)
     gathered = iter(statistics.groups)
     for tower in architecture.towers(layer):
         own = np.array(tower.channels)
         extremes = statistics.low[own], statistics.high[own]
-        low[own], scale[own] = min_max_scale(*extremes, architecture.minmax)
+        if layer == 1 or architecture.minmax != "images":
+            low[own], scale[own] = min_max_scale(*extremes, architecture.minmax)
         for learner, group in tower.groups:
             rescaled = next(gathered).rescale(low[own], scale[own])
             fitted, bias[group.filters] = learner.fit(rescaled, group)
+            if group.centered:
+                fitted = fitted - fitted.mean(axis=(0, 1), keepdims=True)
             filters[:, :, own[:, None], group.filters] = fitted
     return Bank(low, scale, filters, bias)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rescnet_dist.kernels import LayerInput, convolve, normalize
+from rescnet_dist.kernels import LayerInput, convolve, convolve_each, normalize
 from rescnet_dist.kernels.arrays import Array
 
 # Stored arrays of a filter bank and their dimension names. The arrays of a head stand next to them.
@@ -57,6 +57,41 @@ class Bank:
             The maps: `into` if given, else a new array.
         """
         return convolve(inputs, self.filters, self.bias, self.low, self.scale, into)
+
+    def select(self, filters: range) -> Bank:
+        """Return the bank of some of the filters.
+
+        Parameters
+        ----------
+        filters : range
+            The indices of the filters.
+
+        Returns
+        -------
+        Bank
+            These filters, on the same input.
+        """
+        own = slice(filters.start, filters.stop)
+        return replace(self, filters=self.filters[..., own], bias=self.bias[own])
+
+    def each_maps(self, inputs: LayerInput, channels: tuple[int, ...]) -> Array:
+        """Compute the maps of filters that are applied to each of some channels.
+
+        Parameters
+        ----------
+        inputs : LayerInput of n images of shape (H, W, c)
+            The raw input of the layer.
+        channels : tuple of c' int
+            The channels. The bank has the same filters for each of them, one after the other.
+
+        Returns
+        -------
+        ndarray of shape (n, H, W, f)
+            The maps.
+        """
+        count = self.filters.shape[3] // len(channels)
+        filters = self.filters[:, :, channels[0], :count]
+        return convolve_each(inputs, channels, filters, self.bias[:count], self.low, self.scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rescnet_dist.kernels import (
     LayerInput,
     PatchMoments,
     PatchSample,
+    center_patches,
     one_hot,
     patch_moments,
     sample_patches,
@@ -52,6 +53,12 @@ class FilterGroup:
     seed : int
         The seed of the run. Random numbers come from `rng(i)` alone, so that they do not depend on
         chunks or workers.
+    centered : bool
+        Whether the mean of each patch and channel is subtracted; see `center`.
+    sharing : tuple of (int, tuple of int) or None
+        For a group of one channel that shares its filters with other channels: its index among
+        them, and all these channels; see `each_channel`. None if the filters see their channels
+        together.
     """
 
     layer: int
@@ -63,6 +70,8 @@ class FilterGroup:
     streams: range = range(0)
     classes: int = 1
     seed: int = 0
+    centered: bool = False
+    sharing: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def count(self) -> int:
@@ -95,6 +104,50 @@ class FilterGroup:
         """The number of places of a patch along the height and the width of an image."""
         height, width = self.image_size
         return height - self.size + 1, width - self.size + 1
+
+    def each_channel(self) -> tuple[FilterGroup, ...]:
+        """Return the group of each channel, for filters that are applied to each.
+
+        Returns
+        -------
+        tuple of FilterGroup
+            Groups with one channel and the same filters, of which each map of this group has one.
+        """
+        filters = self.filters[: self.count // len(self.channels)]
+        return tuple(
+            replace(self, filters=filters, channels=(channel,), sharing=(index, self.channels))
+            for index, channel in enumerate(self.channels)
+        )
+
+    def center(self, patches: Array) -> Array:
+        """Subtract the mean of each patch and channel if the group is centered.
+
+        Parameters
+        ----------
+        patches : ndarray of shape (..., k²c)
+            Patches, or other vectors of the same elements.
+
+        Returns
+        -------
+        ndarray of shape (..., k²c)
+            The centered patches, or `patches` if the group is not centered.
+        """
+        return center_patches(patches, self.size) if self.centered else patches
+
+    def center_scatter(self, scatter: Array) -> Array:
+        """Return the scatter of centered patches if the group is centered.
+
+        Parameters
+        ----------
+        scatter : ndarray of shape (k²c, k²c)
+            A scatter or covariance matrix of patches.
+
+        Returns
+        -------
+        ndarray of shape (k²c, k²c)
+            The same of centered patches, or `scatter` if the group is not centered.
+        """
+        return self.center(self.center(scatter).T).T if self.centered else scatter
 
     def rng(self, index: int) -> np.random.Generator:
         """Return the generator of a random stream of the group.
@@ -304,6 +357,9 @@ class Observation:
         PatchMoments of k²c elements
             The moments of the patches, of the channels of the group.
         """
+        if group.sharing:
+            inputs, sums = self._train_inputs.take(group.channels), self.sums
+            return patch_moments(inputs, group.size, sums.take(group.channels))
         if group.size not in self._moments:
             self._moments[group.size] = patch_moments(self._train_inputs, group.size, self.sums)
         moments = self._moments[group.size]
@@ -327,6 +383,9 @@ class Observation:
         own = self.inputs.weights
         weighted = replace(self.inputs, weights=weights if own is None else weights * own)
         inputs = weighted.select(self.train & (weights > 0))
+        if group.sharing:
+            inputs = inputs.take(group.channels)
+            return patch_moments(inputs, group.size, InputSums.of(inputs))
         moments = patch_moments(inputs, group.size, InputSums.of(inputs))
         return moments.select(group.elements) if group.is_partial else moments
 
@@ -341,8 +400,17 @@ class Observation:
         Returns
         -------
         PatchMoments of k²C elements
-            The k²c elements that the filters see come first, those of other towers follow.
+            The k²c elements that the filters see come first, those of other towers follow. For
+            filters on each channel, these are the k² elements of the channel of the other towers
+            with the same index.
         """
+        if group.sharing:
+            index, own = group.sharing
+            others = np.setdiff1d(np.arange(group.input_channels), own)
+            pair = (group.channels[0], int(others[index]))
+            inputs, sums = self._train_inputs.take(pair), self.sums.take(pair)
+            order = np.arange(2 * group.size**2).reshape(-1, 2).T.ravel()
+            return patch_moments(inputs, group.size, sums).select(order)
         whole = replace(group, channels=tuple(range(group.input_channels)))
         others = np.setdiff1d(whole.elements, group.elements)
         return self.patch_moments(whole).select(np.concatenate([group.elements, others]))
@@ -362,8 +430,9 @@ class Observation:
         PatchSample of k²c elements
             The patches whose images are in this chunk, of the channels of the group.
         """
+        inputs = self.inputs.take(group.channels) if group.sharing else self.inputs
         sample = sample_patches(
-            self.inputs,
+            inputs,
             self.labels,
             self.train,
             self.class_offsets,
@@ -371,4 +440,7 @@ class Observation:
             group.size,
             self.repeats,
         )
+        if group.sharing:
+            index, total = group.sharing[0], len(group.sharing[1])
+            return sample.take(np.flatnonzero(sample.slots % total == index))
         return sample.select(group.elements) if group.is_partial else sample

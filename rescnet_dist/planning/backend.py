@@ -20,11 +20,12 @@ def check_backend(backend: Backend, spec: NetworkSpec, image_shape: tuple[int, i
         return
     height, width, _ = image_shape
     architecture = spec.architecture(image_shape, 1)
-    for layer, name in ((1, "first_filter_size"), (2, "filter_size")):
+    for layer in architecture.distinct_layers:
+        name = "first_filter_size" if layer == 1 else "filter_size"
         check_gpu_holds(
             name,
             architecture.filter_size(layer),
-            architecture.input_channels(layer) // len(architecture.views),
+            architecture.patch_channels(layer),
             height,
             width,
             backend.matmul_precision,

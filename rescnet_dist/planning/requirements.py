@@ -141,7 +141,7 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
             architecture.filter_size(layer),
             height,
             width,
-            architecture.input_channels(layer),
+            1 if architecture.patch_channels(layer) == 1 else architecture.input_channels(layer),
             plan.chunk_images,
         )
         for layer in architecture.distinct_layers
@@ -194,6 +194,8 @@ def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
     """
     (height, width, _), architecture = problem.image_shape, problem.architecture(spec)
     size, inputs = architecture.filter_size(layer), architecture.input_channels(layer)
+    if architecture.patch_channels(layer) == 1:
+        inputs = 1
     patches = 4 * height * width * size**2 * inputs
     strips = 8 * height * width * (2 * size - 1) * inputs
     return max(PATCH_BYTES, patches) + max(ROW_WINDOW_BYTES, strips)

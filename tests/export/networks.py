@@ -50,7 +50,7 @@ def make_network(
     state, layers = initial_state(images, scale, architecture), []
     for number in range(1, depth + 1):
         bank = _make_bank(rng, architecture, state, number)
-        head = FittedHead(_make_head(rng, architecture), 0.7)
+        head = FittedHead(_make_head(rng, architecture, number), 0.7)
         state = advance(architecture, state, bank=bank)
         layers.append(Layer(bank, head))
     return Network(spec, labels, shape, scale, tuple(layers))
@@ -66,6 +66,10 @@ def _make_bank(
         shape = size, size, len(tower.channels), len(tower.filters)
         columns = np.ix_(range(size), range(size), tower.channels, tower.filters)
         filters[columns] = rng.normal(size=shape)
+        if tower.is_each:
+            count = len(tower.filters) // len(tower.channels)
+            shared = rng.normal(size=(size, size, 1, count))
+            filters[columns] = np.kron(np.eye(len(tower.channels)), shared)
     filters /= np.sqrt((filters**2).sum(axis=(0, 1, 2)))
     assert state.pixels is not None
     parts = [state.pixels] if state.maps is None else [state.maps, state.pixels]
@@ -73,20 +77,29 @@ def _make_bank(
         parts = parts[:1]
     inputs = np.concatenate(parts, axis=3).astype(np.float64).reshape(-1, channels)
     low, scale = min_max_scale(inputs.min(axis=0), inputs.max(axis=0), architecture.minmax)
-    return Bank(low, scale, filters, rng.normal(size=filters.shape[3]) / 10)
+    bias = rng.normal(size=filters.shape[3]) / 10
+    for tower in architecture.towers(number):
+        if tower.is_each:
+            own = bias[tower.filters].reshape(len(tower.channels), -1)
+            own[...] = own[0]
+            bias[tower.filters] = own.ravel()
+    return Bank(low, scale, filters, bias)
 
 
-def _make_head(rng: np.random.Generator, architecture: Architecture) -> dict[str, Array]:
+def _make_head(
+    rng: np.random.Generator, architecture: Architecture, number: int
+) -> dict[str, Array]:
     """Return the arrays of a linear head; the last class has no classifier of negative errors."""
     signs, classes = architecture.targets // architecture.classes, architecture.classes
-    weights = rng.normal(size=(signs, classes, architecture.features)).astype(np.float32)
+    features = architecture.feature_count(number)
+    weights = rng.normal(size=(signs, classes, features)).astype(np.float32)
     present = np.ones((signs, classes), bool)
     intercept = rng.normal(size=(signs, classes))
     if signs == 2:
         present[1, -1] = False
         weights[1, -1], intercept[1, -1] = 0, 0
     return {
-        "weights": weights / np.float32(np.sqrt(architecture.features)),
+        "weights": weights / np.float32(np.sqrt(features)),
         "intercept": intercept,
         "present": present,
         "share": np.array([0.8, 0.3])[:signs],

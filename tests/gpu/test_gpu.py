@@ -17,6 +17,7 @@ from rescnet_dist.kernels import (
     FeatureBlock,
     FeatureMoments,
     Standardizer,
+    convolve_each,
     descend_block,
     factor_block,
     feature_blocks,
@@ -107,6 +108,24 @@ def test_features_have_the_bits_of_the_cpu(
     found = extractor(backend.put(maps), (48,))
     assert found.dtype == extractor.dtype
     assert np.array_equal(backend.get(found), extractor(maps, (48,)))
+
+
+def test_filters_on_each_channel_equal_those_of_the_cpu(
+    backend: Backend, rng: np.random.Generator
+) -> None:
+    """Maps and the moments of one channel, of maps and images."""
+    maps = rng.normal(size=(9, 16, 15, 5)).astype(np.float32)
+    images = rng.random((9, 16, 15, 2)).astype(np.float32)
+    filters, bias, low = rng.normal(size=(5, 5, 8)) / 5, rng.normal(size=8), rng.normal(size=7)
+    arguments = (0, 4, 6), filters, bias, low, np.ones(7)
+    expected = convolve_each(LayerInput.of(images, maps), *arguments)
+    gpu_inputs = LayerInput.of(backend.put(images), backend.put(maps))
+    with backend.working():
+        found = backend.get(convolve_each(gpu_inputs, *arguments))
+        moments = to_host(patch_statistics(gpu_inputs.take([6]), 5)[2])
+    assert relative_error(found, expected) < 2e-5
+    reference = patch_statistics(LayerInput.of(images, maps).take([6]), 5)[2]
+    assert relative_error(moments.scatter, reference.scatter) < 2e-5
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)

@@ -6,7 +6,13 @@ import numpy as np
 import oracle
 import pytest
 
-from rescnet_dist.kernels import LayerInput, convolve, min_max_scale, normalize
+from rescnet_dist.kernels import (
+    LayerInput,
+    convolve,
+    convolve_each,
+    min_max_scale,
+    normalize,
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
@@ -22,6 +28,22 @@ def test_convolve_equals_oracle(size, channels, height, width, rng):
     assert maps.dtype == np.float32
     assert maps.shape == (3, height, width, 4)
     assert np.abs(maps - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_convolve_each_is_the_oracle_on_one_channel_at_a_time(first, rng):
+    """The maps of one channel are consecutive; maps of the layer before come first."""
+    images = rng.normal(size=(3, 6, 7, 4)).astype(np.float32)
+    filters, bias = rng.normal(size=(2, 2, 5)), rng.normal(size=5)
+    low, scale = rng.normal(size=4), rng.uniform(0.5, 2, 4)
+    maps = np.ascontiguousarray(images[..., :first]) if first else None
+    inputs = LayerInput.of(np.ascontiguousarray(images[..., first:]), maps).select(np.array([2, 0]))
+    found = convolve_each(inputs, (1, 3), filters, bias, low, scale)
+    normalized = (images[[2, 0]].astype(np.float64) - low) * scale
+    expected = np.concatenate(
+        [oracle.convolve(normalized[..., [c]], filters[:, :, None], bias) for c in (1, 3)], axis=3
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_convolve_in_float64_keeps_float64(rng):

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from rescnet_dist.kernels import FeatureMoments, LayerInput
-from rescnet_dist.model import FEATURES, FILTERS, HEADS, VIEWS, Architecture, Observation
+from rescnet_dist.model import (
+    FEATURES,
+    FILTERS,
+    HEADS,
+    VIEWS,
+    Architecture,
+    BankStatistics,
+    Observation,
+    fit_bank,
+)
 from rescnet_dist.spec import NetworkSpec
 
 LABELS = np.arange(30) % 3
@@ -111,6 +120,31 @@ def test_views_are_of_one_image(name: str, rng: np.random.Generator) -> None:
         assert np.isfinite(pixels).all()
         np.testing.assert_allclose(view(images[3:4]), pixels[3:4], rtol=1e-5, atol=1e-5)
         assert np.array_equal(images, before)
+
+
+@pytest.mark.parametrize("name", FILTERS.names())
+def test_filters_on_each_channel_are_those_of_all_channels(
+    name: str, rng: np.random.Generator
+) -> None:
+    """They are learned once, from the patches of all channels, and have a mean of 0."""
+    architecture = make_architecture(
+        filters=[6, 4],
+        bank=f"{name}+each+center,{name}@contrast+each+center",
+        max_layers=2,
+        concatenate=False,
+    )
+    maps = rng.normal(size=(30, 10, 9, 6)).astype(np.float32)
+    counts = np.bincount(LABELS[TRAIN])
+    chunk = Observation(LayerInput.of(maps), LABELS, TRAIN, np.zeros(3, int), counts)
+    bank = fit_bank(BankStatistics.of(chunk, architecture, 2), architecture, 2)
+    assert bank.filters.shape == (3, 3, 6, 12)
+    for start in (0, 6):  # the maps of a tower
+        own = bank.filters[:, :, start // 2 : start // 2 + 3, start : start + 6]
+        shared, bias = own[:, :, 0, :2], bank.bias[start : start + 6]
+        assert np.array_equal(own, np.kron(np.eye(3), shared[:, :, None]))
+        assert np.abs(shared).max() > 0.1
+        assert np.abs(shared.mean(axis=(0, 1))).max() < 1e-12
+        assert np.array_equal(bias, np.tile(bias[:2], 3))
 
 
 @pytest.mark.parametrize("local_contrast", [False, True])

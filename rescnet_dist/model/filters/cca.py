@@ -69,7 +69,7 @@ class CCA(FilterLearner):
 
     def empty(self, group: FilterGroup) -> TwoViewMoments:
         """Return the moments of no patch."""
-        return TwoViewMoments(group.directions, PatchMoments.empty(group.input_directions))
+        return TwoViewMoments(group.directions, PatchMoments.empty(_count_elements(group)))
 
     def observe(self, chunk: Observation, group: FilterGroup) -> TwoViewMoments:
         """Return the joint moments of all patches of a chunk."""
@@ -79,7 +79,7 @@ class CCA(FilterLearner):
         """Return the canonical directions (k, k, c, count), of unit norm, and a bias of zero."""
         moments, own = statistics.moments, statistics.own
         check_patch_scatter(moments.scatter)
-        covariance = moments.scatter / moments.count
+        covariance = _center(moments.scatter / moments.count, own, group)
         scale = inverse_deviations(np.diagonal(covariance), moments.mean)
         correlation = covariance * np.outer(scale, scale)
         ridged = correlation + self.ridge * np.eye(len(scale))
@@ -93,8 +93,22 @@ class CCA(FilterLearner):
 
     def statistics_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of the joint scatter matrix."""
-        return 8 * group.input_directions**2
+        return 8 * _count_elements(group) ** 2
 
     def workspace_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of all copies of the joint scatter matrix."""
         return MOMENTS_COPIES * self.statistics_bytes(group)
+
+
+def _count_elements(group: FilterGroup) -> int:
+    """Return the number of elements of a patch in all views."""
+    return 2 * group.directions if group.sharing else group.input_directions
+
+
+def _center(covariance: Array, own: int, group: FilterGroup) -> Array:
+    """Return the joint covariance of patches, of centered patches if the group is centered."""
+    if group.centered:
+        for _ in range(2):  # rows, then columns
+            views = np.split(covariance, [own], axis=1)
+            covariance = np.concatenate([group.center(view) for view in views], axis=1).T
+    return covariance

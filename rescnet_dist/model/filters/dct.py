@@ -18,7 +18,8 @@ class DCT(FilterLearner):
     """Orthonormal cosines over rows, columns and channels, from low to high frequency.
 
     They need no data. Filters are sorted by the sum of their three frequencies, then in zigzag
-    order: by the frequency of the channels, of the rows and of the columns.
+    order: by the frequency of the channels, of the rows and of the columns. Without the mean of
+    each patch, those that are constant in a channel are left out.
     """
 
     label: ClassVar[str] = "DCT"
@@ -35,6 +36,8 @@ class DCT(FilterLearner):
         order = sorted(
             np.ndindex(group.size, group.size, channels), key=lambda uvw: (sum(uvw), uvw[2], *uvw)
         )
+        if group.centered:
+            order = [uvw for uvw in order if uvw[0] or uvw[1]]
         filters = [
             np.einsum("i,j,k->ijk", space[u], space[v], depth[w])
             for u, v, w in order[: group.count]

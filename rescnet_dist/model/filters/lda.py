@@ -106,7 +106,7 @@ class LDA(FilterLearner):
     def fit(self, statistics: ClassPatchStatistics, group: FilterGroup) -> tuple[Array, Array]:
         """Return the leading directions (k, k, c, count), of unit norm, and a bias of zero."""
         check_patch_scatter(statistics.moments.scatter)
-        between, within = statistics.scatters(group.size)
+        between, within = map(group.center_scatter, statistics.scatters(group.size))
         variance = float(np.mean(np.diagonal(within)))
         within[np.diag_indices(len(within))] += self.ridge * (variance if variance > 0 else 1.0)
         vectors = leading_eigenvectors(between, group.count, within)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -39,7 +39,8 @@ class PCA(FilterLearner):
 
     def fit(self, statistics: PatchMoments, group: FilterGroup) -> tuple[Array, Array]:
         """Return the leading eigenvectors (k, k, c, count) and a bias (count,) of zero."""
-        return pca_filters(statistics, group.size, group.count), np.zeros(group.count)
+        moments = replace(statistics, scatter=group.center_scatter(statistics.scatter))
+        return pca_filters(moments, group.size, group.count), np.zeros(group.count)
 
     def statistics_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of the scatter matrix."""

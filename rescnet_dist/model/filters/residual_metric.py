@@ -128,13 +128,14 @@ class ResidualMetric(FilterLearner):
         """Return the leading eigenvectors (k, k, c, count) and a bias (count,) of zero."""
         moments = statistics.moments
         check_patch_scatter(moments.scatter)
-        covariance = moments.scatter / moments.count
+        covariance = group.center_scatter(moments.scatter / moments.count)
         variance = float(np.mean(np.diagonal(covariance)))
         shift = self.ridge * (variance if variance > 0 else 1.0)
         inverse = np.linalg.inv(covariance + shift * np.eye(group.directions))
         centered = statistics.center(moments.mean)
         total = np.zeros_like(covariance)
         for count, products in zip(centered.counts, centered.products, strict=True):
+            products = group.center_scatter(products)
             form = inverse @ (products - count * covariance) @ inverse
             total += form @ covariance @ form.T
         check_patch_scatter(total)

@@ -57,6 +57,7 @@ class StackedLDA(FilterLearner):
         """Return the filters (k, k, c, count) and biases (count,) of the best draws."""
         # The memory layout decides how products are rounded: this is that of earlier releases.
         patches = np.asarray(statistics.patches, order="F" if group.is_partial else "C")
+        patches = group.center(patches)
         return stacked_lda_filters(
             patches.reshape(-1, self.positives + self.negatives, group.directions),
             self.positives,

@@ -87,9 +87,9 @@ class WhitenedPatches(FilterLearner):
         The patches of largest whitened contrast come first, of two drawn per filter.
         """
         moments = statistics.moments
-        values, vectors = eigh(moments.scatter / moments.count)
+        values, vectors = eigh(group.center_scatter(moments.scatter) / moments.count)
         values = np.maximum(values, 0) + self.ridge * max(float(np.mean(values)), TINY)
-        centered = statistics.sample.patches.astype(np.float64) - moments.mean
+        centered = group.center(statistics.sample.patches.astype(np.float64) - moments.mean)
         coordinates = centered @ vectors / np.sqrt(values)
         contrast = np.square(coordinates).sum(axis=1)
         chosen = np.sort(np.argsort(-contrast, kind="stable")[: group.count])
