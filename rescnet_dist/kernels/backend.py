@@ -96,6 +96,24 @@ class Backend:
         """
         return to_host(array)
 
+    def offload(self, array: Any) -> Any:
+        """Start to copy an array of a GPU to main memory, to free the memory of the GPU.
+
+        Parameters
+        ----------
+        array : ndarray
+            An array of this backend, which must be that of a GPU, of any shape.
+
+        Returns
+        -------
+        OffloadedArray
+            The copy: `wait` ends it, `load` brings the array back.
+        """
+        self._device()
+        from rescnet_dist.kernels.gpu.offload import OffloadedArray
+
+        return OffloadedArray(array)
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """Multiply matrices of this backend with its precision, in this thread, in the body.

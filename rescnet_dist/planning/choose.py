@@ -44,12 +44,12 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     if workers.gpu_memory is None:
         return best
     # Chunks of half or a quarter of the size cost less than computing features twice, and that
-    # costs less than maps that go through the store.
+    # costs less than maps that go through main memory or the store.
     smallest = best.chunk_images / MAX_GPU_CHUNK_REDUCTION
     similar = takewhile(lambda plan: plan.chunk_images >= smallest, fitting)
     plans = [best, *similar]
     tiers = [choose_tier(problem, spec, run_spec, plan, workers) for plan in plans]
-    ranks = [(tier.in_memory, tier.features) for tier in tiers]
+    ranks = [(t.in_memory, t.features, t.device_cache_bytes is None) for t in tiers]
     return plans[ranks.index(max(ranks))]
 
 

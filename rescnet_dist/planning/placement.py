@@ -13,6 +13,7 @@ class PlacementCause(StrEnum):
 
     FITS = "fits"  # memory
     FITS_WITHOUT_FEATURES = "fits_without_features"  # memory
+    FITS_WITH_HOST = "fits_with_host"  # memory of the GPUs, and main memory for what is left
     MEMORY_REQUESTED = "memory_requested"  # memory, which has no limit
     UNLIMITED_MEMORY = "unlimited_memory"  # store, as nothing says how much memory there is
     STORE_REQUESTED = "store_requested"
@@ -26,7 +27,15 @@ class PlacementCause(StrEnum):
 MEMORY_CAUSES = {
     PlacementCause.FITS,
     PlacementCause.FITS_WITHOUT_FEATURES,
+    PlacementCause.FITS_WITH_HOST,
     PlacementCause.MEMORY_REQUESTED,
+}
+
+# Features of cached maps are computed a second time.
+WITHOUT_FEATURES = {
+    PlacementCause.FITS_WITHOUT_FEATURES,
+    PlacementCause.FITS_WITH_HOST,
+    PlacementCause.MAPS_DO_NOT_FIT,
 }
 
 
@@ -37,8 +46,9 @@ class Placement:
     Attributes
     ----------
     cause : PlacementCause
-        Why they are kept there. In memory: "fits", "fits_without_features", or "memory_requested"
-        if the memory has no limit. In the store: "store_requested", "all_maps_requested",
+        Why they are kept there. In memory: "fits", "fits_without_features", "fits_with_host" if
+        GPUs have too little and main memory has the rest, or "memory_requested" if the memory has
+        no limit. In the store: "store_requested", "all_maps_requested",
         "tiles_requested", "matrix_does_not_fit", "maps_do_not_fit", "unlimited_memory" if nothing
         is requested, or "no_workers".
     on_gpu : bool
@@ -47,7 +57,9 @@ class Placement:
         Bytes that the fullest worker needs for maps, and for features if these stay too. For
         "matrix_does_not_fit", bytes of the scatter matrix.
     free_bytes : int or None
-        Bytes that a worker has left for them.
+        Bytes that a worker has left for them, on its GPU if there are GPUs.
+    host_free_bytes : int or None
+        Bytes of main memory that a worker has left for them, for "fits_with_host".
     features : int or None
         Features per layer, for "matrix_does_not_fit".
     tile_features : int or None
@@ -60,6 +72,7 @@ class Placement:
     free_bytes: int | None = None
     features: int | None = None
     tile_features: int | None = None
+    host_free_bytes: int | None = None
 
     @property
     def in_memory(self) -> bool:
@@ -78,9 +91,10 @@ def describe_placement(placement: Placement) -> str:
     cause = describe_cause(placement)
     if not placement.in_memory:
         return f"in the store because {cause}" if cause else "in the store"
-    has_features = placement.cause != PlacementCause.FITS_WITHOUT_FEATURES
-    features = ", with their features" if has_features else ""
-    return f"in workers' {_describe_memory(placement)}{features}: {cause}"
+    features = "" if placement.cause in WITHOUT_FEATURES else ", with their features"
+    has_host = placement.cause == PlacementCause.FITS_WITH_HOST
+    memory = _describe_memory(placement) + (" and main memory" if has_host else "")
+    return f"in workers' {memory}{features}: {cause}"
 
 
 def describe_cause(placement: Placement) -> str:
@@ -96,6 +110,9 @@ def describe_cause(placement: Placement) -> str:
         case PlacementCause.FITS_WITHOUT_FEATURES:
             sizes = _describe_sizes(placement)
             return f"{sizes}, no room for their features, which are computed twice"
+        case PlacementCause.FITS_WITH_HOST:
+            host = format_bytes(placement.host_free_bytes or 0)
+            return f"{_describe_sizes(placement)} on the GPU and {host} in main memory"
         case PlacementCause.UNLIMITED_MEMORY:
             return ""
         case PlacementCause.STORE_REQUESTED:

@@ -17,6 +17,7 @@ from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.formatting import format_bytes
 from rescnet_dist.planning.placement import (
+    WITHOUT_FEATURES,
     Placement,
     PlacementCause,
     describe_cause,
@@ -58,7 +59,17 @@ class Tier:
     @property
     def host_cache_bytes(self) -> int:
         """Bytes that a worker keeps in the main memory of its machine."""
-        return self.cached_bytes if self.in_memory and not self.on_gpu else 0
+        if not self.in_memory:
+            return 0
+        if self.on_gpu:
+            return self.cached_bytes - (self.device_cache_bytes or self.cached_bytes)
+        return self.cached_bytes
+
+    @property
+    def device_cache_bytes(self) -> int | None:
+        """Bytes that a worker keeps on its GPU; None if all that it keeps is there."""
+        has_host = self.placement.cause == PlacementCause.FITS_WITH_HOST
+        return self.placement.free_bytes if has_host else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tier as JSON-serializable values.
@@ -107,11 +118,10 @@ def choose_tier(
 
     sizes = fullest_worker_bytes(True), fullest_worker_bytes(False)
     placement = _choose_placement(problem, spec, run_spec, plan, workers, *sizes)
-    without_features = (PlacementCause.FITS_WITHOUT_FEATURES, PlacementCause.MAPS_DO_NOT_FIT)
     return Tier(
         in_memory=placement.in_memory,
-        features=placement.in_memory and placement.cause not in without_features,
-        cached_bytes=sizes[placement.cause in without_features],
+        features=placement.in_memory and placement.cause not in WITHOUT_FEATURES,
+        cached_bytes=sizes[placement.cause in WITHOUT_FEATURES],
         placement=placement,
     )
 
@@ -151,6 +161,11 @@ def _choose_placement(
     # Maps without their features, which are computed a second time: less work than storing both.
     if without_features <= free:
         return Placement(PlacementCause.FITS_WITHOUT_FEATURES, on_gpu, without_features, free)
+    if on_gpu and workers.budget is not None:
+        host = max(0, workers.budget - peak_memory(problem, spec, plan, workers))
+        if without_features <= free + host:
+            cause = PlacementCause.FITS_WITH_HOST
+            return Placement(cause, on_gpu, without_features, free, host_free_bytes=host)
     return Placement(PlacementCause.MAPS_DO_NOT_FIT, on_gpu, without_features, free)
 
 

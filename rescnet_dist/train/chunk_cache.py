@@ -1,5 +1,7 @@
 """Chunk caches: maps that stay in the memory of workers, host or GPU, until the next layer.
 
+Maps of a GPU that do not fit there wait in pinned main memory.
+
 Each group of chunks has one cache. It is a Dask future that the driver holds and that every task of
 the group takes as an argument: Dask sends the task to the worker that has the cache, and frees the
 cache when the driver is gone. The contents of a cache are never transferred. A task that gets the
@@ -40,43 +42,80 @@ class ChunkState:
         """Return the same state with maps in the dtype that they have been rounded to."""
         return replace(self, maps=self.maps.astype(dtype, copy=False))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = self.maps, self.scores, self.features
+        return sum(array.nbytes for array in arrays if array is not None)
+
 
 EMPTY = ChunkState(0, None, None, None)  # the state before the first layer
 
 
 @dataclass
 class ChunkCache:
-    """Cache of one group of chunks on one worker, by the first row of each chunk."""
+    """Cache of one group of chunks on one worker, by the first row of each chunk.
 
-    planned_bytes: int = 0
+    On a GPU, states of more than `device_bytes` have their maps in main memory; None keeps all
+    there.
+    """
+
+    planned_bytes: int = 0  # of main memory
+    device_bytes: int | None = None
     states: dict[int, ChunkState] = field(default_factory=dict)
     images: dict[int, Any] = field(default_factory=dict)
     chunks: list[Any] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     backend: Backend | None = None  # of the cached arrays
+    offloaded: dict[int, Any] = field(default_factory=dict)  # maps in main memory
+    last_offloaded: Any = None  # whose copy may be under way
 
-    def __reduce__(self) -> tuple[type[ChunkCache], tuple[int]]:
-        return ChunkCache, (self.planned_bytes,)
+    def __reduce__(self) -> tuple[type[ChunkCache], tuple[int, int | None]]:
+        return ChunkCache, (self.planned_bytes, self.device_bytes)
 
     def __del__(self) -> None:
         """Free GPU memory, which other processes may wait for once a run is done."""
         if self.backend:
             self.states.clear()
             self.images.clear()
+            self.offloaded.clear()
+            self.last_offloaded = None
             self.backend.free()
 
     def pop(self, start: int, layer: int) -> ChunkState | None:
         """Remove and return the state of a chunk if it is of this layer or an earlier one."""
         with self.lock:
             state = self.states.get(start)
-            return self.states.pop(start) if state and state.layer <= layer else None
+            if state is None or state.layer > layer:
+                return None
+            del self.states[start]
+            maps = self.offloaded.pop(start, None)
+        return state if maps is None else replace(state, maps=maps.load())
 
     def put(self, start: int, state: ChunkState, backend: Backend) -> None:
         """Replace the state of a chunk; the new one is cached only if there is room."""
         with self.lock:
             self.states.pop(start, None)
-            if has_room(backend):
+            self.offloaded.pop(start, None)
+            if self._fits_device(state) and has_room(backend):
                 self.states[start], self.backend = state, backend
+            elif self.device_bytes is not None:
+                self._put_in_host(start, state, backend)
+
+    def _fits_device(self, state: ChunkState) -> bool:
+        """Return whether a state has room on the GPU next to the others."""
+        if self.device_bytes is None:
+            return True
+        others = (other for start, other in self.states.items() if start not in self.offloaded)
+        return sum(other.nbytes for other in others) + state.nbytes <= self.device_bytes
+
+    def _put_in_host(self, start: int, state: ChunkState, backend: Backend) -> None:
+        """Cache a state whose maps wait in main memory; at most one copy is under way."""
+        if self.last_offloaded is not None:
+            self.last_offloaded.wait()
+        if has_room(Backend()):
+            self.offloaded[start] = self.last_offloaded = backend.offload(state.maps)
+            self.states[start], self.backend = replace(state, maps=None), backend
 
     def put_images(self, start: int, images: Any, backend: Backend) -> None:
         """Cache the images (n, H, W, d) of a chunk if there is room."""
@@ -119,11 +158,14 @@ class CacheSet:
         """Return the future of each group's cache."""
         return self._futures
 
-    def distribute(self, planned_bytes: Sequence[int], *, is_stored: bool) -> None:
+    def distribute(
+        self, planned_bytes: Sequence[int], device_bytes: int | None = None, *, is_stored: bool
+    ) -> None:
         """Create one cache per group, of these planned bytes, on the workers in turn.
 
-        If workers have joined or left since, caches move to other workers, which empties them. They
-        move only if everything in them is stored too (`is_stored`).
+        The caches of a worker share `device_bytes` of its GPU, if given. If workers have joined or
+        left since, caches move to other workers, which empties them. They move only if everything
+        in them is stored too (`is_stored`).
         """
         if self._futures and not is_stored:
             return
@@ -131,12 +173,14 @@ class CacheSet:
         if not available:
             return
         workers = [available[group % len(available)] for group in range(len(planned_bytes))]
+        if device_bytes is not None:
+            device_bytes //= -(-len(workers) // len(available))
         if workers != self._workers:
             current = dict(enumerate(zip(self._workers, self._futures, strict=True)))
             self._futures = [
                 current[group][1]
                 if current.get(group, ("",))[0] == worker
-                else self._create_cache(group, size, worker)
+                else self._create_cache(group, size, device_bytes, worker)
                 for group, (worker, size) in enumerate(zip(workers, planned_bytes, strict=True))
             ]
             self._workers = workers
@@ -147,11 +191,14 @@ class CacheSet:
             with suppress(Exception):
                 self._client.run_on_scheduler(disable_stealing, self._task_names)
 
-    def _create_cache(self, group: int, planned_bytes: int, worker: str) -> Future:
+    def _create_cache(
+        self, group: int, planned_bytes: int, device_bytes: int | None, worker: str
+    ) -> Future:
         """Create the cache of a group, preferably on this worker."""
         return self._client.submit(
             ChunkCache,
             planned_bytes,
+            device_bytes,
             key=f"rescnet-cache-{uuid.uuid4().hex}-{group}",
             workers=[worker],
             allow_other_workers=True,

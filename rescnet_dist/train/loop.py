@@ -348,9 +348,10 @@ class _Driver:
         self.tier = choose_tier(self.problem, state.spec, state.run_spec, state.plan, workers)
         if self.tier.in_memory:
             size = partial(group_cache_bytes, self.problem, state.spec, features=self.tier.features)
-            sizes = [0 if state.backend.on_gpu else size(group) for group in state.plan.groups()]
+            share = self.tier.host_cache_bytes / self.tier.cached_bytes  # of main memory
+            sizes = [int(share * size(group)) for group in state.plan.groups()]
             is_stored = self.stored_layer == len(self.steps) - 1
-            self.caches.distribute(sizes, is_stored=is_stored)
+            self.caches.distribute(sizes, self.tier.device_cache_bytes, is_stored=is_stored)
 
     def publish_maps_placed(self, layer: int) -> None:
         """Publish where the maps of a layer are kept, unless it is where the last ones were."""

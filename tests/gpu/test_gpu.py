@@ -30,6 +30,7 @@ from rescnet_dist.model import Bank, BankStatistics, Observation
 from rescnet_dist.model.features.binary_hash import BinaryHash
 from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.model.heads.linear import LinearHead
+from rescnet_dist.planning.placement import Placement, PlacementCause
 from rescnet_dist.planning.requirements import device_memory
 from rescnet_dist.planning.tier import cached_bytes
 from rescnet_dist.runs.state import RunState
@@ -484,6 +485,40 @@ def test_resumed_run_equals_uninterrupted_run(
     ResCNetClassifier.resume(tmp_path / "run")
     found, expected = read_weights(tmp_path / "run"), read_weights(tmp_path / "whole")
     assert len(found) == len(expected) == 10
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_maps_in_main_memory_change_no_bit(
+    client: Client, backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the chunks have no room on the GPU; their maps are copied there and back."""
+    spec = SPEC.replace(local_contrast=True, rectify=True, store_dtype="float16")
+    run = GPU_RUN.replace(chunk_images=100)
+    fit(tmp_path / "gpu", run, spec)
+    choose, offload, offloaded = loop.choose_tier, Backend.offload, []
+
+    def choose_host(*arguments: Any) -> Any:
+        tier = choose(*arguments)
+        assert tier.in_memory
+        placement = Placement(
+            PlacementCause.FITS_WITH_HOST,
+            True,
+            tier.cached_bytes,
+            tier.cached_bytes // 2,
+            host_free_bytes=tier.cached_bytes,
+        )
+        return replace(tier, features=False, placement=placement)
+
+    def count(self: Backend, array: Any) -> Any:
+        offloaded.append(array.nbytes)
+        return offload(self, array)
+
+    monkeypatch.setattr(loop, "choose_tier", choose_host)
+    monkeypatch.setattr(Backend, "offload", count)
+    fit(tmp_path / "host", run, spec)
+    chunks = RunState.of(RunStore.open(tmp_path / "host")).plan.chunks
+    assert chunks / 4 < len(offloaded) / spec.max_layers < chunks
+    found, expected = read_weights(tmp_path / "host"), read_weights(tmp_path / "gpu")
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 

@@ -29,6 +29,8 @@ TEXTS = {
     "free",
     PlacementCause.FITS_WITHOUT_FEATURES: "in workers' memory: 2.0 GiB per worker, of 1.0 GiB "
     "free, no room for their features, which are computed twice",
+    PlacementCause.FITS_WITH_HOST: "in workers' memory and main memory: 2.0 GiB per worker, of 1.0 "
+    "GiB free on the GPU and 4.0 GiB in main memory",
     PlacementCause.MEMORY_REQUESTED: "in workers' memory, with their features: 2.0 GiB per worker",
     PlacementCause.UNLIMITED_MEMORY: "in the store",
     PlacementCause.STORE_REQUESTED: 'in the store because maps="store"',
@@ -46,12 +48,14 @@ TEXTS = {
 def test_text_of_every_cause(cause: PlacementCause) -> None:
     """The place in the text is that of the value; a GPU is named."""
     free = None if cause == PlacementCause.MEMORY_REQUESTED else 2**30
-    placement = Placement(cause, False, 2**31, free, features=1234, tile_features=99)
+    placement = Placement(cause, False, 2**31, free, 1234, 99, host_free_bytes=2**32)
     text = describe_placement(placement)
     assert text == TEXTS[cause]
     assert placement.in_memory == text.startswith("in workers' ")
     on_gpu = describe_placement(replace(placement, on_gpu=True))
-    assert on_gpu == text.replace("' memory", "' GPU memory").replace("in memory", "in GPU memory")
+    for place in ("workers' ", "fit in ", "fits in "):
+        text = text.replace(f"{place}memory", f"{place}GPU memory")
+    assert on_gpu == text
 
 
 @pytest.mark.parametrize(
@@ -105,4 +109,5 @@ def test_no_workers_have_no_numbers() -> None:
         "free_bytes": None,
         "features": None,
         "tile_features": None,
+        "host_free_bytes": None,
     }

@@ -64,7 +64,13 @@ def test_cached_bytes_are_those_of_the_arrays() -> None:
             "not even the scatter matrix of 17,150 features, 1.1 GiB, fits",
         ),
         (workers(64, 1, 80), RunSpec(array_backend="cupy"), True, "in workers' GPU memory, with "),
-        (workers(64, 1, 16), RunSpec(array_backend="cupy"), False, "do not fit in GPU memory: "),
+        (workers(8, 1, 16), RunSpec(array_backend="cupy"), False, "do not fit in GPU memory: "),
+        (
+            workers(64, 1, 16),
+            RunSpec(array_backend="cupy"),
+            True,
+            "in workers' GPU memory and main memory: 9.7 GiB per worker, of ",
+        ),
     ],
 )
 def test_tier_and_its_reason(cluster: Workers, run: RunSpec, in_memory: bool, reason: str) -> None:
