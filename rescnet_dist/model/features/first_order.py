@@ -83,8 +83,8 @@ class FirstOrder(FeatureExtractor):
         )
 
     def workspace_bytes(self, images: int, height: int, width: int, towers: tuple[int, ...]) -> int:
-        """Return the bytes of one row of pixels as it is pooled, its sum, maximum and parts."""
-        return 4 * 4 * images * width * sum(towers)
+        """Return the bytes of one row of pixels as it is pooled, zeros, sum, maximum and parts."""
+        return 5 * 4 * images * width * sum(towers)
 
     def to_onnx(
         self, graph: OnnxGraph, maps: str, image_size: tuple[int, int], towers: tuple[int, ...]
