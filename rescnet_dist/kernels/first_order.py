@@ -35,7 +35,7 @@ def first_order_features(
 
     Cell i of g along an axis of `length` pixels has those from ⌊length·i/g⌋ to ⌊length·(i+1)/g⌋.
     Sums are in single precision, in an order that depends on the size of the maps alone: row after
-    row, then column after column. NumPy and CuPy give the same bits.
+    row, then column after column, in NumPy and CuPy alike.
 
     Parameters
     ----------

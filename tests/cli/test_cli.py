@@ -28,6 +28,7 @@ from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import training_set
 from rescnet_dist.lifecycle import begin_or_resume, check_run
+from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.train.loop import _Driver
 from tests.commands import SMALL, run, stored_digits
 
@@ -213,6 +214,17 @@ def test_component_of_a_flag_takes_over_the_options_of_the_file(tmp_path: Path) 
     network, _, _ = resolve_specs(None, str(config), "x", {"head": "regress", "validation": None})
     assert network == rd.NetworkSpec.preset("mnist").replace(head="regress")
     assert network.ridge == 0.001
+
+
+def test_features_of_a_flag_stand_next_to_those_of_the_file(tmp_path: Path) -> None:
+    """Those of the file keep their options; flags with a prefix are for one extractor."""
+    config = tmp_path / "network.toml"
+    config.write_text(rd.NetworkSpec.preset("mnist").to_toml())
+    flags = {"features": "second-order,first-order", "first_order_levels": (3,), "power": True}
+    network, _, _ = resolve_specs(None, str(config), "x", {**flags, "validation": None})
+    (second,) = rd.NetworkSpec.preset("mnist").features
+    assert network.features[0] == second.replace(power=True)
+    assert network.features[1] == FirstOrder(levels=(3,))
 
 
 def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path):

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def network(folder: Path, threads_cluster: LocalCluster) -> str:
     """Return the zip file of a network that was trained on digits of 14×14."""
     spec = NetworkSpec(filters=4, block=5, stride=2, head="regress", ridge=0.3, max_layers=1)
+    spec = spec.replace(features="second-order,first-order")
     with Client(threads_cluster):
         clf = ResCNetClassifier(spec, run=RunSpec(chunk_images=80, solve_threads=1))
         clf.fit(X, NAMES[Y]).save(folder / "net.zip")

@@ -12,6 +12,7 @@ from rescnet_dist import ClusterError, NetworkSpec, RunSpec
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.planning import Problem, choose_tier, describe_placement, estimate, make_plan
+from rescnet_dist.planning.requirements import extractor_bytes
 from rescnet_dist.planning.tier import cached_bytes, group_cache_bytes
 
 CIFAR = Problem(50_000, (32, 32, 3), 10)
@@ -30,6 +31,25 @@ def test_cached_bytes_are_those_of_the_arrays() -> None:
     half = BIG.replace(store_dtype="float16")
     assert cached_bytes(CIFAR, half, 1) == 32 * 32 * (2 * 50 + 3) + 4 * 17_150 + 4 * 10
     assert cached_bytes(CIFAR, half, 1, features=False) == 32 * 32 * (2 * 50 + 3) + 4 * 10
+
+
+def test_counts_are_cached_in_a_byte() -> None:
+    """A feature of another extractor makes all of them floats."""
+    counts = NetworkSpec(filters=48, features="binary-hash")
+    rest, histograms = 32 * 32 * (4 * 48 + 3) + 4 * 10, 7 * 7 * 6 * 256
+    assert cached_bytes(CIFAR, counts, 1) == rest + histograms
+    both = counts.replace(features="binary-hash,first-order")
+    assert cached_bytes(CIFAR, both, 1) == rest + 4 * (histograms + 480)
+
+
+def test_features_of_several_extractors_need_a_copy() -> None:
+    """It is in addition to the largest workspace."""
+    one, other = ("first-order", "binary-hash")
+    needed = [
+        extractor_bytes(CIFAR, NetworkSpec(filters=48, features=features), 10)
+        for features in (one, other, f"{one},{other}")
+    ]
+    assert needed[2] == max(needed[:2]) + 10 * 4 * (7 * 7 * 6 * 256 + 480)
 
 
 @pytest.mark.parametrize(
