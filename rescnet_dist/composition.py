@@ -25,12 +25,12 @@ from rescnet_dist.options import Option, validate_option
 
 COMPONENT_FIELDS = ("bank", "features", "head")
 BANK_FORM = (
-    "name:share@view, separated by commas, such as pca:0.5,stacked-lda:0.5; +each and +center may "
-    "follow, as in pca+each+center"
+    "name:share@view, separated by commas, such as pca:0.5,stacked-lda:0.5; +each, +center and "
+    "+whiten=ridge may follow, as in pca+each+center"
 )
 PART_PATTERN = re.compile(
     r"(?P<name>[^:@+\s]+)\s*(?::\s*(?P<share>[^:@+\s]+)\s*)?(?:@\s*(?P<view>[^:@+\s]+)\s*)?"
-    r"(?P<changes>(?:\+\s*(?:each|center)\s*)*)"
+    r"(?P<changes>(?:\+\s*(?:each|center|whiten\s*=\s*[^:@+\s]+)\s*)*)"
 )
 PART_CHANGES: dict[str, dict[str, Any]] = {"each": {"channels": "each"}, "center": {"center": True}}
 # Options that stand for a bank of PCA and stacked-LDA filters.
@@ -242,17 +242,23 @@ def _parse_part(text: str) -> tuple[str, dict[str, Any]]:
     found = PART_PATTERN.fullmatch(text)
     if not found:
         raise SpecError(f"The part {text!r} of the bank cannot be read. Give {BANK_FORM}.")
-    share, options = found["share"], dict[str, Any]()
-    if found["view"]:
-        options["view"] = found["view"]
+    options: dict[str, Any] = {"view": found["view"]} if found["view"] else {}
+    numbers = {"share": found["share"]} if found["share"] else {}
     for change in found["changes"].split("+")[1:]:
-        options |= PART_CHANGES[change.strip()]
-    try:
-        return found["name"], options | ({"share": float(share)} if share else {})
-    except ValueError:
-        raise SpecError(
-            f"bank part {text!r} has the share {share!r}, which is not a number. Give {BANK_FORM}."
-        ) from None
+        name, is_number, number = map(str.strip, change.partition("="))
+        if is_number:
+            numbers[name] = number
+        else:
+            options |= PART_CHANGES[name]
+    for name, number in numbers.items():
+        try:
+            options[name] = float(number)
+        except ValueError:
+            raise SpecError(
+                f"bank part {text!r} has the {name} {number!r}, which is not a number. Give "
+                f"{BANK_FORM}."
+            ) from None
+    return found["name"], options
 
 
 def format_bank(bank: tuple[BankPart, ...]) -> str:
@@ -272,7 +278,7 @@ def _format_part(part: BankPart) -> str:
     for name, options in PART_CHANGES.items():
         if all(getattr(part, option) == value for option, value in options.items()):
             text += f"+{name}"
-    return text
+    return text if part.whiten is None else f"{text}+whiten={part.whiten:g}"
 
 
 def paper_bank(

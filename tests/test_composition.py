@@ -28,6 +28,14 @@ from rescnet_dist.model.views.image import Image
         ),
         ("pca:0.5, dct:0.5", [BankPart(PCA(), 0.5), BankPart(DCT(), 0.5)]),
         ("pca:2,dct@contrast", [BankPart(PCA(), 2.0), BankPart(DCT(), 1.0, "contrast")]),
+        (
+            "pca+whiten=0.1+center, dct:2 @ contrast + whiten = 1e-2",
+            [
+                BankPart(PCA(), center=True, whiten=0.1),
+                BankPart(DCT(), 2.0, "contrast", whiten=0.01),
+            ],
+        ),
+        ({"name": "pca", "whiten": 0.1}, [BankPart(PCA(), whiten=0.1)]),
         (PCA(), [BankPart(PCA())]),
         ([PCA(), BankPart(DCT(), 3)], [BankPart(PCA()), BankPart(DCT(), 3)]),
         (
@@ -57,6 +65,8 @@ def test_bank_in_all_forms(given, expected):
         ({"bank": [{"name": "pca", "shar": 1}]}, r"PCA has no option 'shar'\. There are none"),
         ({"bank": "pca:-1"}, r"share=-1\.0 is out of range.*at least 0"),
         ({"bank": "pca@up"}, r"Unknown view 'up'\. Known: contrast, image"),
+        ({"bank": "pca+whiten=x"}, r"whiten 'x', which is not a number"),
+        ({"bank": "pca+whiten=0"}, r"whiten=0\.0 is out of range.*greater than 0"),
         ({"bank": "pca@contrast"}, r"no part with the view image"),
         (
             {"views": "image,contrast"},
@@ -70,7 +80,7 @@ def test_bank_in_all_forms(given, expected):
         ({"bank": [{"share": 1}]}, r"has no name\. Add name, one of cca, dct"),
         ({"bank": 3}, r"3 is not a filter learner"),
         ({"bank": [3]}, r"3 is not a filter learner"),
-        ({"bank": "pca+ech"}, r"part 'pca\+ech' of the bank cannot be read.*\+each and \+center"),
+        ({"bank": "pca+ech"}, r"part 'pca\+ech' of the bank cannot be read.*\+each, \+center and"),
         ({"bank": "pca+each,dct", "max_layers": 2}, r"only some filters of the view image"),
         ({"bank": "pca+each"}, r"layer \d+ has more than 65,536 maps\. Use fewer max_layers"),
         ({"features": "second-oder"}, r"Unknown feature extractor.*Did you mean 'second-order'"),

@@ -255,6 +255,24 @@ class PatchSample:
         patches *= np.tile(scale, repeats).astype(np.float32)
         return PatchSample(self.slots, patches)
 
+    def transform(self, matrix: Array, offset: Array) -> PatchSample:
+        """Return A(x − offset) of the patches x.
+
+        Parameters
+        ----------
+        matrix : ndarray of shape (p, p)
+            A.
+        offset : ndarray of shape (p,)
+            The offset.
+
+        Returns
+        -------
+        PatchSample of p elements
+            The patches after the transform.
+        """
+        patches = (self.patches - offset) @ matrix.T
+        return PatchSample(self.slots, patches.astype(np.float32))
+
 
 def sample_patches(
     inputs: LayerInput,

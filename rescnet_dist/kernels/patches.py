@@ -106,6 +106,25 @@ class PatchMoments:
             self.count, (self.mean - low) * scale, self.scatter * np.outer(scale, scale)
         )
 
+    def transform(self, matrix: Array, offset: Array) -> PatchMoments:
+        """Return the moments of A(x − offset) of the patches x.
+
+        Parameters
+        ----------
+        matrix : ndarray of shape (p, p)
+            A.
+        offset : ndarray of shape (p,)
+            The offset.
+
+        Returns
+        -------
+        PatchMoments of p elements
+            The moments after the transform.
+        """
+        return PatchMoments(
+            self.count, matrix @ (self.mean - offset), matrix @ self.scatter @ matrix.T
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class InputSums:

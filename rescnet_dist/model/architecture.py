@@ -22,6 +22,7 @@ from rescnet_dist.model.components import FeatureExtractor, FilterLearner, Head,
 from rescnet_dist.model.each_channel import EachChannel
 from rescnet_dist.model.observation import FilterGroup
 from rescnet_dist.model.view import View
+from rescnet_dist.model.whitening import Whitened
 from rescnet_dist.options import Options, option
 
 SLAB_BYTES = 4 * 2**20  # size of the maps and images in float32 processed at a time, for the cache
@@ -58,6 +59,18 @@ class BankPart(Options):
         doc="Subtract the mean of each patch, channel by channel, before filters are learned and "
         "applied, as in PCANet.",
     )
+    whiten: float | None = option(
+        None,
+        help="ridge of a whitening of the patches, relative to their mean variance",
+        doc="Ridge of a whitening of the patches before the filters are fitted, relative to their "
+        "mean variance; None does not whiten.",
+        above=0,
+    )
+
+    @property
+    def fitter(self) -> FilterLearner:
+        """The learner, which sees whitened patches if the option is set."""
+        return self.learner if self.whiten is None else Whitened(self.learner, self.whiten)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name of the learner, the options of the part, and those of the learner.
@@ -353,7 +366,7 @@ class Architecture:
                 start, first_stream = own.stop, streams.stop
                 if own:
                     group = self._make_group(layer, own, inputs, streams, centered=part.center)
-                    groups.append((EachChannel(part.learner) if is_each else part.learner, group))
+                    groups.append((EachChannel(part.fitter) if is_each else part.fitter, group))
             towers.append(Tower(view.name, inputs, filters, tuple(groups), is_each))
         return tuple(towers)
 

@@ -240,6 +240,23 @@ class NoStatistics:
         """
         return self
 
+    def transform(self, matrix: Array, offset: Array) -> NoStatistics:
+        """Return no statistics.
+
+        Parameters
+        ----------
+        matrix : ndarray of shape (k²c, k²c)
+            The matrix of a linear transform of patches, which changes nothing.
+        offset : ndarray of shape (k²c,)
+            What is subtracted before.
+
+        Returns
+        -------
+        NoStatistics
+            The same.
+        """
+        return self
+
 
 def moments_bytes(group: FilterGroup) -> int:
     """Return the bytes of the moments of all patches, as they are sent between workers."""
@@ -383,6 +400,8 @@ class Observation:
         own = self.inputs.weights
         weighted = replace(self.inputs, weights=weights if own is None else weights * own)
         inputs = weighted.select(self.train & (weights > 0))
+        if not len(inputs):
+            return PatchMoments.empty(group.directions)
         if group.sharing:
             inputs = inputs.take(group.channels)
             return patch_moments(inputs, group.size, InputSums.of(inputs))

@@ -12,7 +12,8 @@ from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
 from rescnet_dist.model.view import View
 
-RESERVED_OPTIONS = {"name", "share", "view"}  # keys next to the options of a component in TOML
+# Keys next to the options of a component in TOML
+RESERVED_OPTIONS = {"name", "share", "view", "channels", "center", "whiten"}
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]*")
 

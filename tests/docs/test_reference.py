@@ -114,7 +114,8 @@ def test_every_preset_is_in_the_reference() -> None:
 def list_component_classes() -> list[type[Component]]:
     """Return the component classes in the modules of the four packages, without registries.
 
-    Classes that `dataclass` has replaced by those with slots have no options.
+    Classes that `dataclass` has replaced by those with slots have no options. Learners that wrap
+    another one have no name of their own.
     """
     found = []
     for base in (View, FilterLearner, FeatureExtractor, Head):
@@ -123,7 +124,8 @@ def list_component_classes() -> list[type[Component]]:
             kind = waiting.pop()
             waiting += kind.__subclasses__()
             is_built_in = kind.__module__.startswith("rescnet_dist.model.")
-            if is_built_in and "name" in vars(kind) and hasattr(kind, "__options__"):
+            has_name = isinstance(vars(kind).get("name"), str)
+            if is_built_in and has_name and hasattr(kind, "__options__"):
                 found.append(kind)
     return found
 

@@ -91,7 +91,9 @@ def test_scores_are_those_of_the_network(tmp_path: Path, case: str) -> None:
     assert_parity(network, tmp_path / "net.onnx", make_images(), 1e-3 if half else TOLERANCE)
 
 
-@pytest.mark.parametrize("bank", ["pca:0.5,stacked-lda:0.5", "dct,gaussian,whitened-patches"])
+@pytest.mark.parametrize(
+    "bank", ["pca:0.5,stacked-lda:0.5", "dct,gaussian,whitened-patches,lda+whiten=0.1"]
+)
 def test_trained_networks_are_exported(client: Client, tmp_path: Path, bank: str) -> None:
     """With labels as strings, and the probabilities of `predict_proba`."""
     X, y = rd.load_digits()

@@ -55,8 +55,9 @@ def assert_same_network(found: rd.ResCNetClassifier, expected: rd.ResCNetClassif
         (SPEC.replace(max_layers=2), PLAN),
         (BASE, PLAN.replace(tile_features=100)),
         (BASE.replace(bank=("pca", "whitened-patches"), local_contrast=True), PLAN),
+        (BASE.replace(bank="lda+whiten=0.1,cca,residual-metric", local_contrast=True), PLAN),
     ],
-    ids=["regress", "classify", "tiles", "whitened patches, towers"],
+    ids=["regress", "classify", "tiles", "whitened patches, towers", "lda, cca, metric"],
 )
 def test_whole_weights_equal_repeated_images(client, spec, run):
     """The draws of patches are those of np.repeat, too."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import solve_triangular
+from scipy.linalg import block_diag, solve_triangular
 
 from rescnet_dist.kernels import PatchMoments
 from rescnet_dist.kernels.arrays import Array
@@ -42,6 +42,13 @@ class TwoViewMoments:
         low = np.concatenate([np.tile(low, repeats), np.zeros(others)])
         scale = np.concatenate([np.tile(scale, repeats), np.ones(others)])
         return TwoViewMoments(self.own, self.moments.rescale(low, scale))
+
+    def transform(self, matrix: Array, offset: Array) -> TwoViewMoments:
+        """Return the moments of matrix·(x − offset) of the patches x of the tower."""
+        others = len(self.moments.mean) - self.own
+        offset = np.concatenate([offset, np.zeros(others)])
+        matrix = block_diag(matrix, np.eye(others))
+        return TwoViewMoments(self.own, self.moments.transform(matrix, offset))
 
 
 @dataclass(frozen=True, slots=True)

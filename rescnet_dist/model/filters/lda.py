@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -39,10 +39,14 @@ class ClassPatchStatistics:
         The moments of all patches.
     classes : ClassSums of images of shape (H, W, c)
         The sums of the images of each class.
+    transforms : tuple of ndarray of shape (k²c, k²c)
+        Transforms of patches that scatters are multiplied by, one after the other. Mean images
+        cannot be transformed, as the patches of an image share pixels.
     """
 
     moments: PatchMoments
     classes: ClassSums
+    transforms: tuple[Array, ...] = ()
 
     def merge(self, other: ClassPatchStatistics) -> ClassPatchStatistics:
         """Return the statistics of both sets of images."""
@@ -56,6 +60,10 @@ class ClassPatchStatistics:
             self.moments.rescale(low, scale), self.classes.rescale(low, scale)
         )
 
+    def transform(self, matrix: Array, offset: Array) -> ClassPatchStatistics:
+        """Return the statistics of matrix·(x − offset) of the patches x."""
+        return replace(self, transforms=(*self.transforms, matrix))
+
     def scatters(self, size: int) -> tuple[Array, Array]:
         """Return the between-class and within-class scatter (k²c, k²c) of patches of side k.
 
@@ -67,7 +75,10 @@ class ClassPatchStatistics:
         deviations = LayerInput.of(sums / counts[:, None, None, None] - mean, weights=counts)
         between = patch_moments(deviations, size, InputSums.of(deviations)).scatter
         places = patch_scatter(mean[None], size).scatter * counts.sum()  # of the mean patches
-        return between, self.moments.scatter - places - between
+        within = self.moments.scatter - places - between
+        for matrix in self.transforms:
+            between, within = matrix @ between @ matrix.T, matrix @ within @ matrix.T
+        return between, within
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,16 @@ class ResidualMoments:
             centered.products * np.outer(factor, factor),
         )
 
+    def transform(self, matrix: Array, offset: Array) -> ResidualMoments:
+        """Return the moments of matrix·(x − offset)."""
+        centered = self.center(offset)
+        return ResidualMoments(
+            self.moments.transform(matrix, offset),
+            self.counts,
+            centered.sums @ matrix.T,
+            matrix @ centered.products @ matrix.T,
+        )
+
     def center(self, offset: Array) -> ResidualMoments:
         """Return the moments of x − offset (p,)."""
         mixed = self.sums[:, :, None] * offset

@@ -53,6 +53,12 @@ class WhitenedPatchStatistics:
             self.moments.rescale(low, scale), self.sample.rescale(low, scale)
         )
 
+    def transform(self, matrix: Array, offset: Array) -> WhitenedPatchStatistics:
+        """Return the statistics of matrix·(x − offset) of the patches x."""
+        return WhitenedPatchStatistics(
+            self.moments.transform(matrix, offset), self.sample.transform(matrix, offset)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WhitenedPatches(FilterLearner):
