@@ -53,6 +53,19 @@ class PassMetrics:
     memory: dict[str, int] = field(default_factory=dict)
     redone: int = 0
 
+    def plus_solve(self, later: PassMetrics) -> PassMetrics:
+        """Return these metrics with those of a later part of the same pass, which solves."""
+        seconds = dict(self.seconds)
+        seconds["solve"] = seconds.get("solve", 0.0) + sum(later.seconds.values())
+        workers = self.memory.keys() | later.memory.keys()
+        return PassMetrics(
+            seconds,
+            self.read + later.read,
+            self.written + later.written,
+            {w: max(self.memory.get(w, 0), later.memory.get(w, 0)) for w in sorted(workers)},
+            self.redone + later.redone,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
         return asdict(self)

@@ -20,6 +20,7 @@ from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation
+from rescnet_dist.model.solver import BlockSolver
 from rescnet_dist.options import Options
 
 MAX_COLOR_CHANNELS = 4  # of RGBA images; images with a height below it look channels-first
@@ -359,6 +360,15 @@ class Head(Component, ABC):
     arrays: ClassVar[Mapping[str, tuple[str, ...]]]  # stored arrays and their dimension names
     ridge: float
     target: float
+
+    @property
+    def block_solver(self) -> BlockSolver | None:
+        """The settings of block coordinate descent over the features, None to solve exactly.
+
+        With it, `fit` must call `whitening.solve` once, and with columns that depend on the moments
+        alone: it is called before the solution is known, too.
+        """
+        return None
 
     @classmethod
     def check_class(cls) -> None:

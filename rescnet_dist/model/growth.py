@@ -63,7 +63,13 @@ class GrowingLayer:
         network = self.architecture
         features = network.feature_count(self.number)
         return LayerStatistics(
-            FeatureMoments.empty(features, network.targets, scatter=scatter, xp=xp),
+            FeatureMoments.empty(
+                features,
+                network.targets,
+                scatter=scatter,
+                squares=network.head.block_solver is not None,
+                xp=xp,
+            ),
             BankStatistics.empty(network, self.number + 1, xp),
             Tally.empty(xp),
         )

@@ -12,6 +12,7 @@ from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import ClusterError, SpecError, pluralize
 from rescnet_dist.formatting import format_bytes, format_time, html_table
 from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.planning.blocks import BlockCosts
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
 from rescnet_dist.planning.placement import describe_placement
@@ -109,10 +110,20 @@ class Forecast:
         """Return the lines of the text form by their title."""
         plan, moved, workers = self.plan, self.traffic, self.workers
         height, width, channels = self.problem.image_shape
-        tiles = "kept whole"
+        matrix = "scatter matrix kept whole"
         if plan.tile_features:
-            tiles = f"in tiles of {plan.tile_features:,} features, too large for one worker"
-        limit, copies = "", ""
+            matrix = (
+                f"scatter matrix in tiles of {plan.tile_features:,} features, too large for one "
+                "worker"
+            )
+        if solver := self.spec.head.block_solver:
+            matrix = (
+                f"solved in blocks of {min(solver.block_features, self.features):,}, at most "
+                f"{pluralize(solver.sweeps, 'sweep')}"
+            )
+        limit, copies, work = "", "", ""
+        if costs := BlockCosts.of(self.problem.architecture(self.spec), plan):
+            work = f", {format_bytes(costs.work)} of it for features while they are solved"
         if self.problem.copies:
             number = "a copy" if self.problem.copies == 1 else f"{self.problem.copies} copies"
             copies = f", including {number} of each training image"
@@ -127,7 +138,7 @@ class Forecast:
             "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
             f"{pluralize(self.problem.classes, 'class')}",
             "cluster": f"{pluralize(workers.count, 'worker')}, {threads}",
-            "features": f"{self.features:,} per layer; scatter matrix {tiles}",
+            "features": f"{self.features:,} per layer; {matrix}",
             "chunks": f"{plan.chunks:,} of {pluralize(plan.chunk_images, 'image')}, folded into "
             f"{pluralize(plan.accumulators, 'accumulator')}",
             "tasks": f"{moved.tasks:,} per layer",
@@ -136,7 +147,7 @@ class Forecast:
             "driver": f"{format_bytes(moved.driver)} per layer",
             "traffic": f"{read} read, {written} written per "
             + ("layer that is stored" if self.tier.in_memory else "layer"),
-            "store": f"{format_bytes(moved.store)} at most" + self._describe_disk(),
+            "store": f"{format_bytes(moved.store)} at most{work}" + self._describe_disk(),
         }
         if workers.gpu_memory is not None and workers.gpu_budget is not None:
             lines["gpu"] = (

@@ -14,6 +14,7 @@ from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
 from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.model.architecture import SLAB_BYTES, Architecture
+from rescnet_dist.planning.blocks import BlockCosts, count_merges
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
@@ -91,6 +92,11 @@ class Problem:
         """Return the largest number of maps f of a layer."""
         return self.architecture(spec).max_maps
 
+    def feature_bytes(self, spec: NetworkSpec) -> int:
+        """Return the bytes of the features of one image."""
+        architecture = self.architecture(spec)
+        return architecture.features * architecture.feature_dtype.itemsize
+
     def map_bytes(self, spec: NetworkSpec) -> int:
         """Return the bytes of one image, all views of it, and its maps, in float32."""
         height, width, _ = self.image_shape
@@ -112,10 +118,17 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
         maps = 3 * 4 * height * width * problem.maps(spec)  # being written to the store
         images = (2 * problem.itemsize + 4) * height * width * channels
         staged = plan.chunk_images * (maps + images) + bank_bytes(problem, spec)
+        if costs := BlockCosts.of(problem.architecture(spec), plan):
+            written = 2 * plan.chunk_images * costs.row_bytes
+            staged = max(staged + written, costs.task_bytes, costs.fit_bytes)
         return int(workers.resident + GPU_HOST_BYTES + WORKING_MEMORY_MARGIN * staged)
     threads = min(workers.threads, plan.accumulators)
     working = threads * chunk_bytes(problem, spec, plan)
-    if plan.tile_features:
+    if costs := BlockCosts.of(problem.architecture(spec), plan):
+        sums = max_resident_accumulators(plan, threads) * vector_accumulator_bytes(problem, spec)
+        solving = max(workers.threads * costs.task_bytes, costs.fit_bytes)
+        working = max(working + sums, solving)
+    elif plan.tile_features:
         tile = min(plan.tile_features, problem.features(spec))
         tiles = TILE_COPIES * 8 * tile**2 + 4 * 4 * tile * plan.chunk_images
         sums = max_resident_accumulators(plan, threads) * vector_accumulator_bytes(problem, spec)
@@ -133,9 +146,14 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     architecture = problem.architecture(spec)
     features, pixels = architecture.features, 4 * height * width * architecture.pixel_channels
     per_image = GPU_MAP_COPIES * 4 * height * width * architecture.max_maps
-    per_image += GPU_FEATURE_COPIES * 4 * features + GPU_PIXEL_COPIES * pixels
-    working = plan.chunk_images * per_image
-    working += max_resident_accumulators(plan, 1) * 4 * features**2
+    per_image += GPU_PIXEL_COPIES * pixels
+    if costs := BlockCosts.of(architecture, plan):
+        per_image += GPU_FEATURE_COPIES * problem.feature_bytes(spec)
+        working = max(plan.chunk_images * per_image, costs.task_bytes)
+    else:
+        per_image += GPU_FEATURE_COPIES * 4 * features
+        working = plan.chunk_images * per_image
+        working += max_resident_accumulators(plan, 1) * 4 * features**2
     working += max(
         patch_products_bytes(
             architecture.filter_size(layer),
@@ -155,7 +173,6 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes that one task uses for its current chunk."""
     height, width, channels = problem.image_shape
     n, architecture = plan.chunk_images, problem.architecture(spec)
-    features = architecture.features
     # As stored, as read and normalized, and those of the next chunk.
     pixels = 3 * problem.itemsize * channels + 4 * architecture.pixel_channels
     images = pixels * height * width
@@ -163,12 +180,16 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     maps = 4 * 4 * height * width * architecture.max_maps
     slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
     augmenting = AUGMENT_BYTES if problem.copies else 0
-    # With tiles, features are written while the next ones are computed.
-    copies = FEATURE_COPIES + bool(plan.tile_features)
-    per_image = images + maps + copies * 4 * features + 64 * problem.classes
+    # With tiles or blocks, features are written while the next ones are computed.
+    features = 4 * architecture.features * (FEATURE_COPIES + bool(plan.tile_features))
+    if architecture.head.block_solver:
+        features = problem.feature_bytes(spec) * (FEATURE_COPIES + 1)
+    per_image = images + maps + features + 64 * problem.classes
     layout = max(layout_bytes(problem, spec, layer) for layer in architecture.distinct_layers)
     slab_images = min(n, max(1, SLAB_BYTES // problem.map_bytes(spec)))
     extracting = extractor_bytes(problem, spec, slab_images)
+    if architecture.feature_dtype.kind == "u":
+        extracting += 4 * slab_images * architecture.features  # as heads get them
     return n * per_image + SLAB_COPIES * slab + layout + augmenting + extracting
 
 
@@ -204,7 +225,8 @@ def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
 def vector_accumulator_bytes(problem: Problem, spec: NetworkSpec) -> int:
     """Return the bytes of an accumulator without the scatter matrix."""
     architecture = problem.architecture(spec)
-    return 2 * 8 * architecture.features * (architecture.targets + 1)
+    vectors = architecture.targets + (2 if architecture.head.block_solver else 1)
+    return 2 * 8 * architecture.features * vectors
 
 
 def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
@@ -215,7 +237,8 @@ def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
 
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes of an accumulator as it is sent between workers."""
-    scatter = 0 if plan.tile_features else 4 * problem.features(spec) ** 2
+    has_scatter = not (plan.tile_features or spec.head.block_solver)
+    scatter = 4 * problem.features(spec) ** 2 if has_scatter else 0
     architecture = problem.architecture(spec)
     gathered = max(
         sum(learner.statistics_bytes(group) for learner, group in architecture.groups(layer))
@@ -297,13 +320,12 @@ def traffic(
     read, written = images + maps, maps if stored else 0
     if in_memory:
         read = 0
-    merges, partials = 0, plan.accumulators
-    while partials > 1:
-        partials = math.ceil(partials / plan.split_every)
-        merges += partials
-    tasks, work = plan.accumulators + merges + 1, 0
+    tasks, work, checksums = plan.accumulators + count_merges(plan) + 1, 0, 0
     network = (plan.accumulators - 1) * accumulator_bytes(problem, spec, plan)
-    if plan.tile_features:
+    if costs := BlockCosts.of(problem.architecture(spec), plan):
+        read, written, network = read + costs.read, written + costs.written, network + costs.network
+        tasks, work, checksums = tasks + costs.tasks, costs.work, costs.driver
+    elif plan.tile_features:
         side = min(plan.tile_features, features)
         blocks = math.ceil(features / side)
         tiles, tile = blocks * (blocks + 1) // 2, 8 * side**2
@@ -318,6 +340,7 @@ def traffic(
         network=network,
         driver=DRIVER_BYTES_PER_PASS
         + plan.chunks * DRIVER_BYTES_PER_CHUNK
+        + checksums
         + tasks * DRIVER_BYTES_PER_TASK,
         store=images + stored * maps + work + spec.max_layers * layer_bytes(problem, spec),
         tasks=tasks,

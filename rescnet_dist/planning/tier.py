@@ -94,8 +94,7 @@ def cached_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bo
     height, width, channels = problem.image_shape
     maps = np.dtype(spec.store_dtype).itemsize * problem.maps(spec)
     pixels = height * width * (maps + problem.itemsize * channels)
-    architecture = problem.architecture(spec)
-    feature_bytes = architecture.feature_dtype.itemsize * architecture.features if features else 0
+    feature_bytes = problem.feature_bytes(spec) if features else 0
     return rows * (pixels + feature_bytes + 4 * problem.classes)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rescnet_dist.data import RowTable
-from rescnet_dist.kernels import Backend
+from rescnet_dist.kernels import Backend, feature_blocks
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.plan import Plan
@@ -57,6 +57,17 @@ class RunState:
     def backend(self) -> Backend:
         """Backend (NumPy or CuPy) that the kernels work on."""
         return get_backend(self.run_spec)
+
+    @property
+    def block_features(self) -> int | None:
+        """Columns of a block of features in the work area; None if features are not written."""
+        solver = self.spec.head.block_solver
+        return solver.block_features if solver else self.plan.tile_features
+
+    def feature_blocks(self, layer: int) -> list[slice]:
+        """Return the columns of each block of the features of a layer; one if there are none."""
+        features = self.architecture.feature_count(layer)
+        return feature_blocks(features, self.block_features or features)
 
     @property
     def architecture(self) -> Architecture:

@@ -3,6 +3,7 @@
 from rescnet_dist.store.arrays import (
     StoredArray,
     read_block,
+    read_chunks,
     read_region,
     write_block,
     write_region,
@@ -82,6 +83,7 @@ __all__ = [
     "read_bank",
     "read_block",
     "read_bytes",
+    "read_chunks",
     "read_format_name",
     "read_head",
     "read_image_scale",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from zipfile import BadZipFile
@@ -124,6 +124,21 @@ def read_block(
     values = change(values) if change else values
     if expected is not None and checksum(values) != expected:
         raise _describe_damage(array, block, "are not those that were committed")
+    return values
+
+
+def read_chunks(
+    array: zarr.Array[Any], block: tuple[slice, ...], rows: int, expected: Sequence[int]
+) -> Array:
+    """Read a block of several chunks of rows, with the checksum of each; see `read_block`."""
+    values = np.asarray(array[block])
+    for number, value in enumerate(expected):
+        part = slice(number * rows, (number + 1) * rows)
+        if checksum(values[part]) != value:
+            start = block[0].start
+            damaged = slice(start + part.start, min(start + part.stop, block[0].stop))
+            problem = "are not those that were committed"
+            raise _describe_damage(array, (damaged, *block[1:]), problem)
     return values
 
 

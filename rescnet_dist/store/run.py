@@ -11,8 +11,8 @@ A Zarr v3 group, readable with plain xarray and zarr:
                          copy, in the order of `data.rows`
     commits/0000.json …  one record per finished step, written last: 0 is the survey of the data
     claims/000001.json … the driver that may write to the run
-    work/                features and tiles of the layer being fitted, if they are too large for
-                         memory; removed when the layer is committed
+    work/                features of the layer being fitted, and tiles or blocks of their scatter
+                         matrix, if it is too large for memory; removed when the layer is committed
     result.json          the accuracies of all layers, and the chosen depth
 """
 
@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreReadError
 from rescnet_dist.store.arrays import StoredArray
@@ -40,6 +42,10 @@ from rescnet_dist.store.retry import limit_retries
 # The entries that the records of a run must have, and their types.
 COMMIT_TYPES: dict[str, type] = {"step": int, "checksums": dict}
 FIRST_COMMIT_TYPES: dict[str, type] = {"counts": list}
+WORK_TYPES: dict[str, dict[str, type]] = {
+    "grown": {"layer": int, "checksums": dict, "work_checksums": dict, "observed": dict},
+    "progress": {"factors": list, "steps": int, "predictions": list, "weights": list},
+}
 RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
 ACCURACY_FIELDS = {"layer", "train", "validation"}
 CALIBRATION_FIELDS = {"temperature", "fitted_on", "images", "log_loss"}
@@ -242,9 +248,52 @@ class RunStore:
                 compress=False,
             )
 
+    def create_block_work(
+        self, images: int, features: int, targets: int, chunk: int, block: int, dtype: Any
+    ) -> None:
+        """Create the empty arrays of the work area for blocks of features, replacing any.
+
+        These are features (N, D) of a dtype, which are compressed if they are integers; the factors
+        of the blocks below each other (D, b); right-hand sides (D, K); and two versions each, of
+        which one is written while the other is read, of predictions (2, N, K) and weights
+        (2, D, K).
+        """
+        is_integer = np.dtype(dtype).kind in "iu"
+        block = min(block, features)
+        rows, columns = (images, targets), (features, targets)
+        for name, shape, kind, chunks, dims in (
+            ("features", (images, features), dtype, (chunk, block), ("image", "feature")),
+            ("factor", (features, block), "float32", (block, block), ("feature", "other_feature")),
+            ("columns", columns, "float64", (block, targets), ("feature", "target")),
+            (
+                "predictions",
+                (2, *rows),
+                "float32",
+                (1, chunk, targets),
+                ("version", "image", "target"),
+            ),
+            (
+                "weights",
+                (2, *columns),
+                "float64",
+                (1, block, targets),
+                ("version", "feature", "target"),
+            ),
+        ):
+            compress = name == "features" and is_integer
+            self._create(f"work/{name}", shape, kind, chunks, dims, compress=compress)
+
     def work(self, name: str, *, write: bool = False) -> StoredArray:
-        """Open `features`, `scatter` or `factor` of the current layer, or what the data need."""
+        """Open an array of the work area, of the current layer or what the data need."""
         return self._open(f"work/{name}", write=write)
+
+    def write_work_record(self, name: str, record: dict[str, Any]) -> None:
+        """Write `grown` or `progress`, how far the layer in the work area is, replacing any."""
+        (self.location / f"work/{name}.json").write_json(record)
+
+    def read_work_record(self, name: str) -> dict[str, Any] | None:
+        """Read the record `grown` or `progress` of the work area; None if there is none."""
+        return _read_record(self.location / f"work/{name}.json", WORK_TYPES[name])
 
     def remove_work(self) -> None:
         """Remove the work area, if there is one."""

@@ -15,7 +15,12 @@ import zarr
 from rescnet_dist.cluster.workers import limit_profiler
 from rescnet_dist.data import RowBlock, Rows
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError
-from rescnet_dist.kernels import Augmentation, Backend, augment_images, feature_blocks
+from rescnet_dist.kernels import (
+    Augmentation,
+    Backend,
+    augment_images,
+    to_host,
+)
 from rescnet_dist.model import State, initial_state, replay
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
@@ -119,7 +124,7 @@ class Reader:
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of the group, in order, and cache the list of them."""
         chunks = []
-        for chunk in self.cache.chunks or self._read_chunks():
+        for chunk in self.cache.chunks or self.read_chunks():
             chunks.append(chunk)
             trim_memory()
             limit_profiler()
@@ -127,7 +132,7 @@ class Reader:
         if self.task.cache_maps:
             self.cache.chunks = chunks
 
-    def _read_chunks(self) -> Iterator[Chunk]:
+    def read_chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of the group, reading each block of labels once."""
         table, offsets = self.state.rows, self.task.class_offsets
         blocks: dict[int, RowBlock] = {}
@@ -377,16 +382,14 @@ class FeatureWriter:
 
     @classmethod
     def of(cls, run: RunStore, state: RunState, layer: int) -> FeatureWriter:
-        """Open the work area of a run whose plan has tiles, for the features of a layer."""
-        features = state.architecture.feature_count(layer)
-        blocks = feature_blocks(features, state.plan.tile_features or features)
-        return cls(run.work("features", write=True), blocks)
+        """Open the work area of a run, for the features of a layer."""
+        return cls(run.work("features", write=True), state.feature_blocks(layer))
 
     def write(self, start: int, features: Array) -> Checksums:
         """Write the features (n, D) of the images from `start`; return checksums by block."""
         written = {}
         for number, columns in enumerate(self.blocks):
-            block = np.ascontiguousarray(features[:, columns], np.float32)
+            block = np.ascontiguousarray(to_host(features[:, columns]), self.array.dtype)
             write_block(self.array, (start, columns.start), block)
             written[feature_path(number)] = block
         return Checksums().plus(written)

@@ -21,31 +21,26 @@ from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph
 from rescnet_dist.train.metrics import MetricsCollector
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.task import Array, Task
+from rescnet_dist.train.task import Task
 from rescnet_dist.train.task_events import progress_topic
 
 
 def run_pass(
     pass_: Pass,
     task: Task,
-    counts: Array,
+    parts: Sequence[tuple[Any, ...]],
     plan: Plan,
     client: Client,
     bus: EventBus,
-    caches: Sequence[Future] = (),
 ) -> tuple[Any, PassMetrics]:
     """Compute a pass as one graph; return its result and its metrics.
 
-    counts (G, C) are the training images of each class in each group; caches are those of the
-    groups, if there are any.
+    `parts` are the arguments of each fold.
 
     Workers may die without limit while chunks get done. Other failures are retried, and end the
     pass with a PassError that names chunk and cause after `MAX_CONSECUTIVE_FAILURES` of them.
     A RescnetError is not retried: its message says what is wrong.
     """
-    parts: Sequence[tuple[Any, ...]] = task.split(plan.groups(), counts)
-    if caches:
-        parts = [(*part, cache) for part, cache in zip(parts, caches, strict=True)]
     graph = fold_graph(
         pass_.fold,
         parts,
@@ -94,6 +89,7 @@ class PassMonitor:
             self.metrics.add_task(message)
         elif message["kind"] == "io" and self._is_from_this_pass(message):
             self.metrics.add_io(message["read"], message["written"])
+            self.metrics.add_memory(message["worker"], message["memory"])
         elif message["kind"] == "solving" and self._is_from_this_pass(message):
             self.metrics.start_solve(message["worker"], message["memory"])
         elif message["kind"] == "rebuilt":

@@ -21,7 +21,7 @@ from rescnet_dist.cluster import (
     list_workers,
     worker_identities,
 )
-from rescnet_dist.errors import DataError, StoreError, mask_secrets
+from rescnet_dist.errors import CorruptDataError, DataError, StoreError, mask_secrets
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.classes import (
     AccuracyCollapsed,
@@ -48,7 +48,7 @@ from rescnet_dist.reduce import fold_name
 from rescnet_dist.runs.history import History, chosen_depth
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
-from rescnet_dist.train import passes, tiled
+from rescnet_dist.train import blockwise, passes, tiled
 from rescnet_dist.train.chunk_cache import CacheSet
 from rescnet_dist.train.decide import (
     Done,
@@ -59,7 +59,9 @@ from rescnet_dist.train.decide import (
     find_collapse,
     next_action,
 )
+from rescnet_dist.train.descent import Descent, Progress
 from rescnet_dist.train.executor import run_pass
+from rescnet_dist.train.grown import GrownLayer, get_accuracy
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
 
@@ -199,29 +201,80 @@ class _Driver:
         """Add a layer; commit step `layer`."""
         self.check_cluster()
         self.publish_maps_placed(layer)
-        state, plan, started = self.state, self.state.plan, time.perf_counter()
+        started = time.perf_counter()
         self.bus.publish(PassStarted("grow", layer))
         self.claim.check()
+        self.was_finished = False
         task = self.make_task(layer)
+        grown = self.find_grown_layer() or self.pass_over_images(task)
+        metrics = grown.metrics
+        if self.state.spec.head.block_solver:
+            metrics = metrics.plus_solve(self.solve_in_blocks(task, grown))
+        seconds = _seconds_since(started)
+        done = PassDone("grow", layer, seconds, grown.accuracy, grown.residual, metrics)
+        record = {"checksums": grown.checksums, "calibration": grown.calibration}
+        self.commit(layer, record, done)
+        self.warn_of_collapse(History.of(self.steps, None).accuracies)
+
+    def pass_over_images(self, task: Task) -> GrownLayer:
+        """Run the pass of a layer; fit its head too, unless that takes passes over its features."""
+        state, plan, layer = self.state, self.state.plan, task.layer
         self.recreate_removed_maps(layer - 1)
         if task.save_maps:
             self.create_layer_arrays(layer)
-        pass_ = passes.GROW
-        if plan.tile_features:
+        pass_, network = passes.GROW, state.architecture
+        features = network.feature_count(layer)
+        if solver := state.spec.head.block_solver:
+            pass_ = blockwise.GROW_FOR_BLOCKS
+            self.run.remove_work()
+            self.run.create_block_work(
+                plan.images,
+                features,
+                network.targets,
+                plan.chunk_images,
+                solver.block_features,
+                network.feature_dtype,
+            )
+        elif plan.tile_features:
             pass_ = tiled.GROW_IN_TILES
-            shape = (plan.images, state.architecture.feature_count(layer))
+            shape = (plan.images, features)
             self.run.create_work(*shape, plan.chunk_images, plan.tile_features)
-        self.was_finished = False
         (tally, checksums), metrics = self.compute(pass_, task)
         _check_scores(tally)
         if not task.cache_maps:
             self.caches.release()  # their contents have been read
-        accuracy = _get_accuracy(layer - 1, tally) if layer > 1 else None
-        seconds = _seconds_since(started)
-        done = PassDone("grow", layer, seconds, accuracy, tally.residual, metrics)
-        calibration = Calibration.of(tally).to_dict() if layer > 1 else None
-        self.commit(layer, {"checksums": checksums.chunks, "calibration": calibration}, done)
-        self.warn_of_collapse(History.of(self.steps, None).accuracies)
+        grown = GrownLayer.of(layer, tally, checksums, metrics)
+        if solver:
+            self.claim.check()
+            self.run.write_work_record("grown", grown.to_dict())
+        return grown
+
+    def find_grown_layer(self) -> GrownLayer | None:
+        """Return the next layer if its features are in the work area and wait for their solver."""
+        if not self.state.spec.head.block_solver:
+            return None
+        record = self.run.read_work_record("grown")
+        if not record or record["layer"] != len(self.steps):
+            return None
+        return GrownLayer.from_dict(record)
+
+    def solve_in_blocks(self, task: Task, grown: GrownLayer) -> PassMetrics:
+        """Fit the head of a layer to the features in the work area, and commit each step there."""
+
+        def save(progress: Progress) -> None:
+            self.claim.check()
+            self.run.write_work_record("progress", asdict(progress))
+
+        compute = self.compute_parts
+        descent = Descent(self.run, self.state, task, grown.work_checksums, compute)
+        try:
+            return descent.solve(save)
+        except CorruptDataError as error:
+            self.claim.check()
+            self.run.remove_work()
+            raise CorruptDataError(
+                f"{error} Resume the run, which computes the features of the layer again."
+            ) from None
 
     def make_task(self, layer: int) -> Task:
         """Return the task description of a pass.
@@ -237,10 +290,13 @@ class _Driver:
 
     def remove_obsolete_arrays(self) -> None:
         """Remove the arrays that are not needed once a layer is committed."""
-        if self.state.plan.tile_features:
+        grown, kept = self.find_grown_layer(), {self.stored_layer}
+        if grown:
+            kept.add(grown.layer)
+        elif self.state.block_features:
             self.run.remove_work()
         if self.state.run_spec.keep_maps != "all":
-            self.run.remove_maps_except(self.stored_layer)
+            self.run.remove_maps_except(*kept)
 
     def score(self, layer: int) -> None:
         """Compute the accuracy after the last layer and write it to the result."""
@@ -250,7 +306,7 @@ class _Driver:
         self.recreate_removed_maps(layer)
         tally, metrics = self.compute(passes.SCORE, self.make_task(layer))
         _check_scores(tally)
-        history, accuracy = self.history(), _get_accuracy(layer, tally)
+        history, accuracy = self.history(), get_accuracy(layer, tally)
         accuracies = (*history.accuracies, accuracy)
         calibrations = history.calibrations | {layer: Calibration.of(tally)}
         self.write_result(accuracies, calibrations, reason=None)
@@ -316,12 +372,18 @@ class _Driver:
 
     def compute(self, pass_: Pass, task: Task) -> tuple[Any, PassMetrics]:
         """Run one pass and publish its progress; return its result and its metrics."""
+        parts: Sequence[tuple[Any, ...]] = task.split(self.state.plan.groups(), self.counts)
+        if caches := self.caches.futures():
+            parts = [(*part, cache) for part, cache in zip(parts, caches, strict=True)]
+        return self.compute_parts(pass_, task, parts)
+
+    def compute_parts(
+        self, pass_: Pass, task: Task, parts: Sequence[tuple[Any, ...]]
+    ) -> tuple[Any, PassMetrics]:
+        """Run one pass as `compute` does, with the arguments of each fold."""
         self.claim.check()
-        caches = self.caches.futures()
         try:
-            return run_pass(
-                pass_, task, self.counts, self.state.plan, self.client, self.bus, caches
-            )
+            return run_pass(pass_, task, parts, self.state.plan, self.client, self.bus)
         except StoreError:
             self.claim.check()  # another driver may have removed what is missing
             raise
@@ -372,6 +434,7 @@ class _Driver:
         self.steps.append(_history_fields(record))
         if has_saved_maps(step, record):
             self.stored_layer = step
+        if has_saved_maps(step, record) or self.state.spec.head.block_solver:
             self.remove_obsolete_arrays()
         self.bus.publish(done)
 
@@ -405,11 +468,6 @@ def _seconds_since(started: float) -> float:
 def _history_fields(record: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a commit record that `History` reads."""
     return {name: record.get(name) for name in ("accuracy", "calibration")}
-
-
-def _get_accuracy(layer: int, tally: Tally) -> Accuracy:
-    """Return the accuracies of a tally as those after a layer."""
-    return Accuracy(layer, tally.accuracy(0) or 0.0, tally.accuracy(1))
 
 
 def _check_scores(tally: Tally) -> None:

@@ -54,7 +54,7 @@ class MetricsCollector:
     def add_chunk(self, worker: str, memory: int, *, is_repeat: bool) -> None:
         """Count a chunk, done by a worker with `memory` resident bytes."""
         self._last_chunk = self._solve_started = time.perf_counter()
-        self._memory[worker] = max(memory, self._memory.get(worker, 0))
+        self.add_memory(worker, memory)
         self._redone += is_repeat
 
     def add_task(self, fields: dict[str, Any]) -> None:
@@ -68,10 +68,14 @@ class MetricsCollector:
         self._read += read
         self._written += written
 
+    def add_memory(self, worker: str, memory: int) -> None:
+        """Note the resident bytes of a worker."""
+        self._memory[worker] = max(memory, self._memory.get(worker, 0))
+
     def start_solve(self, worker: str, memory: int) -> None:
         """Note that all accumulators are merged, on a worker with `memory` resident bytes."""
         self._solve_started = time.perf_counter()
-        self._memory[worker] = max(memory, self._memory.get(worker, 0))
+        self.add_memory(worker, memory)
 
     def finish(self) -> PassMetrics:
         """Return the metrics of the pass, which ends now."""

@@ -162,7 +162,7 @@ def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
 def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> ChecksummedStatistics:
     """Compute scores, maps and statistics of a layer for a group of chunks, in one sweep.
 
-    If the plan has tiles, the features are written for them and their scatter is left out.
+    If the scatter of the features is too large, they are written to the work area instead.
     """
     run, layer, state = task.run, task.layer, load_state(task)
     growing = _load_growing_layer(task, state)
@@ -170,7 +170,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     images = object_cache.get(task, "images", run.images)
     backend, meter = state.backend, reader.meter
     saver = Saver.of(task, state) if task.save_maps else None
-    feature_writer = FeatureWriter.of(run, state, layer) if state.plan.tile_features else None
+    feature_writer = FeatureWriter.of(run, state, layer) if state.block_features else None
     statistics = growing.empty(scatter=feature_writer is None, xp=backend.xp)
     checksums = Checksums()
 
@@ -220,6 +220,8 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
             del pending_write
         with meter.timing("compute"):
             statistics = statistics.copy_small_to_host()
+            if feature_writer:
+                statistics = to_host(statistics)  # nothing in it is large
         with meter.timing("write"):
             checksums = checksums.merge(writer.wait() or Checksums())
     log_task_done(task, "grow", meter)
@@ -350,18 +352,18 @@ def finish_save(_task: Task, checksums: Checksums) -> Checksums:
 # sizes of the accumulators: Dask cannot see them, and would move and keep them as if they were free
 
 
-def _size_of_fields(value: Any) -> int:
+def size_of_fields(value: Any) -> int:
     """Return the bytes of a value: of dataclasses and tuples, those of all they hold."""
     if is_dataclass(value):
-        return sum(_size_of_fields(getattr(value, field.name)) for field in fields(value))
+        return sum(size_of_fields(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tuple):
-        return sum(map(_size_of_fields, value))
+        return sum(map(size_of_fields, value))
     return int(sizeof(value))
 
 
-# What these hold is counted by `_size_of_fields` too, such as the statistics of filter learners.
+# What these hold is counted by `size_of_fields` too, such as the statistics of filter learners.
 for _accumulator_class in (FeatureMoments, LayerStatistics, Checksums, ChecksummedStatistics):
-    sizeof.register(_accumulator_class, _size_of_fields)
+    sizeof.register(_accumulator_class, size_of_fields)
 
 
 # the passes -------------------------------------------------------------------------------------
@@ -372,11 +374,13 @@ class Pass:
     """A pass over all images: fold(task, group, cache) of each group, merge of two accumulators,
     and finish(task, accumulator).
 
+    Passes over features have other arguments of each fold.
+
     With `lazy_finish`, finish builds a graph of several tasks instead; see `fold_graph`.
     """
 
     name: str
-    fold: Callable[[Task, Group, ChunkCache | None], Any]
+    fold: Callable[..., Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[..., Any]
     lazy_finish: bool = False

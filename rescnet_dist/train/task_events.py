@@ -62,8 +62,16 @@ def log_solving(task: Task, phase: str) -> None:
 
 
 def log_io(task: Task, phase: str, meter: TaskMeter) -> None:
-    """Report the bytes that a task without chunks has read and written."""
-    send(task, "io", phase=phase, layer=task.layer, read=meter.read, written=meter.written)
+    """Report the bytes that a task without chunks has moved, and the worker's resident memory."""
+    send(
+        task,
+        "io",
+        phase=phase,
+        layer=task.layer,
+        read=meter.read,
+        written=meter.written,
+        memory=psutil.Process().memory_info().rss,
+    )
 
 
 def progress_topic(run: RunStore) -> str:

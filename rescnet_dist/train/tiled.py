@@ -18,13 +18,11 @@ from rescnet_dist.kernels import (
     Standardizer,
     TileScatter,
     factor_tile,
-    feature_blocks,
     tiled_whitening,
 )
 from rescnet_dist.model import Tally, fit_bank, fit_head
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
-from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.metrics import TaskMeter
@@ -43,7 +41,7 @@ from rescnet_dist.train.task_events import log_io, log_solving, send
 def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
     """Build the graph from the merged `ChecksummedStatistics` of a pass to its fits."""
     state = load_state(task)
-    blocks = range(len(_get_blocks(state, task.layer)))
+    blocks = range(len(state.feature_blocks(task.layer)))
 
     def delay(name: str, function: Any, index: tuple[int, ...], *arguments: Any) -> Delayed:
         return delayed(function, pure=False)(
@@ -86,7 +84,7 @@ def scatter_tile(
     Return its checksum and, if i = j, its diagonal, otherwise an empty array.
     """
     run, state = task.run, load_state(task)
-    blocks, (_, means, checksums) = _get_blocks(state, task.layer), summary
+    blocks, (_, means, checksums) = state.feature_blocks(task.layer), summary
     rows, columns = blocks[i], blocks[j]
     features, target = run.work("features"), run.work("scatter", write=True)
     all_chunks = Group(0, 0, state.plan.images, state.plan.chunk_images)
@@ -136,7 +134,7 @@ def factorize_tile(
     needed holds the checksums of the tiles of the factor that it is computed from.
     """
     run, state = task.run, load_state(task)
-    blocks = _get_blocks(state, task.layer)
+    blocks = state.feature_blocks(task.layer)
     covariance, target = run.work("scatter"), run.work("factor", write=True)
     meter = TaskMeter()
     read = partial(_read_factor_tile, target, blocks, needed, meter)
@@ -165,7 +163,7 @@ def finish_tiled_layer(
 ) -> tuple[Tally, Checksums]:
     """Fit and store as `passes.finish_layer` does, with the factor in tiles."""
     run, state, statistics = task.run, load_state(task), merged.statistics
-    blocks = _get_blocks(state, task.layer)
+    blocks = state.feature_blocks(task.layer)
     meter = TaskMeter()
     read = partial(_read_factor_tile, run.work("factor"), blocks, checksums, meter)
     whitening = tiled_whitening(statistics.features, standardizer, blocks, read)
@@ -179,12 +177,6 @@ def finish_tiled_layer(
     chunks = merged.checksums.chunks
     lasting = {path: sums for path, sums in chunks.items() if not path.startswith("work/")}
     return statistics.tally, Checksums(lasting)
-
-
-def _get_blocks(state: RunState, layer: int) -> list[slice]:
-    """Return the columns of each block of features of a layer."""
-    features = state.architecture.feature_count(layer)
-    return feature_blocks(features, state.plan.tile_features or features)
 
 
 def _read_tile(array: Any, block: tuple[slice, slice], expected: int, meter: TaskMeter) -> Array:

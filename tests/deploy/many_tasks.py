@@ -50,7 +50,9 @@ def main(accumulators: int, passes: int) -> None:
     with open_client(scheduler=address, wait=60) as client, EventBus([]) as bus:
         client.wait_for_workers(1)
         for layer in range(1, passes + 1):
-            checksums, _ = run_pass(empty_pass, Task(run, layer), counts, plan, client, bus)
+            task = Task(run, layer)
+            parts = task.split(plan.groups(), counts)
+            checksums, _ = run_pass(empty_pass, task, parts, plan, client, bus)
             assert len(checksums) == 2 * accumulators
 
 

@@ -24,6 +24,12 @@ from rescnet_dist.model.heads.linear import (
     linear_outputs_onnx,
     stack_signs,
 )
+from rescnet_dist.model.solver import (
+    block_features_option,
+    solver_option,
+    sweep_tolerance_option,
+    sweeps_option,
+)
 from rescnet_dist.options import option
 
 
@@ -47,6 +53,11 @@ class Classify(LinearHead):
     sigma: float = option(16.0, help="scale σ of the sigmoid", above=0)
     beta: float = option(0.001, help="scale β of the softmax", above=0)
     target: float = option(0.8, help="target score λ of the true class", low=0, high=1)
+
+    solver: Literal["exact", "blocks"] = solver_option()
+    block_features: int = block_features_option()
+    sweeps: int = sweeps_option()
+    sweep_tolerance: float = sweep_tolerance_option()
 
     def target_count(self, classes: int) -> int:
         """Return the number of residual classes 2C: each class with each sign."""

@@ -10,6 +10,7 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.components import Head
 from rescnet_dist.model.graph import OnnxGraph
+from rescnet_dist.model.solver import BlockSolver
 
 
 class LinearHead(Head):
@@ -27,6 +28,17 @@ class LinearHead(Head):
         "present": ("sign", "class"),
         "share": ("sign",),
     }
+    solver: str
+    block_features: int
+    sweeps: int
+    sweep_tolerance: float
+
+    @property
+    def block_solver(self) -> BlockSolver | None:
+        """The settings of block coordinate descent, if it is chosen; see `Head.block_solver`."""
+        if self.solver == "exact":
+            return None
+        return BlockSolver(self.block_features, self.sweeps, self.sweep_tolerance)
 
 
 def linear_outputs(arrays: Mapping[str, Array], features: Array) -> Array:

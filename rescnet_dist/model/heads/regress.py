@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -16,6 +16,12 @@ from rescnet_dist.model.heads.linear import (
     linear_outputs,
     linear_outputs_onnx,
     stack_signs,
+)
+from rescnet_dist.model.solver import (
+    block_features_option,
+    solver_option,
+    sweep_tolerance_option,
+    sweeps_option,
 )
 from rescnet_dist.options import option
 
@@ -40,6 +46,11 @@ class Regress(LinearHead):
         low=0,
         high=1,
     )
+
+    solver: Literal["exact", "blocks"] = solver_option()
+    block_features: int = block_features_option()
+    sweeps: int = sweeps_option()
+    sweep_tolerance: float = sweep_tolerance_option()
 
     def target_count(self, classes: int) -> int:
         """Return the number of classes C."""

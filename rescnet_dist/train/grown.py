@@ -1,0 +1,76 @@
+"""What the pass of a layer over the images has found: all that its commit record needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rescnet_dist.events.metrics import Accuracy, PassMetrics
+from rescnet_dist.model import Calibration, Tally
+from rescnet_dist.store import Checksums
+
+WORK_PREFIX = "work/"  # of the checksum paths of arrays in the work area
+
+
+@dataclass(frozen=True, slots=True)
+class GrownLayer:
+    """The result of the pass of a layer over the images.
+
+    Attributes
+    ----------
+    layer : int
+        Number of the layer.
+    checksums, work_checksums : dict of str to sequence of int
+        Checksums by path, to commit, and those of the work area.
+    accuracy : Accuracy or None
+        Accuracy after the layer before; None for the first layer.
+    residual : tuple of float
+        Fractions of positive and negative errors.
+    calibration : dict or None
+        Calibration after the layer before; None for the first layer.
+    metrics : PassMetrics
+        Metrics of the pass.
+    """
+
+    layer: int
+    checksums: Mapping[str, Sequence[int]]
+    work_checksums: Mapping[str, Sequence[int]]
+    accuracy: Accuracy | None
+    residual: tuple[float, float]
+    calibration: dict[str, Any] | None
+    metrics: PassMetrics
+
+    @classmethod
+    def of(cls, layer: int, tally: Tally, checksums: Checksums, metrics: PassMetrics) -> GrownLayer:
+        """Return what the pass of a layer has found."""
+        is_first, found = layer == 1, checksums.chunks
+        work = {path: sums for path, sums in found.items() if path.startswith(WORK_PREFIX)}
+        return cls(
+            layer,
+            {path: sums for path, sums in found.items() if path not in work},
+            work,
+            None if is_first else get_accuracy(layer - 1, tally),
+            tally.residual,
+            None if is_first else Calibration.of(tally).to_dict(),
+            metrics,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a record of the work area."""
+        values = asdict(self)
+        return values | {"observed": values.pop("metrics")}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> GrownLayer:
+        """Return what a record of the work area has; the inverse of `to_dict`."""
+        values = dict(record)
+        metrics, accuracy = PassMetrics(**values.pop("observed")), values.pop("accuracy")
+        residual = tuple(values.pop("residual"))
+        found = None if accuracy is None else Accuracy(**accuracy)
+        return cls(**values, accuracy=found, residual=residual, metrics=metrics)
+
+
+def get_accuracy(layer: int, tally: Tally) -> Accuracy:
+    """Return the accuracies of a tally as those after a layer."""
+    return Accuracy(layer, tally.accuracy(0) or 0.0, tally.accuracy(1))
