@@ -182,3 +182,29 @@ def test_progress_survives_json() -> None:
 
 def test_step_before_the_first_block_is_in_the_sweep_before() -> None:
     assert Step(1, 0, 3).previous == Step(0, 2, 3)
+
+
+# integer features -------------------------------------------------------------------------------
+
+
+def test_histograms_are_stored_as_small_integers(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those of the exact solver, which converts the features to floats."""
+    spec = REGRESS.replace(
+        features="binary-hash", hash_bits=4, hash_block=7, hash_stride=7, ridge=30.0, max_layers=1
+    )
+    found, real_factorize = [], loop.Descent.factorize
+
+    def look(descent: Any) -> Any:
+        array = descent.run.work("features")
+        found.append((array.dtype, array.shape, bool(array.compressors)))
+        return real_factorize(descent)
+
+    monkeypatch.setattr(loop.Descent, "factorize", look)
+    change = BLOCKS | {"max_layers": 1, "sweeps": 40, "sweep_tolerance": 1e-5}
+    exact = fit(tmp_path / "exact", spec, PLAN)
+    blocks = fit(tmp_path / "blocks", spec.replace(**change), PLAN)
+    assert found == [(np.dtype("uint8"), (len(X), 64), True)]
+    expected, scores = exact.decision_function(X), blocks.decision_function(X)
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
