@@ -340,6 +340,24 @@ def test_block_coordinate_descent_equals_that_of_the_cpu(
         assert relative_error(solve(backend.xp), expected) < 10 * TOLERANCE[matmul_precision]
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_moments_of_counts_equal_those_of_the_cpu(
+    backend: Backend, weighted: bool, rng: np.random.Generator
+) -> None:
+    """Features are bytes."""
+    counts = rng.poisson(3, size=(600, 300)).astype(np.uint8)
+    targets = rng.normal(size=(600, 4)).astype(np.float32)
+    weights = 10 ** rng.uniform(-1.5, 1.5, 600) if weighted else None
+    expected = FeatureMoments.empty(300, 4).fold(counts, targets, weights)
+    empty = FeatureMoments.empty(300, 4, xp=backend.xp)
+    with backend.working():
+        found = to_host(empty.fold(backend.put(counts), backend.put(targets), weights))
+    assert relative_error(found.mean, expected.mean) < 1e-6
+    assert relative_error(found.cross, expected.cross) < 1e-4
+    scatter, expected_scatter = np.tril(found.scatter), np.tril(expected.scatter)
+    assert relative_error(scatter, expected_scatter) < TOLERANCE["split"]
+
+
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)
 def test_weighted_moments_equal_those_of_the_cpu(
     backend: Backend, matmul_precision: str, rng: np.random.Generator
