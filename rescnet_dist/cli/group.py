@@ -34,6 +34,7 @@ RESUMABLE_ERRORS = (
 
 # Short help of each command, so that `rescnet --help` need not import them, which takes seconds.
 COMMANDS = {
+    "ablate": "Train networks that differ in one option, as the paper compares them.",
     "bench": "Benchmark training and prediction on this machine.",
     "check": "Verify a run: find chunks that are missing, altered or stale.",
     "dashboard": "Show runs in a browser: accuracy, time, memory, store traffic.",
@@ -54,6 +55,7 @@ COMMANDS = {
 }
 # Commands in a module of their own name; the others are in the module `commands`.
 OWN_MODULES = {
+    "ablate",
     "bench",
     "dashboard",
     "data",

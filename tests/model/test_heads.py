@@ -50,6 +50,15 @@ def test_classify_targets_mark_residual_class_and_sign(first, rng):
 
 
 @pytest.mark.parametrize("first", [True, False])
+def test_without_compensation_all_layers_are_fitted_to_the_labels(first, rng):
+    """Whatever the scores are, with positive sign."""
+    scores, labels = make_scores_and_labels(rng)
+    targets = Classify(compensate=False).targets(scores, labels, first=first)
+    expected = np.hstack([oracle.one_hot(labels, 5), np.zeros((len(labels), 5))])
+    np.testing.assert_array_equal(targets, expected)
+
+
+@pytest.mark.parametrize("first", [True, False])
 def test_regress_targets_are_the_whole_residual(first, rng):
     """They are Y − Ŷ, without λ."""
     scores, labels = make_scores_and_labels(rng)

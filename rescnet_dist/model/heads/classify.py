@@ -53,6 +53,12 @@ class Classify(LinearHead):
     sigma: float = option(16.0, help="scale σ of the sigmoid", above=0)
     beta: float = option(0.001, help="scale β of the softmax", above=0)
     target: float = option(0.8, help="target score λ of the true class", low=0, high=1)
+    compensate: bool = option(
+        True,
+        help="fit layers after the first to the errors of the scores, not to the labels",
+        doc="Fit layers after the first to the largest errors of the scores. Without it, every "
+        "layer is fitted to the labels, and the layers are a plain ensemble.",
+    )
 
     solver: Literal["exact", "blocks"] = solver_option()
     block_features: int = block_features_option()
@@ -66,10 +72,10 @@ class Classify(LinearHead):
     def targets(self, scores: Array, labels: Array, *, first: bool) -> Array:
         """Return membership (n, 2C) of the residual classes (+, 0), …, (−, C−1).
 
-        Those of the first layer are the labels themselves.
+        Those of the first layer, and of all layers without `compensate`, are the labels themselves.
         """
         classes = scores.shape[1]
-        if first:
+        if first or not self.compensate:
             largest, sign = labels, np.ones_like(labels, dtype=np.int64)
         else:
             largest, sign = residual_labels(scores, labels, self.target)

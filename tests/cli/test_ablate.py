@@ -1,0 +1,73 @@
+"""The command `rescnet ablate`, on a few digits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+from PIL import Image
+
+import rescnet_dist as rd
+from tests.commands import run, stored_digits
+
+SMALL = ("--max-layers", "2", "--block", "14", "--stride", "14", "--sigma", "2", "--validation")
+
+
+def test_ablation_writes_runs_a_record_and_a_figure(client: Client, tmp_path: Path) -> None:
+    """The same command again trains nothing, and writes the same record."""
+    data, folder = stored_digits(tmp_path, 60, 60), tmp_path / "ablations"
+    words = ("ablate", "filters", data, "-o", folder, "--values", "3,4", *SMALL, "0.2", "-q")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    assert "3 filters" in result.stdout
+    record = json.loads((folder / "filters.json").read_text())
+    assert [(v["value"], v["run"]) for v in record["variants"]] == [
+        (3, "filters-3"),
+        (4, "filters-4"),
+    ]
+    assert record["curve"] == "validation"
+    for variant in record["variants"]:
+        clf = rd.load(folder / variant["run"])
+        assert clf.network_.spec.filters == variant["value"]
+        expected = [(a["layer"], a["train"], a["validation"]) for a in clf.accuracies_]
+        found = [(e["layer"], e["train"], e["validation"]) for e in variant["curve"]]
+        assert found == expected
+        assert variant["depth"] == clf.depth_
+    with Image.open(folder / "filters.png") as figure:
+        assert figure.format == "PNG"
+    commits = {path: path.stat().st_mtime_ns for path in folder.rglob("commits/*.json")}
+    assert len(commits) == 6
+    again = run(*words, "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout) == record
+    assert {path: path.stat().st_mtime_ns for path in commits} == commits
+
+
+def test_test_accuracy_is_that_of_each_layer(client: Client, tmp_path: Path) -> None:
+    """If the data have a test split; without compensation all layers are fitted to the labels."""
+    images, labels = rd.load_digits()
+    test = {"x_test": images[60:100], "y_test": labels[60:100]}
+    np.savez(tmp_path / "data.npz", x_train=images[:60], y_train=labels[:60], **test)
+    words = ("ablate", "compensation", tmp_path / "data.npz", "-o", tmp_path / "out")
+    result = run(*words, "--filters", "3", *SMALL, "0", "-q", "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["curve"] == "test"
+    for variant in record["variants"]:
+        clf = rd.load(tmp_path / "out" / variant["run"])
+        assert clf.network_.spec.head.compensate is variant["value"]
+        expected = clf.staged_score(images[60:100], labels[60:100])
+        assert [e["test"] for e in variant["curve"]][: clf.depth_] == pytest.approx(expected)
+
+
+def test_what_is_varied_is_not_an_option(tmp_path: Path) -> None:
+    """Before anything is read or written."""
+    result = run("ablate", "rate", "digits", "-o", tmp_path / "out", "--learning-rate", "0.2")
+    assert result.exit_code == 2
+    assert "--learning-rate is what the ablation rate varies. Name the values" in result.output
+    result = run("ablate", "stacked-lda", "digits", "-o", tmp_path / "out", "--lda-fraction", "0.2")
+    assert "--lda-fraction is what the ablation stacked-lda varies. Leave it out" in result.output
+    assert list(tmp_path.iterdir()) == []
