@@ -19,6 +19,7 @@ from scipy.special import log_softmax
 
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, FusedNetwork, Network, NetworkSpec, RunSpec
+from rescnet_dist.dashboard.mlflow_models import _load_pyfunc
 from rescnet_dist.network import load_network
 from tests.commands import run as run_command
 
@@ -198,6 +199,15 @@ def test_workers_read_the_networks(
         da.from_array(images, chunks=(40, -1, -1, -1))
     )
     np.testing.assert_array_equal(client.compute(lazy).result(), fused.scores(images))
+
+
+def test_mlflow_predicts_with_it(fused: FusedNetwork, images: Array, tmp_path: Path) -> None:
+    """The loader that MLflow calls takes any kind of network."""
+    fused.save(tmp_path / "fused.zip")
+    answer = _load_pyfunc(str(tmp_path / "fused.zip")).predict(images[:5])
+    scores = fused.scores(images[:5])
+    np.testing.assert_array_equal(answer["scores"], scores)
+    assert answer["label"].tolist() == fused.classes[scores.argmax(axis=1)].tolist()
 
 
 def test_nothing_is_left_of_a_failed_save(fused: FusedNetwork, tmp_path: Path) -> None:
