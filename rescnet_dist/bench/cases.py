@@ -23,6 +23,7 @@ from rescnet_dist.bench.timing import (
 )
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.kernels import (
+    FeatureBlock,
     FeatureMoments,
     one_hot,
     one_vs_rest_lda,
@@ -278,6 +279,32 @@ def factorization(quick: bool) -> list[Result]:
     return [Result(name, seconds, floor=floor, bar=1.3, at_most=True)]
 
 
+def sweep(quick: bool) -> list[Result]:
+    """Time the products of a step of block coordinate descent with features in 8 bits.
+
+    The floor is the time of the same two products with features in single precision that have been
+    standardized before.
+    """
+    n, width, targets = (1024 if quick else 4096), 4096, 10
+    rng = np.random.default_rng(0)
+    features = rng.poisson(1.0, (n, width)).astype(np.uint8)
+    floats = features.astype(np.float32)
+    block = FeatureBlock(features.mean(axis=0), 1 / features.std(axis=0))
+    step = rng.normal(size=(width, targets)).astype(np.float32)
+    predictions = rng.normal(size=(n, targets)).astype(np.float32)
+
+    def ours() -> None:
+        block.multiply_transposed(features, predictions + block.multiply(features, step))
+
+    def products() -> None:
+        floats.T @ (predictions + floats @ step)
+
+    with blas_threads(1):
+        seconds, floor = best_seconds(ours, 5), best_seconds(products, 5)
+    name = f"step over {width:,} features in 8 bits, N={n:,}, relative to its BLAS products"
+    return [Result(name, seconds, floor=floor, bar=2.5, at_most=True)]
+
+
 # starting -----------------------------------------------------------------------------------------
 
 
@@ -313,6 +340,7 @@ CASES = (
     Case("filters", pca),
     Case("layer", layer),
     Case("factorization", factorization),
+    Case("sweep", sweep),
     Case("starting", starting),
     Case("workers", engine.workers),
     Case("depth", engine.depth),

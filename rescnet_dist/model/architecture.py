@@ -27,6 +27,7 @@ from rescnet_dist.options import Options, option
 
 SLAB_BYTES = 4 * 2**20  # size of the maps and images in float32 processed at a time, for the cache
 ROUNDING = 1e-9  # of the sum of shares, in filters
+MAX_FEATURE_RATIO = 8  # of the features of a slab in float32, relative to its size
 GPU_SLAB_BYTES = 2048 * 2**20  # the same on a GPU, enough to saturate it
 
 
@@ -519,11 +520,20 @@ class Architecture:
         slice
             The rows of each slab.
         """
-        n, (height, width, _) = len(chunk), self.image_shape
-        size = GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
-        step = max(1, size // (4 * height * width * self.max_channels))
+        n, size = len(chunk), GPU_SLAB_BYTES if on_gpu(chunk) else SLAB_BYTES
+        step = max(1, size // self.image_bytes)
         for start in range(0, n, step):
             yield slice(start, min(start + step, n))
+
+    @cached_property
+    def image_bytes(self) -> int:
+        """Bytes of an image that slabs and tasks are sized by, in float32.
+
+        These are its maps and pixels, or a fraction of its features if they are very many.
+        """
+        height, width, _ = self.image_shape
+        maps = 4 * height * width * self.max_channels
+        return max(maps, 4 * self.features // MAX_FEATURE_RATIO)
 
     def check_images(self) -> None:
         """Raise SpecError if the network cannot be trained on images of this shape.

@@ -92,9 +92,8 @@ class Predictor:
 
     @property
     def _image_bytes(self) -> int:
-        """Bytes of the input of a layer, for one image."""
-        height, width, _ = self.architecture.image_shape
-        return 4 * height * width * self.architecture.max_channels
+        """Bytes of an image that tasks and batches are sized by."""
+        return self.architecture.image_bytes
 
     def divide(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
         """Divide images into tasks.

@@ -100,7 +100,7 @@ class Speed:
             targets, stored = problem.architecture(spec).targets, problem.feature_bytes(spec)
             factorize = features * width * (problem.images + width / 3) / self.product_rate
             factorize += problem.images * stored / self.read_rate
-            products = 2 * features * targets / (NARROW_PRODUCT_FRACTION * self.product_rate)
+            products = 4 * features * targets / (NARROW_PRODUCT_FRACTION * self.product_rate)
             sweep = problem.images * (products + 2 * stored / self.read_rate)
             per_image = max(self.image_seconds, store) + stored / self.write_rate
             steps = solver.sweeps * -(-features // width)

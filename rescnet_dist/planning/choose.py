@@ -124,7 +124,8 @@ def _iter_candidates(
         chunks = math.ceil(problem.images / size)
         for per_slot in (GROUPS_PER_SLOT, 1):
             groups = per_slot * workers.slots
-            if per_slot > 1 and (side or chunks < groups * MIN_CHUNKS_PER_GROUP):
+            has_steps = side or spec.head.block_solver  # each of them with tasks for all groups
+            if per_slot > 1 and (has_steps or chunks < groups * MIN_CHUNKS_PER_GROUP):
                 continue
             yield Plan(
                 images=problem.images,

@@ -13,7 +13,7 @@ from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
 from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
-from rescnet_dist.model.architecture import SLAB_BYTES, Architecture
+from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
 from rescnet_dist.planning.blocks import BlockCosts, count_merges
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
@@ -166,6 +166,9 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     )
     working += 2 * vector_accumulator_bytes(problem, spec) + bank_bytes(problem, spec)
     working += extractor_bytes(problem, spec, plan.chunk_images) + head_bytes(problem, spec)
+    if architecture.feature_dtype.kind == "u":  # heads get them in float32
+        slab_images = min(plan.chunk_images, max(1, GPU_SLAB_BYTES // architecture.image_bytes))
+        working += 4 * slab_images * features
     return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working)
 
 
@@ -186,7 +189,7 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
         features = problem.feature_bytes(spec) * (FEATURE_COPIES + 1)
     per_image = images + maps + features + 64 * problem.classes
     layout = max(layout_bytes(problem, spec, layer) for layer in architecture.distinct_layers)
-    slab_images = min(n, max(1, SLAB_BYTES // problem.map_bytes(spec)))
+    slab_images = min(n, max(1, SLAB_BYTES // architecture.image_bytes))
     extracting = extractor_bytes(problem, spec, slab_images)
     if architecture.feature_dtype.kind == "u":
         extracting += 4 * slab_images * architecture.features  # as heads get them

@@ -332,7 +332,7 @@ def _read_weights(
     if expected is None:
         return np.zeros((columns.stop - columns.start, load_state(task).architecture.targets))
     place = slice(sweep % 2, sweep % 2 + 1), columns
-    values = read_block(task.run.work("weights"), place, expected)[0]
+    values = read_block(task.run.work("solution"), place, expected)[0]
     meter.read += values.nbytes
     return values
 
@@ -373,7 +373,7 @@ class StepSolve:
             right, product, start = (backend.put(values) for values in (columns, products, old))
             standardizer = _load_standardizer(task)[1]
             new = backend.get(descend_block(lower, right, product, start, standardizer))
-        write_block(run.work("weights", write=True), (step.sweep % 2, block.start, 0), new[None])
+        write_block(run.work("solution", write=True), (step.sweep % 2, block.start, 0), new[None])
         meter.written += new.nbytes
         log_io(task, "descend", meter)
         change, norm = (float((values**2).sum()) for values in (new - old, new))
