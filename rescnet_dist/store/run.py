@@ -273,7 +273,7 @@ class RunStore:
                 ("version", "image", "target"),
             ),
             (
-                "weights",
+                "solution",
                 (2, *columns),
                 "float64",
                 (1, block, targets),

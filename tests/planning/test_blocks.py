@@ -1,0 +1,95 @@
+"""Test plans and costs of heads that are solved in blocks of features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rescnet_dist import NetworkSpec, RunSpec, SpecError
+from rescnet_dist.cluster import Workers
+from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
+from rescnet_dist.planning.blocks import BlockCosts
+from rescnet_dist.planning.forecast import estimate
+from rescnet_dist.planning.requirements import traffic
+
+# histograms of 40 groups of 8 maps in 21 cells, as in PCANet
+PCANET = NetworkSpec(
+    filters=(40, 320),
+    filter_size=5,
+    first_filter_size=5,
+    bank="pca:1",
+    features="binary-hash",
+    hash_levels=(4, 2, 1),
+    head="regress",
+    solver="blocks",
+    max_layers=2,
+)
+CIFAR = Problem(images=50_000, image_shape=(32, 32, 3), classes=10)
+WORKERS = Workers(count=8, slots=16, threads=2, machine_threads=2, memory=8 * 2**30)
+GPU = Workers(1, 1, 1, 16, memory=100 * 2**30, gpu_memory=139 * 2**30)
+
+
+def test_plan_of_200_000_features_fits_small_workers() -> None:
+    """Chunks are of many images, and there is no tile."""
+    assert CIFAR.features(PCANET) == 215_040
+    plan = make_plan(CIFAR, PCANET, RunSpec(), WORKERS)
+    assert plan.tile_features is None
+    assert plan.chunk_images >= 16
+    assert plan.chunk_images * CIFAR.feature_bytes(PCANET) <= 64 * 2**20
+    assert peak_memory(CIFAR, PCANET, plan, WORKERS) <= WORKERS.budget
+    assert make_plan(CIFAR, PCANET, RunSpec(array_backend="cupy"), GPU).chunk_images > 1000
+
+
+def test_chunks_of_small_images_are_sized_by_their_features() -> None:
+    """Images of 28×28 with 8 maps would have chunks of a thousand images."""
+    spec = PCANET.replace(filters=8, hash_levels=(), hash_stride=1, first_filter_size=7)
+    problem = replace(CIFAR, image_shape=(28, 28, 1))
+    plan = make_plan(problem, spec, RunSpec(), WORKERS)
+    assert problem.feature_bytes(spec) == 21 * 21 * 256
+    assert 0.8 < plan.chunk_images * 21 * 21 * 256 / 2**26 <= 1
+
+
+def test_costs_are_those_counted_by_hand() -> None:
+    """Two sweeps over three blocks, 40 images of 10 features and 2 classes in 2 groups."""
+    spec = NetworkSpec(
+        filters=5, block=8, stride=8, levels=(1,), head="regress", solver="blocks",
+        block_features=4, sweeps=2,
+    )  # fmt: skip
+    architecture = Problem(40, (8, 8, 1), 2).architecture(spec)
+    assert (architecture.features, architecture.targets) == (10, 2)
+    costs = BlockCosts.of(architecture, Plan(40, 10, 2, 2, 1))
+    features, factors, predictions, weights = 40 * 10 * 4, 10 * 4 * 4, 40 * 2 * 4, 10 * 2 * 8
+    assert costs.work == features + factors + 2 * predictions + 4 * weights
+    assert costs.tasks == 3 + 6 * (2 + 1 + 1) + 1
+    assert costs.network == 6 * 4 * 2 * 8
+    assert costs.read == 5 * features + 2 * (factors + 4 * weights) + 6 * predictions
+
+
+def test_exact_heads_have_no_such_costs() -> None:
+    spec = PCANET.replace(solver="exact")
+    assert BlockCosts.of(CIFAR.architecture(spec), Plan(40, 10, 2, 2, 1)) is None
+
+
+def test_estimate_names_the_solver_and_its_work_area() -> None:
+    text = str(estimate(CIFAR, PCANET, RunSpec(), WORKERS, None))
+    assert "215,040 per layer; solved in blocks of 4,096, at most 20 sweeps" in text
+    assert "13.4 GiB of it for features while they are solved" in text
+
+
+def test_blocks_read_less_than_tiles() -> None:
+    plan = make_plan(CIFAR, PCANET, RunSpec(), WORKERS)
+    tiled = traffic(CIFAR, PCANET.replace(solver="exact"), replace(plan, tile_features=2560))
+    assert traffic(CIFAR, PCANET, plan).read < 0.1 * tiled.read
+
+
+def test_error_of_a_matrix_that_is_too_large_names_the_solver() -> None:
+    """On a GPU, where there are no tiles."""
+    exact, run = PCANET.replace(solver="exact"), RunSpec(array_backend="cupy")
+    with pytest.raises(SpecError, match=r'Solve in blocks of features, solver="blocks"'):
+        make_plan(CIFAR, exact, run, GPU)
+
+
+def test_tiles_of_a_matrix_that_is_never_computed_are_rejected() -> None:
+    with pytest.raises(SpecError, match=r'tile_features=512 is for solver="exact"'):
+        make_plan(CIFAR, PCANET, RunSpec(tile_features=512), WORKERS)
