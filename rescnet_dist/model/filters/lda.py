@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -130,7 +131,9 @@ class LDA(FilterLearner):
 
     def workspace_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of all copies of the scatter matrix and of the sums of all classes."""
-        sums = CLASS_SUMS_COPIES * _class_sums_bytes(group, group.input_channels)
+        sharing = len(group.sharing[1]) if group.sharing else 1  # one of these sums all channels
+        channels = math.ceil(group.input_channels / sharing)
+        sums = CLASS_SUMS_COPIES * _class_sums_bytes(group, channels)
         return moments_workspace_bytes(group) + sums
 
 

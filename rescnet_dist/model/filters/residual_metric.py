@@ -101,7 +101,7 @@ class ResidualMetric(FilterLearner):
     prefix: ClassVar[str] = "metric_"
 
     ridge: float = option(
-        0.1, help="ridge of the patch covariance, relative to its mean diagonal", above=0
+        3.0, help="ridge of the patch covariance, relative to its mean diagonal", above=0
     )
     combinations: int = option(
         8,
