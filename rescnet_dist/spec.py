@@ -41,6 +41,7 @@ from rescnet_dist.model.views.image import Image
 from rescnet_dist.options import Option, Options, option
 
 MAX_MAPS = 2**16  # of a layer
+MAX_EACH_LAYERS = 32  # whose filters are applied to each map
 DEFAULT_VALIDATION = 0.1  # fraction of the training images that is held out
 
 # As tomli_w writes it, one item per line; strings have no line breaks there.
@@ -196,6 +197,13 @@ class NetworkSpec(Spec):
         doc="What a layer is fitted to, and what it adds to the scores: `classify` the sign of the "
         "largest error (the paper), or `regress` all errors.",
         old_name="residual",
+    )
+    heads: Literal["every", "last"] = option(
+        "every",
+        help="layers that are fitted to the classes: every one, or the last of max_layers only",
+        doc="Layers that have a head, and add to the scores: every one, as in the paper; or the "
+        "last of `max_layers` only, as in PCANet. Layers before it then have no features, and the "
+        "accuracy is that of the last layer.",
     )
     learning_rate: float = option(
         1.0, help="learning rate α", doc="Learning rate α of the first layers.", low=0
@@ -443,7 +451,11 @@ class NetworkSpec(Spec):
         architecture = self.architecture((1, 1, 1), 1)
         self._check_channels(architecture)
         for layer in architecture.distinct_layers:
-            self._check_towers(architecture.tower_maps(layer))
+            towers = architecture.tower_maps(layer)
+            self._check_towers(towers)
+            if architecture.has_head(layer):
+                for extractor in self.features:
+                    extractor.check_network(towers)
 
     def _check_channels(self, architecture: Architecture) -> None:
         """Raise SpecError for towers that apply only some filters to each map, or too many."""
@@ -453,16 +465,18 @@ class NetworkSpec(Spec):
                     f"bank={format_bank(self.bank)} applies only some filters of the view {view} "
                     "to each map. Add +each to all parts of that view, or to none."
                 )
-        if architecture.map_count(self.max_layers) > MAX_MAPS:
-            fitting = (n for n in range(1, self.max_layers) if architecture.map_count(n) > MAX_MAPS)
-            raise SpecError(
-                f"bank={format_bank(self.bank)} applies filters to each map, so that layer "
-                f"{next(fitting, self.max_layers)} has more than {MAX_MAPS:,} maps. Use fewer "
-                "max_layers or filters."
-            )
+        if not any(part.channels == "each" for part in self.bank):
+            return
+        for layer in range(1, self.max_layers + 1):
+            if layer > MAX_EACH_LAYERS or architecture.map_count(layer) > MAX_MAPS:
+                raise SpecError(
+                    f"bank={format_bank(self.bank)} applies filters to each map, but layer {layer} "
+                    f"would be one of more than {MAX_EACH_LAYERS}, or have more than {MAX_MAPS:,} "
+                    f"maps. Use max_layers of at most {layer - 1}, or fewer filters."
+                )
 
     def _check_towers(self, towers: tuple[int, ...]) -> None:
-        """Raise SpecError if one of the towers of a layer has no maps, or too few for features."""
+        """Raise SpecError if one of the towers of a layer has no maps, or a learner needs more."""
         if not all(towers):
             raise SpecError(
                 f"filters={self.filters} with {len(towers)} towers (local_contrast, or "
@@ -476,8 +490,6 @@ class NetworkSpec(Spec):
                     f"{part.learner.name} filters need {part.learner.min_towers}, as they compare "
                     "views. Use local_contrast=True, or add a part with another view."
                 )
-        for extractor in self.features:
-            extractor.check_network(towers)
 
     @classmethod
     def preset(cls, name: str) -> NetworkSpec:
@@ -571,6 +583,11 @@ class NetworkSpec(Spec):
         base = cls.preset(tables["preset"]) if "preset" in tables else cls()
         return base.replace(**tables.get(cls.table, {}))
 
+    @property
+    def first_head(self) -> int:
+        """The number of the first layer that has a head."""
+        return self.max_layers if self.heads == "last" else 1
+
     def filter_size_at(self, layer: int) -> int:
         """Return the width and height k of the filters of a layer.
 
@@ -641,6 +658,7 @@ class NetworkSpec(Spec):
             store_dtype=self.store_dtype,
             seed=seed,
             concatenate=self.concatenate,
+            heads=self.heads,
         )
 
     def check_images(self, height: int, width: int, channels: int) -> None:

@@ -18,10 +18,14 @@ def read_model(url: Any) -> dict[str, Array]:
     commits, result = run.commits(), run.result()
     scale = read_image_scale(run.location)
     arrays = {"image low": scale.low, "image scale": scale.scale}
+    spec = RunState.of(run).spec
     for number in range(1, len(commits)):
-        layer = read_layer(run.location, number, RunState.of(run).spec.head.arrays)
-        bank = {name: getattr(layer.bank, name) for name in type(layer.bank).__dataclass_fields__}
-        for name, array in {**bank, **layer.head.arrays, "rate": layer.head.rate}.items():
+        dims = spec.head.arrays if number >= spec.first_head else None
+        layer = read_layer(run.location, number, dims)
+        found = {name: getattr(layer.bank, name) for name in type(layer.bank).__dataclass_fields__}
+        if layer.head:
+            found |= {**layer.head.arrays, "rate": layer.head.rate}
+        for name, array in found.items():
             arrays[f"layer {number} {name}"] = np.asarray(array)
     accuracies = result["accuracies"] if result else []
     for name in ("train", "validation"):

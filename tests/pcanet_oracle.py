@@ -76,3 +76,28 @@ def stages(images: Array, training: Array, k: tuple[int, int], counts: list[int]
         inputs = np.array(maps)
         found.append(inputs)
     return found
+
+
+def hash_histograms(maps: Array, bits: int, block: int, stride: int) -> Array:
+    """Return histograms (N, blocks, f / bits, 2^bits) of the codes of maps (N, H, W, f).
+
+    The first of `bits` maps is the highest digit of a code.
+    """
+    n, height, width, f = maps.shape
+    groups = f // bits
+    codes = np.zeros((n, height, width, groups), dtype=int)
+    for group in range(groups):
+        for bit in range(bits):
+            positive = maps[:, :, :, group * bits + bit] > 0
+            codes[:, :, :, group] += 2 ** (bits - 1 - bit) * positive
+    found = []
+    for y in range(0, height - block + 1, stride):
+        for x in range(0, width - block + 1, stride):
+            inside = codes[:, y : y + block, x : x + block]
+            histograms = np.zeros((n, groups, 2**bits))
+            for image in range(n):
+                for group in range(groups):
+                    values = inside[image, :, :, group].ravel()
+                    histograms[image, group] = np.bincount(values, minlength=2**bits)
+            found.append(histograms)
+    return np.array(found).transpose(1, 0, 2, 3)

@@ -82,7 +82,7 @@ def test_bank_in_all_forms(given, expected):
         ({"bank": [3]}, r"3 is not a filter learner"),
         ({"bank": "pca+ech"}, r"part 'pca\+ech' of the bank cannot be read.*\+each, \+center and"),
         ({"bank": "pca+each,dct", "max_layers": 2}, r"only some filters of the view image"),
-        ({"bank": "pca+each"}, r"layer \d+ has more than 65,536 maps\. Use fewer max_layers"),
+        ({"bank": "pca+each"}, r"more than 65,536 maps\. Use max_layers of at most 2"),
         ({"features": "second-oder"}, r"Unknown feature extractor.*Did you mean 'second-order'"),
         ({"features": []}, r"features is empty"),
         ({"head": "clasify"}, r"Unknown head 'clasify'\. Did you mean 'classify'\?"),

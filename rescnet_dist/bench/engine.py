@@ -94,6 +94,8 @@ def kernel_seconds(n: int, spec: NetworkSpec) -> float:
                     images[rows], maps[rows], scores[rows], labels[rows], train[rows], class_offsets
                 )
             )
+        assert statistics.features
+        assert statistics.inputs
         fit_head(statistics.features, architecture, 1.0)
         fit_bank(statistics.inputs, architecture, 3)
         return time.perf_counter() - begin

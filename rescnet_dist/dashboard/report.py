@@ -190,12 +190,15 @@ def make_report(
         held_out=held_out > 0,
         has_weights=bool({"sample_weight", "class_weight"} & attributes.keys()),
     )
-    depth = view.depth or len(view.layers) or None
+    depth = view.depth or len(view.layers)
+    if depth < specs[0].first_head:
+        depth = 0
     metrics, drawn, problem = None, Pictures(), "there is no finished layer yet"
     if depth:
         # the depth of the view, as a run in progress may have more layers by now
         dims = specs[0].head.arrays
-        network = replace(Network.load(url), layers=StoredLayers(run.location, depth, dims))
+        layers = StoredLayers(run.location, depth, dims, specs[0].first_head)
+        network = replace(Network.load(url), layers=layers)
         evaluation, problem = _evaluate(run, network, images, test)
         if evaluation:
             metrics = _summarize_evaluation(evaluation, classes, is_test=test is not None)

@@ -61,6 +61,8 @@ def add_scores(
                 others = inputs if architecture.concatenate else ones
                 inputs = graph.add("Concat", maps[index], others, axis=1)
             maps[index] = _add_maps(graph, inputs, architecture, layer.bank, tower)
+        if layer.head is None:
+            continue
         together = maps[0] if len(maps) == 1 else graph.add("Concat", *maps, axis=1)
         parts = [
             extractor.to_onnx(graph, together, size, architecture.tower_maps(number))

@@ -82,7 +82,12 @@ def _apply_changes(
             f"max_layers={max_layers} is less than the {pluralize(layers, 'layer')} of the run at "
             f"{run}. Give at least {layers}."
         )
-    if max_layers is not None:
+    if max_layers is not None and max_layers != spec.max_layers:
+        if spec.heads == "last":
+            raise SpecError(
+                f"max_layers={max_layers} is not possible: only the last of the {spec.max_layers} "
+                f"layers of the run at {run} has a head. Train again with other max_layers."
+            )
         spec = spec.replace(max_layers=max_layers)
     RunState.from_attributes(run, attributes)  # raises if they are damaged
     if changes.keep_maps == "all" != run_spec.keep_maps and layers > 0:

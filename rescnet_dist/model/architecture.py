@@ -149,6 +149,8 @@ class Architecture:
         The seed of the random streams of the filter learners.
     concatenate : bool
         Whether layers 2 and later see the images, too, and not only the maps of the layer before.
+    heads : {"every", "last"}
+        Whether all layers have a head, or only the last of `layers`.
     """
 
     image_shape: tuple[int, int, int]
@@ -165,6 +167,7 @@ class Architecture:
     store_dtype: str = "float32"
     seed: int = 0
     concatenate: bool = True
+    heads: str = "every"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached values, which each process computes itself."""
@@ -201,11 +204,14 @@ class Architecture:
         return self.filters[min(layer, len(self.filters)) - 1]
 
     @cached_property
-    def distinct_layers(self) -> range:
-        """The layers up to the first from which on all are alike, for plans and checks."""
+    def distinct_layers(self) -> tuple[int, ...]:
+        """The layers of which all others are copies, for plans and checks."""
+        alike = len(self.filters) + 1  # as are all later ones
         if any(part.channels == "each" for part in self.bank):
-            return range(1, self.layers + 1)
-        return range(1, len(self.filters) + 2)
+            alike = self.layers
+        if self.heads == "last":
+            return (*range(1, min(alike + 1, self.layers)), self.layers)
+        return tuple(range(1, alike + 1))
 
     @property
     def pixel_channels(self) -> int:
@@ -316,8 +322,40 @@ class Architecture:
 
     @cached_property
     def features(self) -> int:
-        """The largest number of features D of a layer."""
-        return max(map(self.feature_count, self.distinct_layers))
+        """The largest number of features D of a layer that has a head."""
+        return max(
+            self.feature_count(layer) for layer in self.distinct_layers if self.has_head(layer)
+        )
+
+    def has_head(self, layer: int) -> bool:
+        """Return whether a layer has a head, and so features.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        bool
+            Whether it adds to the scores.
+        """
+        return self.heads == "every" or layer >= self.layers
+
+    def has_next(self, layer: int) -> bool:
+        """Return whether the filters of the layer after a layer are learned.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        bool
+            Whether they are. A network whose layers all have heads can get more layers later.
+        """
+        return self.heads == "every" or layer < self.layers
 
     @cached_property
     def feature_dtype(self) -> np.dtype[Any]:

@@ -33,7 +33,7 @@ class GrowingLayer:
     bank : Bank
         The filters of the layer.
     previous : FittedHead or None
-        The head of the layer before, None for the first layer.
+        The head of the layer before, None for the first layer and after one without a head.
     class_counts : ndarray of int, shape (C,)
         The number of training images of each class, in all chunks.
     """
@@ -60,19 +60,19 @@ class GrowingLayer:
         LayerStatistics
             The statistics that a pass starts with.
         """
-        network = self.architecture
-        features = network.feature_count(self.number)
-        return LayerStatistics(
-            FeatureMoments.empty(
+        network, moments, inputs = self.architecture, None, None
+        if network.has_head(self.number):
+            features = network.feature_count(self.number)
+            moments = FeatureMoments.empty(
                 features,
                 network.targets,
                 scatter=scatter,
                 squares=network.head.block_solver is not None,
                 xp=xp,
-            ),
-            BankStatistics.empty(network, self.number + 1, xp),
-            Tally.empty(xp),
-        )
+            )
+        if network.has_next(self.number):
+            inputs = BankStatistics.empty(network, self.number + 1, xp)
+        return LayerStatistics(moments, inputs, Tally.empty(xp))
 
     def step(
         self,
@@ -119,31 +119,31 @@ class GrowingLayer:
         if scores is None:
             scores = zero_scores(images, network)
         state = State(pixels, maps, scores, old_features, self.number - 1)
-        state = advance(network, state, head=self.previous, bank=self.bank, features=True)
-        assert state.features is not None
+        has_head = network.has_head(self.number)
+        state = advance(network, state, head=self.previous, bank=self.bank, features=has_head)
         assert state.maps is not None
-        entering, new_maps = state.scores, state.maps
-        targets = network.head.targets(
-            entering, asarray_like(labels, entering), first=self.number == 1
-        )
+        entering, new_maps, targets = state.scores, state.maps, None
+        if has_head:
+            first = self.number == 1 or not network.has_head(self.number - 1)
+            targets = network.head.targets(entering, asarray_like(labels, entering), first=first)
 
-        def gather() -> tuple[BankStatistics, Tally]:
+        def gather() -> tuple[BankStatistics | None, Tally]:
             """Return the statistics of the next layer's input, and the tally of the scores."""
-            inputs = layer_input(network, pixels, new_maps, weights)
+            target = network.head.target
+            tally = Tally.of(entering, labels, train, target, weights)
+            if not network.has_next(self.number):
+                return None, tally
             chunk = Observation(
-                inputs,
+                layer_input(network, pixels, new_maps, weights),
                 labels,
                 train,
                 class_offsets,
                 self.class_counts,
                 repeats,
                 entering,
-                network.head.target,
+                target,
             )
-            return (
-                BankStatistics.of(chunk, network, self.number + 1),
-                Tally.of(entering, labels, train, network.head.target, weights),
-            )
+            return BankStatistics.of(chunk, network, self.number + 1), tally
 
         return GrownChunk(new_maps, entering, state.features, targets, train, gather, weights)
 

@@ -118,18 +118,19 @@ class Layer:
     ----------
     bank : Bank
         Its filters.
-    head : FittedHead
-        Its update of the scores.
+    head : FittedHead or None
+        Its update of the scores; None if it has none.
     """
 
     bank: Bank
-    head: FittedHead
+    head: FittedHead | None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         bank = self.bank.low, self.bank.scale, self.bank.filters, self.bank.bias
-        return sum(array.nbytes for array in (*bank, *self.head.arrays.values()))
+        head = self.head.arrays.values() if self.head else ()
+        return sum(array.nbytes for array in (*bank, *head))
 
 
 @dataclass(frozen=True, slots=True)

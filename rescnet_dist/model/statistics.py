@@ -255,25 +255,25 @@ class GrownChunk:
         The maps of the layer.
     scores : ndarray of float32, shape (n, C)
         The scores that enter the layer.
-    features : ndarray of float32, shape (n, D)
-        The features of the layer.
-    targets : ndarray of float32, shape (n, K)
-        The targets that the layer is fitted to.
+    features : ndarray of float32, shape (n, D), or None
+        The features of the layer; None if it has no head.
+    targets : ndarray of float32, shape (n, K), or None
+        The targets that the layer is fitted to; None if it has no head.
     train : ndarray of bool, shape (n,)
         Which images are training images.
     gather : callable
-        Returns the statistics of the next layer's input, and the tally. It is called after all
-        other work has been queued on a GPU.
+        Returns the statistics of the next layer's input, None after the last layer, and the tally.
+        It is called after all other work has been queued on a GPU.
     weights : ndarray of float64, shape (n,), optional
         As how many images each counts in what is learned; each counts once by default.
     """
 
     maps: Array
     scores: Array
-    features: Array
-    targets: Array
+    features: Array | None
+    targets: Array | None
     train: Array
-    gather: Callable[[], tuple[BankStatistics, Tally]]
+    gather: Callable[[], tuple[BankStatistics | None, Tally]]
     weights: Array | None = None
 
 
@@ -283,16 +283,16 @@ class LayerStatistics:
 
     Attributes
     ----------
-    features : FeatureMoments
-        The moments of the features, for this layer's head.
-    inputs : BankStatistics
-        The statistics of the next layer's input, for its filters.
+    features : FeatureMoments or None
+        The moments of the features, for this layer's head; None if it has none.
+    inputs : BankStatistics or None
+        The statistics of the next layer's input, for its filters; None if they are not learned.
     tally : Tally
         The counts for the accuracy of the layers before this one.
     """
 
-    features: FeatureMoments
-    inputs: BankStatistics
+    features: FeatureMoments | None
+    inputs: BankStatistics | None
     tally: Tally
 
     def fold(self, chunk: GrownChunk) -> LayerStatistics:
@@ -310,14 +310,20 @@ class LayerStatistics:
         LayerStatistics
             The statistics including the chunk.
         """
+        moments = self._fold_features(chunk)
+        inputs, tally = chunk.gather()
+        return LayerStatistics(moments, _merge(self.inputs, inputs), self.tally.merge(tally))
+
+    def _fold_features(self, chunk: GrownChunk) -> FeatureMoments | None:
+        """Return the moments of the features with those of one more chunk."""
         features, targets, weights = chunk.features, chunk.targets, chunk.weights
+        if self.features is None or features is None or targets is None:
+            return None
         if not chunk.train.all():
             train = asarray_like(np.flatnonzero(chunk.train), features)
             features, targets = features[train], targets[train]
             weights = None if weights is None else weights[chunk.train]
-        moments = self.features.fold(features, targets, weights)
-        inputs, tally = chunk.gather()
-        return LayerStatistics(moments, self.inputs.merge(inputs), self.tally.merge(tally))
+        return self.features.fold(features, targets, weights)
 
     def copy_small_to_host(self) -> LayerStatistics:
         """Copy all but the features' moments to the host's memory.
@@ -345,7 +351,12 @@ class LayerStatistics:
             The merged statistics.
         """
         return LayerStatistics(
-            self.features.merge(other.features),
-            self.inputs.merge(other.inputs),
+            _merge(self.features, other.features),
+            _merge(self.inputs, other.inputs),
             self.tally.merge(other.tally),
         )
+
+
+def _merge(one: Any, other: Any) -> Any:
+    """Return two accumulators merged, None if there are none."""
+    return None if one is None else one.merge(other)

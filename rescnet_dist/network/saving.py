@@ -133,12 +133,19 @@ def read_network(location: Location) -> dict[str, Any]:
         run_spec = RunSpec.from_stored(attributes.get("run", {}))
         height, width, channels = attributes["image_shape"]
         made = attributes.get("input")
+        if depth < spec.first_head:
+            raise StoreError(
+                f"The run at {location.url} has {depth} of {spec.max_layers} layers, of which only "
+                "the last has a head. Resume it first."
+            )
         return {
             "spec": spec,
             "classes": classes_from_json(attributes["classes"]),
             "image_shape": (height, width, channels),
             "image_scale": read_image_scale(location),
-            "layers": CachedLayers(StoredLayers(location, depth, spec.head.arrays)),
+            "layers": CachedLayers(
+                StoredLayers(location, depth, spec.head.arrays, spec.first_head)
+            ),
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),
             "input": ImageInput.from_dict(made) if made else None,
             "calibration": Calibration.from_dict(stored),

@@ -147,6 +147,8 @@ class Predictor:
     def _put_layer(self, index: int) -> Layer:
         """Return a layer with the arrays of its head on the GPU."""
         layer = self.layers[index]
+        if layer.head is None:
+            return layer
         arrays = {name: self.backend.put(a) for name, a in layer.head.arrays.items()}
         return replace(layer, head=replace(layer.head, arrays=arrays))
 

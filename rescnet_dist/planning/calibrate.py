@@ -171,7 +171,7 @@ def _measure_image_seconds(problem: Problem, spec: NetworkSpec, seed: int) -> fl
         labels = np.arange(n) % problem.classes
         chunk = growing.step(
             rng.integers(0, 255, (n, height, width, channels)).astype(np.float32),
-            rng.normal(size=(n, height, width, maps)).astype(np.float32),
+            rng.normal(size=(n, height, width, maps)).astype(np.float32) if maps else None,
             np.zeros((n, problem.classes), np.float32),
             labels,
             np.ones(n, bool),
@@ -210,7 +210,7 @@ def random_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
         number=layer,
         image_scale=ImageScale(np.zeros(channels), np.full(channels, 1 / 255)),
         bank=bank,
-        previous=_make_head(architecture, layer - 1),
+        previous=_make_head(architecture, layer - 1) if layer > spec.first_head else None,
         class_counts=class_counts,
     )
 

@@ -244,8 +244,11 @@ def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     scatter = 4 * problem.features(spec) ** 2 if has_scatter else 0
     architecture = problem.architecture(spec)
     gathered = max(
-        sum(learner.statistics_bytes(group) for learner, group in architecture.groups(layer))
-        for layer in architecture.distinct_layers[1:]
+        (
+            sum(learner.statistics_bytes(group) for learner, group in architecture.groups(layer))
+            for layer in architecture.distinct_layers[1:]
+        ),
+        default=0,
     )
     return scatter + vector_accumulator_bytes(problem, spec) // 2 + gathered
 

@@ -31,12 +31,12 @@ class History:
         """
         accuracies = [record["accuracy"] for record in commits if record.get("accuracy")]
         layers = max(0, len(commits) - 1)
-        if result and result["accuracies"] and len(accuracies) == layers - 1:
+        if result and result["accuracies"]:
             last = result["accuracies"][-1]
-            if last["layer"] == layers:
+            if last["layer"] == layers and last["layer"] not in [a["layer"] for a in accuracies]:
                 accuracies.append(last)
-        records = calibration_records(commits, result)
-        known = {n: Calibration.from_dict(records[n]) for n in records if n <= len(accuracies)}
+        records, evaluated = calibration_records(commits, result), {a["layer"] for a in accuracies}
+        known = {n: Calibration.from_dict(records[n]) for n in records if n in evaluated}
         return cls(bool(commits), layers, tuple(Accuracy(**a) for a in accuracies), known)
 
 
@@ -50,8 +50,13 @@ def find_contradiction(layers: int, result: dict[str, Any] | None) -> str | None
     )
 
 
-def chosen_depth(accuracies: tuple[Accuracy, ...]) -> int:
-    """Return the first depth with the best validation accuracy, or the last without validation."""
+def chosen_depth(accuracies: tuple[Accuracy, ...], max_layers: int | None = None) -> int:
+    """Return the first depth with the best validation accuracy, or the last without validation.
+
+    Only depths up to `max_layers` count.
+    """
+    if max_layers is not None:
+        accuracies = tuple(a for a in accuracies if a.layer <= max_layers)
     if not accuracies:
         return 0
     if accuracies[-1].validation is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -81,8 +81,10 @@ def _make_head(values: Mapping[str, Array], dims: ArrayDims) -> FittedHead:
     return FittedHead({name: values[name] for name in dims}, float(values[RATE_ARRAY]))
 
 
-def read_layer(location: Location, layer: int, dims: ArrayDims) -> Layer:
-    """Read a whole fitted layer; `dims` are those of the arrays of its head."""
+def read_layer(location: Location, layer: int, dims: ArrayDims | None) -> Layer:
+    """Read a whole fitted layer; `dims` are those of the arrays of its head, None without one."""
+    if dims is None:
+        return Layer(read_bank(location, layer), None)
     values = location.read_small(layer_path(layer), (*BANK_ARRAYS, *dims, RATE_ARRAY))
     return Layer(_make_bank(values), _make_head(values, dims))
 
@@ -95,19 +97,21 @@ def write_layer(
     With `in_half`, its larger arrays are stored in half precision.
     """
     write_bank(location, number, layer.bank, in_half=in_half)
-    write_head(location, number, layer.head, dims, in_half=in_half)
+    if layer.head:
+        write_head(location, number, layer.head, dims, in_half=in_half)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLayers(Sequence[Layer]):
     """The first `depth` layers stored at a location, each read on access; pickled as a URL.
 
-    `dims` are those of the arrays of their heads.
+    `dims` are those of the arrays of their heads, which the layers from `first_head` on have.
     """
 
     location: Location
     depth: int
     dims: ArrayDims
+    first_head: int = 1
 
     def __len__(self) -> int:
         return self.depth
@@ -120,8 +124,9 @@ class StoredLayers(Sequence[Layer]):
         if isinstance(index, slice):
             selected = range(*index.indices(self.depth))
             if selected == range(len(selected)):
-                return StoredLayers(self.location, len(selected), self.dims)
+                return replace(self, depth=len(selected))
             return tuple(self[i] for i in selected)
         if not -self.depth <= index < self.depth:
             raise IndexError(f"Layer index {index} is out of range. There are {self.depth} layers.")
-        return read_layer(self.location, index % self.depth + 1, self.dims)
+        number = index % self.depth + 1
+        return read_layer(self.location, number, self.dims if number >= self.first_head else None)

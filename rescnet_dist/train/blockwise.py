@@ -71,7 +71,8 @@ def finish_features(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, C
     log_solving(task, "grow")
     moments, architecture = statistics.features, state.architecture
     with blas_threads(state.plan.solve_threads):
-        store_bank(task, fit_bank(statistics.inputs, architecture, task.layer + 1))
+        if statistics.inputs:
+            store_bank(task, fit_bank(statistics.inputs, architecture, task.layer + 1))
         standardizer = _standardize(moments, state)
         head, classes = architecture.head, architecture.classes
         columns = record_columns(

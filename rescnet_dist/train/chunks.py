@@ -276,7 +276,8 @@ class Reader:
         """
         run, state = self.task.run, self.state
         images, architecture = self.get_images(source, chunk), state.architecture
-        stored = StoredLayers(run.location, self.step, state.spec.head.arrays)
+        spec = state.spec
+        stored = StoredLayers(run.location, self.step, spec.head.arrays, spec.first_head)
         layers = (stored[number - 1] for number in range(max(first, 1), self.step + 1))
         scale = read_image_scale(run.location)
         with self.backend.working():

@@ -49,13 +49,13 @@ def next_action(history: History, spec: NetworkSpec) -> Action:
     """
     if not history.surveyed:
         return Survey()
-    accuracies = history.accuracies[: spec.max_layers]
+    accuracies = tuple(a for a in history.accuracies if a.layer <= spec.max_layers)
     reason = stop_reason(accuracies, spec)
     if reason:
         return Done(chosen_depth(accuracies), reason)
     if history.layers < spec.max_layers:
         return Grow(history.layers + 1)
-    if len(accuracies) < spec.max_layers:
+    if not accuracies or accuracies[-1].layer < spec.max_layers:
         return Score(spec.max_layers)
     return Done(chosen_depth(accuracies), f"max_layers={spec.max_layers} reached")
 

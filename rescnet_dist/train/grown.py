@@ -24,11 +24,11 @@ class GrownLayer:
     checksums, work_checksums : dict of str to sequence of int
         Checksums by path, to commit, and those of the work area.
     accuracy : Accuracy or None
-        Accuracy after the layer before; None for the first layer.
+        Accuracy after the layer before; None if no layer before has a head.
     residual : tuple of float
         Fractions of positive and negative errors.
     calibration : dict or None
-        Calibration after the layer before; None for the first layer.
+        Calibration after the layer before; None if no layer before has a head.
     metrics : PassMetrics
         Metrics of the pass.
     """
@@ -42,17 +42,25 @@ class GrownLayer:
     metrics: PassMetrics
 
     @classmethod
-    def of(cls, layer: int, tally: Tally, checksums: Checksums, metrics: PassMetrics) -> GrownLayer:
-        """Return what the pass of a layer has found."""
-        is_first, found = layer == 1, checksums.chunks
+    def of(
+        cls,
+        layer: int,
+        tally: Tally,
+        checksums: Checksums,
+        metrics: PassMetrics,
+        *,
+        has_scores: bool,
+    ) -> GrownLayer:
+        """Return what the pass of a layer has found; has_scores: a layer before it has a head."""
+        found = checksums.chunks
         work = {path: sums for path, sums in found.items() if path.startswith(WORK_PREFIX)}
         return cls(
             layer,
             {path: sums for path, sums in found.items() if path not in work},
             work,
-            None if is_first else get_accuracy(layer - 1, tally),
+            get_accuracy(layer - 1, tally) if has_scores else None,
             tally.residual,
-            None if is_first else Calibration.of(tally).to_dict(),
+            Calibration.of(tally).to_dict() if has_scores else None,
             metrics,
         )
 

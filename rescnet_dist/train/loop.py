@@ -36,6 +36,7 @@ from rescnet_dist.events.classes import (
 )
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
 from rescnet_dist.model import Calibration, Tally
+from rescnet_dist.model.solver import BlockSolver
 from rescnet_dist.planning import (
     NO_WORKERS,
     Problem,
@@ -157,7 +158,8 @@ class _Driver:
         if not (self.state.run_spec.maps_stay or self.run.has_maps(self.stored_layer)):
             self.stored_layer = 0  # the maps were removed when the run was done
         history, result = self.history(), self.run.result()
-        evaluated = len(result["accuracies"]) if result and result.get("reason") else 0
+        has_result = result and result.get("reason") and result["accuracies"]
+        evaluated = result["accuracies"][-1]["layer"] if result and has_result else 0
         self.was_finished = bool(evaluated) and evaluated >= history.layers - 1
         self.bus.publish(
             RunStarted(
@@ -208,13 +210,18 @@ class _Driver:
         task = self.make_task(layer)
         grown = self.find_grown_layer() or self.pass_over_images(task)
         metrics = grown.metrics
-        if self.state.spec.head.block_solver:
+        if self.block_solver(layer):
             metrics = metrics.plus_solve(self.solve_in_blocks(task, grown))
         seconds = _seconds_since(started)
         done = PassDone("grow", layer, seconds, grown.accuracy, grown.residual, metrics)
         record = {"checksums": grown.checksums, "calibration": grown.calibration}
         self.commit(layer, record, done)
         self.warn_of_collapse(History.of(self.steps, None).accuracies)
+
+    def block_solver(self, layer: int) -> BlockSolver | None:
+        """Return the solver of the head of a layer in blocks of features, if it has one."""
+        solver = self.state.spec.head.block_solver
+        return solver if self.state.architecture.has_head(layer) else None
 
     def pass_over_images(self, task: Task) -> GrownLayer:
         """Run the pass of a layer; fit its head too, unless that takes passes over its features."""
@@ -224,7 +231,8 @@ class _Driver:
             self.create_layer_arrays(layer)
         pass_, network = passes.GROW, state.architecture
         features = network.feature_count(layer)
-        if solver := state.spec.head.block_solver:
+        solver = self.block_solver(layer)
+        if solver:
             pass_ = blockwise.GROW_FOR_BLOCKS
             self.run.remove_work()
             self.run.create_block_work(
@@ -235,7 +243,7 @@ class _Driver:
                 solver.block_features,
                 network.feature_dtype,
             )
-        elif plan.tile_features:
+        elif plan.tile_features and network.has_head(layer):
             pass_ = tiled.GROW_IN_TILES
             shape = (plan.images, features)
             self.run.create_work(*shape, plan.chunk_images, plan.tile_features)
@@ -243,7 +251,8 @@ class _Driver:
         _check_scores(tally)
         if not task.cache_maps:
             self.caches.release()  # their contents have been read
-        grown = GrownLayer.of(layer, tally, checksums, metrics)
+        has_scores = layer > state.spec.first_head
+        grown = GrownLayer.of(layer, tally, checksums, metrics, has_scores=has_scores)
         if solver:
             self.claim.check()
             self.run.write_work_record("grown", grown.to_dict())
@@ -363,7 +372,7 @@ class _Driver:
         found = (calibrations.get(accuracy.layer) for accuracy in accuracies)
         self.run.write_result(
             {
-                "depth": chosen_depth(accuracies[: self.state.spec.max_layers]),
+                "depth": chosen_depth(accuracies, self.state.spec.max_layers),
                 "reason": reason,
                 "accuracies": [asdict(a) for a in accuracies],
                 "calibrations": [c and c.to_dict() for c in found],

@@ -170,7 +170,9 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     images = object_cache.get(task, "images", run.images)
     backend, meter = state.backend, reader.meter
     saver = Saver.of(task, state) if task.save_maps else None
-    feature_writer = FeatureWriter.of(run, state, layer) if state.block_features else None
+    feature_writer = None
+    if state.block_features and state.architecture.has_head(layer):
+        feature_writer = FeatureWriter.of(run, state, layer)
     statistics = growing.empty(scatter=feature_writer is None, xp=backend.xp)
     checksums = Checksums()
 
@@ -236,7 +238,7 @@ def _load_growing_layer(task: Task, state: RunState) -> GrowingLayer:
         number=layer,
         image_scale=object_cache.get(task, "image scale", lambda: read_image_scale(location)),
         bank=object_cache.get(task, "bank", lambda: read_bank(location, layer), layer),
-        previous=_load_head(task, state, layer - 1) if layer > 1 else None,
+        previous=_load_head(task, state, layer - 1) if layer > state.spec.first_head else None,
         class_counts=task.counts,
     )
 
@@ -251,14 +253,15 @@ def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Chec
     """Fit and store the layer's head and the next layer's bank.
 
     Return the tally of the layers before it and the checksums to commit. The last layer fits the
-    next bank too, as the run may be resumed with more layers.
+    next bank too, as the run may be resumed with more layers, unless only the last has a head.
     """
     state, statistics = load_state(task), merged.statistics
     architecture, rate = state.architecture, state.spec.learning_rate_at(task.layer)
     log_solving(task, "grow")
 
     def fit_next_bank() -> None:
-        store_bank(task, fit_bank(statistics.inputs, architecture, task.layer + 1))
+        if statistics.inputs:
+            store_bank(task, fit_bank(statistics.inputs, architecture, task.layer + 1))
 
     with (
         blas_threads(state.plan.solve_threads),
@@ -268,11 +271,12 @@ def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Chec
         # A GPU leaves the processor idle. On a processor the two fits would compete for the cores.
         if state.backend.on_gpu:
             background.put(fit_next_bank)
-        head = fit_head(statistics.features, architecture, rate)
+        head = fit_head(statistics.features, architecture, rate) if statistics.features else None
         if not state.backend.on_gpu:
             fit_next_bank()
         background.wait()
-    store_head(task, head)
+    if head:
+        store_head(task, head)
     return statistics.tally, merged.checksums
 
 

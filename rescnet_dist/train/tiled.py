@@ -170,8 +170,8 @@ def finish_tiled_layer(
     architecture, rate = state.architecture, state.spec.learning_rate_at(task.layer)
     with blas_threads(state.plan.solve_threads):
         head = fit_head(statistics.features, architecture, rate, whitening)
-        bank = fit_bank(statistics.inputs, architecture, task.layer + 1)
-    store_bank(task, bank)
+        if statistics.inputs:
+            store_bank(task, fit_bank(statistics.inputs, architecture, task.layer + 1))
     store_head(task, head)
     log_io(task, "grow", meter)
     chunks = merged.checksums.chunks

@@ -119,7 +119,8 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
 
 def _verify_layer(run: RunStore, step: int) -> list[str]:
     """Read the small arrays that were stored with a step; return the problems."""
-    dims = RunState.of(run).spec.head.arrays
+    spec = RunState.of(run).spec
+    dims = spec.head.arrays if step >= spec.first_head else None
     try:
         read_layer(run.location, step, dims) if step else read_image_scale(run.location)
     except StoreReadError as error:
