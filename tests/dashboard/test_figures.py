@@ -62,8 +62,9 @@ def test_filters_figure_has_titles(clf: ResCNetClassifier) -> None:
 @pytest.mark.parametrize("name", FILTERS.names())
 def test_filters_figure_of_any_bank(name: str) -> None:
     """All filters of any learner are drawn, also next to those of another."""
-    network = make_network(NetworkSpec(filters=8, bank=f"{name}:0.5,gaussian:0.5"), 3)
-    figure = Plots(network).filters(1)
+    view = "contrast" if FILTERS.get(name).min_towers == 2 else "image"
+    spec = NetworkSpec(filters=8, bank=f"{name}:0.5,gaussian:0.5@{view}")
+    figure = Plots(make_network(spec, 3)).filters(1)
     drawn = [axes for axes in figure.axes if axes.get_images()]
     assert len(drawn) == 8
     assert "Gaussian" in figure.get_suptitle()

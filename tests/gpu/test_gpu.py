@@ -168,8 +168,8 @@ def test_statistics_of_learners_equal_those_of_the_cpu(
     labels, train = np.arange(20) % 3, np.arange(20) % 7 != 0
     counts = np.bincount(labels[train], minlength=3)
 
-    def gather(put: Any) -> Any:
-        total = BankStatistics.empty(architecture, 2)
+    def gather(put: Any, xp: Any) -> Any:
+        total = BankStatistics.empty(architecture, 2, xp)
         for rows in (slice(12), slice(12, 20)):
             inputs = LayerInput.of(put(images[rows]), put(maps[rows]))
             observed = labels[rows], train[rows], 0 * counts, counts, None, put(scores[rows])
@@ -177,9 +177,9 @@ def test_statistics_of_learners_equal_those_of_the_cpu(
             total = total.merge(BankStatistics.of(chunk, architecture, 2))
         return to_host(total)
 
-    expected = list_arrays(gather(np.asarray))
+    expected = list_arrays(gather(np.asarray, np))
     with Backend("cupy", "float32").working():
-        found = list_arrays(gather(backend.put))
+        found = list_arrays(gather(backend.put, backend.xp))
     for one, other in zip(found, expected, strict=True):
         assert relative_error(one, other) < TOLERANCE["float32"]
 

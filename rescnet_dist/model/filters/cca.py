@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import block_diag, solve_triangular
+from scipy.linalg import block_diag, eigh
 
 from rescnet_dist.kernels import PatchMoments
 from rescnet_dist.kernels.arrays import Array
@@ -89,10 +89,11 @@ class CCA(FilterLearner):
         covariance = _center(moments.scatter / moments.count, own, group)
         scale = inverse_deviations(np.diagonal(covariance), moments.mean)
         correlation = covariance * np.outer(scale, scale)
-        ridged = correlation + self.ridge * np.eye(len(scale))
-        factor = np.linalg.cholesky(ridged[own:, own:])
-        other = solve_triangular(factor, correlation[own:, :own], lower=True)
-        vectors = leading_eigenvectors(other.T @ other, group.count, ridged[:own, :own])
+        values, axes = _ridged_eigen(correlation[own:, own:], self.ridge)
+        other = axes.T @ correlation[own:, :own] / np.sqrt(values)[:, None]
+        values, axes = _ridged_eigen(correlation[:own, :own], self.ridge)
+        metric = (axes * values) @ axes.T
+        vectors = leading_eigenvectors(other.T @ other, group.count, metric)
         vectors *= scale[:own, None]
         norm = np.linalg.norm(vectors, axis=0)
         vectors /= np.where(norm > 0, norm, 1)
@@ -105,6 +106,15 @@ class CCA(FilterLearner):
     def workspace_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of all copies of the joint scatter matrix."""
         return MOMENTS_COPIES * self.statistics_bytes(group)
+
+
+def _ridged_eigen(correlation: Array, ridge: float) -> tuple[Array, Array]:
+    """Return eigenvalues (p,) plus ridge and eigenvectors (p, p) of a correlation matrix (p, p).
+
+    Rounding makes eigenvalues negative where maps hardly vary; they count as 0.
+    """
+    values, vectors = eigh(correlation)
+    return np.maximum(values, 0) + ridge, vectors
 
 
 def _count_elements(group: FilterGroup) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,21 @@ def test_constant_views_give_finite_filters() -> None:
     learner, images = CCA(), np.ones_like(make_images(4))
     group = make_group(learner, 4, (0, 1), 4)
     assert np.isfinite(learner.fit(observe(learner, group, images), group)[0]).all()
+
+
+def test_rounding_errors_of_maps_that_hardly_vary_give_finite_filters() -> None:
+    """Their covariances exceed their variances, as in sums of single precision on a GPU."""
+    learner, images = CCA(), make_views()
+    group = make_group(learner, 4, (0, 1), 4)
+    statistics = observe(learner, group, images)
+    scatter = statistics.moments.scatter.copy()
+    weak = np.arange(3, len(scatter), 4)  # a channel of the other view
+    scatter[weak] *= 1e-4
+    scatter[:, weak] *= 1e-3
+    moments = replace(statistics.moments, scatter=(scatter + scatter.T) / 2)
+    assert np.linalg.eigvalsh(moments.scatter).min() < 0
+    filters, _ = learner.fit(replace(statistics, moments=moments), group)
+    np.testing.assert_allclose(np.linalg.norm(filters.reshape(-1, 4), axis=0), 1)
 
 
 def test_one_tower_is_an_error() -> None:
