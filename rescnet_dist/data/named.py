@@ -15,8 +15,10 @@ from rescnet_dist.errors import DataError, suggest_name
 MAX_TINY_BYTES = 2**30  # of Tiny ImageNet when extracted
 MAX_ANNOTATIONS_BYTES = 2**24
 TINY_ANNOTATIONS = "tiny-imagenet-200/val/val_annotations.txt"
-TINY_CLASS = re.compile(r"^(\S+)\t(n\d+)\t", re.MULTILINE)
-TINY_IMAGES = re.compile(r"tiny-imagenet-200/(?:train/(n\d+)|val)/images/([^/]+\.JPEG)")
+# Members of its archive that are extracted: labeled images and the table of their labels
+TINY_MEMBERS = re.compile(
+    r"tiny-imagenet-200/((?:train/n\d+|val)/images/[^/]+\.JPEG|val/val_annotations\.txt)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +205,14 @@ def fetch_dataset(
     """Download a dataset into the cache, unless it is there; return its folder or file.
 
     That is the folder with the four files for mnist and fashion-mnist, the .tar.gz file itself for
-    cifar10 and cifar100, and for tiny-imagenet a folder with train/WNID/*.JPEG and
-    val/WNID/*.JPEG. Files in the cache are verified each time, also those put there by hand.
+    cifar10 and cifar100, and for tiny-imagenet the folder extracted from its archive, in its own
+    layout. Files in the cache are verified each time, also those put there by hand.
     `progress` is called with the number of bytes so far and of all files of the dataset.
     """
     if isinstance(dataset, str):
         dataset = find_named_dataset(dataset)
     folder = cache_folder(cache) / dataset.name
-    images = folder / "tiny-imagenet-200"
+    images = folder / "extracted"
     if dataset.form == "tiny-imagenet" and images.is_dir():
         return images
     paths = _download_files(dataset, folder, progress)
@@ -247,21 +249,11 @@ def _download_files(dataset: NamedDataset, folder: Path, progress: Progress | No
 
 
 def _extract_tiny_imagenet(archive: Path, target: Path) -> Path:
-    """Extract the labeled images of Tiny ImageNet as train/WNID/NAME and val/WNID/NAME."""
-    lines = read_member(archive, TINY_ANNOTATIONS, limit=MAX_ANNOTATIONS_BYTES).decode(
-        "ascii", "replace"
-    )
-    classes = dict(TINY_CLASS.findall(lines))
+    """Extract the labeled images of Tiny ImageNet; raise DataError if it has no labels."""
+    read_member(archive, TINY_ANNOTATIONS, limit=MAX_ANNOTATIONS_BYTES)
 
     def map_path(name: str) -> str | None:
-        match = TINY_IMAGES.fullmatch(name)
-        if match is None:
-            return None
-        train_class, image = match.groups()
-        if train_class:
-            return f"train/{train_class}/{image}"
-        if image not in classes:
-            raise DataError(f"{TINY_ANNOTATIONS} in {archive} names no class for {image}.")
-        return f"val/{classes[image]}/{image}"
+        match = TINY_MEMBERS.fullmatch(name)
+        return match and match[1]
 
     return extract(archive, target, limit=MAX_TINY_BYTES, map_path=map_path)

@@ -18,6 +18,7 @@ from rescnet_dist.data.named import (
     fetch_dataset,
     find_named_dataset,
 )
+from rescnet_dist.data.sources import find_source
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -140,41 +141,41 @@ def serve_tiny_imagenet(server: Server, folder: Path, members: dict[str, bytes])
 
 
 def test_fetch_tiny_imagenet(server: Server, tmp_path: Path) -> None:
-    """Labeled images by split and class; extracted once, and not verified afterwards."""
+    """Labeled images in the layout of the archive; extracted once, and not verified afterwards."""
     dataset = serve_tiny_imagenet(server, tmp_path, TINY_MEMBERS)
     folder = fetch_dataset(dataset, tmp_path / "cache")
-    images = {
-        str(path.relative_to(folder)): path.read_bytes()
+    found = {
+        f"tiny-imagenet-200/{path.relative_to(folder)}": path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file()
     }
-    assert images == {
-        "train/n01/n01_0.JPEG": b"1-0",
-        "train/n01/n01_1.JPEG": b"1-1",
-        "train/n02/n02_0.JPEG": b"2-0",
-        "val/n02/val_0.JPEG": b"v0",
-        "val/n01/val_1.JPEG": b"v1",
+    labeled = ("JPEG", "val_annotations.txt")
+    assert found == {
+        name: content
+        for name, content in TINY_MEMBERS.items()
+        if name.endswith(labeled) and "/test/" not in name
     }
-    assert list_names(folder.parent) == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]
+    source = find_source(str(folder))
+    assert source.splits == {"train": 3, "test": 2}
+    assert list(source.labels["test"]) == [1, 0]
+    assert list_names(folder.parent) == ["extracted", "tiny-imagenet-200.zip"]
     (folder.parent / "tiny-imagenet-200.zip").unlink()
     assert fetch_dataset(dataset, tmp_path / "cache") == folder
     assert len(server.requested) == 1
 
 
 def test_tiny_imagenet_without_labels(server: Server, tmp_path: Path) -> None:
-    """If all labels or one are missing, no folder is made."""
+    """Without their table, no folder is made; without one of them, the import names the image."""
     annotations = "tiny-imagenet-200/val/val_annotations.txt"
     none = {name: content for name, content in TINY_MEMBERS.items() if name != annotations}
     message = get_error(
         lambda: fetch_dataset(serve_tiny_imagenet(server, tmp_path, none), tmp_path / "none")
     )
     assert f"has no {annotations}" in message
+    assert list_names(tmp_path / "none" / "tiny-imagenet") == ["tiny-imagenet-200.zip"]
     one = TINY_MEMBERS | {annotations: b"val_0.JPEG\tn02\t0\t32\t44\t62\n"}
-    message = get_error(
-        lambda: fetch_dataset(serve_tiny_imagenet(server, tmp_path, one), tmp_path / "one")
-    )
-    assert "names no class for val_1.JPEG" in message
-    assert list_names(tmp_path / "one" / "tiny-imagenet") == ["tiny-imagenet-200.zip"]
+    folder = fetch_dataset(serve_tiny_imagenet(server, tmp_path, one), tmp_path / "one")
+    assert "has no line for val/images/val_1.JPEG" in get_error(lambda: find_source(str(folder)))
 
 
 def test_offline_error_names_all_missing_files(
