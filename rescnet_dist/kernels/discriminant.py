@@ -201,6 +201,8 @@ def _multiply_targets(targets: Array, features: Array) -> Array:
 
     Integer features are converted to single precision, a panel of columns at a time.
     """
+    if not targets.shape[1]:
+        return get_array_module(features).zeros((0, features.shape[1]))
     if features.dtype.kind == "f":
         return (targets.T.astype(features.dtype) @ features).astype(np.float64)
     product = get_array_module(features).empty((targets.shape[1], features.shape[1]))

@@ -114,7 +114,7 @@ class Forecast:
         if plan.tile_features:
             matrix = (
                 f"scatter matrix in tiles of {plan.tile_features:,} features, too large for one "
-                "worker"
+                'worker; with solver="blocks" there is none'
             )
         if solver := self.spec.head.block_solver:
             matrix = (

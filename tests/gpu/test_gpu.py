@@ -443,6 +443,22 @@ def test_run_equals_run_on_the_cpu(
     assert relative_error(clf.decision_function(images), host_cache_bytes) < allowed
 
 
+@pytest.mark.parametrize("features", ["second-order", "binary-hash"])
+def test_run_in_blocks_of_features_equals_that_of_the_cpu(
+    client: Client, backend: Backend, tmp_path: Path, features: str
+) -> None:
+    """Features in single precision and in 8 bits, in blocks that do not divide them."""
+    spec = SPEC.replace(
+        features=features, solver="blocks", block_features=300, sweeps=3, max_layers=2
+    )
+    images, _ = load_digits()
+    scores = [
+        fit(tmp_path / name, GPU_RUN.replace(array_backend=name), spec).decision_function(images)
+        for name in ("cupy", "numpy")
+    ]
+    assert relative_error(*scores) < 1e-3
+
+
 def test_two_towers_equal_those_of_the_cpu(
     client: Client, backend: Backend, tmp_path: Path
 ) -> None:

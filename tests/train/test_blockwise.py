@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from fault_cases import SHORT_TIMEOUT
 from models import assert_same_bits, read_model
 from training_cases import PLAN, REGRESS, SPEC, Array, X, fit
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
-from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.errors import ClusterLostError, CorruptDataError
 from rescnet_dist.model import BlockSolver
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import loop
@@ -130,6 +134,40 @@ def test_resumed_descent_gives_same_bits(
     assert not (tmp_path / "run/work").exists()
 
 
+@pytest.mark.slow  # starts and kills processes
+def test_resume_after_a_scheduler_killed_between_steps(
+    started: Any, threads_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """The run continues on another cluster, with the step after the last one on record."""
+    spec = SHORT.replace(sweeps=12, max_layers=1)
+    with Client(threads_cluster):
+        fit(tmp_path / "whole", spec, PLAN)
+    store, record = tmp_path / "run", tmp_path / "run/work/progress.json"
+    scheduler, file = started.scheduler()
+    started.worker(file)
+
+    def kill_within_second_sweep() -> None:
+        started.wait_until(lambda: record.exists() and count_steps() > 4)
+        started.kill(scheduler)
+
+    def count_steps() -> int:
+        return int(json.loads(record.read_text())["steps"])
+
+    killer = threading.Thread(target=kill_within_second_sweep)
+    killer.start()
+    with (
+        dask.config.set(SHORT_TIMEOUT),
+        Client(scheduler_file=str(file)),
+        pytest.raises(ClusterLostError),
+    ):
+        fit(store, spec, PLAN)
+    killer.join()
+    assert 4 < count_steps() < 36
+    with Client(threads_cluster):
+        ResCNetClassifier.resume(store)
+    assert_same_bits(read_model(store), read_model(tmp_path / "whole"))
+
+
 def test_damaged_features_are_computed_again(
     client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,9 +228,18 @@ def test_step_before_the_first_block_is_in_the_sweep_before() -> None:
 def test_histograms_are_stored_as_small_integers(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights are those of the exact solver, which converts the features to floats."""
+    """The scores are those of the exact solver, which converts the features to floats.
+
+    Only the last layer has a head, as in PCANet.
+    """
     spec = REGRESS.replace(
-        features="binary-hash", hash_bits=4, hash_block=7, hash_stride=7, ridge=30.0, max_layers=1
+        features="binary-hash",
+        hash_bits=4,
+        hash_block=7,
+        hash_stride=7,
+        ridge=30.0,
+        max_layers=2,
+        heads="last",
     )
     found, real_factorize = [], loop.Descent.factorize
 
@@ -202,7 +249,7 @@ def test_histograms_are_stored_as_small_integers(
         return real_factorize(descent)
 
     monkeypatch.setattr(loop.Descent, "factorize", look)
-    change = BLOCKS | {"max_layers": 1, "sweeps": 40, "sweep_tolerance": 1e-5}
+    change = BLOCKS | {"sweeps": 40, "sweep_tolerance": 1e-5}
     exact = fit(tmp_path / "exact", spec, PLAN)
     blocks = fit(tmp_path / "blocks", spec.replace(**change), PLAN)
     assert found == [(np.dtype("uint8"), (len(X), 64), True)]
