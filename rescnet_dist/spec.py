@@ -39,6 +39,7 @@ from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS
 from rescnet_dist.model.view import View
 from rescnet_dist.model.views.image import Image
 from rescnet_dist.options import Option, Options, option
+from rescnet_dist.presets import PRESET_OPTIONS
 
 MAX_MAPS = 2**16  # of a layer
 MAX_EACH_LAYERS = 32  # whose filters are applied to each map
@@ -497,8 +498,11 @@ class NetworkSpec(Spec):
 
         Parameters
         ----------
-        name : {"digits", "mnist", "cifar10", "cifar100", "tiny-imagenet"}
-            The network for the embedded digits, or one of the four networks of the paper.
+        name : str
+            "digits", the network for the embedded digits; "mnist", "cifar10", "cifar100" or
+            "tiny-imagenet", the four networks of the paper; or "pcanet", "pcanet+", "ldanet",
+            "dctnet", "randnet", "ccanet" or "multilayer-pcanet", the PCANet family for color
+            images of 32×32 pixels.
 
         Returns
         -------
@@ -720,32 +724,8 @@ def _format_components(value: Any) -> str:
     return ",".join(extractor.name for extractor in value)
 
 
-_PAPER = NetworkSpec()
 PRESETS: dict[str, NetworkSpec] = {
-    "digits": NetworkSpec(
-        filters=16,
-        first_filter_size=7,
-        block=7,
-        head="regress",
-        ridge=0.3,
-        learning_rate=0.7,
-        max_layers=4,
-        stop_at_zero_error=False,
-    ),
-    "mnist": _PAPER.replace(
-        filters=60,
-        first_filter_size=13,
-        lda_fraction=0.0,
-        block=7,
-        probability="softmax",
-        ridge=0.001,
-        max_layers=231,
-    ),
-    "cifar10": _PAPER.replace(stride=1, learning_rate=0.4, max_layers=937),
-    "cifar100": _PAPER.replace(decay=0.1, rate_floor=0.387, max_layers=436),
-    "tiny-imagenet": _PAPER.replace(
-        filters=40, block=32, stride=8, decay=0.1, rate_floor=0.478, max_layers=512
-    ),
+    name: NetworkSpec(**options) for name, options in PRESET_OPTIONS.items()
 }
 
 

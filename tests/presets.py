@@ -6,4 +6,8 @@ IMAGES = {
     "cifar10": (32, 32, 3),
     "cifar100": (32, 32, 3),
     "tiny-imagenet": (64, 64, 3),
+    **dict.fromkeys(
+        ("pcanet", "pcanet+", "ldanet", "dctnet", "randnet", "ccanet", "multilayer-pcanet"),
+        (32, 32, 3),
+    ),
 }

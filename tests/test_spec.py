@@ -385,6 +385,16 @@ def test_preset_has_the_values_of_the_paper(name):
     assert {field: getattr(spec, field) for field in expected} == expected
 
 
+def test_pcanet_has_the_values_of_its_publication():
+    """40 filters of 5×5 pixels, then 8 on each map, and 21 histograms of 256 codes of each."""
+    spec = NetworkSpec.preset("pcanet")
+    architecture = spec.architecture((32, 32, 3), 10)
+    assert [architecture.map_count(layer) for layer in (1, 2)] == [40, 320]
+    assert architecture.features == 21 * 40 * 256
+    assert (spec.hash_block, spec.hash_stride, spec.hash_levels) == (8, 4, (4, 2, 1))
+    assert (spec.filter_size, spec.first_filter_size, spec.first_head) == (5, 5, 2)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_fits_its_images(name):
     """Every preset can be trained on the images it is named after."""

@@ -376,12 +376,10 @@ def presets_command(name: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({key: spec.to_dict() for key, spec in PRESETS.items()}))
         return
-    table = Table("option", *PRESETS)
-    rows = [{key: value for key, value, _ in spec.rows()} for spec in PRESETS.values()]
-    for option in declared_options(NetworkSpec):
-        values = [row.get(option) for row in rows]
-        if len(set(values)) > 1:
-            table.add_row(option, *("" if value is None else str(value) for value in values))
+    table = Table("preset", "options that are not the default")
+    for key, spec in PRESETS.items():
+        changes = (f"{option}={value}" for option, value, is_changed in spec.rows() if is_changed)
+        table.add_row(key, ", ".join(changes))
     Console().print(table)
 
 

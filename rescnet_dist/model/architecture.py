@@ -206,12 +206,12 @@ class Architecture:
     @cached_property
     def distinct_layers(self) -> tuple[int, ...]:
         """The layers of which all others are copies, for plans and checks."""
-        alike = len(self.filters) + 1  # as are all later ones
+        last = len(self.filters) + 1  # all later ones are like it
         if any(part.channels == "each" for part in self.bank):
-            alike = self.layers
+            last = self.layers
         if self.heads == "last":
-            return (*range(1, min(alike + 1, self.layers)), self.layers)
-        return tuple(range(1, alike + 1))
+            return (*range(1, min(last + 1, self.layers)), self.layers)
+        return tuple(range(1, last + 1))
 
     @property
     def pixel_channels(self) -> int:

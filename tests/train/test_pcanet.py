@@ -196,3 +196,18 @@ def test_one_head_can_be_solved_in_blocks(
     images = make_images()[0]
     expected = hashed.network_.scores(images)
     np.testing.assert_allclose(clf.network_.scores(images), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["pcanet+", "ldanet", "dctnet", "randnet", "ccanet"])
+def test_presets_of_the_family_can_be_trained(name: str, tmp_path: Path, client: Any) -> None:
+    """In small: they have other filters than PCANet."""
+    filters = {"pcanet+": 4, "ccanet": [4, 4]}.get(name, [4, 2])
+    spec = rd.NetworkSpec.preset(name).replace(
+        **{"filters": filters, "filter_size": 3, "first_filter_size": 3, "solver": "exact"},
+        **{"hash_bits": 2, "hash_block": 4, "hash_stride": 2, "hash_levels": (2, 1)},
+    )
+    clf = fit(spec, tmp_path / "run", keep_maps="last")
+    images, labels = make_images()
+    maps = 4 if name == "pcanet+" else 8
+    assert clf.network_.layers[1].bank.filters.shape[3] == maps
+    assert clf.score(images[:TRAIN], labels[:TRAIN]) > 0.6
