@@ -56,10 +56,14 @@ class FeatureBlock:
         ndarray of float32, shape (n, K)
             The change of the predictions.
         """
-        step = asarray_like(step, features).astype(np.float32)
-        product = get_array_module(features).empty((len(features), step.shape[1]), np.float32)
+        xp, step, offset = get_array_module(features), asarray_like(step, features), 0
+        if features.dtype.kind == "u":
+            step = (asarray_like(self.scale, step)[:, None] * step).astype(np.float32)
+            offset = (asarray_like(self.mean, step) @ step.astype(np.float64)).astype(np.float32)
+        step = step.astype(np.float32)
+        product = xp.empty((len(features), step.shape[1]), np.float32)
         for rows, values in self._slabs(features):
-            product[rows] = values @ step
+            product[rows] = values @ step - offset
         return product
 
     def multiply_transposed(
@@ -87,10 +91,17 @@ class FeatureBlock:
         product = get_array_module(features).zeros((features.shape[1], predictions.shape[1]))
         for rows, values in self._slabs(features):
             product += values.T @ predictions[rows]
+        if features.dtype.kind == "u":
+            mean, scale = (asarray_like(a, product)[:, None] for a in (self.mean, self.scale))
+            product = scale * (product - mean * predictions.sum(axis=0, dtype=np.float64))
         return product
 
     def _slabs(self, features: Array) -> Iterator[tuple[slice, Array]]:
-        """Yield the rows of each slab of features (n, b), and their standardized values."""
+        """Yield the rows of each slab of features (n, b), and their standardized values.
+
+        Integers are not standardized, which would take longer than the products: these are
+        corrected instead, without a loss of digits as counts are of the order of their deviation.
+        """
         mean, scale = (
             asarray_like(values, features).astype(np.float32) for values in (self.mean, self.scale)
         )
@@ -99,8 +110,10 @@ class FeatureBlock:
             step = max(1, STANDARDIZED_SLAB_BYTES // (4 * features.shape[1]))
         for start in range(0, len(features), step):
             rows = slice(start, min(start + step, len(features)))
-            values = np.subtract(features[rows], mean, dtype=np.float32)
-            values *= scale
+            values = features[rows].astype(np.float32)
+            if features.dtype.kind != "u":
+                values -= mean
+                values *= scale
             yield rows, values
 
 

@@ -38,7 +38,7 @@ MERGE_BYTES_PER_SECOND = 0.8e9  # of accumulators that are sent and added, appro
 PASS_OVERHEAD_SECONDS = 1.0  # of scheduling, opening and committing
 STEP_OVERHEAD_SECONDS = 0.05  # of scheduling and committing a step of block coordinate descent
 # Of the rate of the scatter matrix, reached by products of features with narrow matrices.
-NARROW_PRODUCT_FRACTION = 0.1
+NARROW_PRODUCT_FRACTION = 0.5
 MAX_TIMED_SLOTS = 16  # that are timed at the same time
 
 
