@@ -342,8 +342,14 @@ def apply_shorthands(
                 "counterpart. Give the bank that you want instead."
             )
         return tuple(part.replace(share=2 * part.share) for part in images)
-    return tuple(
+    if not images:
+        raise SpecError(
+            "local_contrast=True divides the parts that see the image, but "
+            f"bank={format_bank(bank)} has none. Add @contrast to a part instead."
+        )
+    halves = (
         part.replace(share=part.share / 2, view=view)
         for view in ("image", "contrast")
         for part in images
     )
+    return (*halves, *(part for part in bank if part.view != "image"))

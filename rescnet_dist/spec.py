@@ -442,10 +442,9 @@ class NetworkSpec(Spec):
         for name in ("bank", "features"):
             if not getattr(self, name):
                 raise SpecError(f"{name} is empty. Give at least one component.")
-        if not any(view.uses_image_scale for view in self.views):
+        if not self.views:
             raise SpecError(
-                f"bank={format_bank(self.bank)} has no part with the view image and a share above "
-                "0. Add one: the images are normalized by what it sees."
+                f"bank={format_bank(self.bank)} has no part with a share above 0. Give one a share."
             )
         if not self.filters:
             raise SpecError("filters is empty. Give at least one number.")

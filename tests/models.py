@@ -16,9 +16,11 @@ def read_model(url: Any) -> dict[str, Array]:
     """Read every array of the committed layers of a run, and its accuracies."""
     run = RunStore.open(url)
     commits, result = run.commits(), run.result()
-    scale = read_image_scale(run.location)
-    arrays = {"image low": scale.low, "image scale": scale.scale}
     spec = RunState.of(run).spec
+    scale = read_image_scale(run.location, spec.views)
+    arrays = {"image low": scale.low, "image scale": scale.scale}
+    for view, learned in scale.views.items():
+        arrays |= {f"{view} {name}": array for name, array in learned.items()}
     for number in range(1, len(commits)):
         dims = spec.head.arrays if number >= spec.first_head else None
         layer = read_layer(run.location, number, dims)

@@ -164,7 +164,12 @@ class TerminalProgress:
 
     def _title(self, phase: str, layer: int) -> str:
         """Return the name of a pass."""
-        titles = {"survey": "survey", "score": "final scores", "save": "storing maps"}
+        titles = {
+            "views": "views",
+            "survey": "survey",
+            "score": "final scores",
+            "save": "storing maps",
+        }
         return titles.get(phase, f"layer {layer}/{self.max_layers}")
 
     def _format_rate(self, now: float) -> str:

@@ -10,7 +10,12 @@ from rescnet_dist.formatting import format_time
 
 MAX_SHOWN_NOTES = 3
 STATE_TEXTS = {"running": "is running", "done": "is done", "unfinished": "has stopped"}
-PHASE_TEXTS = {"survey": "surveying", "score": "scoring", "save": "storing maps"}
+PHASE_TEXTS = {
+    "views": "fitting views",
+    "survey": "surveying",
+    "score": "scoring",
+    "save": "storing maps",
+}
 
 
 def describe_html(view: RunView) -> str:

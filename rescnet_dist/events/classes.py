@@ -77,7 +77,7 @@ class PassStarted:
 
     Attributes
     ----------
-    phase : {"survey", "grow", "score", "save"}
+    phase : {"views", "survey", "grow", "score", "save"}
         Kind of pass. "save" stores maps at the end of a run that had them in memory only.
     layer : int
         Layer that the pass works on; 0 for the survey.

@@ -93,7 +93,9 @@ def _add_views(
     ones = graph.add("Expand", np.float32(1), shape)
     views = []
     for view in architecture.views:
-        channels = view.to_onnx(graph, pixels, architecture.image_shape)
+        channels = view.to_onnx(
+            graph, pixels, scale.views.get(view.name, {}), architecture.image_shape
+        )
         if view.uses_image_scale:
             low, factor = (
                 np.asarray(part)[:, None, None].astype(np.float32)

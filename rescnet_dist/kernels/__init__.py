@@ -6,7 +6,7 @@ from rescnet_dist.kernels.backend import Backend
 from rescnet_dist.kernels.binary_hash import binary_hash_features
 from rescnet_dist.kernels.calibration import LossCurve, softmax
 from rescnet_dist.kernels.class_sums import ClassSums
-from rescnet_dist.kernels.contrast import local_contrast
+from rescnet_dist.kernels.contrast import global_contrast, local_contrast
 from rescnet_dist.kernels.convolution import convolve, convolve_each, min_max_scale, normalize
 from rescnet_dist.kernels.cpu.loading import prepare
 from rescnet_dist.kernels.descent import (
@@ -78,6 +78,7 @@ __all__ = [
     "feature_blocks",
     "feature_count",
     "first_order_features",
+    "global_contrast",
     "hash_keys",
     "local_contrast",
     "min_max_scale",

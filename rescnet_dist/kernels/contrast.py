@@ -1,4 +1,4 @@
-"""Local contrast: pixels relative to their surroundings, independent of the lighting.
+"""Contrast: pixels relative to their surroundings or to the whole image, at any lighting.
 
 Networks of earlier releases do not store sigma and floor: their defaults must not change.
 """
@@ -72,3 +72,32 @@ def blur_matrix(side: int, sigma: float) -> Array:
     distance = np.subtract.outer(np.arange(side), np.arange(side))
     weights = np.exp(-0.5 * (distance / sigma) ** 2)
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def global_contrast(images: Array, value_range: float, floor: float) -> Array:
+    """Compute the global contrast of images: each with mean 0 and a standard deviation of about 1.
+
+    With x in units of the value range, m its mean and v its variance over all pixels and channels
+    of an image, it is (x − m) / √(v + floor²).
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, H, W, d)
+        The images, as stored.
+    value_range : float
+        The difference between the largest and the smallest value of images, 255 for most.
+    floor : float
+        The standard deviation of noise, as a fraction of the range; above 0. Images with less are
+        not amplified to a standard deviation of 1.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, H, W, d)
+        The global contrast, 0 where an image is constant.
+    """
+    pixels = images.astype(np.float32) * np.float32(1 / value_range)
+    axes = (1, 2, 3)
+    pixels -= pixels.mean(axis=axes, keepdims=True, dtype=np.float64).astype(np.float32)
+    variance = (pixels * pixels).mean(axis=axes, keepdims=True, dtype=np.float64)
+    pixels *= (1 / np.sqrt(variance + floor**2)).astype(np.float32)
+    return pixels

@@ -31,6 +31,7 @@ RUN_NAMES = {
     "maps",
     "result.json",
     "scores",
+    "views",
 }
 
 

@@ -14,11 +14,11 @@ from rescnet_dist.model.growth import (
 )
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation, Statistics
-from rescnet_dist.model.pixels import layer_pixels, raw_pixels
+from rescnet_dist.model.pixels import layer_pixels, put_views, raw_pixels
 from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS, Registry
 from rescnet_dist.model.solver import BlockSolver
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
-from rescnet_dist.model.view import View
+from rescnet_dist.model.view import PixelRange, View, ViewArrays
 
 __all__ = [
     "FEATURES",
@@ -45,12 +45,14 @@ __all__ = [
     "NoStatistics",
     "Observation",
     "OnnxGraph",
+    "PixelRange",
     "Registry",
     "State",
     "Statistics",
     "Tally",
     "Tower",
     "View",
+    "ViewArrays",
     "advance",
     "fit_bank",
     "fit_first_bank",
@@ -59,6 +61,7 @@ __all__ = [
     "forward",
     "initial_state",
     "layer_pixels",
+    "put_views",
     "raw_pixels",
     "replay",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.forward import State, advance, layer_input, zero_scores
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
 from rescnet_dist.model.observation import Observation
-from rescnet_dist.model.pixels import layer_pixels
+from rescnet_dist.model.pixels import NO_ARRAYS, layer_pixels
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
+from rescnet_dist.model.view import PixelRange, ViewArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +150,21 @@ class GrowingLayer:
         return GrownChunk(new_maps, entering, state.features, targets, train, gather, weights)
 
 
-def fit_image_scale(statistics: BankStatistics, architecture: Architecture) -> ImageScale:
+def fit_image_scale(
+    extremes: PixelRange,
+    architecture: Architecture,
+    views: Mapping[str, ViewArrays] = NO_ARRAYS,
+) -> ImageScale:
     """Fit the normalization of the images.
 
     Parameters
     ----------
-    statistics : BankStatistics of d' channels
-        The statistics of `raw_pixels`.
+    extremes : PixelRange of d channels
+        The extremes of the training images.
     architecture : Architecture
         The network.
+    views : mapping of str to mapping of str to ndarray, default {}
+        What `View.fit` returned, by the name of the view.
 
     Returns
     -------
@@ -168,14 +176,13 @@ def fit_image_scale(statistics: BankStatistics, architecture: Architecture) -> I
     DataError
         If all pixels of all images have the same value.
     """
-    image = slice(architecture.image_shape[2])  # the channels of the image itself
-    low, high = statistics.low[image], statistics.high[image]
+    low, high = extremes.low, extremes.high
     if float(low.min()) == float(high.max()):
         raise DataError(
             f"All pixels of all training images have the value {float(low.min()):g}. A network "
             "needs images that differ; check how they are loaded."
         )
-    return ImageScale(*min_max_scale(low, high, architecture.minmax))
+    return ImageScale(*min_max_scale(low, high, architecture.minmax), dict(views))
 
 
 def fit_first_bank(
@@ -197,9 +204,13 @@ def fit_first_bank(
     Bank
         The filters.
     """
-    others = len(statistics.low) - len(scale.low)  # channels of local contrast: scaled already
-    low = np.concatenate([scale.low, np.zeros(others)])
-    factor = np.concatenate([scale.scale, np.ones(others)])
+    image_channels = architecture.image_shape[2]
+    offsets, factors = [], []
+    for view in architecture.views:  # the pixels of most are final
+        count = view.channels(image_channels)
+        offsets.append(scale.low if view.uses_image_scale else np.zeros(count))
+        factors.append(scale.scale if view.uses_image_scale else np.ones(count))
+    low, factor = np.concatenate(offsets), np.concatenate(factors)
     channels = [np.array(group.channels) for _, group in architecture.groups(1)]
     rescaled = BankStatistics(
         (statistics.low - low) * factor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -135,22 +135,31 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ImageScale:
-    """The min-max normalization of the images.
+    """What the views of a network have learned of the images: their range, and other arrays.
 
     Attributes
     ----------
     low : ndarray of shape (d,)
-        The offset of each channel.
+        The offset of each channel in the min-max normalization of the images.
     scale : ndarray of shape (d,)
-        The scale of each channel.
+        The scale of each channel in that.
+    views : mapping of str to mapping of str to ndarray, default {}
+        What `View.fit` returned, by the name of the view, for those that have learned something.
     """
 
     low: Array
     scale: Array
+    views: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
 
     def __call__(self, images: Array) -> Array:
         """Return images (n, H, W, d) in float32, in [0, 1] over the training set."""
         return normalize(images, self.low, self.scale)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        views = (array for arrays in self.views.values() for array in arrays.values())
+        return sum(array.nbytes for array in (self.low, self.scale, *views))
 
     @property
     def value_range(self) -> tuple[float, float]:

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
+from rescnet_dist.kernels import Backend
 from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
 from rescnet_dist.model.layer import ImageScale
+from rescnet_dist.model.view import ViewArrays
+
+NO_ARRAYS: Mapping[str, ViewArrays] = MappingProxyType({})
+
+
+def put_views(views: Mapping[str, ViewArrays], backend: Backend) -> dict[str, ViewArrays]:
+    """Return what views have learned in the memory that images are viewed in.
+
+    Parameters
+    ----------
+    views : mapping of str to mapping of str to ndarray
+        What `View.fit` returned, by the name of the view.
+    backend : Backend
+        The backend of the images.
+
+    Returns
+    -------
+    dict of str to mapping of str to ndarray
+        The same; numbers stay in the memory of the host.
+    """
+    return {
+        view: {name: backend.put(a) if a.ndim else a for name, a in arrays.items()}
+        for view, arrays in views.items()
+    }
 
 
 def layer_pixels(images: Array, scale: ImageScale, architecture: Architecture) -> Array:
@@ -19,7 +45,7 @@ def layer_pixels(images: Array, scale: ImageScale, architecture: Architecture) -
     images : ndarray of shape (n, H, W, d)
         The images, as stored.
     scale : ImageScale
-        Their normalization.
+        Their normalization, and what views have learned.
     architecture : Architecture
         The network. The channels of all its views follow each other.
 
@@ -28,10 +54,12 @@ def layer_pixels(images: Array, scale: ImageScale, architecture: Architecture) -
     ndarray of float32, shape (n, H, W, d')
         The pixels.
     """
-    return _make_views(images, scale, architecture)
+    return _make_views(images, scale, scale.views, architecture)
 
 
-def raw_pixels(images: Array, architecture: Architecture) -> Array:
+def raw_pixels(
+    images: Array, architecture: Architecture, views: Mapping[str, ViewArrays] = NO_ARRAYS
+) -> Array:
     """Compute the pixels of `layer_pixels` before the normalization of images is known.
 
     Parameters
@@ -40,17 +68,24 @@ def raw_pixels(images: Array, architecture: Architecture) -> Array:
         The images, as stored.
     architecture : Architecture
         The network.
+    views : mapping of str to mapping of str to ndarray, default {}
+        What `View.fit` returned, by the name of the view.
 
     Returns
     -------
     ndarray of float32, shape (n, H, W, d')
         The pixels; those of views with an image scale are not normalized.
     """
-    return _make_views(images, lambda part: part.astype(np.float32, copy=False), architecture)
+    return _make_views(
+        images, lambda part: part.astype(np.float32, copy=False), views, architecture
+    )
 
 
 def _make_views(
-    images: Array, rescale: Callable[[Array], Array], architecture: Architecture
+    images: Array,
+    rescale: Callable[[Array], Array],
+    known: Mapping[str, ViewArrays],
+    architecture: Architecture,
 ) -> Array:
     """Return the pixels (n, H, W, d') of all views; `rescale` is for those with an image scale."""
     views = architecture.views
@@ -66,6 +101,9 @@ def _make_views(
         rows, first = slice(start, start + step), 0
         for view in views:
             own = slice(first, first + view.channels(channels))
-            viewed = rescale(images[rows]) if view.uses_image_scale else view(images[rows])
-            pixels[rows, ..., own], first = viewed, own.stop
+            if view.uses_image_scale:
+                pixels[rows, ..., own] = rescale(images[rows])
+            else:
+                pixels[rows, ..., own] = view(images[rows], known.get(view.name, {}))
+            first = own.stop
     return pixels

@@ -300,21 +300,21 @@ class Network(BaseNetwork):
 
         That of stored layers is small, and part of each task: workers read the layers themselves,
         and graphs have no task in common that one may release while another needs it. Layers in
-        memory are one key of the graph. Large ones are sent to each worker of the current client
-        once, not with each graph, unless the graph is lazy: it may be computed elsewhere, or later.
+        memory are one key of the graph, as are large arrays of views. Large ones are sent to each
+        worker of the current client once, not with each graph, unless the graph is lazy: it may be
+        computed elsewhere, or later.
         """
-        predictor = self.predictor
+        predictor, size = self.predictor, self.image_scale.nbytes
         if isinstance(self.layers, CachedLayers):
-            return predictor
+            if size < MIN_SCATTERED_BYTES:
+                return predictor
+        else:
+            size += sum(layer.nbytes for layer in self.layers)
         try:
             client = Client.current()
         except ValueError:
             client = None
-        if (
-            lazy
-            or client is None
-            or sum(layer.nbytes for layer in self.layers) < MIN_SCATTERED_BYTES
-        ):
+        if lazy or client is None or size < MIN_SCATTERED_BYTES:
             return delayed(predictor, pure=True, traverse=False)
         cached = vars(self)  # of a frozen dataclass; not pickled, and no field
         owner, future = cached.get("_scattered", (None, None))

@@ -35,6 +35,7 @@ from rescnet_dist.store import (
     translate_attribute_errors,
     write_image_scale,
     write_layer,
+    write_views,
 )
 
 WEIGHT_TYPES = ("float32", "float16")  # in which networks are saved
@@ -86,6 +87,7 @@ def write_network(
     for number, layer in enumerate(layers, start=1):
         write_layer(location, number, layer, spec.head.arrays, in_half=dtype == "float16")
     write_image_scale(location, image_scale)
+    write_views(location, image_scale.views, spec.views)
     attributes = {
         "format": NETWORK_FORMAT,
         "format_version": FORMAT_VERSION,
@@ -142,7 +144,7 @@ def read_network(location: Location) -> dict[str, Any]:
             "spec": spec,
             "classes": classes_from_json(attributes["classes"]),
             "image_shape": (height, width, channels),
-            "image_scale": read_image_scale(location),
+            "image_scale": read_image_scale(location, spec.views),
             "layers": CachedLayers(
                 StoredLayers(location, depth, spec.head.arrays, spec.first_head)
             ),

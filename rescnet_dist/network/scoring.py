@@ -13,7 +13,15 @@ import numpy as np
 
 from rescnet_dist.errors import DataError
 from rescnet_dist.kernels import Augmentation, Backend, augment_images
-from rescnet_dist.model import Architecture, ImageScale, Layer, State, forward, initial_state
+from rescnet_dist.model import (
+    Architecture,
+    ImageScale,
+    Layer,
+    State,
+    forward,
+    initial_state,
+    put_views,
+)
 from rescnet_dist.model.architecture import SLAB_BYTES
 from rescnet_dist.network.layer_cache import CachedLayers, LayerCache
 from rescnet_dist.reduce import blas_threads
@@ -177,6 +185,7 @@ class Predictor:
             each, and so on. Layers that it does not ask for are not run.
         """
         backend, changes = self.backend, Augmentation(**augment.copy_options)
+        scale = replace(self.image_scale, views=put_views(self.image_scale.views, backend))
         copy = np.arange(1 + augment.copies)[:, None]
         for rows in self._batches(len(images), len(copy)):
             batch = images[rows]
@@ -196,7 +205,7 @@ class Predictor:
                 np.errstate(all="ignore"),
                 closing(self._iter_layers()) as layers,
             ):
-                before = initial_state(batch, self.image_scale, self.architecture)
+                before = initial_state(batch, scale, self.architecture)
                 use(rows, forward(self.architecture, before, layers))
 
     def scores(self, state: State, images: Array, first: int) -> Array:

@@ -208,7 +208,11 @@ def random_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
     return GrowingLayer(
         architecture=architecture,
         number=layer,
-        image_scale=ImageScale(np.zeros(channels), np.full(channels, 1 / 255)),
+        image_scale=ImageScale(
+            np.zeros(channels),
+            np.full(channels, 1 / 255),
+            {view.name: view.untrained(problem.image_shape) for view in architecture.views},
+        ),
         bank=bank,
         previous=_make_head(architecture, layer - 1) if layer > spec.first_head else None,
         class_counts=class_counts,

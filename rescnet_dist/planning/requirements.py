@@ -121,6 +121,7 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
         if costs := BlockCosts.of(problem.architecture(spec), plan):
             written = 2 * plan.chunk_images * costs.row_bytes
             staged = max(staged + written, costs.task_bytes, costs.fit_bytes)
+        staged += fitted_view_bytes(problem, spec)
         return int(workers.resident + GPU_HOST_BYTES + WORKING_MEMORY_MARGIN * staged)
     threads = min(workers.threads, plan.accumulators)
     working = threads * chunk_bytes(problem, spec, plan)
@@ -137,6 +138,8 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
         accumulator = 4 * problem.features(spec) ** 2 + vector_accumulator_bytes(problem, spec)
         working += max_resident_accumulators(plan, threads) * accumulator
     working += bank_bytes(problem, spec) + head_bytes(problem, spec)
+    working += fitted_view_bytes(problem, spec)
+    working = max(working, view_pass_bytes(problem, spec, plan, threads))
     return int(workers.resident + FIRST_PASS_BYTES + WORKING_MEMORY_MARGIN * working)
 
 
@@ -169,6 +172,8 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     if architecture.feature_dtype.kind == "u":  # heads get them in float32
         slab_images = min(plan.chunk_images, max(1, GPU_SLAB_BYTES // architecture.image_bytes))
         working += 4 * slab_images * features
+    working += fitted_view_bytes(problem, spec)
+    working = max(working, view_pass_bytes(problem, spec, plan, 1))
     return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working)
 
 
@@ -209,6 +214,23 @@ def extractor_bytes(problem: Problem, spec: NetworkSpec, images: int) -> int:
         for extractor in extractors
         for layer in architecture.distinct_layers
     )
+
+
+def fitted_view_bytes(problem: Problem, spec: NetworkSpec) -> int:
+    """Return the bytes of what views learn from the images, which workers keep."""
+    return sum(view.fitted_bytes(problem.image_shape) for view in spec.views)
+
+
+def view_pass_bytes(problem: Problem, spec: NetworkSpec, plan: Plan, threads: int) -> int:
+    """Return the bytes that the passes in which views learn use on so many threads."""
+    views, shape = [view for view in spec.views if view.passes], problem.image_shape
+    if not views:
+        return 0
+    copies = max(view.copies for view in views)
+    images = plan.chunk_images * math.prod(shape) * (2 * problem.itemsize + 4 * copies)
+    statistics = sum(view.statistics_bytes(shape) for view in views)
+    sums = max_resident_accumulators(plan, threads) * statistics
+    return threads * images + sums + sum(view.workspace_bytes(shape) for view in views)
 
 
 def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
@@ -348,6 +370,10 @@ def traffic(
         + plan.chunks * DRIVER_BYTES_PER_CHUNK
         + checksums
         + tasks * DRIVER_BYTES_PER_TASK,
-        store=images + stored * maps + work + spec.max_layers * layer_bytes(problem, spec),
+        store=images
+        + stored * maps
+        + work
+        + spec.max_layers * layer_bytes(problem, spec)
+        + fitted_view_bytes(problem, spec),
         tasks=tasks,
     )

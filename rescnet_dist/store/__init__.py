@@ -31,10 +31,12 @@ from rescnet_dist.store.layers import (
     read_head,
     read_image_scale,
     read_layer,
+    read_views,
     write_bank,
     write_head,
     write_image_scale,
     write_layer,
+    write_views,
 )
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import limit_retries
@@ -89,6 +91,7 @@ __all__ = [
     "read_image_scale",
     "read_layer",
     "read_region",
+    "read_views",
     "translate_attribute_errors",
     "write_bank",
     "write_block",
@@ -96,4 +99,5 @@ __all__ = [
     "write_image_scale",
     "write_layer",
     "write_region",
+    "write_views",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -16,9 +16,11 @@ from rescnet_dist.model.layer import (
     ImageScale,
     Layer,
 )
+from rescnet_dist.model.view import View, ViewArrays
 from rescnet_dist.store.checksums import Array
 from rescnet_dist.store.location import Location
 
+VIEWS_PATH = "views"
 SCALE_DIMS = {"low": ("channel",), "scale": ("channel",)}
 
 ArrayDims = Mapping[str, tuple[str, ...]]  # names of arrays and of their dimensions
@@ -35,9 +37,29 @@ def write_image_scale(location: Location, scale: ImageScale) -> None:
     location.write_small("image_scale", {k: (SCALE_DIMS[k], v) for k, v in values.items()})
 
 
-def read_image_scale(location: Location) -> ImageScale:
-    """Read the normalization that `write_image_scale` stored."""
-    return ImageScale(**location.read_small("image_scale", tuple(SCALE_DIMS)))
+def read_image_scale(location: Location, views: Iterable[View] = ()) -> ImageScale:
+    """Read the normalization that `write_image_scale` stored, and the arrays of these views."""
+    values = location.read_small("image_scale", tuple(SCALE_DIMS))
+    return ImageScale(**values, views=read_views(location, views))
+
+
+def write_views(
+    location: Location, arrays: Mapping[str, ViewArrays], views: Iterable[View]
+) -> None:
+    """Store what views have learned from the training images, by the name of the view."""
+    for view in views:
+        if view.name in arrays:
+            own = {name: (dims, arrays[view.name][name]) for name, dims in view.arrays.items()}
+            location.write_small(f"{VIEWS_PATH}/{view.name}", own)
+
+
+def read_views(location: Location, views: Iterable[View]) -> dict[str, ViewArrays]:
+    """Read what these views have learned; those without arrays are left out."""
+    return {
+        view.name: location.read_small(f"{VIEWS_PATH}/{view.name}", tuple(view.arrays))
+        for view in views
+        if view.arrays
+    }
 
 
 def write_bank(location: Location, layer: int, bank: Bank, *, in_half: bool = False) -> None:

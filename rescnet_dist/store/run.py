@@ -6,6 +6,7 @@ A Zarr v3 group, readable with plain xarray and zarr:
     data/                images (or a reference to them in the attributes), labels, train, and
                          weights of a run with weights: (N, …)
     image_scale/         the normalization of the images
+    views/               what views of the images have learned
     layers/0001/ …       small fitted arrays of each layer
     maps/0001, scores/0001   maps of a layer and the scores that entered it: one row per image and
                          copy, in the order of `data.rows`

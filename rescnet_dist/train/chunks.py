@@ -30,13 +30,13 @@ from rescnet_dist.store import (
     RunStore,
     StoredLayers,
     checksum,
-    read_image_scale,
     read_region,
     write_block,
     write_region,
 )
 from rescnet_dist.train.chunk_cache import ChunkCache, ChunkState
 from rescnet_dist.train.metrics import TaskMeter
+from rescnet_dist.train.object_cache import load_image_scale
 from rescnet_dist.train.task import Task
 from rescnet_dist.train.task_events import send
 
@@ -279,7 +279,7 @@ class Reader:
         spec = state.spec
         stored = StoredLayers(run.location, self.step, spec.head.arrays, spec.first_head)
         layers = (stored[number - 1] for number in range(max(first, 1), self.step + 1))
-        scale = read_image_scale(run.location)
+        scale = load_image_scale(self.task)
         with self.backend.working():
             before = initial_state(images, scale, architecture)
             if initial:

@@ -35,7 +35,7 @@ from rescnet_dist.events.classes import (
     RunStopped,
 )
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
-from rescnet_dist.model import Calibration, Tally
+from rescnet_dist.model import Calibration, Tally, ViewArrays
 from rescnet_dist.model.solver import BlockSolver
 from rescnet_dist.planning import (
     NO_WORKERS,
@@ -65,6 +65,7 @@ from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.grown import GrownLayer, get_accuracy
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
+from rescnet_dist.train.views import PHASE, view_pass
 
 COMMITTED_FIELDS = ("accuracy", "residual", "seconds", "observed", "finished")  # of each pass
 
@@ -138,7 +139,9 @@ class _Driver:
         self.stored_layer = 0  # the last layer whose maps are in the store
         self.tier = NO_WORKERS
         self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event
-        self.caches = CacheSet(client, [fold_name(p.name) for p in passes.CACHED_PASSES])
+        self.caches = CacheSet(
+            client, [fold_name(name) for name in (PHASE, *(p.name for p in passes.CACHED_PASSES))]
+        )
         self.was_finished = False  # the run was done before, and no layer has been grown since
         self.steps: list[dict[str, Any]] = []  # what the history needs of the committed steps
 
@@ -188,8 +191,9 @@ class _Driver:
             self.run.remove_commits(later)
 
     def survey(self) -> None:
-        """Count and survey the data; commit step 0."""
+        """Fit the views, count and survey the data; commit step 0."""
         self.check_cluster()
+        self.fit_views()
         started = time.perf_counter()
         self.bus.publish(PassStarted("survey", 0))
         self.counts, _ = self.compute(passes.COUNT, self.make_task(0))
@@ -198,6 +202,16 @@ class _Driver:
         record = {"counts": self.counts.tolist(), "checksums": checksums}
         done = PassDone("survey", 0, _seconds_since(started), None, observed=metrics)
         self.commit(0, record, done)
+
+    def fit_views(self) -> None:
+        """Let views learn from the images; what they learn is committed with the survey."""
+        known: dict[str, ViewArrays] = {}
+        for stage in range(max(view.passes for view in self.state.spec.views)):
+            started = time.perf_counter()
+            self.bus.publish(PassStarted(PHASE, 0))
+            known, metrics = self.compute(view_pass(stage, known), self.make_task(0))
+            seconds = _seconds_since(started)
+            self.bus.publish(PassDone(PHASE, 0, seconds, None, observed=metrics))
 
     def grow(self, layer: int) -> None:
         """Add a layer; commit step `layer`."""

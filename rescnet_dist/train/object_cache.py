@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from rescnet_dist.model import ImageScale, ViewArrays, put_views
 from rescnet_dist.runs.state import RunState
+from rescnet_dist.store import read_image_scale, read_views
 from rescnet_dist.train.task import Task
 
 MAX_CACHED_OBJECTS = 16  # enough for a few drivers that share a worker
@@ -51,3 +54,21 @@ def put(task: Task, name: str, value: Any, layer: int = 0) -> None:
 def load_state(task: Task) -> RunState:
     """Return the attributes of the task's run."""
     return get(task, "state", lambda: RunState.of(task.run))
+
+
+def load_views(task: Task) -> Mapping[str, ViewArrays]:
+    """Return what views have learned from the training images, on the backend of the run."""
+    state = load_state(task)
+
+    def load() -> dict[str, ViewArrays]:
+        return put_views(read_views(task.run.location, state.spec.views), state.backend)
+
+    return get(task, "views", load)
+
+
+def load_image_scale(task: Task) -> ImageScale:
+    """Return the normalization of the images, with what views have learned."""
+    views = load_views(task)
+    return get(
+        task, "image scale", lambda: replace(read_image_scale(task.run.location), views=views)
+    )

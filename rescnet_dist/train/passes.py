@@ -28,6 +28,7 @@ from rescnet_dist.model import (
     GrowingLayer,
     LayerStatistics,
     Observation,
+    PixelRange,
     State,
     Tally,
     advance,
@@ -44,7 +45,6 @@ from rescnet_dist.store import (
     Checksums,
     read_bank,
     read_head,
-    read_image_scale,
     write_bank,
     write_head,
     write_image_scale,
@@ -59,7 +59,7 @@ from rescnet_dist.train.chunks import (
     chunk_error_context,
     unsaved_scores_path,
 )
-from rescnet_dist.train.object_cache import load_state
+from rescnet_dist.train.object_cache import load_image_scale, load_state, load_views
 from rescnet_dist.train.overlap import read_ahead, write_behind
 from rescnet_dist.train.task import Array, Task
 from rescnet_dist.train.task_events import (
@@ -106,6 +106,20 @@ class ChecksummedStatistics:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SurveyStatistics:
+    """Statistics of the pixels that the first layer sees, and the extremes of the images."""
+
+    inputs: BankStatistics
+    extremes: PixelRange
+
+    def merge(self, other: SurveyStatistics) -> SurveyStatistics:
+        """Return the statistics of both sets of images."""
+        return SurveyStatistics(
+            self.inputs.merge(other.inputs), self.extremes.merge(other.extremes)
+        )
+
+
 def survey_group(
     task: Task, group: Group, cache: ChunkCache | None = None
 ) -> ChecksummedStatistics:
@@ -116,6 +130,7 @@ def survey_group(
     state = load_state(task)
     architecture, images = state.architecture, task.run.images()
     statistics, checksums = BankStatistics.empty(architecture, 1, state.backend.xp), Checksums()
+    extremes, views = PixelRange.empty(state.image_shape[2]), load_views(task)
     reader = Reader(task, group, state, 0, cache=cache or ChunkCache())  # nothing is committed yet
     with blas_threads(1), state.backend.working():
         for chunk in reader.chunks():
@@ -127,7 +142,9 @@ def survey_group(
                 with reader.meter.timing("compute"):
                     check_finite(raw, chunk.rows.image)  # copied images were checked before
                     observed = Observation(
-                        LayerInput.of(raw_pixels(on_device, architecture), None, chunk.weights),
+                        LayerInput.of(
+                            raw_pixels(on_device, architecture, views), None, chunk.weights
+                        ),
                         chunk.labels,
                         chunk.train,
                         chunk.class_offsets,
@@ -135,12 +152,13 @@ def survey_group(
                         chunk.repeats,
                     )
                     statistics = statistics.merge(BankStatistics.of(observed, architecture, 1))
+                    extremes = extremes.merge(PixelRange.of(raw[chunk.train]))
                     checksums = checksums.plus({"data/images": raw})
             log_chunk_done(task, "survey", chunk.start, chunk.stop)
         with reader.meter.timing("compute"):
             statistics = to_host(statistics)
     log_task_done(task, "survey", reader.meter)
-    return ChecksummedStatistics(statistics, checksums)
+    return ChecksummedStatistics(SurveyStatistics(statistics, extremes), checksums)
 
 
 def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
@@ -148,8 +166,8 @@ def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
     state, statistics = load_state(task), merged.statistics
     log_solving(task, "survey")
     with blas_threads(state.plan.solve_threads):
-        scale = fit_image_scale(statistics, state.architecture)
-        bank = fit_first_bank(statistics, scale, state.architecture)
+        scale = fit_image_scale(statistics.extremes, state.architecture, load_views(task))
+        bank = fit_first_bank(statistics.inputs, scale, state.architecture)
     write_image_scale(task.run.location, scale)
     object_cache.put(task, "image scale", scale)
     store_bank(task, bank)
@@ -236,7 +254,7 @@ def _load_growing_layer(task: Task, state: RunState) -> GrowingLayer:
     return GrowingLayer(
         architecture=state.architecture,
         number=layer,
-        image_scale=object_cache.get(task, "image scale", lambda: read_image_scale(location)),
+        image_scale=load_image_scale(task),
         bank=object_cache.get(task, "bank", lambda: read_bank(location, layer), layer),
         previous=_load_head(task, state, layer - 1) if layer > state.spec.first_head else None,
         class_counts=task.counts,

@@ -122,7 +122,10 @@ def _verify_layer(run: RunStore, step: int) -> list[str]:
     spec = RunState.of(run).spec
     dims = spec.head.arrays if step >= spec.first_head else None
     try:
-        read_layer(run.location, step, dims) if step else read_image_scale(run.location)
+        if step:
+            read_layer(run.location, step, dims)
+        else:
+            read_image_scale(run.location, spec.views)
     except StoreReadError as error:
         return [f"layer {step}: {error}" if step else f"image_scale: {error}"]
     return []

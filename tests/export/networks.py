@@ -15,6 +15,7 @@ from rescnet_dist.model import (
     ImageScale,
     Layer,
     State,
+    View,
     advance,
     initial_state,
 )
@@ -46,7 +47,8 @@ def make_network(
     images = make_images(shape=shape)
     architecture = spec.architecture(shape, len(labels))
     low, high = images.min(axis=(0, 1, 2)), images.max(axis=(0, 1, 2))
-    scale = ImageScale(*min_max_scale(low.astype(float), high.astype(float), "channel"))
+    pair = min_max_scale(low.astype(float), high.astype(float), "channel")
+    scale = ImageScale(*pair, {view.name: fit_view(view, images) for view in spec.views})
     state, layers = initial_state(images, scale, architecture), []
     for number in range(1, depth + 1):
         bank = _make_bank(rng, architecture, state, number)
@@ -54,6 +56,24 @@ def make_network(
         state = advance(architecture, state, bank=bank)
         layers.append(Layer(bank, head))
     return Network(spec, labels, shape, scale, tuple(layers))
+
+
+def fit_view(view: View, images: Array, weights: Array | None = None) -> dict[str, Array]:
+    """Return what a view learns from images (n, H, W, d), in two chunks."""
+    known: dict[str, Array] = {}
+    half = len(images) // 2
+    for _ in range(view.passes):
+        parts = [
+            view.observe(
+                view.empty(images.shape[1:], known),
+                images[rows],
+                known,
+                None if weights is None else weights[rows],
+            )
+            for rows in (slice(half), slice(half, None))
+        ]
+        known = view.fit(parts[0].merge(parts[1]), known)
+    return known
 
 
 def _make_bank(

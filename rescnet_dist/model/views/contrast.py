@@ -11,7 +11,7 @@ from rescnet_dist.kernels import local_contrast
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.contrast import ROUNDING_FRACTION, blur_matrix
 from rescnet_dist.model.graph import DOUBLE, FLOAT, OnnxGraph, ints
-from rescnet_dist.model.view import View
+from rescnet_dist.model.view import View, ViewArrays
 from rescnet_dist.options import option
 
 
@@ -40,11 +40,13 @@ class Contrast(View):
         above=0,
     )
 
-    def __call__(self, images: Array) -> Array:
+    def __call__(self, images: Array, known: ViewArrays) -> Array:
         """Return the local contrast (n, H, W, d) of images (n, H, W, d)."""
         return local_contrast(images, self.sigma, self.floor)
 
-    def to_onnx(self, graph: OnnxGraph, images: str, image_shape: tuple[int, int, int]) -> str:
+    def to_onnx(
+        self, graph: OnnxGraph, images: str, known: ViewArrays, image_shape: tuple[int, int, int]
+    ) -> str:
         """Add what `local_contrast` computes."""
         add, axes, (height, width, _) = graph.add, ints(2, 3), image_shape
         largest = add("ReduceMax", add("Abs", images), axes, keepdims=1)
