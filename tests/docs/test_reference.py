@@ -217,7 +217,7 @@ def test_fences_are_expanded(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
 def test_files_that_are_named_exist(path: Path) -> None:
     """Modules and folders, below the package or the repository."""
-    made = {"data/", "image_scale/", "layers/", "work/", "claims/", "commits/", "import/"}
+    made = {"data/", "image_scale/", "views/", "layers/", "work/", "claims/", "commits/", "import/"}
     named = [name for name in PATH.findall(path.read_text()) if name not in made]
     sources = PACKAGE / "data" / "sources"
     missing = [

@@ -26,10 +26,12 @@ from rescnet_dist.kernels import (
     to_host,
 )
 from rescnet_dist.kernels.inputs import LayerInput
-from rescnet_dist.model import Bank, BankStatistics, Observation
+from rescnet_dist.model import Bank, BankStatistics, Observation, View, put_views
 from rescnet_dist.model.features.binary_hash import BinaryHash
 from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.model.heads.linear import LinearHead
+from rescnet_dist.model.views.global_contrast import GlobalContrast
+from rescnet_dist.model.views.zca import ZCA
 from rescnet_dist.planning.placement import Placement, PlacementCause
 from rescnet_dist.planning.requirements import device_memory
 from rescnet_dist.planning.tier import cached_bytes
@@ -48,6 +50,7 @@ SPEC = NetworkSpec.preset("digits").replace(
 CHANGES: list[dict[str, Any]] = [
     {},
     {"store_dtype": "float16", "local_contrast": True, "pairs": "tower", "rectify": True},
+    {"bank": "pca:0.5@zca,pca:0.5@gcn"},
 ]
 
 
@@ -268,6 +271,37 @@ def test_chunk_without_training_images_adds_nothing(backend: Backend) -> None:
     for one, other in zip(found[:2], expected[:2], strict=True):
         assert np.array_equal(to_host(one), other)
     assert found[2].count == expected[2].count == 0
+
+
+@pytest.mark.parametrize("view", [GlobalContrast(), ZCA(), ZCA(gcn=False)])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_learned_views_equal_those_of_the_cpu(
+    backend: Backend, view: View, dtype: str, rng: np.random.Generator
+) -> None:
+    """What they learn, with weights, and the pixels; numbers stay in the memory of the host."""
+    images = rng.random((60, 9, 8, 3)).cumsum(axis=1)
+    images, weights = (images * 20).astype(dtype), rng.uniform(0.5, 2, 60)
+    known: list[dict[str, Any]] = []
+    for xp, put in ((np, np.asarray), (backend.xp, backend.put)):
+        learned: dict[str, Any] = {}
+        for _ in range(view.passes):
+            with backend.working():
+                one, two = (
+                    view.observe(
+                        view.empty((9, 8, 3), learned, xp),
+                        put(images[rows]),
+                        learned,
+                        weights[rows],
+                    )
+                    for rows in (slice(25), slice(25, None))
+                )
+                learned = to_host(view.fit(one.merge(two), learned))
+        known.append(learned)
+    for name in view.arrays:
+        assert relative_error(known[1][name], known[0][name]) < 1e-3
+    on_gpu = put_views({view.name: known[0]}, backend)[view.name]
+    found = backend.get(view(backend.put(images), on_gpu))
+    assert relative_error(found, view(images, known[0])) < 1e-4
 
 
 def test_local_contrast_equals_that_of_the_cpu(backend: Backend, rng: np.random.Generator) -> None:
@@ -501,7 +535,7 @@ class Stopped(KeyboardInterrupt):
     """Raised by a listener to stop a run."""
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=["plain", "half maps, towers"])
+@pytest.mark.parametrize("change", CHANGES, ids=["plain", "half maps, towers", "learned views"])
 @pytest.mark.parametrize("maps", ["memory", "store"])
 def test_resumed_run_equals_uninterrupted_run(
     client: Client, backend: Backend, tmp_path: Path, maps: str, change: dict[str, Any]
