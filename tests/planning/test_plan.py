@@ -66,6 +66,10 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
         SMALL.replace(filters=12, filter_size=9, first_filter_size=13, lda_fraction=0.0),
         *(300, (28, 28, 1), "uint8", RunSpec(), 1),
     ),
+    "whitened images": (
+        SMALL.replace(bank="pca@zca"),
+        *(120, (28, 28, 2), "uint8", RunSpec(chunk_images=40, accumulators=2), 1),
+    ),
     "large images of floats": (
         CIFAR.replace(filters=8, block=32, stride=16),
         *(240, (96, 96, 3), "float32", RunSpec(chunk_images=60), 1),

@@ -42,10 +42,10 @@ class ZCA(View):
         "less variance, which are noise, are not amplified to a variance of 1.",
         above=0,
     )
-    gcn: bool = option(True, help="take the global contrast of images before ZCA")
+    gcn: bool = option(True, help="take the global contrast of images before their ZCA")
     floor: float = option(
         DEFAULT_FLOOR_FRACTION,
-        help="standard deviation of noise in that, as a fraction of the range of pixel values",
+        help="standard deviation of noise in that contrast, as a fraction of the pixel range",
         doc="Standard deviation of noise in the global contrast, as of the view `gcn`.",
         above=0,
     )
