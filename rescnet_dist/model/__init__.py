@@ -18,7 +18,7 @@ from rescnet_dist.model.pixels import layer_pixels, put_views, raw_pixels
 from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS, Registry
 from rescnet_dist.model.solver import BlockSolver
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
-from rescnet_dist.model.view import PixelRange, View, ViewArrays
+from rescnet_dist.model.view import View
 
 __all__ = [
     "FEATURES",
@@ -45,14 +45,12 @@ __all__ = [
     "NoStatistics",
     "Observation",
     "OnnxGraph",
-    "PixelRange",
     "Registry",
     "State",
     "Statistics",
     "Tally",
     "Tower",
     "View",
-    "ViewArrays",
     "advance",
     "fit_bank",
     "fit_first_bank",

@@ -35,8 +35,9 @@ from rescnet_dist.events.classes import (
     RunStopped,
 )
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
-from rescnet_dist.model import Calibration, Tally, ViewArrays
+from rescnet_dist.model import Calibration, Tally
 from rescnet_dist.model.solver import BlockSolver
+from rescnet_dist.model.view import ViewArrays
 from rescnet_dist.planning import (
     NO_WORKERS,
     Problem,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rescnet_dist.model import ImageScale, ViewArrays, put_views
+from rescnet_dist.model import ImageScale, put_views
+from rescnet_dist.model.view import ViewArrays
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import read_image_scale, read_views
 from rescnet_dist.train.task import Task

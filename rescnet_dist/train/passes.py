@@ -28,7 +28,6 @@ from rescnet_dist.model import (
     GrowingLayer,
     LayerStatistics,
     Observation,
-    PixelRange,
     State,
     Tally,
     advance,
@@ -38,6 +37,7 @@ from rescnet_dist.model import (
     fit_image_scale,
     raw_pixels,
 )
+from rescnet_dist.model.view import PixelRange
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs.state import RunState
