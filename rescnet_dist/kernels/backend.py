@@ -163,7 +163,7 @@ class Backend:
         return float(self._device().used_memory_fraction())
 
     def free(self) -> None:
-        """Release the GPU memory that this process has pooled for later use."""
+        """Release the GPU and pinned memory that this process has pooled for later use."""
         if self.on_gpu:
             self._device().free()
 

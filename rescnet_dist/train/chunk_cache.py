@@ -75,6 +75,8 @@ class ChunkCache:
 
     def __del__(self) -> None:
         """Free GPU memory, which other processes may wait for once a run is done."""
+        if self.last_offloaded is not None:
+            self.last_offloaded.wait()  # both memories are in use until then
         if self.backend:
             self.states.clear()
             self.images.clear()

@@ -59,8 +59,9 @@ def used_memory_fraction() -> float:
 
 
 def free() -> None:
-    """Release the memory that CuPy has pooled for later use."""
+    """Release the memory, of the GPU and pinned main memory, that CuPy has pooled for later use."""
     cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
 def matmul_precision() -> str:
