@@ -462,6 +462,11 @@ SPECS: dict[str, Case] = {
         SpecError,
         ["filters=10", "the 9 directions", "larger first_filter_size", "lda_fraction above 0"],
     ),
+    "too many PCA filters of patches without their mean": (
+        fit(spec=SPEC.replace(filters=9, bank="pca+center")),
+        SpecError,
+        ["filters=9", "the 8 directions", "filters of at most 8"],
+    ),
     "patience without validation": (
         fit(spec=SPEC.replace(patience=2)),
         SpecError,

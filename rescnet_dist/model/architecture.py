@@ -214,6 +214,12 @@ class Architecture:
         return tuple(range(1, last + 1))
 
     @property
+    def bank_layers(self) -> tuple[int, ...]:
+        """The layers whose filters are learned, of which all others are copies, for plans."""
+        last = self.distinct_layers[-1]
+        return (*self.distinct_layers, *((last + 1,) if self.has_next(last) else ()))
+
+    @property
     def pixel_channels(self) -> int:
         """The number of channels of all views of an image."""
         return sum(view.channels(self.image_shape[2]) for view in self.views)
@@ -462,15 +468,15 @@ class Architecture:
                 counts[index] += min(room, excess)
                 excess -= min(room, excess)
         if excess:
-            raise SpecError(self._explain_excess(parts, layer, directions))
+            most = sum(limit or 0 for part, limit in zip(parts, limits, strict=True) if part.share)
+            raise SpecError(self._explain_excess(parts, layer, most))
         return counts
 
-    def _explain_excess(self, parts: list[BankPart], layer: int, directions: int) -> str:
-        """Return the message for more filters than the learners of a tower can fit."""
+    def _explain_excess(self, parts: list[BankPart], layer: int, limit: int) -> str:
+        """Return the message for more filters than the `limit` of the learners of a tower."""
         learners = [part.learner for part in parts if part.share]
         labels = " and ".join(learner.label for learner in learners)
         option = "first_filter_size" if layer == 1 else "filter_size"
-        limit = sum(learner.max_filters(directions) or 0 for learner in learners)
         most, count = limit * len(self.views), self.filter_count(layer)
         return (
             f"filters={count} {labels} filters are more than the {most} directions of a "
@@ -579,7 +585,7 @@ class Architecture:
         Raises
         ------
         SpecError
-            If blocks or filters are larger than the images, or there are too many filters.
+            If blocks or filters are larger than the images, or a learner cannot fit its filters.
         """
         for view in self.views:
             view.check_images(self.image_shape)
@@ -588,4 +594,5 @@ class Architecture:
         check_side("first_filter_size", self.filter_sizes[0], self.image_shape)
         check_side("filter_size", self.filter_sizes[1], self.image_shape)
         for layer in self.distinct_layers:
-            self.towers(layer)  # raises if the learners cannot fit so many filters
+            for learner, group in self.groups(layer):  # raises if there are too many filters
+                learner.check_group(group)

@@ -123,6 +123,22 @@ class FilterLearner(Component, ABC):
         """
         return None
 
+    def check_group(self, group: FilterGroup) -> None:
+        """Raise SpecError if the filters of a group cannot be fitted, whatever the images.
+
+        The default raises nothing.
+
+        Parameters
+        ----------
+        group : FilterGroup
+            The filters.
+
+        Raises
+        ------
+        SpecError
+            If the learner cannot fit them.
+        """
+
     def streams(self, count: int) -> int:
         """Return the number of random streams of a group.
 

@@ -14,6 +14,8 @@ from rescnet_dist.model.components import FilterLearner
 from rescnet_dist.model.observation import FilterGroup, Observation
 from rescnet_dist.options import option
 
+FILTER_COPIES = 3  # with their zeros: as fitted, centered, and in the bank
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
@@ -62,6 +64,10 @@ class EachChannel(FilterLearner):
         """What pictures of the filters are called."""
         return self.learner.label
 
+    def check_group(self, group: FilterGroup) -> None:
+        """Raise SpecError if the learner cannot fit filters for each of the channels."""
+        self.learner.check_group(group.each_channel()[0])
+
     def empty(self, group: FilterGroup) -> ChannelStatistics:
         """Return the statistics of no image."""
         return self._gather(group, self.learner.empty)
@@ -76,14 +82,18 @@ class EachChannel(FilterLearner):
 
     def fit(self, statistics: ChannelStatistics, group: FilterGroup) -> tuple[Array, Array]:
         """Return filters (k, k, c, count) that see one channel each, and biases (count,)."""
-        total = len(group.channels)
-        fitted, bias = self.learner.fit(statistics.pool(), group.each_channel()[0])
-        return np.kron(np.eye(total), fitted), np.tile(bias, total)
+        total, own = len(group.channels), group.each_channel()[0]
+        fitted, bias = self.learner.fit(statistics.pool(), own)
+        filters = np.zeros((group.size, group.size, total, group.count))
+        for index in range(total):
+            filters[:, :, index, index * own.count : (index + 1) * own.count] = fitted[:, :, 0]
+        return filters, np.tile(bias, total)
 
     def statistics_bytes(self, group: FilterGroup) -> int:
         """Return the bytes of the statistics of all channels."""
         return sum(map(self.learner.statistics_bytes, group.each_channel()))
 
     def workspace_bytes(self, group: FilterGroup) -> int:
-        """Return the bytes of all copies of the statistics of all channels."""
-        return sum(map(self.learner.workspace_bytes, group.each_channel()))
+        """Return the bytes of all copies of the statistics of all channels, and of the filters."""
+        filters = FILTER_COPIES * 8 * group.directions * group.count
+        return filters + sum(map(self.learner.workspace_bytes, group.each_channel()))

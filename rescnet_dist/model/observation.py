@@ -268,7 +268,7 @@ def moments_workspace_bytes(group: FilterGroup) -> int:
 
     Those of a chunk are of all channels of the layer, those of the group are of its own.
     """
-    return MOMENTS_COPIES * 8 * group.directions * group.input_directions
+    return MOMENTS_COPIES * 8 * group.directions * _observed_directions(group)
 
 
 def sample_bytes(group: FilterGroup, patches: int) -> int:
@@ -278,7 +278,12 @@ def sample_bytes(group: FilterGroup, patches: int) -> int:
 
 def sample_workspace_bytes(group: FilterGroup, patches: int) -> int:
     """Return the bytes of all copies of so many drawn patches in a worker."""
-    return SAMPLE_COPIES * 4 * patches * group.input_directions
+    return SAMPLE_COPIES * 4 * patches * _observed_directions(group)
+
+
+def _observed_directions(group: FilterGroup) -> int:
+    """Return the number of elements of the patches of a chunk that a group is observed from."""
+    return group.directions if group.sharing else group.input_directions
 
 
 class Observation:

@@ -85,6 +85,11 @@ class Whitened(FilterLearner):
         """Return the number of random streams of the learner."""
         return self.learner.streams(count)
 
+    def check_group(self, group: FilterGroup) -> None:
+        """Raise SpecError if the learner cannot fit the filters, or not of whitened patches."""
+        self.learner.check_group(group)
+        self.empty(group)
+
     def empty(self, group: FilterGroup) -> WhitenedStatistics:
         """Return the statistics of no image; raise SpecError if they cannot be transformed."""
         gathered = self.learner.empty(group)

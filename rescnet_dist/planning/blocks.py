@@ -12,6 +12,8 @@ SPAN_BYTES = 32 * 2**20  # of a block of features in float32, read and converted
 # Largest number of copies at the same time.
 BLOCK_COPIES = 4  # of the matrix of a block, in float32
 SPAN_COPIES = 4  # of a span
+PREDICTION_COPIES = 3  # of the predictions of a group, in float32: as read, updated and written
+STEP_COPIES = 6  # of products, right-hand sides and weights of a block, in float64
 WEIGHT_COPIES = 8  # of the weights of all features in the last fit, in float64
 CHECKSUM_BYTES = 12  # as the driver gets and sends them
 
@@ -62,9 +64,15 @@ class BlockCosts:
         stored = n * features * architecture.feature_dtype.itemsize
         factors, predictions = 4 * features * width, 4 * n * targets
         weights = 8 * features * targets
+        group_images = math.ceil(plan.chunks / plan.accumulators) * plan.chunk_images
+        group_predictions = PREDICTION_COPIES * 4 * min(n, group_images) * targets
+        products = STEP_COPIES * 8 * width * targets
         return cls(
             row_bytes=width * architecture.feature_dtype.itemsize,
-            task_bytes=BLOCK_COPIES * 4 * width**2 + SPAN_COPIES * max(SPAN_BYTES, 4 * width),
+            task_bytes=BLOCK_COPIES * 4 * width**2
+            + SPAN_COPIES * max(SPAN_BYTES, 4 * width)
+            + group_predictions
+            + products,
             fit_bytes=WEIGHT_COPIES * weights,
             work=stored + factors + 2 * predictions + 4 * weights,
             read=(1 + 2 * sweeps) * stored + sweeps * (factors + 4 * weights) + steps * predictions,

@@ -21,6 +21,7 @@ from rescnet_dist.spec import NetworkSpec, RunSpec
 # Largest number of copies of each array at the same time. `tests/planning/test_plan.py` compares
 # the sum with measurements.
 SLAB_COPIES = 3  # features and maps of a slab, and their inputs
+EACH_COPIES = 2  # maps and inputs of a slab by channel, for filters on each channel
 FEATURE_COPIES = 3  # as computed, those of training images, centered
 TILE_COPIES = 7  # in float64
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
@@ -165,12 +166,13 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
             1 if architecture.patch_channels(layer) == 1 else architecture.input_channels(layer),
             plan.chunk_images,
         )
-        for layer in architecture.distinct_layers
+        for layer in architecture.bank_layers
     )
     working += 2 * vector_accumulator_bytes(problem, spec) + bank_bytes(problem, spec)
     working += extractor_bytes(problem, spec, plan.chunk_images) + head_bytes(problem, spec)
+    slab_images = min(plan.chunk_images, max(1, GPU_SLAB_BYTES // architecture.image_bytes))
+    working += each_bytes(problem, spec, slab_images)
     if architecture.feature_dtype.kind == "u":  # heads get them in float32
-        slab_images = min(plan.chunk_images, max(1, GPU_SLAB_BYTES // architecture.image_bytes))
         working += 4 * slab_images * features
     working += fitted_view_bytes(problem, spec)
     working = max(working, view_pass_bytes(problem, spec, plan, 1))
@@ -186,19 +188,27 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     images = pixels * height * width
     # Of the previous layer: this chunk and the next. New ones: this chunk and the previous one.
     maps = 4 * 4 * height * width * architecture.max_maps
-    slab = min(SLAB_BYTES, n * problem.map_bytes(spec))
+    # A slab has at least one image, whatever its size.
+    slab = max(min(SLAB_BYTES, n * problem.map_bytes(spec)), problem.map_bytes(spec))
     augmenting = AUGMENT_BYTES if problem.copies else 0
     # With tiles or blocks, features are written while the next ones are computed.
     features = 4 * architecture.features * (FEATURE_COPIES + bool(plan.tile_features))
     if architecture.head.block_solver:
         features = problem.feature_bytes(spec) * (FEATURE_COPIES + 1)
     per_image = images + maps + features + 64 * problem.classes
-    layout = max(layout_bytes(problem, spec, layer) for layer in architecture.distinct_layers)
+    layout = max(layout_bytes(problem, spec, layer) for layer in architecture.bank_layers)
     slab_images = min(n, max(1, SLAB_BYTES // architecture.image_bytes))
+    layout += each_bytes(problem, spec, slab_images)
     extracting = extractor_bytes(problem, spec, slab_images)
     if architecture.feature_dtype.kind == "u":
         extracting += 4 * slab_images * architecture.features  # as heads get them
     return n * per_image + SLAB_COPIES * slab + layout + augmenting + extracting
+
+
+def each_bytes(problem: Problem, spec: NetworkSpec, images: int) -> int:
+    """Return the bytes that filters on each channel need to compute the maps of so many images."""
+    is_each = any(part.channels == "each" for part in spec.bank)
+    return EACH_COPIES * images * problem.map_bytes(spec) if is_each else 0
 
 
 def extractor_bytes(problem: Problem, spec: NetworkSpec, images: int) -> int:
@@ -268,7 +278,7 @@ def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     gathered = max(
         (
             sum(learner.statistics_bytes(group) for learner, group in architecture.groups(layer))
-            for layer in architecture.distinct_layers[1:]
+            for layer in architecture.bank_layers[1:]
         ),
         default=0,
     )
@@ -291,7 +301,7 @@ def bank_bytes(problem: Problem, spec: NetworkSpec) -> int:
     architecture = problem.architecture(spec)
     return max(
         sum(learner.workspace_bytes(group) for learner, group in architecture.groups(layer))
-        for layer in architecture.distinct_layers
+        for layer in architecture.bank_layers
     )
 
 

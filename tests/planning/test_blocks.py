@@ -66,6 +66,14 @@ def test_costs_are_those_counted_by_hand() -> None:
     assert costs.read == 5 * features + 2 * (factors + 4 * weights) + 6 * predictions
 
 
+def test_tasks_have_room_for_the_predictions_of_their_group() -> None:
+    """A million images of a thousand classes in four groups."""
+    problem = replace(CIFAR, images=1_000_000, classes=1000)
+    costs = BlockCosts.of(problem.architecture(PCANET), Plan(1_000_000, 1000, 4, 2, 1))
+    predictions = 4 * 250_000 * 1000
+    assert 3 * predictions < costs.task_bytes < 4 * predictions
+
+
 def test_exact_heads_have_no_such_costs() -> None:
     spec = PCANET.replace(solver="exact")
     assert BlockCosts.of(CIFAR.architecture(spec), Plan(40, 10, 2, 2, 1)) is None

@@ -16,9 +16,17 @@ from distributed import Client, LocalCluster
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError, load_digits
 from rescnet_dist.cluster import Workers
+from rescnet_dist.model.architecture import SLAB_BYTES
+from rescnet_dist.model.filters.pca import PCA
+from rescnet_dist.model.observation import FilterGroup
 from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
 from rescnet_dist.planning.choose import ADVISED_MEMORY_MARGIN
-from rescnet_dist.planning.requirements import max_resident_accumulators, traffic
+from rescnet_dist.planning.requirements import (
+    bank_bytes,
+    chunk_bytes,
+    max_resident_accumulators,
+    traffic,
+)
 from rescnet_dist.store import RunStore
 
 MIB = 2**20
@@ -358,3 +366,27 @@ def test_traffic_counts_tiles() -> None:
     features = 4 * MANY.images * 1680
     assert tiled.written > one.written + features
     assert tiled.read > one.read + 5 * features
+
+
+EACH = NetworkSpec(bank="pca+each", filters=8, filter_size=3, max_layers=2)
+
+
+def test_plan_covers_the_filters_of_the_layer_after_the_last() -> None:
+    """They are learned too, and on each channel they are more than those of the layers before."""
+    problem = Problem(1000, (32, 32, 3), 10)
+    maps = 8 * (8 + 3)
+    next_bank = 8 * 9 * (maps + 3) * 8 * (maps + 3)
+    assert next_bank < bank_bytes(problem, EACH) < 5 * next_bank
+    assert bank_bytes(problem, EACH.replace(heads="last")) < next_bank / 10
+    channel = PCA().workspace_bytes(FilterGroup(2, range(8), (0,), 1, 3, (32, 32)))
+    statistics = bank_bytes(problem, EACH.replace(max_layers=1)) - 3 * 8 * 9 * 11 * 88
+    assert statistics == 11 * channel  # a chunk has the moments of each channel for itself
+
+
+def test_slabs_of_large_images_are_of_one_image() -> None:
+    large = Problem(1000, (512, 512, 3), 10)
+    spec, plan = EACH.replace(bank="pca"), Plan(1000, 1, 1, 2, 1)
+    image = large.map_bytes(spec)
+    assert image > 2 * SLAB_BYTES
+    maps = 4 * 4 * 512 * 512 * 8  # two chunks of maps that are read, two that are written
+    assert chunk_bytes(large, spec, plan) > 3 * image + maps

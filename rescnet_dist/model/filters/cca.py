@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.linalg import block_diag, eigh
 
+from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import PatchMoments
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.filters import check_patch_scatter, leading_eigenvectors, orient_filters
@@ -73,6 +74,19 @@ class CCA(FilterLearner):
     def max_filters(self, directions: int) -> int:
         """Return the number of directions."""
         return directions
+
+    def check_group(self, group: FilterGroup) -> None:
+        """Raise SpecError for filters on each channel if channels do not make pairs."""
+        if not group.sharing:
+            return
+        own = len(group.sharing[1])
+        others = group.input_channels - own
+        if own != others:
+            raise SpecError(
+                f"cca filters on each channel (+each) compare each channel of a view with one of "
+                f"another view, but layer {group.layer} has {own} channels of a view and {others} "
+                "of all others. Use two views with the same share, or leave +each out."
+            )
 
     def empty(self, group: FilterGroup) -> TwoViewMoments:
         """Return the moments of no patch."""

@@ -99,3 +99,15 @@ def test_one_tower_is_an_error() -> None:
         NetworkSpec(bank="cca,pca")
     spec = NetworkSpec(bank="cca", local_contrast=True)
     assert [part.view for part in spec.bank] == ["image", "contrast"]
+
+
+@pytest.mark.parametrize(
+    "bank", ["cca:0.75+each,pca:0.25@contrast", "pca:0.75,cca:0.25@contrast+each"]
+)
+def test_filters_on_each_channel_need_as_many_channels_of_the_other_view(bank: str) -> None:
+    """Channels are compared in pairs."""
+    spec = NetworkSpec(bank=bank, filters=8, max_layers=2, block=4)
+    with pytest.raises(SpecError, match=r"layer 2 has . channels of a view and . of all others"):
+        spec.check_images(8, 8, 3)
+    equal = spec.replace(bank="cca+each,pca@contrast")
+    equal.check_images(8, 8, 3)
