@@ -9,17 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shlex
-import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ import click
 import dask.array as da
 import numpy as np
 from distributed import Client
+from environment import get_environment
 from rich.console import Console
 
 from rescnet_dist.cli.clusters import cluster
@@ -40,7 +37,6 @@ from rescnet_dist.cli.options import (
     spec_options,
 )
 from rescnet_dist.cli.signals import raise_on_signal
-from rescnet_dist.cluster import available_cores
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import (
     Images,
@@ -60,7 +56,6 @@ from rescnet_dist.errors import (
     suggest_name,
 )
 from rescnet_dist.flags import flag
-from rescnet_dist.kernels import Backend
 from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.network import Network
 from rescnet_dist.planning.backend import get_backend
@@ -74,7 +69,6 @@ MIRRORED = {"cifar10"}  # datasets whose images mean the same when they are mirr
 SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 TRAINING_IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}
 FLIPS = AugmentSpec(copies=1, flip=True)
-PACKAGES = ("rescnet-dist", "numpy", "scipy", "numba", "dask", "distributed", "zarr")
 HEAD = ("result", "what", "layers", "validation %", "test %", "paper %", "s per layer", "machine")
 
 
@@ -196,7 +190,7 @@ def make(
         environment = run.attributes()["environment"]
         test = evaluate(run, test_data or source, average_flips=result.data in MIRRORED)
     curve = [
-        {key: layer[key] for key in ("layer", "train", "validation")} | {"test": share}
+        {key: layer[key] for key in ("layer", "train", "validation", "seconds")} | {"test": share}
         for layer, share in zip(found["layers"], test["curve"], strict=False)
     ]  # a run that stops early has one layer more than it has evaluated
     depth, held_out = found["depth"], run.data_array("train")[...] == 0
@@ -320,58 +314,13 @@ def format_command(
     words = ["python", "notebooks/results/make.py", name]
     for option, url in (("--data", data), ("--test", test_data)):
         if url:
-            words += [
-                option,
-                mask_secrets(url) if "://" in url else os.path.basename(url.rstrip("/")),
-            ]
+            words += [option, name_of_data(url)]
     return shlex.join(words + [word for key in given for word in flag(key, given[key])])
 
 
-# the environment ------------------------------------------------------------------------------
-
-
-def get_environment(client: Client) -> dict[str, Any]:
-    """Return versions, which the workers share, and the machines of the workers."""
-    machines = list(client.run(describe_machine).values())
-    return {
-        "versions": {"python": platform.python_version()} | {n: version(n) for n in PACKAGES},
-        "platform": f"{platform.system()} {platform.machine()}",
-        "workers": len(machines),
-        "threads": sum(client.nthreads().values()),
-        "machines": [kind for n, kind in enumerate(machines) if kind not in machines[:n]],
-    }
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return processor, cores and, if CuPy finds any, GPUs of this machine.
-
-    gpu_memory is the number of bytes of a GPU that this process may use, as in the plan of the run.
-    """
-    found: dict[str, Any] = {"processor": find_processor(), "cores": available_cores()}
-    try:
-        import cupy
-
-        devices = range(cupy.cuda.runtime.getDeviceCount())
-        names = [cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in devices]
-        memory = Backend("cupy").memory()
-    except Exception:  # not installed or no driver: the error depends on the version
-        return found
-    return found | {
-        "gpus": [name.decode() for name in names],
-        "gpu_memory": memory[2] if memory else None,
-        "cupy": cupy.__version__,
-    }
-
-
-def find_processor() -> str:
-    """Return the name of the processor, if the system knows it."""
-    if shutil.which("lscpu"):
-        output = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
-        for line in output.splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "Model name" and value.strip() not in ("", "-"):
-                return value.strip()
-    return platform.processor() or platform.machine()
+def name_of_data(url: str) -> str:
+    """Return the URL of data without secrets, or the name of a local file without its folder."""
+    return mask_secrets(url) if "://" in url else os.path.basename(url.rstrip("/"))
 
 
 # the table of results -----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import re
 import subprocess
@@ -29,7 +29,8 @@ SCRIPT = ROOT / "notebooks/results/make.py"
 PAGE = ROOT / "notebooks/results.md"
 COMPARED = sorted((SCRIPT.parent / "compared").glob("*.json"))
 STORED = sorted(SCRIPT.parent.glob("*.json"))
-TRIALS = sorted((SCRIPT.parent / "trials").glob("*.json"))
+CURVES = sorted((SCRIPT.parent / "curves").glob("*.json"))
+TRIALS = sorted((SCRIPT.parent / "trials").glob("*.json*"))
 SMALL = ("--filters", "4", "--block", "14", "--stride", "14")
 TABLE = re.compile(r"<!-- results -->\n(.*?)\n<!-- end of results -->", re.DOTALL)
 
@@ -37,14 +38,9 @@ TABLE = re.compile(r"<!-- results -->\n(.*?)\n<!-- end of results -->", re.DOTAL
 @pytest.fixture(scope="module")
 def script() -> Any:
     """Import `make.py` under a name that workers in this process can import."""
-    found = importlib.util.spec_from_file_location("make", SCRIPT)
-    assert found
-    assert found.loader
-    module = importlib.util.module_from_spec(found)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "make", module)
-        found.loader.exec_module(module)
-        yield module
+        patch.syspath_prepend(SCRIPT.parent)
+        yield importlib.import_module("make")
 
 
 def make(script: Any, *arguments: Any) -> Result:
@@ -296,7 +292,7 @@ def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
     assert found["version"] >= 2 or not averages  # version 1 may have averaged over all layers
 
 
-@pytest.mark.parametrize("path", [*STORED, *COMPARED, *TRIALS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*STORED, *COMPARED, *TRIALS, *CURVES], ids=lambda path: path.stem)
 def test_results_contain_no_local_path(path: Path) -> None:
     """Records are published; paths of a machine are not."""
     assert not re.search(r"/tmp|/work|/root|/home|/Users", path.read_text())
@@ -397,6 +393,43 @@ def test_page_shows_the_trial_of_banks() -> None:
     text = " ".join(PAGE.read_text().split())
     for layer in (0, -1):
         assert f"({tried[layer]:.2f} compared with {recorded[layer]:.2f} %)" in text
+
+
+def test_page_shows_the_screening() -> None:
+    """Accuracies and differences are those of the recorded trials."""
+    record = json.loads((SCRIPT.parent / "trials/screen.json").read_text())
+    text = " ".join(PAGE.read_text().split())
+    text = text[text.index("## Screening") : text.index("## Short runs")]
+    trials = record["stagewise"]["trials"] + record["filter_learners"]["trials"]
+    assert f"{len(trials)} variants" in text
+    assert all(len(curve) == 12 for trial in trials for curve in trial["curves"].values())
+    curves = {trial["name"]: trial["curves"] for trial in trials}
+    last = {name: found["learning_rate 0.3"][-1] for name, found in curves.items()}
+    base = last["base"]
+    assert f"({base:.2f} and {last['seed1']:.2f} %)" in text
+    assert f"({last['whit']:.2f} compared with {base:.2f} %)" in text
+    names = ("whit-rm", "maxmean", "f96", "levels321", "fo", "fo421", "zca", "div", "pool4")
+    for name in names:
+        gain = abs(round(100 * (last[name] - base))) / 100
+        assert re.search(rf"{gain + 1e-9:.1f}[^%]*\({last[name]:.2f} %\)", text), name
+    left_out = curves["base"]["learning_rate 0.3, leave-one-out errors"]
+    best = f"{max(left_out) - base:.2f} points at the best layer"
+    assert f"{best} and {left_out[-1] - base:.2f} after all twelve" in text
+    kernels = {
+        trial["name"]: [a for row in trial["accuracy"].values() for a in row.values()]
+        for key in ("kernels", "kernels_of_40000_images")
+        for trial in record[key]["trials"]
+    }
+    joint = max(trials[0]["joint_ridge"].values())
+    assert f"gives {max(kernels['base'][:17]):.1f} %, where ridge" in text
+    assert f"gives {joint:.1f} % (10,080 features" in text
+    assert f"gives {max(kernels['whit-f128-maxmean']):.1f} %" in text
+    assert f"20 layers {max(kernels['full-f96']):.1f} % of 8,000" in text
+    copies = record["seven_copies"]["curve"]
+    assert f"{copies[-1]:.2f} % of 2,000 held-out images after {len(copies)} layers" in text
+    rich = json.loads((SCRIPT.parent / "cifar10-rich.json").read_text())["curve"]
+    after = [f"{100 * rich[n - 1]['validation']:.2f} % after {n}" for n in (32, 34)]
+    assert f"{after[0]} layers and {after[1]}." in text
 
 
 def test_page_shows_the_trials_of_learning_rates_in_deep_networks() -> None:
