@@ -25,6 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OTHER_DISTRIBUTIONS = {
     "cupy": "cupy-cuda13x",
     "cupy_backends": "cupy-cuda13x",
+    "cupyx": "cupy-cuda13x",
     "dask_ml": "dask-ml",
     "torch": "torch",
 }
