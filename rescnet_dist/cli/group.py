@@ -34,7 +34,7 @@ RESUMABLE_ERRORS = (
 
 # Short help of each command, so that `rescnet --help` need not import them, which takes seconds.
 COMMANDS = {
-    "ablate": "Train networks that differ in one option, as the paper compares them.",
+    "ablate": "Train networks that differ in one option, as in the paper.",
     "bench": "Benchmark training and prediction on this machine.",
     "check": "Verify a run: find chunks that are missing, altered or stale.",
     "dashboard": "Show runs in a browser: accuracy, time, memory, store traffic.",
@@ -43,7 +43,7 @@ COMMANDS = {
     "estimate": "Estimate the time and memory of a run on a cluster.",
     "evaluate": "Evaluate the network at RUN, a run or a saved network, on DATA.",
     "export": "Write the network at RUN as an ONNX file, such as net.onnx.",
-    "fuse": "Average networks by weights fitted on held-out images, and save them as one network.",
+    "fuse": "Average networks, by weights fitted on held-out images.",
     "info": "Describe a run or a saved network.",
     "plan": "Estimate the memory, tasks, bytes and time of `rescnet train`.",
     "predict": "Predict the labels of photos or of a dataset.",

@@ -162,7 +162,7 @@ class CommaSeparated(click.ParamType):
             return tuple(self.item_type(part) for part in str(value).split(","))
         except ValueError:
             kind = {int: "whole numbers", float: "numbers"}[self.item_type]
-            self.fail(f"{value!r} is not a list of {kind} such as 4,2,1.", param, ctx)
+            self.fail(f"{value!r} is not a list of {kind} such as 4 or 4,2,1.", param, ctx)
 
 
 def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Callable[[Any], Any]:

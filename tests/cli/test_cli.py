@@ -65,6 +65,18 @@ def test_train_prints_accuracies_store_and_next_command(
     assert "layer 2/2" in result.output  # one line per pass where there is no terminal
 
 
+def test_more_layers_are_not_suggested_if_only_the_last_has_a_head(
+    client: Client, data_url: str, tmp_path: Path
+):
+    """Such a run cannot get more."""
+    result = run("train", data_url, "--store", tmp_path / "run", *SMALL, "--heads", "last", "-q")
+    assert result.exit_code == 0, result.output
+    assert f"info {tmp_path / 'run'}" in result.output
+    assert "--max-layers" not in result.output
+    staged = run("evaluate", tmp_path / "run", data_url, "--staged")
+    assert "after layer 1: no head\nafter layer 2: " in staged.output
+
+
 def test_info_shows_why_of_a_run_without_the_placement(stored_run: str, tmp_path: Path):
     """Earlier releases stored the text alone."""
     shutil.copytree(stored_run, tmp_path / "run")
@@ -274,7 +286,7 @@ def test_help_shows_an_example(name: str):
         (["train", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
         (["train", "--test", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
         (["train", "--filters", "0"], "filters=0 is out of range. It must be at least 1"),
-        (["train", "--filters", "many"], "'many' is not a valid integer"),
+        (["train", "--filters", "many"], "'many' is not a list of whole numbers such as 4 or"),
         (["train", "--levels", "4;2"], "such as 4,2,1"),
         (["train", "--levels", "4,0"], "at least 1"),
         (["train", "--filters", "40;8"], "not a list of whole numbers"),
@@ -294,7 +306,7 @@ def test_help_shows_an_example(name: str):
         (["predict", "nowhere", "digits"], "There is no Zarr group at"),
         (["presets", "imagenet"], "Unknown preset 'imagenet'"),
         (["fit"], "No such command 'fit'"),
-        (["trian"], "No such command 'trian'. Did you mean 'train'? Known: bench, check,"),
+        (["trian"], "No such command 'trian'. Did you mean 'train'? Known: ablate, bench,"),
     ],
 )
 def test_bad_input_prints_a_message_without_traceback(
