@@ -26,7 +26,7 @@ from rescnet_dist.options import Option, validate_option
 COMPONENT_FIELDS = ("bank", "features", "head")
 BANK_FORM = (
     "name:share@view, separated by commas, such as pca:0.5,stacked-lda:0.5; +each, +center and "
-    "+whiten=ridge may follow, as in pca+each+center"
+    "+whiten=ridge may follow, as in pca:0.5@contrast+each+center"
 )
 PART_PATTERN = re.compile(
     r"(?P<name>[^:@+\s]+)\s*(?::\s*(?P<share>[^:@+\s]+)\s*)?(?:@\s*(?P<view>[^:@+\s]+)\s*)?"
@@ -272,13 +272,18 @@ def format_bank(bank: tuple[BankPart, ...]) -> str:
 
 def _format_part(part: BankPart) -> str:
     """Return the text of one part."""
-    text = f"{part.learner.name}:{part.share:g}"
+    text = f"{part.learner.name}:{_format_number(part.share)}"
     if part.view != "image":
         text += f"@{part.view}"
     for name, options in PART_CHANGES.items():
         if all(getattr(part, option) == value for option, value in options.items()):
             text += f"+{name}"
-    return text if part.whiten is None else f"{text}+whiten={part.whiten:g}"
+    return text if part.whiten is None else f"{text}+whiten={_format_number(part.whiten)}"
+
+
+def _format_number(number: float) -> str:
+    """Return the shortest text that is read as the same number, such as 1 or 0.1."""
+    return repr(float(number)).removesuffix(".0")
 
 
 def paper_bank(

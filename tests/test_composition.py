@@ -6,7 +6,7 @@ import pytest
 from sklearn.base import clone
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, SpecError
-from rescnet_dist.composition import format_bank
+from rescnet_dist.composition import format_bank, make_bank
 from rescnet_dist.model import BankPart
 from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.model.filters.dct import DCT
@@ -122,6 +122,21 @@ def test_flat_options_are_for_all_components_that_have_them():
     height = width = 32
     counts = [e.count(height, width, (50,)) for e in spec.features]
     assert spec.architecture((height, width, 3), 10).features == sum(counts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pca:1",
+        "pca:0.5@contrast+each+center+whiten=0.1,dct:2+whiten=1e-05",
+        "pca:0.3333333333333333,dct:0.1234567,gaussian:12345678",
+    ],
+)
+def test_text_of_a_bank_is_read_back_exactly(text):
+    """With all digits of shares and ridges, so that a logged bank can be trained again."""
+    bank = make_bank(text, ())
+    assert format_bank(bank) == text
+    assert make_bank(format_bank(bank), ()) == bank
 
 
 def test_parts_can_be_applied_to_each_map_and_centered():
