@@ -33,8 +33,9 @@ from rescnet_dist.dashboard.ablations import (
     find_ablation,
     plot_ablation,
 )
+from rescnet_dist.dashboard.figures import check_matplotlib
 from rescnet_dist.data import Images, encode, has_test_split, select_split, training_set
-from rescnet_dist.errors import SpecError, mask_secrets
+from rescnet_dist.errors import SpecError, mask_secrets, pluralize
 from rescnet_dist.flags import option_name
 from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.network import Network
@@ -72,7 +73,7 @@ def ablate_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train networks that differ in one option, as the paper compares them.
+    """Train networks that differ in one option, as in the paper.
 
     NAME is rate (the learning rate, by depth), block (8×8 and 16×16), filters (30 and 50),
     stacked-lda or compensation (with and without). The settings are those of the paper for
@@ -86,6 +87,7 @@ def ablate_command(
     Example:
       rescnet ablate rate cifar10.zarr -o ablations
     """
+    check_matplotlib()
     cluster_flags = pop_cluster_options(flags)
     ablation = find_ablation(name)
     ablation = ablation.with_values(values) if values else ablation
@@ -112,8 +114,10 @@ def ablate_command(
         open_reporter(ReportOptions(quiet=quiet or as_json)) as reporter,
         cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
     ):
-        for entry in checked:
+        for entry, variant in zip(checked, ablation.variants, strict=True):
             url = entry.store.url
+            if not (quiet or as_json):
+                click.echo(f"{variant.label}: {mask_secrets(url)}", err=True)
             with open_listeners(url, reporter, client) as listeners:
                 runs.append(begin_or_resume(entry, client, listeners))
         with show_status("test accuracy", quiet=quiet):
@@ -177,24 +181,26 @@ def describe_variant(
     """Return the accuracy of a run after each layer, on the test images too if there are any."""
     described = describe_run(run.url)
     layers = [layer for layer in described["layers"] if layer["train"] is not None]
-    accuracies: list[float | None] = [None] * len(layers)
+    accuracies: dict[int, float] = {}
     if test:
         backend = get_backend(RunSpec.from_stored(described["run"]))
         network = Network.load(run.url).on(backend.name if backend.available() else "numpy")
-        grown = StoredLayers(run.location, len(layers), network.spec.head.arrays)
+        spec = network.spec
+        grown = StoredLayers(run.location, layers[-1]["layer"], spec.head.arrays, spec.first_head)
         images, labels = test
         codes = np.asarray(encode(labels, network.classes))
         correct = replace(network, layers=grown).staged_correct(images, codes)
-        accuracies = (correct / len(codes)).tolist()
+        accuracies = dict(enumerate((correct / len(codes)).tolist(), start=1))
     keys = ("layer", "train", "validation")
     return {
         "value": variant.value,
         "label": variant.label,
         "run": ablation.run_name(variant),
         "depth": described["depth"],
+        "layers": layers[-1]["layer"],
         "curve": [
-            {**{key: layer[key] for key in keys}, "test": accuracy}
-            for layer, accuracy in zip(layers, accuracies, strict=True)
+            {**{key: layer[key] for key in keys}, "test": accuracies.get(layer["layer"])}
+            for layer in layers
         ],
         "seconds": sum(layer["seconds"] for layer in described["layers"]),
         "published": [asdict(published) for published in variant.published],
@@ -208,13 +214,13 @@ def report(record: dict[str, Any], output: str, *, as_json: bool) -> None:
         return
     width = max(len(variant["label"]) for variant in record["variants"])
     for variant in record["variants"]:
-        chosen = variant["curve"][variant["depth"] - 1]
+        chosen = next(e for e in variant["curve"] if e["layer"] == variant["depth"])
         parts = [
             f"{key} {100 * chosen[key]:.2f} %"
             for key in ("train", "validation", "test")
             if chosen[key] is not None
         ]
-        layers = f"{variant['depth']} of {len(variant['curve'])} layers"
+        layers = f"{variant['depth']} of {pluralize(variant['layers'], 'layer')}"
         click.echo(f"{variant['label']:<{width}}  {layers}: {', '.join(parts)}")
         for published in variant["published"]:
             text = f"{published['layers']} layers: {published['accuracy']:.2f} %"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from typing import Any
 
 import click
@@ -92,7 +93,8 @@ def evaluate_command(
     metrics = None
     with cluster(pop_cluster_options(flags), embedded=False), show_status("evaluating"):
         if staged:
-            outcome["staged"] = clf.staged_score(chosen, augment=augment).tolist()
+            accuracies = clf.staged_score(chosen, augment=augment).tolist()
+            outcome["staged"] = [None if math.isnan(value) else value for value in accuracies]
             outcome["accuracy"] = outcome["staged"][-1]
         else:
             metrics = clf.evaluate(chosen, augment=augment)
@@ -106,7 +108,8 @@ def evaluate_command(
         click.echo(f"{pluralize(clf.depth_, 'layer')}, {metrics!r}")
         return
     for layer, accuracy in enumerate(outcome["staged"], start=1):
-        click.echo(f"after layer {layer}: {100 * accuracy:.2f} %")
+        text = "no head" if accuracy is None else f"{100 * accuracy:.2f} %"
+        click.echo(f"after layer {layer}: {text}")
     click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
 
 

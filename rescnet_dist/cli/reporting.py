@@ -34,7 +34,7 @@ from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
 from rescnet_dist.lifecycle import check_resume
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.runs import describe_run
-from rescnet_dist.spec import RunSpec
+from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, last_saved
 
 OUTCOME_FIELDS = ("url", "state", "reason", "depth", "copies", "layers")  # of `describe_run`
@@ -216,5 +216,6 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     click.echo(f"accuracy  {line}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %"))
     click.echo(f"run       {url}")
     click.echo(f"next      {program_name()} info {url}")
-    if depth == len(description["layers"]):  # more layers may still help
+    has_last_head = NetworkSpec.from_stored(description["network"]).heads == "last"
+    if depth == len(description["layers"]) and not has_last_head:  # more layers may still help
         click.echo(f"          {program_name()} resume {url} --max-layers {depth + MORE_LAYERS}")

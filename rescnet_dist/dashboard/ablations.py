@@ -163,10 +163,15 @@ def plot_ablation(record: Mapping[str, Any]) -> Figure:
     axes = figure.subplots()
     for number, variant in enumerate(record["variants"]):
         color = VARIANT_COLORS[number % len(VARIANT_COLORS)]
-        for key, style in ((record["curve"], "-"), ("train", "--")):
+        styles = {record["curve"]: "-"}
+        styles.setdefault("train", "--")
+        for key, style in styles.items():
             points = [(e["layer"], 100 * e[key]) for e in variant["curve"] if e[key] is not None]
             label = f"{variant['label']}, {key}"
-            axes.plot(*zip(*points, strict=True), style, color=color, label=label, lw=1.6)
+            marker = "o" if len(points) == 1 else ""  # a line of one point is invisible
+            axes.plot(
+                *zip(*points, strict=True), style, marker=marker, color=color, label=label, lw=1.6
+            )
         if variant["published"]:
             points = [(p["layers"], p["accuracy"]) for p in variant["published"]]
             axes.plot(

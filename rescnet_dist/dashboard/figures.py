@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -285,15 +286,20 @@ class Plots:
             )
 
 
+def check_matplotlib() -> None:
+    """Raise RescnetError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise RescnetError(NEEDS_MATPLOTLIB)
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches.
 
     The background is white, so that the figure is legible on dark pages, too.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RescnetError(NEEDS_MATPLOTLIB) from None
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
     figure: Any = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     # without this, notebooks show the figure only after pyplot was imported
     figure._repr_png_ = partial(_encode_png, figure)

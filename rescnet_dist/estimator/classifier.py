@@ -700,7 +700,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         Returns
         -------
         ndarray of shape (L,)
-            Accuracy from 0 to 1 after each of the L layers.
+            Accuracy from 0 to 1 after each of the L layers; NaN after layers without a head.
 
         Raises
         ------
@@ -713,7 +713,9 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         codes = encode(part.labels, self.classes_)
         network = require_layers(self.network_)
         correct = network.staged_correct(part.images, codes, self._resolve_augment(augment))
-        return correct / part.images.shape[0]
+        accuracies = correct / part.images.shape[0]
+        accuracies[: network.spec.first_head - 1] = np.nan
+        return accuracies
 
     @xarray_like_input("layer", "image")
     def staged_predict(self, X: Any, *, augment: Averaging = None) -> Any:

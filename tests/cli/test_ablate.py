@@ -63,6 +63,21 @@ def test_test_accuracy_is_that_of_each_layer(client: Client, tmp_path: Path) -> 
         assert [e["test"] for e in variant["curve"]][: clf.depth_] == pytest.approx(expected)
 
 
+def test_only_the_last_layer_has_a_head(client: Client, tmp_path: Path) -> None:
+    """The curve has the last layer alone, which is drawn as a point."""
+    images, labels = rd.load_digits()
+    test = {"x_test": images[60:100], "y_test": labels[60:100]}
+    np.savez(tmp_path / "data.npz", x_train=images[:60], y_train=labels[:60], **test)
+    words = ("ablate", "filters", tmp_path / "data.npz", "-o", tmp_path, "--values", "3")
+    result = run(*words, *SMALL, "0", "--heads", "last")
+    assert result.exit_code == 0, result.output
+    assert "3 filters  2 of 2 layers: train" in result.stdout
+    assert f"3 filters: {tmp_path / 'filters-3'}" in result.stderr
+    (variant,) = json.loads((tmp_path / "filters.json").read_text())["variants"]
+    score = rd.load(tmp_path / "filters-3").score(images[60:100], labels[60:100])
+    assert [(e["layer"], e["test"]) for e in variant["curve"]] == [(2, pytest.approx(score))]
+
+
 def test_what_is_varied_is_not_an_option(tmp_path: Path) -> None:
     """Before anything is read or written."""
     result = run("ablate", "rate", "digits", "-o", tmp_path / "out", "--learning-rate", "0.2")

@@ -72,6 +72,12 @@ def test_other_values() -> None:
         find_ablation("filter")
 
 
+def test_figure_of_training_accuracies() -> None:
+    """Without other images, there is one line for each variant."""
+    axes = plot_ablation(make_record(False) | {"curve": "train"}).axes[0]
+    assert [line.get_label() for line in axes.lines] == ["one, train", "other, train"]
+
+
 @pytest.mark.parametrize("published", [True, False])
 def test_figure_has_curves_and_points(published: bool) -> None:
     """A solid and a dashed line for each variant, and a point for each published accuracy."""
