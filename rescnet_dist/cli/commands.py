@@ -309,21 +309,24 @@ def _format_network(saved: dict[str, Any]) -> str:
     if "networks" not in saved:
         lines.append(f"options   {_format_changes(saved['network'], NetworkSpec)}")
         return "\n".join(lines)
-    if copies := AugmentSpec.from_stored(saved["averaging"]).copies:
-        lines.append(f"averaged  over each image and {copies} of its copies")
+    return "\n".join(lines + _format_fused(saved))
+
+
+def _format_fused(saved: dict[str, Any]) -> list[str]:
+    """Return what a fused network averages, and the accuracies on held-out images, as lines."""
+    lines, held_out = [], saved["held_out"]
+    if copies := _format_changes(saved["averaging"], AugmentSpec):
+        lines.append(f"averaged  {copies}")
+    if held_out:
+        images, accuracy = pluralize(held_out["images"], "image"), 100 * held_out["accuracy"]
+        lines.append(f"held out  {images}, accuracy {accuracy:.2f} %")
     for number, network in enumerate(saved["networks"]):
-        weight, accuracy = saved["weights"][number], _format_accuracy(saved, number)
-        depth = pluralize(network["depth"], "layer")
-        lines.append(f"network {number + 1}: weight {weight:.3f}, {depth}{accuracy}")
+        line = f"network {number + 1}: weight {saved['weights'][number]:.3f}"
+        if held_out:
+            line += f", accuracy {100 * held_out['network_accuracies'][number]:.2f} %"
+        lines.append(f"{line}, {pluralize(network['depth'], 'layer')}")
         lines.append(f"          {_format_changes(network['network'], NetworkSpec)}")
-    return "\n".join(lines)
-
-
-def _format_accuracy(saved: dict[str, Any], number: int) -> str:
-    """Return the accuracy of a network of a fused one on the held-out images as text, if known."""
-    if not saved["held_out"]:
-        return ""
-    return f", {100 * saved['held_out']['network_accuracies'][number]:.2f} % of held-out images"
+    return lines
 
 
 def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,10 +17,11 @@ from rescnet_dist.cli.options import (
     cluster_options,
     pop_cluster_options,
 )
-from rescnet_dist.data import open_split
-from rescnet_dist.errors import mask_secrets, pluralize
-from rescnet_dist.network import FusedNetwork, Network, check_vacant, fuse
+from rescnet_dist.data import open_source, open_split
+from rescnet_dist.errors import DataError, mask_secrets, pluralize
+from rescnet_dist.network import FusedNetwork, Network, check_vacant, fuse, load_network
 from rescnet_dist.spec import AugmentSpec
+from rescnet_dist.store import Location
 
 
 @click.command("fuse", **HELP_SETTINGS)
@@ -42,11 +45,12 @@ def fuse_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Average networks by weights fitted on held-out images, and save them as one network.
+    """Average networks, by weights fitted on held-out images.
 
     Each RUN is a run or a saved network. All have the same classes and images of the same shape.
     The val split of the data is used, or all of it if it has no splits or only one. The result is
-    used like a saved network. With --flips, it averages over mirror images whenever it predicts.
+    one network, used like a saved one. With --flips, it averages over mirror images whenever it
+    predicts.
 
     \b
     Example:
@@ -54,7 +58,8 @@ def fuse_command(
       rescnet evaluate fused.zip cifar10.zarr
     """
     check_vacant(output)
-    networks = [Network.load(url) for url in urls]
+    networks = [open_network(url) for url in urls]
+    warn_if_trained_on(urls, data, split)
     chosen: Any = data
     if split:
         chosen = open_split(data, split, networks[0].photo_decoder())
@@ -63,6 +68,33 @@ def fuse_command(
         fused = fuse([network.on(array_backend) for network in networks], chosen, augment=augment)
         fused.save(output)
     report(fused, urls, output, as_json=as_json)
+
+
+def open_network(url: str) -> Network:
+    """Load a network; raise DataError if it is a fused one."""
+    network = load_network(url)
+    if isinstance(network, FusedNetwork):
+        name = mask_secrets(url).rstrip("/")
+        raise DataError(
+            f"{name} is a fused network. Name the {len(network.networks)} networks that it is made "
+            f"of instead: {name}/networks/0001 and so on."
+        )
+    return network
+
+
+def warn_if_trained_on(urls: Sequence[str], data: str, split: str | None) -> None:
+    """Warn if a run was trained on the images that the weights would be fitted on."""
+    splits = open_source(data).splits
+    if (split or ("val" if len(splits) > 1 else "train")) != "train":
+        return
+    for url in urls:
+        source = Location.of(url).attributes().get("source")
+        if source and Location.of(source) == Location.of(data):
+            warnings.warn(
+                f"{mask_secrets(url)} was trained on images of {mask_secrets(data)}, so that "
+                "weights fitted on them say little about new images. Use held-out images.",
+                stacklevel=2,
+            )
 
 
 def report(fused: FusedNetwork, urls: tuple[str, ...], output: str, *, as_json: bool) -> None:

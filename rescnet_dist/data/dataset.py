@@ -247,9 +247,12 @@ def select_held_out(X: Any, y: Any, *, decoder: PhotoDecoder | None = None) -> S
     """Return images of an array, or of the val split of a dataset or its only one, with labels."""
     X = as_dataset(X, decoder)
     if isinstance(X, str | os.PathLike | xr.Dataset):
-        X = open_for_network(X, decoder)
-        if "split" in X.coords and len(np.unique(X["split"].to_numpy())) > 1:
-            X = open_split(X, "val", decoder)
+        dataset = open_for_network(X, decoder)
+        has_splits = "split" in dataset.coords
+        splits = np.unique(dataset["split"].to_numpy()).tolist() if has_splits else []
+        if len(splits) > 1 and "val" not in splits:
+            raise DataError(_describe_missing_split(X, "val", splits))
+        X = open_split(dataset, "val", decoder) if len(splits) > 1 else dataset
     return select_split(X, y, "test", decoder=decoder)
 
 

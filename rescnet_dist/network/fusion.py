@@ -21,7 +21,7 @@ from rescnet_dist.network.base import MAX_RANGE_RATIO, BaseNetwork
 from rescnet_dist.network.network import Network
 from rescnet_dist.network.saving import read_fused, write_fused, write_store
 from rescnet_dist.spec import AugmentSpec
-from rescnet_dist.store import Location
+from rescnet_dist.store import Location, translate_attribute_errors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,7 +55,7 @@ class HeldOut:
         return cls(**record | {"network_accuracies": tuple(record["network_accuracies"])})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value
 class FusedNetwork(BaseNetwork):
     """Several networks as one: its scores are the weighted mean of theirs.
 
@@ -270,14 +270,17 @@ class FusedNetwork(BaseNetwork):
         StoreError
             If there is no fused network at the URL.
         """
-        attributes, members = read_fused(Location.of(url))
-        return cls(
-            [Network(**member) for member in members],
-            np.array(attributes["weights"]),
-            Calibration.from_dict(attributes["calibration"]),
-            AugmentSpec.from_stored(attributes["averaging"]),
-            HeldOut.from_dict(attributes["held_out"]),
-        )
+        location = Location.of(url)
+        attributes, members = read_fused(location)
+        networks = [Network(**member) for member in members]
+        with translate_attribute_errors(location):
+            return cls(
+                networks,
+                np.array(attributes["weights"], np.float64),
+                Calibration.from_dict(attributes["calibration"]),
+                AugmentSpec.from_stored(attributes["averaging"]),
+                HeldOut.from_dict(attributes["held_out"]),
+            )
 
     def to_onnx(
         self,
@@ -378,6 +381,7 @@ def fuse(
     images = as_images(part.images)
     if not images.shape[0]:
         raise DataError("There are no held-out images. Pass images that no network has seen.")
+    networks[0].look_at(images)
     codes = np.asarray(encode(part.labels, networks[0].classes))
     scores: list[Array] = list(dask.compute(*(n.scores(images, augment) for n in networks)))
     weights = mixture_weights(scores, codes)

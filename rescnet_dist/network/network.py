@@ -43,7 +43,7 @@ TASKS_PER_CORE = 4  # into which images in memory are divided at least, to balan
 MIN_SCATTERED_BYTES = 2**20  # of layers in memory; smaller ones are part of the graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value
 class Network(BaseNetwork):
     """A fitted network.
 

@@ -185,16 +185,17 @@ def describe_network(url: str | os.PathLike[str]) -> dict[str, Any] | None:
     saved = {"url": str(location), "state": "saved", "bytes": location.size()}
     if attributes["format"] == NETWORK_FORMAT:
         return saved | _describe_attributes(attributes)
-    members = network_locations(location, attributes["networks"])
-    networks = [_describe_attributes(check_format(m, NETWORK_FORMAT)) for m in members]
-    shared = {name: networks[0][name] for name in ("image_shape", "input", "class_names")}
-    return {
-        **saved,
-        **shared,
-        "depth": sum(network["depth"] for network in networks),
-        **{name: attributes[name] for name in ("weights", "averaging", "held_out")},
-        "networks": networks,
-    }
+    with translate_attribute_errors(location):
+        members = network_locations(location, attributes["networks"])
+        networks = [_describe_attributes(check_format(m, NETWORK_FORMAT)) for m in members]
+        shared = {name: networks[0][name] for name in ("image_shape", "input", "class_names")}
+        return {
+            **saved,
+            **shared,
+            "depth": sum(network["depth"] for network in networks),
+            **{name: attributes[name] for name in ("weights", "averaging", "held_out")},
+            "networks": networks,
+        }
 
 
 def _describe_attributes(attributes: dict[str, Any]) -> dict[str, Any]:

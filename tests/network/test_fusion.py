@@ -12,6 +12,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from distributed import Client, LocalCluster
 from onnxruntime import InferenceSession
 from PIL import Image
@@ -19,8 +20,10 @@ from scipy.special import log_softmax
 
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, FusedNetwork, Network, NetworkSpec, RunSpec
+from rescnet_dist.cli.fuse import warn_if_trained_on
 from rescnet_dist.dashboard.mlflow_models import _load_pyfunc
-from rescnet_dist.network import load_network
+from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.network import describe_network, load_network
 from tests.commands import run as run_command
 
 Array = np.ndarray[Any, Any]
@@ -294,6 +297,18 @@ def test_held_out_images_are_needed(networks: list[Network], held_out: tuple[Arr
     )
 
 
+def test_damaged_attributes_are_named(fused: FusedNetwork, tmp_path: Path) -> None:
+    """A missing value is an error that names the store."""
+    fused.save(tmp_path / "fused")
+    path = tmp_path / "fused/zarr.json"
+    record = json.loads(path.read_text())
+    del record["attributes"]["weights"]
+    path.write_text(json.dumps(record))
+    for use in (FusedNetwork.load, describe_network):
+        with pytest.raises(CorruptDataError, match=r"fused are damaged \(KeyError: 'weights'\)"):
+            use(tmp_path / "fused")
+
+
 @pytest.mark.parametrize("weights", [[0.5, 0.6], [1.0], [1.5, -0.5], [np.nan, 1.0]])
 def test_weights_are_checked(networks: list[Network], weights: list[float]) -> None:
     """One for each network, from 0 on, with the sum 1."""
@@ -330,6 +345,21 @@ def rescnet(*arguments: Any) -> str:
     return result.stdout
 
 
+def test_training_images_are_not_held_out(tmp_path: Path) -> None:
+    """Fuse warns if a run was trained on the images: its source has the same URL and split."""
+    run = zarr.open_group(tmp_path / "run", mode="w")
+    data = tmp_path / "data.npz"
+    run.attrs["source"] = str(data)
+    images, labels = rd.load_digits()
+    train = {"x_train": images[:4], "y_train": labels[:4]}
+    np.savez(data, **train)
+    with pytest.warns(UserWarning, match=r"run was trained on images of .*data\.npz"):
+        warn_if_trained_on([str(tmp_path / "run")], str(data), None)
+    warn_if_trained_on([str(tmp_path / "run")], str(data), "test")
+    np.savez(data, **train, x_val=images[4:8], y_val=labels[4:8])
+    warn_if_trained_on([str(tmp_path / "run")], str(data), None)
+
+
 # command line -----------------------------------------------------------------------------------
 
 
@@ -348,12 +378,19 @@ def test_commands_take_a_fused_network(
     described = json.loads(rescnet("info", out, "--json"))
     assert [n["depth"] for n in described["networks"]] == [2, 1]
     text = rescnet("info", out)
-    assert f"network 2: weight {fused.weights[1]:.3f}, 1 layer, " in text
-    assert "averaged  over each image and 1 of its copies" in text
+    assert f"network 2: weight {fused.weights[1]:.3f}, accuracy " in text
+    assert f"held out  40 images, accuracy {100 * fused.held_out.accuracy:.2f} %" in text
+    assert "averaged  copies=1, flip=True" in text
     evaluated = json.loads(rescnet("evaluate", out, data, "--split", "train", "--json"))
     assert evaluated["accuracy"] == fused.held_out.accuracy
     rows = rescnet("predict", out, data, "--split", "train").splitlines()[1:]
     predicted = fused.classes[fused.scores(held_out[0]).argmax(axis=1)].tolist()
     assert [row.split(",")[1] for row in rows] == predicted
+    again = run_command("fuse", out, "--data", data, "-o", tmp_path / "again.zip")
+    assert again.exit_code == 2
+    assert f"Name the 2 networks that it is made of instead: {out}/networks/0001" in again.output
+    urls = [f"{out}/networks/000{number}" for number in (1, 2)]
+    rescnet("fuse", *urls, "--data", data, "--flips", "-o", tmp_path / "again.zip")
+    assert rd.load(tmp_path / "again.zip").network_.weights.tolist() == fused.weights.tolist()
     rescnet("export", out, tmp_path / "fused.onnx")
     assert (tmp_path / "fused.onnx").exists()
