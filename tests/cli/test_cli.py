@@ -287,7 +287,7 @@ def test_help_shows_an_example(name: str):
         (["train", "--test", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
         (["train", "--filters", "0"], "filters=0 is out of range. It must be at least 1"),
         (["train", "--filters", "many"], "'many' is not a list of whole numbers such as 4 or"),
-        (["train", "--levels", "4;2"], "such as 4,2,1"),
+        (["train", "--levels", "4;2"], "such as 4 or 4,2,1"),
         (["train", "--levels", "4,0"], "at least 1"),
         (["train", "--filters", "40;8"], "not a list of whole numbers"),
         (["train", "--pool", "median"], "'median' is not one of 'max', 'mean'"),
