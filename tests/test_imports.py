@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "estimator": BELOW_DASHBOARD | {"dashboard", "automatic"},
     "bench": BELOW_CLI,
     "deploy": BELOW_TRAIN | {"flags"},
-    "cli": BELOW_CLI | {"__init__", "automatic", "bench", "deploy", "flags"},
+    "cli": BELOW_CLI | {"__init__", "automatic", "bench", "composition", "deploy", "flags"},
     "__main__": {"cli"},
     "__init__": BELOW_CLI,
 }

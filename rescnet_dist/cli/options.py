@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from rescnet_dist.composition import BANK_SHORTHANDS
 from rescnet_dist.errors import ClusterError, SpecError
 from rescnet_dist.flags import option_name
 from rescnet_dist.formatting import format_bytes
@@ -244,6 +245,8 @@ def resolve_specs(
     def update(spec: AnySpec) -> AnySpec:
         by_flags = {key: given[key] for key in declared_options(type(spec)) if key in given}
         table = tables.get(spec.table, {})
+        if "bank" in by_flags:  # it replaces the bank that the shorthands in the file stand for
+            table = {key: value for key, value in table.items() if key not in BANK_SHORTHANDS}
         # A component that is given by a flag takes over the options of the one in the file.
         if {"bank", "features", "head"} & table.keys() & by_flags.keys():
             return spec.replace(**table).replace(**by_flags)

@@ -239,6 +239,15 @@ def test_features_of_a_flag_stand_next_to_those_of_the_file(tmp_path: Path) -> N
     assert network.features[1] == FirstOrder(levels=(3,))
 
 
+def test_bank_replaces_that_of_the_shorthands_in_the_file(tmp_path: Path) -> None:
+    """Neither the fraction nor the second tower of the file is left."""
+    config = tmp_path / "network.toml"
+    config.write_text("[network]\nlda_fraction = 0.2\nlocal_contrast = true\nfilters = 8\n")
+    flags = {"bank": "pca:0.5,dct:0.5", "validation": None}
+    network, _, _ = resolve_specs(None, str(config), "x", flags)
+    assert network == rd.NetworkSpec(bank="pca:0.5,dct:0.5", filters=8)
+
+
 def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path):
     """The order in which options apply."""
     config = tmp_path / "net.toml"
