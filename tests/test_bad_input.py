@@ -477,6 +477,21 @@ SPECS: dict[str, Case] = {
         SpecError,
         ["rate_floor=0.5 is above learning_rate=0.1", "lower floor"],
     ),
+    "options of another solver": (
+        lambda context: SPEC.replace(sweeps=3),
+        SpecError,
+        ['sweeps=3 has no effect with solver="exact"', 'use solver="blocks"'],
+    ),
+    "options of a pyramid that there is none of": (
+        lambda context: NetworkSpec(features="binary-hash", filters=8, hash_pool="sum"),
+        SpecError,
+        ["pool='sum' has no effect without the levels of a pyramid", "give levels"],
+    ),
+    "patience with one head": (
+        lambda context: SPEC.replace(heads="last", patience=2),
+        SpecError,
+        ['patience=2 has no effect with heads="last"', "Leave it out"],
+    ),
     "negative seed": (fit(random_state=-1), SpecError, ["seed=-1 is out of range", "at least 0"]),
     "a word for a seed": (fit(random_state="lucky"), RescnetError, ["random_state='lucky'"]),
 }

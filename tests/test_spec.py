@@ -30,9 +30,12 @@ NOT_NEGATIVE = st.floats(0, 1e6) | st.integers(0, 100)
 POSITIVE = st.floats(0, 1e6, exclude_min=True)
 
 
-def network_spec(pairs: str, **fields: Any) -> NetworkSpec:
-    """Return a spec with `pairs` if it has two towers that are large enough."""
-    spec = NetworkSpec(**fields)
+def network_spec(pairs: str, patience: int | None, **fields: Any) -> NetworkSpec:
+    """Return a spec with `pairs` if it has two towers that are large enough.
+
+    It has `patience` if it has a head in every layer.
+    """
+    spec = NetworkSpec(patience=patience if fields["heads"] == "every" else None, **fields)
     return spec.replace(pairs=pairs) if spec.local_contrast and spec.filters > 3 else spec
 
 
@@ -309,7 +312,7 @@ def test_unknown_choice_suggests_the_closest_and_lists_all(name):
     if name.startswith("first_order_"):
         needed = {"features": "first-order"}
     if name.startswith("hash_"):
-        needed = {"features": "binary-hash", "filters": 8}
+        needed = {"features": "binary-hash", "filters": 8, "hash_levels": (2,)}
     for choice in CHOICES[name]:
         assert getattr(kind(**{name: choice}, **needed), name) == choice
         with pytest.raises(SpecError) as caught:

@@ -364,12 +364,18 @@ class NetworkSpec(Spec):
         Raises
         ------
         SpecError
-            If there are no filters or no features, or the learning rate is below its floor.
+            If there are no filters or no features, the learning rate is below its floor, or an
+            option has no effect.
         """
         if self.rate_floor > self.learning_rate:
             raise SpecError(
                 f"rate_floor={self.rate_floor} is above learning_rate={self.learning_rate}. "
                 "The rate decays down to the floor; use a lower floor."
+            )
+        if self.heads == "last" and self.patience is not None:
+            raise SpecError(
+                f'patience={self.patience} has no effect with heads="last", as only the last layer '
+                'has an accuracy. Leave it out, or use heads="every".'
             )
         for name in ("bank", "features"):
             if not getattr(self, name):

@@ -107,7 +107,6 @@ def test_first_map_is_the_highest_digit() -> None:
     [
         ({"block": 15}, np.uint8),
         ({"block": 16}, np.uint16),
-        ({"block": 16, "pool": "sum"}, np.uint16),  # nothing is summed
         ({"block": 8, "levels": (1,), "pool": "sum"}, np.uint32),
     ],
 )

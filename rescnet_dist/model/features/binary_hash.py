@@ -54,14 +54,21 @@ class BinaryHash(FeatureExtractor):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The smallest type of integers that holds the counts."""
-        return count_dtype(self.block, self.pool if self.levels else "max")
+        return count_dtype(self.block, self.pool)
 
     def check(self) -> None:
-        """Raise SpecError for a pyramid level without cells."""
+        """Raise SpecError for a level without cells, or options of a pyramid without levels."""
         if self.levels and min(self.levels) < 1:
             raise SpecError(
                 f"levels={self.levels!r} is not valid. Give levels of at least 1, or none."
             )
+        for name in ("cells", "pool"):
+            value = getattr(self, name)
+            if not self.levels and value != self.__options__[name].default:
+                raise SpecError(
+                    f"{name}={value!r} has no effect without the levels of a pyramid. Leave it "
+                    "out, or give levels such as (4, 2, 1)."
+                )
 
     def check_network(self, towers: tuple[int, ...]) -> None:
         """Raise SpecError if maps are left over after the last code."""
@@ -93,7 +100,7 @@ class BinaryHash(FeatureExtractor):
             self.levels,
             bits=self.bits,
             cells=self.cells,
-            pool=self.pool if self.levels else "max",
+            pool=self.pool,
         )
 
     def workspace_bytes(self, images: int, height: int, width: int, towers: tuple[int, ...]) -> int:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.components import Head
 from rescnet_dist.model.graph import OnnxGraph
@@ -32,6 +33,16 @@ class LinearHead(Head):
     block_features: int
     sweeps: int
     sweep_tolerance: float
+
+    def check(self) -> None:
+        """Raise SpecError for options of a solver that is not chosen."""
+        for name in ("block_features", "sweeps", "sweep_tolerance"):
+            value = getattr(self, name)
+            if self.solver == "exact" and value != self.__options__[name].default:
+                raise SpecError(
+                    f'{name}={value} has no effect with solver="exact". Leave it out, or use '
+                    'solver="blocks".'
+                )
 
     @property
     def block_solver(self) -> BlockSolver | None:
