@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rescnet_dist.errors import SpecError
-from rescnet_dist.model.architecture import BankPart
+from rescnet_dist.model.bank import BankPart
 from rescnet_dist.model.components import Component, FilterLearner
 from rescnet_dist.model.filters.pca import PCA
 from rescnet_dist.model.filters.stacked_lda import StackedLDA

@@ -1,8 +1,10 @@
 """What a layer is: views, filter learners, feature extractors, heads, and the forward step."""
 
-from rescnet_dist.model.architecture import Architecture, BankPart, Tower
+from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.bank import BankPart, Tower
 from rescnet_dist.model.calibration import Calibration
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
+from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.forward import State, advance, forward, initial_state, replay
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.growth import (
@@ -13,7 +15,7 @@ from rescnet_dist.model.growth import (
     fit_image_scale,
 )
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
-from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation, Statistics
+from rescnet_dist.model.observation import NoStatistics, Observation, Statistics
 from rescnet_dist.model.pixels import layer_pixels, put_views, raw_pixels
 from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS, Registry
 from rescnet_dist.model.solver import BlockSolver

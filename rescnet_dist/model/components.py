@@ -17,9 +17,10 @@ import numpy as np
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
-from rescnet_dist.model.observation import FilterGroup, NoStatistics, Observation
+from rescnet_dist.model.observation import NoStatistics, Observation
 from rescnet_dist.model.solver import BlockSolver
 from rescnet_dist.options import Options
 

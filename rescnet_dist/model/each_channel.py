@@ -11,7 +11,8 @@ import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import FilterGroup, Observation
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import Observation
 from rescnet_dist.options import option
 
 FILTER_COPIES = 3  # with their zeros: as fitted, centered, and in the bank

@@ -9,7 +9,8 @@ import numpy as np
 
 from rescnet_dist.kernels import LayerInput
 from rescnet_dist.kernels.arrays import Array, contiguous_copy, get_array_module
-from rescnet_dist.model.architecture import Architecture, Tower
+from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.bank import Tower
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.pixels import layer_pixels
 

@@ -13,12 +13,8 @@ from rescnet_dist.kernels import PatchMoments
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.filters import check_patch_scatter
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import (
-    FilterGroup,
-    Observation,
-    moments_bytes,
-    moments_workspace_bytes,
-)
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import Observation, moments_bytes, moments_workspace_bytes
 from rescnet_dist.options import option
 
 TRANSFORM_COPIES = 2  # of the statistics of a learner: transformed, and while they are

@@ -27,7 +27,8 @@ from rescnet_dist.composition import (
     update_component,
 )
 from rescnet_dist.errors import SpecError, suggest_name
-from rescnet_dist.model.architecture import Architecture, BankPart
+from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.bank import BankPart
 from rescnet_dist.model.components import Component, FeatureExtractor, Head
 from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.model.heads.classify import Classify

@@ -17,8 +17,8 @@ import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError, load_digits
 from rescnet_dist.cluster import Workers
 from rescnet_dist.model.architecture import SLAB_BYTES
+from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.filters.pca import PCA
-from rescnet_dist.model.observation import FilterGroup
 from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
 from rescnet_dist.planning.choose import ADVISED_MEMORY_MARGIN
 from rescnet_dist.planning.requirements import (

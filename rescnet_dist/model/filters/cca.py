@@ -14,7 +14,8 @@ from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.filters import check_patch_scatter, leading_eigenvectors, orient_filters
 from rescnet_dist.kernels.solving import inverse_deviations
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import MOMENTS_COPIES, FilterGroup, Observation
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import MOMENTS_COPIES, Observation
 from rescnet_dist.options import option
 
 

@@ -10,7 +10,8 @@ from scipy.fft import dct
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import FilterGroup, NoStatistics
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import NoStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import FilterGroup, NoStatistics
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import NoStatistics
 
 
 @dataclass(frozen=True, slots=True)

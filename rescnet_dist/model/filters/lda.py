@@ -19,12 +19,8 @@ from rescnet_dist.kernels import (
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.filters import check_patch_scatter, leading_eigenvectors, orient_filters
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import (
-    FilterGroup,
-    Observation,
-    moments_bytes,
-    moments_workspace_bytes,
-)
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import Observation, moments_bytes, moments_workspace_bytes
 from rescnet_dist.options import option
 
 CLASS_SUMS_COPIES = 5  # of a chunk, two to merge, merged, rescaled

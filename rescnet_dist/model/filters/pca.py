@@ -10,12 +10,8 @@ import numpy as np
 from rescnet_dist.kernels import PatchMoments, pca_filters
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import (
-    FilterGroup,
-    Observation,
-    moments_bytes,
-    moments_workspace_bytes,
-)
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import Observation, moments_bytes, moments_workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,8 @@ import numpy as np
 from rescnet_dist.kernels import Draws, PatchSample, stacked_lda_draws, stacked_lda_filters
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
-from rescnet_dist.model.observation import (
-    FilterGroup,
-    Observation,
-    sample_bytes,
-    sample_workspace_bytes,
-)
+from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.observation import Observation, sample_bytes, sample_workspace_bytes
 from rescnet_dist.options import option
 
 

@@ -12,8 +12,8 @@ from scipy.linalg import eigh
 from rescnet_dist.kernels import Draws, PatchMoments, PatchSample
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
+from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.observation import (
-    FilterGroup,
     Observation,
     moments_bytes,
     moments_workspace_bytes,
