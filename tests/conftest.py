@@ -23,6 +23,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from rescnet_dist.cluster.connect import PROFILER_CONFIG
+from rescnet_dist.kernels import prepare
 
 S3_SECRET = "a-secret-of-this-test"
 
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: (item.path.name != "test_readme.py", item.path.parent.name not in LONGEST)
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the kernels before pytest-xdist starts its processes, as each would compile them."""
+    if session.config.getoption("numprocesses", None):
+        prepare()
 
 
 # processes --------------------------------------------------------------------------------------
