@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from distributed import Client
 
 from rescnet_dist import errors
 from rescnet_dist.cli import main
@@ -108,7 +109,9 @@ def test_full_disk(tmp_path: Path) -> None:
         Location(str(tmp_path))._write(fail)
 
 
-def test_too_little_free_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_free_disk(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is found before anything is written, and the command may succeed later."""
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)

@@ -304,8 +304,9 @@ def test_page_shows_the_results(script: Any) -> None:
     shown = TABLE.search(text)
     assert shown
     assert all(f"`{name}`" in text for name in script.RESULTS)
-    done = subprocess.run([sys.executable, SCRIPT, "--table"], capture_output=True, check=True)
-    assert done.stdout.decode().strip() == shown[1]
+    done = make(script, "--table")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == shown[1]
 
 
 def test_page_lists_all_runs() -> None:

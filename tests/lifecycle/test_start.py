@@ -28,6 +28,7 @@ from rescnet_dist.events import Event, PassStarted
 from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.planning import make_plan
 from rescnet_dist.store import RunStore
+from tests.commands import stored_digits
 
 X, Y = (array[:120] for array in load_digits())
 SPEC = NetworkSpec.preset("digits").replace(filters=4, max_layers=2, stop_at_zero_error=False)
@@ -143,8 +144,8 @@ def test_split_with_copies_is_planned_for_its_rows(
 
 def test_train_command_checks_once(client: Client, calls: Calls, tmp_path: Path) -> None:
     """A run that is started, and the same run when it is resumed, which needs no plan."""
-    store = tmp_path / "run"
-    command = ["train", "digits", "--store", str(store), *OPTIONS, "--or-resume"]
+    store, data = tmp_path / "run", stored_digits(tmp_path, 120, 60)
+    command = ["train", data, "--preset", "digits", "--store", str(store), *OPTIONS, "--or-resume"]
 
     def train() -> tuple[int, ...]:
         before = dict(calls.counts)

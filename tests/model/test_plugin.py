@@ -17,6 +17,7 @@ from distributed import Client
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError
 from rescnet_dist.model import FEATURES, FILTERS, HEADS
+from tests.commands import run
 from tests.models import assert_same_bits, read_model
 
 PLUGIN = Path(__file__).parent.parent / "plugin"  # a package, with the metadata of its installation
@@ -51,6 +52,12 @@ grid = 3
 [network.head]
 name = "scaled"
 ridge = 0.3
+"""
+HELP_AND_RUN = """
+import sys
+from rescnet_dist.cli import main
+main(["train", "--help"], standalone_mode=False)
+main(["train", *sys.argv[1:]])
 """
 
 
@@ -133,22 +140,19 @@ def test_command_line_trains_on_processes_that_have_the_package(tmp_path: Path) 
     """Flags and tables name the components; workers of other processes find them too."""
     (tmp_path / "net.toml").write_text(TOML)
     paths = os.pathsep.join(filter(None, [str(PLUGIN), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "rescnet_dist"]
-    options = {"env": os.environ | {"PYTHONPATH": paths}, "capture_output": True, "text": True}
-    help_text = subprocess.run([*command, "train", "--help"], check=True, **options).stdout
-    assert "--means-jitter" in help_text
     np.savez(tmp_path / "small.npz", images=X, labels=Y)
     flags = ["--config", str(tmp_path / "net.toml"), "--grid", "2", "--max-layers", "1"]
     store = str(tmp_path / "run")
     done = subprocess.run(
-        [*command, "train", str(tmp_path / "small.npz"), "--store", store, *flags], **options
+        [sys.executable, "-c", HELP_AND_RUN, str(tmp_path / "small.npz"), "--store", store, *flags],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert "--means-jitter" in done.stdout
     stored = json.loads((tmp_path / "run" / "zarr.json").read_text())["attributes"]["network"]
     assert stored["features"][1] == {"name": "mean-maps", "grid": 2}
-    without = dict(options["env"], PYTHONPATH=os.environ.get("PYTHONPATH", ""))
-    missing = subprocess.run(
-        [*command, "resume", store, "--max-layers", "2"], **options | {"env": without}
-    )
-    assert missing.returncode == 2
-    assert "Unknown filter learner 'class-means'" in missing.stderr + missing.stdout
+    missing = run("resume", store, "--max-layers", "2")  # in this process, without the package
+    assert missing.exit_code == 2
+    assert "Unknown filter learner 'class-means'" in missing.output
