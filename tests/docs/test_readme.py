@@ -41,6 +41,7 @@ PYTHON_PAGES = [
         "reference/api",
         "reference/errors",
         "reference/events",
+        "how-it-works/family",
         "develop/extending",
     )
 ]
@@ -73,16 +74,26 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_script(pages: list[Path], folder: Path) -> str:
-    """Run the Python blocks of pages, each page as one function, in one process in a folder."""
+IN_THREADS = """
+    from distributed import Client
+    with Client(n_workers=1, processes=False, dashboard_address="127.0.0.1:0"):
+        {}
+"""
+
+
+def run_script(pages: list[Path], folder: Path, around: str = "\n    {}\n") -> str:
+    """Run the Python blocks of pages, each page as one function, in one process in a folder.
+
+    The calls of all functions replace the braces in `around`.
+    """
     script = folder / "pages.py"
     parts = []
     for number, page in enumerate(pages):
         body = "\n".join(code_blocks(page, "python"))
         assert body, page
         parts.append(f"def page_{number}():\n" + re.sub("^", "    ", body, flags=re.MULTILINE))
-    calls = "\n".join(f"    page_{number}()" for number in range(len(pages)))
-    script.write_text("\n\n".join([*parts, f'if __name__ == "__main__":\n{calls}\n']))
+    calls = around.format("; ".join(f"page_{number}()" for number in range(len(pages))))
+    script.write_text("\n\n".join([*parts, f'if __name__ == "__main__":{calls}']))
     done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -98,8 +109,8 @@ def test_python_of_the_readme_runs(photos: Path) -> None:
 
 
 def test_python_of_the_book_runs(photos: Path) -> None:
-    """All pages in one folder."""
-    run_script(PYTHON_PAGES, photos)
+    """All pages in one folder, on one cluster; the README's blocks start their own."""
+    run_script(PYTHON_PAGES, photos, IN_THREADS)
     assert (photos / "networks/digits/zarr.json").exists()
 
 
