@@ -29,6 +29,10 @@ class ZippedStore(ZipStore):
         super().__init__(Path(url), mode="r")
         self.url = url
 
+    def open_now(self) -> None:
+        """Open the file; Zarr would open it on first use, but not before it asks what exists."""
+        self._sync_open()
+
     def _sync_open(self) -> None:
         fs, path = file_system(self.url)
         self._lock = threading.RLock()
@@ -88,6 +92,7 @@ def open_zip(url: str, *, is_new: bool = False) -> ZippedStore | None:
         if not fs.isfile(path):
             return None
     store = ZippedStore(url)
+    store.open_now()
     with _open_files_lock:
         _open_files.pop(url, None)
         _open_files[url] = version, store

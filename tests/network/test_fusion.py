@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster
 from onnxruntime import InferenceSession
 from PIL import Image
 from scipy.special import log_softmax
+from zarr.core.sync import sync as zarr_sync
 
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, FusedNetwork, Network, NetworkSpec, RunSpec
@@ -24,6 +25,7 @@ from rescnet_dist.cli.fuse import warn_if_trained_on
 from rescnet_dist.dashboard.mlflow_models import _load_pyfunc
 from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.network import describe_network, load_network
+from rescnet_dist.store.zipped import _open_files, open_zip
 from tests.commands import run as run_command
 
 Array = np.ndarray[Any, Any]
@@ -183,6 +185,20 @@ def test_saved_network_predicts_the_same_bits(
     np.testing.assert_array_equal(clf.predict(images), expected)
     lazy = clf.predict_proba(da.from_array(images, chunks=(60, -1, -1, -1)))
     np.testing.assert_array_equal(lazy, fused.probabilities(fused.scores(images)))
+
+
+def test_workers_read_a_zip_file(
+    fused: FusedNetwork, images: Array, threads_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Zarr asks what exists in it before it would open it, in several threads."""
+    fused.save(tmp_path / "fused.zip")
+    loaded = load_network(tmp_path / "fused.zip")
+    _open_files.clear()
+    assert zarr_sync(open_zip(str(tmp_path / "fused.zip")).exists("networks/0001/zarr.json"))
+    _open_files.clear()
+    with Client(threads_cluster):
+        found = loaded.scores(da.from_array(images[:60], chunks=(10, -1, -1, -1))).compute()
+    assert np.array_equal(found, fused.scores(images[:60]))
 
 
 def test_pickle_needs_no_store(fused: FusedNetwork, images: Array, tmp_path: Path) -> None:
