@@ -150,7 +150,7 @@ def resolve_averaging(flips: bool, copies: int | None) -> AugmentSpec | int | No
 
 
 class CommaSeparated(click.ParamType):
-    """Values of one type separated by commas."""
+    """Values of one type separated by commas, or none."""
 
     name = "list"
 
@@ -158,7 +158,9 @@ class CommaSeparated(click.ParamType):
         self.item_type = item_type
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
-        """Read "4,2,1" as (4, 2, 1)."""
+        """Read "4,2,1" as (4, 2, 1), and "none" as ()."""
+        if value == "none":
+            return ()
         try:
             return tuple(self.item_type(part) for part in str(value).split(","))
         except ValueError:

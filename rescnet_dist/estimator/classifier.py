@@ -740,9 +740,16 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         ------
         DataError
             If the images have a different shape from the training images.
+        SpecError
+            If only the last layer has a head.
         """
         check_is_fitted(self)
         network = require_layers(self.network_)
+        if (first := network.spec.first_head) > 1:
+            raise SpecError(
+                f'The network has heads="last": no layer before layer {first} predicts. Use '
+                "predict."
+            )
         scores = network.staged_scores(self.to_images(X), self._resolve_augment(augment))
         codes = scores.argmax(axis=2).T
         if isinstance(codes, da.Array):

@@ -248,6 +248,15 @@ def test_bank_replaces_that_of_the_shorthands_in_the_file(tmp_path: Path) -> Non
     assert network == rd.NetworkSpec(bank="pca:0.5,dct:0.5", filters=8)
 
 
+def test_list_without_numbers() -> None:
+    """As in PCANet for MNIST, which has no pyramid; other lists say that they need numbers."""
+    flags = ("--features", "binary-hash", "--filters", "8", "--hash-levels")
+    sizes = ("estimate", "100x12x12x1", "--classes", "2", "--workers", "1", "--memory", "4GiB")
+    assert run(*sizes, *flags, "none").exit_code == 0
+    assert "levels=() is not valid" in run(*sizes, "--levels", "none").output
+    assert "'nothing' is not a list of whole numbers" in run(*sizes, *flags, "nothing").output
+
+
 def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path):
     """The order in which options apply."""
     config = tmp_path / "net.toml"

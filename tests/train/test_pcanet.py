@@ -110,6 +110,8 @@ def test_only_the_last_layer_has_a_head(hashed: rd.ResCNetClassifier) -> None:
     np.testing.assert_allclose(network.scores(images), expected, atol=1e-3)
     accuracy = np.mean(expected[TRAIN:].argmax(axis=1) == labels[TRAIN:])
     assert hashed.accuracies_[0]["validation"] == pytest.approx(accuracy)
+    with pytest.raises(SpecError, match=r"no layer before layer 2 predicts\. Use predict"):
+        hashed.staged_predict(images[:2])
 
 
 def fit_ridge(x: np.ndarray, labels: np.ndarray, ridge: float, new: np.ndarray) -> np.ndarray:
