@@ -14,6 +14,7 @@ from rescnet_dist.dashboard.notebook import NotebookProgress
 from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.events import (
     Accuracy,
+    BlockSolved,
     ChunkDone,
     ChunkRebuilt,
     Event,
@@ -134,6 +135,8 @@ class TerminalProgress:
                 self.rebuilt = event.layer
             case PassRetried():
                 self._note(f"{self._title(event.phase, event.layer)} is retried: {event.reason}")
+            case BlockSolved():
+                self._show_solver(event)
             case PassDone():
                 if event.accuracy:
                     self.bar.update(
@@ -143,6 +146,17 @@ class TerminalProgress:
                     self._print_pass(event)
             case RunDone():
                 self.bar.update(self.task, visible=False)
+
+    def _show_solver(self, event: BlockSolved) -> None:
+        """Show how far the solver is on the bar, and print one line per sweep."""
+        sweep = f"sweep {event.sweep} of at most {event.max_sweeps}"
+        title = f"{self._title('grow', event.layer)}, {sweep}"
+        self.bar.update(
+            self.task, description=title, completed=event.block, total=event.blocks, rate=""
+        )
+        if event.block == event.blocks and not self.quiet:
+            text = f"{'solving':<14} {sweep}: weights change by {event.change:.1e}"
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def _print_startup_notice(self) -> None:
         """Say why the start takes long."""

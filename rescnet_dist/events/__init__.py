@@ -4,6 +4,7 @@ from rescnet_dist.events.bus import EventBus, check_listeners
 from rescnet_dist.events.classes import (
     EVENTS_VERSION,
     AccuracyCollapsed,
+    BlockSolved,
     Callback,
     ChunkDone,
     ChunkRebuilt,
@@ -26,6 +27,7 @@ __all__ = [
     "PHASES",
     "Accuracy",
     "AccuracyCollapsed",
+    "BlockSolved",
     "Callback",
     "ChunkDone",
     "ChunkRebuilt",

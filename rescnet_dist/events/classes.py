@@ -157,6 +157,30 @@ class PassRetried:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSolved:
+    """The solver of a layer has finished a step, which is stored; see `solver="blocks"`.
+
+    Attributes
+    ----------
+    layer : int
+        Layer that is fitted.
+    sweep, max_sweeps : int
+        Number of the sweep over all blocks, from 1, and the largest number of sweeps.
+    block, blocks : int
+        Number of the block of features in the sweep, from 1, and the number of blocks.
+    change : float
+        Change of the weights in this sweep so far, relative to the weights.
+    """
+
+    layer: int
+    sweep: int
+    max_sweeps: int
+    block: int
+    blocks: int
+    change: float
+
+
+@dataclass(frozen=True, slots=True)
 class PassDone:
     """A pass is committed.
 
@@ -250,6 +274,7 @@ Event = (
     | ChunkDone
     | ChunkRebuilt
     | PassRetried
+    | BlockSolved
     | PassDone
     | AccuracyCollapsed
     | RunDone
@@ -361,6 +386,15 @@ class Callback:
             With phase, layer, reason.
         """
 
+    def on_block_solved(self, event: BlockSolved) -> None:
+        """Handle a step of the solver of a layer.
+
+        Parameters
+        ----------
+        event : BlockSolved
+            With layer, sweep, max_sweeps, block, blocks, change.
+        """
+
     def on_layer_end(self, event: PassDone) -> None:
         """Handle a committed layer; called after `on_pass_end`, with the same event.
 
@@ -422,6 +456,8 @@ class Callback:
                 self.on_chunk_rebuilt(event)
             case PassRetried():
                 self.on_pass_retried(event)
+            case BlockSolved():
+                self.on_block_solved(event)
             case PassDone():
                 self.on_pass_end(event)
                 if event.phase == "grow":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rescnet_dist.events.classes import BlockSolved
 from rescnet_dist.events.metrics import PassMetrics
 from rescnet_dist.model import BlockSolver
 from rescnet_dist.planning.plan import Group
@@ -79,6 +80,13 @@ class Progress:
             if is_small or step.sweep == solver.sweeps:
                 return None
         return step
+
+    def last_event(self, layer: int, solver: BlockSolver) -> BlockSolved:
+        """Return the event of the last step that is done."""
+        step = Step.at(self.steps - 1, len(self.factors))
+        change = math.sqrt(self.change / self.norm) if self.norm else 0.0
+        sweeps = step.sweep + 1, solver.sweeps
+        return BlockSolved(layer, *sweeps, step.block + 1, len(self.factors), change)
 
     def plus(self, result: StepResult) -> Progress:
         """Return the progress after one more step."""

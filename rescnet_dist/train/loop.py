@@ -284,10 +284,14 @@ class _Driver:
 
     def solve_in_blocks(self, task: Task, grown: GrownLayer) -> PassMetrics:
         """Fit the head of a layer to the features in the work area, and commit each step there."""
+        solver = self.state.spec.head.block_solver
+        assert solver is not None
 
         def save(progress: Progress) -> None:
             self.claim.check()
             self.run.write_work_record("progress", asdict(progress))
+            if progress.steps:
+                self.bus.publish(progress.last_event(task.layer, solver))
 
         compute = self.compute_parts
         descent = Descent(self.run, self.state, task, grown.work_checksums, compute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 from distributed import Client, LocalCluster
 from fault_cases import SHORT_TIMEOUT
 from models import assert_same_bits, read_model
+from rich.console import Console
 from training_cases import PLAN, REGRESS, SPEC, Array, X, fit
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
+from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.errors import ClusterLostError, CorruptDataError
+from rescnet_dist.events import BlockSolved
 from rescnet_dist.model import BlockSolver
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import loop
@@ -69,6 +73,25 @@ def test_digits_are_classified_as_by_the_exact_solver(client: Client) -> None:
         for s in (spec, blocks)
     ]
     np.testing.assert_allclose(*scores, rtol=0, atol=1e-4 * np.abs(scores[0]).max())
+
+
+# progress ---------------------------------------------------------------------------------------
+
+
+def test_steps_are_published_and_sweeps_printed(client: Client, tmp_path: Path) -> None:
+    """All blocks of two sweeps of each layer; the last line of a sweep has the change."""
+    events: list[BlockSolved] = []
+    output = Console(file=io.StringIO(), width=120)
+    with TerminalProgress(output) as progress:
+        listeners = [lambda e: isinstance(e, BlockSolved) and events.append(e), progress]
+        fit(tmp_path / "run", SHORT, PLAN, listeners=listeners)
+    found = [(e.layer, e.sweep, e.max_sweeps, e.block, e.blocks) for e in events]
+    assert found == [
+        (layer, sweep, 2, block, 3) for layer in (1, 2) for sweep in (1, 2) for block in (1, 2, 3)
+    ]
+    assert events[5].change < events[2].change == 1.0
+    line = f"solving        sweep 2 of at most 2: weights change by {events[5].change:.1e}"
+    assert line in output.file.getvalue()
 
 
 # bits -------------------------------------------------------------------------------------------
