@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import uuid
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import zarr
 from distributed import Client
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import StoreError, StoreFullError
 from rescnet_dist.model import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.store import (
@@ -130,10 +132,10 @@ def test_failed_write_leaves_old_record(tmp_path: Path, monkeypatch: pytest.Monk
 
     def fail_halfway(self: Any, path: str, value: bytes, *args: Any, **kwargs: Any) -> None:
         Path(path).write_bytes(value[: len(value) // 2])
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", fail_halfway)
-    with pytest.raises(StoreError, match="cannot be written: no space"):
+    with pytest.raises(StoreFullError, match=r"cannot be written: .*No space left"):
         location.write_json({"new": 2})
     assert location.read_json() == {"old": 1}
 
