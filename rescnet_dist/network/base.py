@@ -21,8 +21,10 @@ from rescnet_dist.kernels import softmax
 from rescnet_dist.model import Calibration
 from rescnet_dist.network.metrics import Metrics, MetricSums
 from rescnet_dist.network.prediction import ImagePrediction
+from rescnet_dist.network.saving import write_store
 from rescnet_dist.reduce import tree_merge
 from rescnet_dist.spec import AugmentSpec
+from rescnet_dist.store import Location
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -88,8 +90,8 @@ class BaseNetwork(ABC):
         """Compute the scores (n, C) of images (n, H, W, d)."""
 
     @abstractmethod
-    def save(self, url: str | os.PathLike[str], *, dtype: str = "float32") -> None:
-        """Write the network to a Zarr store, without pickles."""
+    def write(self, location: Location, dtype: str) -> None:
+        """Write the network into a folder, as `save` does."""
 
     @abstractmethod
     def to_onnx(
@@ -101,6 +103,27 @@ class BaseNetwork(ABC):
         external_data: bool | None = None,
     ) -> None:
         """Write the network as an ONNX file, which other runtimes can predict with."""
+
+    def save(self, url: str | os.PathLike[str], *, dtype: str = "float32") -> None:
+        """Write the network to a Zarr store, without pickles.
+
+        Parameters
+        ----------
+        url : str or os.PathLike
+            fsspec URL at which nothing is stored yet. One that ends in .zip becomes a single file,
+            others a folder.
+        dtype : {"float32", "float16"}, default "float32"
+            Type in which the weights are stored. "float16" makes the store about half as large;
+            the weights are rounded to 11 significant bits, and are float32 again when loaded.
+
+        Raises
+        ------
+        StoreError
+            If something is already stored at the URL.
+        SpecError
+            If `dtype` is unknown.
+        """
+        write_store(url, self.write, dtype)
 
     def _describe(self) -> list[tuple[str, Any]]:
         """Return names and values of the notebook representation."""

@@ -19,7 +19,7 @@ from rescnet_dist.kernels import mixture_weights
 from rescnet_dist.model import Calibration
 from rescnet_dist.network.base import MAX_RANGE_RATIO, BaseNetwork
 from rescnet_dist.network.network import Network
-from rescnet_dist.network.saving import read_fused, write_fused, write_store
+from rescnet_dist.network.saving import read_fused, write_fused
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import Location, translate_attribute_errors
 
@@ -212,26 +212,6 @@ class FusedNetwork(BaseNetwork):
         if images.is_lazy:
             return da.map_blocks(_mean_scores, self.weights, *parts, dtype=np.float32)
         return _mean_scores(self.weights, *parts)
-
-    def save(self, url: str | os.PathLike[str], *, dtype: str = "float32") -> None:
-        """Write the network, with those that it is made of, to a Zarr store, without pickles.
-
-        Parameters
-        ----------
-        url : str or os.PathLike
-            fsspec URL at which nothing is stored yet. One that ends in .zip becomes a single file,
-            others a folder.
-        dtype : {"float32", "float16"}, default "float32"
-            Type in which the weights of layers are stored, as for `Network.save`.
-
-        Raises
-        ------
-        StoreError
-            If something is already stored at the URL.
-        SpecError
-            If `dtype` is unknown.
-        """
-        write_store(url, self.write, dtype)
 
     def write(self, location: Location, dtype: str) -> None:
         """Write the network into a folder, as `save` does.

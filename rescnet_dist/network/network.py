@@ -24,7 +24,7 @@ from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
-from rescnet_dist.network.saving import read_network, write_network, write_store
+from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     GPU_LAYERS,
     Predictor,
@@ -396,27 +396,6 @@ class Network(BaseNetwork):
     def batch_images(self) -> int:
         """Number of images of a task."""
         return self.predictor.task_images
-
-    def save(self, url: str | os.PathLike[str], *, dtype: str = "float32") -> None:
-        """Write the network to a Zarr store, without pickles.
-
-        Parameters
-        ----------
-        url : str or os.PathLike
-            fsspec URL at which nothing is stored yet. One that ends in .zip becomes a single file,
-            others a folder.
-        dtype : {"float32", "float16"}, default "float32"
-            Type in which the weights are stored. "float16" makes the store about half as large;
-            the weights are rounded to 11 significant bits, and are float32 again when loaded.
-
-        Raises
-        ------
-        StoreError
-            If something is already stored at the URL.
-        SpecError
-            If `dtype` is unknown.
-        """
-        write_store(url, self.write, dtype)
 
     def write(self, location: Location, dtype: str) -> None:
         """Write the network into a folder, as `save` does.
