@@ -188,6 +188,18 @@ class Architecture:
         tuple of int
             The numbers, in the order of the towers.
         """
+        known = self._known_tower_maps
+        if layer not in known:
+            known[layer] = self._count_tower_maps(layer)
+        return known[layer]
+
+    @cached_property
+    def _known_tower_maps(self) -> dict[int, tuple[int, ...]]:
+        """The results of `tower_maps` so far, which every slab of images asks for."""
+        return {}
+
+    def _count_tower_maps(self, layer: int) -> tuple[int, ...]:
+        """Return the number of maps of each tower of a layer."""
         counts = self._filter_counts(layer)
         if layer == 1 or not any(map(self._is_each, self.views)):
             return tuple(counts)
