@@ -150,7 +150,7 @@ def resolve_averaging(flips: bool, copies: int | None) -> AugmentSpec | int | No
 
 
 class CommaSeparated(click.ParamType):
-    """Values of one type separated by commas, or none."""
+    """Values of one type separated by commas; of numbers, also none."""
 
     name = "list"
 
@@ -159,7 +159,7 @@ class CommaSeparated(click.ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
         """Read "4,2,1" as (4, 2, 1), and "none" as ()."""
-        if value == "none":
+        if value == "none" and self.item_type is not str:
             return ()
         try:
             return tuple(self.item_type(part) for part in str(value).split(","))

@@ -255,6 +255,9 @@ def test_list_without_numbers() -> None:
     assert run(*sizes, *flags, "none").exit_code == 0
     assert "levels=() is not valid" in run(*sizes, "--levels", "none").output
     assert "'nothing' is not a list of whole numbers" in run(*sizes, *flags, "nothing").output
+    assert run(*sizes, "--filters", "none").exit_code == 2
+    ablate = "ablate", "rate", "digits", "-o", "unused", "--values", "none"
+    assert "--values none are not numbers" in run(*ablate).output
 
 
 def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path):
