@@ -72,7 +72,7 @@ def client() -> Iterator[Client]:
     """A client of a cluster with one worker in this process."""
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

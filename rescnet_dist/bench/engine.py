@@ -45,7 +45,10 @@ def layer_seconds(
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=None
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            memory_limit=None,
         ) as cluster,
         Client(cluster) as client,
     ):

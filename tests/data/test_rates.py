@@ -86,7 +86,9 @@ def test_import_rate(png_folder: Path, tmp_path: Path, decoder: str) -> None:
     decode_in_loop(paths)  # so that they are in the page cache for both
     cores = available_cores()
     with (
-        LocalCluster(n_workers=cores, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=cores, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+        ) as cluster,
         Client(cluster) as client,
     ):
         client.run(lambda: __import__("rescnet_dist.data.importing"))

@@ -212,7 +212,7 @@ def test_threads_that_read_ahead_have_the_budget_of_their_worker(tmp_path: Path)
             threads_per_worker=1,
             processes=False,
             memory_limit="100 MB",
-            dashboard_address="",
+            dashboard_address="127.0.0.1:0",
             local_directory=str(tmp_path),
         ) as cluster,
         Client(cluster) as client,

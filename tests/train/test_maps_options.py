@@ -245,7 +245,7 @@ def test_versions_of_workers_are_checked_when_they_join(
         monkeypatch.setattr(module, "check_versions", check)
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster) as client,
     ):

@@ -22,7 +22,7 @@ def client() -> Iterator[Client]:
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster) as client,
     ):
