@@ -36,7 +36,7 @@ from rescnet_dist.deploy import (
     manifests,
     to_yaml,
     training_flags,
-    with_overlay,
+    with_overlays,
 )
 from rescnet_dist.errors import RescnetError, SpecError, suggest_name
 from rescnet_dist.flags import option_name
@@ -110,6 +110,8 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
         "endpoint": "URL of an S3 server other than AWS",
         "notice": "seconds between the eviction notice and the end of a machine",
         "operator": "namespace of the Dask operator",
+        "priority_class": "existing PriorityClass of scheduler and driver",
+        "worker_priority_class": "existing PriorityClass of the workers, which may be lower",
     }
     for field in fields(Deployment):
         if field.name in texts:
@@ -138,9 +140,14 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
 @click.option(
     "--kind", default="job", show_default=True, help="kind of deployment: " + " or ".join(KINDS)
 )
-@click.option("--overlay", help="one of " + ", ".join(OVERLAYS))
+@click.option(
+    "--overlay",
+    "overlays",
+    multiple=True,
+    help="one of " + ", ".join(OVERLAYS) + "; can be repeated to combine them",
+)
 @deployment_options()
-def render_command(kind: str, overlay: str | None, **flags: Any) -> None:
+def render_command(kind: str, overlays: tuple[str, ...], **flags: Any) -> None:
     """Print the manifests of a training job, or of a Dask cluster.
 
     The job trains on a cluster of its own; the other cluster is long-lived. Memory and CPUs come
@@ -152,10 +159,11 @@ def render_command(kind: str, overlay: str | None, **flags: Any) -> None:
       rescnet deploy render --preset cifar10 --images 50000x32x32x3 --workers 32 \\
           --data s3://bucket/cifar10.zarr --store s3://bucket/runs/1 --overlay cloud-spot
     """
-    if overlay is not None and overlay not in OVERLAYS:
-        raise SpecError(f"Unknown overlay {overlay!r}. {suggest_name(overlay, OVERLAYS)}")
+    for overlay in overlays:
+        if overlay not in OVERLAYS:
+            raise SpecError(f"Unknown overlay {overlay!r}. {suggest_name(overlay, OVERLAYS)}")
     request = _make_request(kind, flags)
-    documents = with_overlay(request.manifests(request.deployment), overlay)
+    documents = with_overlays(request.manifests(request.deployment), overlays)
     click.echo(to_yaml(documents, request.comment()), nl=False)
 
 
@@ -171,8 +179,8 @@ def render_command(kind: str, overlay: str | None, **flags: Any) -> None:
 def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
     """Write a kustomize tree into FOLDER.
 
-    It has bases of a job and of a long-lived cluster, and overlays for one machine, for spot nodes
-    and for GPU nodes.
+    It has bases of a job and of a long-lived cluster, components for one machine, for spot nodes
+    and for GPU nodes, and overlays that combine them.
 
     \b
     Example:
@@ -200,7 +208,10 @@ def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
 
 
 @deploy_command.command("hub", **HELP_SETTINGS)
-@deployment_options("store", "name", "namespace", "tls_secret", "notice", "operator")
+@deployment_options(
+    *("store", "name", "namespace", "tls_secret", "notice", "operator"),
+    *("priority_class", "worker_priority_class"),
+)
 def hub_command(**flags: Any) -> None:
     """Print values for a JupyterHub with a Dask gateway.
 

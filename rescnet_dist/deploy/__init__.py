@@ -4,7 +4,7 @@ from rescnet_dist.deploy.hub import HUB_COMMENTS, hub_values
 from rescnet_dist.deploy.kustomize import kustomize_files
 from rescnet_dist.deploy.lab import lab_settings, lab_workspace
 from rescnet_dist.deploy.manifests import manifests
-from rescnet_dist.deploy.overlays import OVERLAYS, with_overlay
+from rescnet_dist.deploy.overlays import OVERLAYS, with_overlays
 from rescnet_dist.deploy.settings import KINDS, Deployment
 from rescnet_dist.deploy.sizes import Node, Sizes, compute_sizes
 from rescnet_dist.deploy.training import training_flags
@@ -25,5 +25,5 @@ __all__ = [
     "manifests",
     "to_yaml",
     "training_flags",
-    "with_overlay",
+    "with_overlays",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rescnet_dist.deploy.pods import (
+    CLUSTER_LABEL,
+    COMPONENT_LABEL,
     DASHBOARD_PORT,
     SCHEDULER_PORT,
     WORKER_DASHBOARD_PORT,
@@ -18,10 +20,6 @@ from rescnet_dist.deploy.settings import Deployment
 from rescnet_dist.deploy.sizes import Sizes
 
 DASK_API_VERSION = "kubernetes.dask.org/v1"
-CLUSTER_LABEL, COMPONENT_LABEL = (
-    "dask.org/cluster-name",
-    "dask.org/component",
-)  # set by the operator
 CLIENT_LABEL = "rescnet-dist/client-of"  # label of pods that may connect to a long-lived cluster
 POD_IDENTITY_CIDR = "169.254.170.23/32"  # of EKS Pod Identity; IRSA needs HTTPS only
 

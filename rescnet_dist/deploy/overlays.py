@@ -1,4 +1,7 @@
-"""Overlays for kinds of clusters: JSON patches of manifests, for `render` and `kustomize`."""
+"""Overlays for kinds of clusters: JSON patches of manifests, for `render` and `kustomize`.
+
+Patches add to lists and never replace one, so that overlays can be combined in any order.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,9 @@ def _cloud_spot(pods: dict[str, str]) -> Patch:
             terms = [
                 {"matchExpressions": [_spot_expression(label, "In")]} for label in SPOT_LABELS
             ]  # any of them
-            patch.append(
-                _add(f"{path}/tolerations", [_spot_toleration(label) for label in SPOT_LABELS])
-            )
+            patch += [
+                _add(f"{path}/tolerations/-", _spot_toleration(label)) for label in SPOT_LABELS
+            ]
         else:
             terms = [
                 {"matchExpressions": [_spot_expression(label, "NotIn") for label in SPOT_LABELS]}
@@ -71,7 +74,7 @@ def _gpu(pods: dict[str, str]) -> Patch:
     toleration = {"key": gpu, "operator": "Exists", "effect": "NoSchedule"}
     resources = f"{path}/containers/0/resources"
     return [
-        _add(f"{path}/tolerations", [toleration]),
+        _add(f"{path}/tolerations/-", toleration),
         *(_add(f"{resources}/{kind}/{_escape_path(gpu)}", "1") for kind in ("requests", "limits")),
     ]
 
@@ -115,12 +118,13 @@ def make_patch(overlay: str, kind: str) -> Patch:
     return OVERLAYS[overlay](POD_PATHS[kind]) if kind in POD_PATHS else []
 
 
-def with_overlay(documents: Iterable[Manifest], overlay: str | None) -> list[Manifest]:
-    """Return copies of the manifests with an overlay applied, if one is given."""
+def with_overlays(documents: Iterable[Manifest], overlays: Iterable[str]) -> list[Manifest]:
+    """Return copies of the manifests with all overlays applied, each once."""
     patched = [copy.deepcopy(document) for document in documents]
-    for document in patched if overlay is not None else ():
-        for operation in make_patch(str(overlay), document["kind"]):
-            _apply(document, operation)
+    for overlay in dict.fromkeys(overlays):
+        for document in patched:
+            for operation in make_patch(overlay, document["kind"]):
+                _apply(document, operation)
     return patched
 
 
@@ -130,7 +134,12 @@ def _apply(document: Manifest, operation: Manifest) -> None:
     location: Any = document
     for step in parents:
         location = location[int(step) if isinstance(location, list) else step]
-    name = last.replace("~1", "/").replace("~0", "~")
+    name, value = last.replace("~1", "/").replace("~0", "~"), copy.deepcopy(operation["value"])
+    if isinstance(location, list):
+        if name != "-":
+            raise KeyError(f"{operation['path']} is not the end of a list.")
+        location.append(value)
+        return
     if operation["op"] == "replace" and name not in location:
         raise KeyError(f"{operation['path']} is not in the manifest and cannot be replaced.")
-    location[name] = operation["value"]
+    location[name] = value

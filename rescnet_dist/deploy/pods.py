@@ -14,6 +14,14 @@ SCHEDULER_PORT, DASHBOARD_PORT = 8786, 8787
 WORKER_DASHBOARD_PORT, WORKER_PORT = 8788, 8789
 CERTIFICATE_FOLDER = "/etc/rescnet/tls"
 SPILL_FOLDER = "/dask-worker-space"
+# Seconds that workers and scheduler stay on a node that does not answer, instead of Kubernetes'
+# five minutes. A driver stays for those, as the operator starts no other one.
+UNREACHABLE_SECONDS = 30
+UNREACHABLE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+CLUSTER_LABEL, COMPONENT_LABEL = (
+    "dask.org/cluster-name",
+    "dask.org/component",
+)  # set by the operator
 DRIVER_WAIT = "30m"  # that a driver waits for nodes to start and workers to join
 TMP_SIZE_LIMIT = "2Gi"  # of /tmp, which has compiled kernels and little else
 API_ROUTES = "distributed.http.scheduler.api"  # used by the operator's autoscaler
@@ -43,7 +51,10 @@ def scheduler_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
         readinessProbe={**health, "periodSeconds": 5, "timeoutSeconds": 5},
         livenessProbe={**health, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
     )
-    return _make_pod(deployment, container, grace_seconds=30)
+    return (
+        _make_pod(deployment, container, grace_seconds=30, priority=deployment.priority_class)
+        | _unreachable_tolerations()
+    )
 
 
 def worker_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
@@ -81,7 +92,13 @@ def worker_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
         pod_name = {"fieldRef": {"fieldPath": "metadata.name"}}
         container["env"].append({"name": name, "valueFrom": pod_name})
     container["volumeMounts"].append({"name": "space", "mountPath": SPILL_FOLDER})
-    pod = _make_pod(deployment, container, grace_seconds=deployment.grace_seconds)
+    pod = _make_pod(
+        deployment,
+        container,
+        grace_seconds=deployment.grace_seconds,
+        priority=deployment.worker_priority_class,
+    )
+    pod |= _unreachable_tolerations() | _spread(deployment)
     pod["volumes"].append({"name": "space", "emptyDir": {"sizeLimit": format_quantity(memory)}})
     return pod
 
@@ -103,15 +120,19 @@ def driver_pod(deployment: Deployment, sizes: Sizes, flags: list[str]) -> Manife
         _make_resources(1, sizes.driver_pod),
         uses_store=True,
     )
-    return _make_pod(deployment, container, grace_seconds=60) | {"restartPolicy": "OnFailure"}
+    pod = _make_pod(deployment, container, grace_seconds=60, priority=deployment.priority_class)
+    return pod | {"restartPolicy": "OnFailure"}
 
 
 # ------------------------------------------------------------------------------------------------
 
 
-def _make_pod(deployment: Deployment, container: Manifest, *, grace_seconds: int) -> Manifest:
+def _make_pod(
+    deployment: Deployment, container: Manifest, *, grace_seconds: int, priority: str | None
+) -> Manifest:
     """Return a pod of one container that can write to its own empty volumes only."""
     return {
+        **({"priorityClassName": priority} if priority else {}),
         "serviceAccountName": deployment.account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -122,6 +143,36 @@ def _make_pod(deployment: Deployment, container: Manifest, *, grace_seconds: int
             {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE_LIMIT}},
             {"name": "tls", "secret": {"secretName": deployment.tls_secret, "defaultMode": 0o440}},
         ],
+    }
+
+
+def _unreachable_tolerations() -> Manifest:
+    """Return tolerations that end a pod soon after its node has stopped answering."""
+    return {
+        "tolerations": [
+            {
+                "key": taint,
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": UNREACHABLE_SECONDS,
+            }
+            for taint in UNREACHABLE_TAINTS
+        ]
+    }
+
+
+def _spread(deployment: Deployment) -> Manifest:
+    """Return the constraint that spreads workers evenly over nodes, where there are several."""
+    labels = {CLUSTER_LABEL: deployment.name, COMPONENT_LABEL: "worker"}
+    return {
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": labels},
+            }
+        ]
     }
 
 

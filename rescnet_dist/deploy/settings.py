@@ -42,6 +42,8 @@ class Deployment:
         Seconds between the notice of an eviction and the end of a machine.
     operator : str
         Namespace of the Dask operator.
+    priority_class, worker_priority_class : str or None
+        Existing priority classes of scheduler and driver, and of the workers.
     """
 
     kind: str = "job"
@@ -56,12 +58,14 @@ class Deployment:
     endpoint: str | None = None
     notice: int = 30
     operator: str = "dask-operator"
+    priority_class: str | None = None
+    worker_priority_class: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise SpecError(f"Unknown kind {self.kind!r}. {suggest_name(self.kind, KINDS)}")
         labels = ("name", "namespace", "secret", "service_account", "tls_secret", "operator")
-        for field in labels:
+        for field in (*labels, "priority_class", "worker_priority_class"):
             limit = MAX_NAME_LENGTH if field == "name" else MAX_LABEL_LENGTH
             _check_label(field, getattr(self, field), limit)
         if self.notice < MIN_NOTICE_SECONDS:
