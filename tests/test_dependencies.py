@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import rescnet_dist
 
 PACKAGE = Path(rescnet_dist.__file__).parent
 ROOT = PACKAGE.parent
-INSTALLED = packages_distributions()  # takes a second
+OTHER_MODULES = sys.stdlib_module_names | {"rescnet_dist", "__future__"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Distributions of modules that the tests need not have installed.
 OTHER_DISTRIBUTIONS = {
@@ -69,16 +70,25 @@ def iter_imported_modules(path: Path) -> Iterator[str]:
             names = [node.module or ""]
         for name in names:
             top = name.split(".")[0]
-            if top not in sys.stdlib_module_names | {"rescnet_dist", "__future__"}:
+            if top not in OTHER_MODULES:
                 yield top
 
 
-IMPORTED = sorted({top for path in PACKAGE.rglob("*.py") for top in iter_imported_modules(path)})
+@cache
+def list_imported() -> list[str]:
+    """Return the top-level modules that the package imports anywhere."""
+    return sorted({top for path in PACKAGE.rglob("*.py") for top in iter_imported_modules(path)})
+
+
+@cache
+def list_installed() -> dict[str, list[str]]:
+    """Return the installed distributions by the top-level modules that they have."""
+    return dict(packages_distributions())
 
 
 def find_distributions(module: str) -> set[str]:
     """Return the distributions that may have installed a module."""
-    names = INSTALLED.get(module) or [OTHER_DISTRIBUTIONS.get(module, "")]
+    names = list_installed().get(module) or [OTHER_DISTRIBUTIONS.get(module, "")]
     return {normalize(name) for name in names}
 
 
@@ -96,20 +106,20 @@ def close(names: set[str]) -> set[str]:
 def list_optional() -> list[str]:
     """Return the imported modules that an installation without extras does not have."""
     core = close(CORE)
-    return [module for module in IMPORTED if not find_distributions(module) & core]
+    return [module for module in list_imported() if not find_distributions(module) & core]
 
 
-@pytest.mark.parametrize("module", IMPORTED)
-def test_imported_packages_are_declared(module: str) -> None:
+def test_imported_packages_are_declared() -> None:
     """As a dependency or in an extra for users, not only as a dependency of a dependency."""
     declared = CORE.union(*EXTRAS.values())
-    assert bool(find_distributions(module) & declared) != (module in UNDECLARED)
+    missing = {module for module in list_imported() if not find_distributions(module) & declared}
+    assert missing == UNDECLARED
 
 
 @pytest.mark.parametrize("name", sorted(CORE))
 def test_dependencies_are_imported(name: str) -> None:
     """A dependency that nothing imports is gone."""
-    assert any(name in find_distributions(module) for module in IMPORTED)
+    assert any(name in find_distributions(module) for module in list_imported())
 
 
 def test_imports_inside_functions_are_found(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ DECLARED = {
         if name.startswith("rescnet_dist.model.") and name.split(".")[2] in COMPONENTS
     },
 }
-GRAPH = build_graph(MODULES, DECLARED)
 
 BELOW_PLANNING = {
     "errors",
@@ -86,12 +85,18 @@ MAY_IMPORT = {
 NOT_IN_KERNELS = {"dask", "distributed", "fsspec", "xarray", "zarr"}
 
 
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """The modules that each module of the package imports."""
+    return build_graph(MODULES, DECLARED)
+
+
 def get_part(name: str) -> str:
     """Return the part of the package that a module belongs to: its top-level folder or module."""
     return name.split(".")[1] if "." in name else "__init__"
 
 
-def test_imports_run_one_way() -> None:
+def test_imports_run_one_way(graph: dict[str, set[str]]) -> None:
     """A part imports only from the parts below it.
 
     errors ← _compat ← formatting ← (options | kernels) ← model ← composition ← spec
@@ -103,13 +108,13 @@ def test_imports_run_one_way() -> None:
         part = get_part(name)
         assert part in MAY_IMPORT, f"{part} is new. Add to MAY_IMPORT what it may import."
         allowed = MAY_IMPORT[part] | {part, "_compat"}
-        wrong[name] = {get_part(imported) for imported in GRAPH[name]} - allowed
+        wrong[name] = {get_part(imported) for imported in graph[name]} - allowed
     assert not {name: parts for name, parts in wrong.items() if parts}
 
 
-def test_no_modules_import_each_other() -> None:
+def test_no_modules_import_each_other(graph: dict[str, set[str]]) -> None:
     """No cycle, even through imports in functions and by name; see `import_graph`."""
-    cycles = [" → ".join(cycle) for cycle in find_cycles(GRAPH)]
+    cycles = [" → ".join(cycle) for cycle in find_cycles(graph)]
     assert not cycles, "Move what both need to a module below them."
 
 
@@ -122,11 +127,11 @@ def test_kernels_import_no_cluster_and_no_storage() -> None:
         assert not {full.split(".")[0] for full in imported} & NOT_IN_KERNELS, name
 
 
-def test_only_the_backend_imports_the_gpu_package() -> None:
+def test_only_the_backend_imports_the_gpu_package(graph: dict[str, set[str]]) -> None:
     """CuPy may be missing, so it is loaded in one place, on first use."""
     package = {name for name in MODULES if f"{name}.".startswith("rescnet_dist.kernels.gpu.")}
     assert package
-    importers = {name for name, imported in GRAPH.items() if imported & package} - package
+    importers = {name for name, imported in graph.items() if imported & package} - package
     assert importers == {"rescnet_dist.kernels.backend"}
 
 

@@ -11,7 +11,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 import rescnet_dist
 from rescnet_dist import errors
@@ -39,6 +42,12 @@ RAISED = {
     *(name for name in dir(errors) if name.endswith("Error")),
     *("ClickException", "UsageError", "BadParameter"),
 }
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text())
 
 
 def short(path: Path) -> str:
@@ -74,7 +83,7 @@ def test_identifiers_use_the_vocabulary() -> None:
     found = {
         f"{short(path)}:{line} {name}"
         for path in SOURCES
-        for line, name in identifiers(ast.parse(path.read_text()))
+        for line, name in identifiers(parse(path))
         if words(name) & DIALECT and name not in ALLOWED
     }
     found |= {short(path) for path in SOURCES if words(path.stem) & DIALECT}
@@ -83,14 +92,14 @@ def test_identifiers_use_the_vocabulary() -> None:
 
 def constants(path: Path) -> Iterator[tuple[str, int, str]]:
     """Yield name, line number and source line of each constant of a module."""
-    text = path.read_text()
-    for node in ast.parse(text).body:
+    lines = path.read_text().splitlines()
+    for node in parse(path).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
             targets = [node.target]
         for name in (name for target in targets for name in ast.walk(target)):
             if isinstance(name, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]*", name.id):
-                yield name.id, node.lineno, text.splitlines()[node.lineno - 1]
+                yield name.id, node.lineno, lines[node.lineno - 1]
 
 
 def test_no_constant_stands_for_two_things() -> None:
@@ -137,11 +146,12 @@ def literal(node: ast.expr) -> str | None:
     return None
 
 
+@pytest.fixture(scope="module")
 def messages() -> list[Message]:
-    """Return all error messages of the package and its command line."""
+    """All error messages of the package and its command line."""
     found = []
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -150,15 +160,12 @@ def messages() -> list[Message]:
     return found
 
 
-MESSAGES = messages()
+def test_messages_are_collected(messages: list[Message]) -> None:
+    assert len(messages) > 250
 
 
-def test_messages_are_collected() -> None:
-    assert len(MESSAGES) > 250
-
-
-def test_messages_follow_one_form() -> None:
+def test_messages_follow_one_form(messages: list[Message]) -> None:
     """Sentences, without words of the dialect."""
-    for message in MESSAGES:
+    for message in messages:
         assert re.search(r"(\.|\?|\{\}|`)$", message.text), message
         assert not words(re.sub(r"\{\}", "", message.text)) & DIALECT, message
