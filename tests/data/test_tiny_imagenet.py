@@ -95,3 +95,12 @@ def test_incomplete_folders_are_named(
             files[path] = content
     with pytest.raises(DataError, match=message):
         find_source(str(write_files(tmp_path, files)))
+
+
+def test_folder_val_alone_is_rejected(tmp_path: Path) -> None:
+    """It has no folders of classes; all its images would be of the class "images"."""
+    write_files(tmp_path, make_tiny_imagenet())
+    with pytest.raises(
+        DataError, match=rf"is the folder val .* Give the folder above, .*{tmp_path}\.$"
+    ):
+        find_source(str(tmp_path / "val"))

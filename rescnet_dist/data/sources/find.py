@@ -81,7 +81,7 @@ def _open_folder(url: str, paths: Sequence[str]) -> Source:
     if is_cifar(top_level) or (is_cifar(paths) and not folder.count("/")):
         files = [File.at(f"{url}/{path}") for path in paths]
         return CifarSource(url, [Member(file, file.name, 0, file.size) for file in files])
-    if (root := find_tiny_imagenet(paths)) is not None:
+    if (root := find_tiny_imagenet(url, paths)) is not None:
         prefix = f"{root}/" if root else ""
         inside = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
         return TinyImageNetSource(f"{url}/{root}", inside)

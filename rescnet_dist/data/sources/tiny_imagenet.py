@@ -10,6 +10,7 @@ in publications. Classes are named by their WordNet ID: the words of words.txt a
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Sequence
 
@@ -25,15 +26,20 @@ TRAIN_IMAGE = re.compile(r"train/([^/]+)/images/[^/]+\.JPEG")
 VAL_IMAGE = re.compile(r"val/images/([^/]+\.JPEG)")
 
 
-def find_tiny_imagenet(paths: Sequence[str]) -> str | None:
-    """Return the folder of TinyImageNet among the paths of files, "" for that of all of them.
+def find_tiny_imagenet(url: str, paths: Sequence[str]) -> str | None:
+    """Return the folder of TinyImageNet among the paths of files at a URL, "" for the URL itself.
 
     It is None if they are not those of TinyImageNet. The folder may be one level down, as in the
-    published archive.
+    published archive. Raise DataError if the URL is its folder val.
 
-    >>> find_tiny_imagenet(["tiny-imagenet-200/val/val_annotations.txt"])
+    >>> find_tiny_imagenet("data", ["tiny-imagenet-200/val/val_annotations.txt"])
     'tiny-imagenet-200'
     """
+    if posixpath.basename(ANNOTATIONS) in paths:
+        raise DataError(
+            f"{url} is the folder val of TinyImageNet. Its images are read with the training images, "
+            f"as the test split. Give the folder above, {posixpath.dirname(url.rstrip('/'))}."
+        )
     for path in paths:
         folder, found, rest = f"/{path}".rpartition(f"/{ANNOTATIONS}")
         if found and not rest and folder.count("/") <= 1:
