@@ -1,7 +1,8 @@
-"""The cache of small objects in a worker: per driver, of limited size, and it saves reads."""
+"""The cache of objects in a worker: per driver, of limited size, and it saves reads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from distributed import Client
 from rescnet_dist import NetworkSpec, RunSpec, load_digits
 from rescnet_dist.data import training_set
 from rescnet_dist.lifecycle import begin_or_resume, check_run
+from rescnet_dist.model import ImageScale
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.store import (
     Location,
@@ -64,18 +66,49 @@ def test_only_latest_layer_is_cached() -> None:
     assert object_cache.get(one, "bank", lambda: "read", 1) == "read"
 
 
-def test_least_recently_used_objects_are_evicted() -> None:
-    """Objects in use stay."""
-    one = make_task("oldest")
-    object_cache.put(one, "in use", 0)
-    for number in range(2 * object_cache.MAX_CACHED_OBJECTS):
-        object_cache.put(one, f"object {number}", number)
-        assert object_cache.get(one, "in use", lambda: -1) == 0
-    assert object_cache.get(one, "object 0", lambda: -1) == -1
-    assert (
-        object_cache.get(one, f"object {2 * object_cache.MAX_CACHED_OBJECTS - 1}", lambda: -1)
-        == 2 * object_cache.MAX_CACHED_OBJECTS - 1
-    )
+def cached_drivers(name: str, drivers: list[str]) -> list[str]:
+    """Return the drivers that have an object of this name in the cache."""
+    found = {driver: object_cache._drivers.get(driver) for driver in drivers}
+    return [driver for driver, objects in found.items() if objects and name in objects.entries]
+
+
+def test_drivers_used_last_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects in use stay; those of drivers that have ended are removed."""
+    monkeypatch.setattr(object_cache, "MAX_CACHED_DRIVERS", 3)
+    drivers = [f"number {number}" for number in range(5)]
+    for driver in drivers:
+        object_cache.put(make_task(driver), "a", driver)
+        assert object_cache.get(make_task(drivers[0]), "a", lambda: "loaded") == drivers[0]
+    assert cached_drivers("a", drivers) == [drivers[0], *drivers[-2:]]
+
+
+@pytest.mark.parametrize("wrap", [lambda a: {"zca": {"matrix": a}}, lambda a: (1, [a])])
+def test_bytes_are_limited(wrap: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the matrix of a view may have a gigabyte; arrays are found at any depth."""
+    monkeypatch.setattr(object_cache, "MAX_CACHED_BYTES", 1000)
+    drivers = [f"bytes {number}" for number in range(4)]
+    for driver in drivers:
+        object_cache.put(make_task(driver), "views", wrap(np.zeros(100, np.float32)))
+    assert cached_drivers("views", drivers) == drivers[-2:]
+
+
+def test_objects_in_use_may_be_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every task would read them again otherwise."""
+    monkeypatch.setattr(object_cache, "MAX_CACHED_BYTES", 1000)
+    task = make_task("large")
+    object_cache.put(task, "views", np.zeros(2000))
+    object_cache.put(task, "bank", np.zeros(2000))
+    assert cached_drivers("views", ["large"]) == cached_drivers("bank", ["large"]) == ["large"]
+
+
+def test_shared_arrays_are_counted_once() -> None:
+    """The image scale has the arrays of the views."""
+    views = {"zca": {"matrix": np.zeros((10, 10), np.float32)}}
+    scale = ImageScale(np.zeros(3, np.float32), np.ones(3, np.float32), views)
+    task = make_task("shared")
+    object_cache.put(task, "views", views)
+    object_cache.put(task, "image scale", scale)
+    assert object_cache._drivers["shared"].nbytes == 400 + 2 * 12
 
 
 def test_cached_objects_equal_stored_objects(client: Client, tmp_path: Path) -> None:
@@ -83,8 +116,7 @@ def test_cached_objects_equal_stored_objects(client: Client, tmp_path: Path) -> 
     images, labels = load_digits()
     data = training_set(images[:200], labels[:200])
     run = begin_or_resume(check_run(tmp_path / "run", SPEC, RunSpec(validation=0), data), client)
-    # the latest of each name
-    cached = {name: entry for (_, name), entry in object_cache._objects.items()}
+    cached = [*object_cache._drivers.values()][-1].entries
     assert_same(cached["image scale"][1], read_image_scale(run.location))
     assert_same(cached["bank"][1], read_bank(run.location, cached["bank"][0]))
     head = read_head(run.location, cached["head"][0], LinearHead.arrays)

@@ -37,7 +37,7 @@ def find_tiny_imagenet(url: str, paths: Sequence[str]) -> str | None:
     """
     if posixpath.basename(ANNOTATIONS) in paths:
         raise DataError(
-            f"{url} is the folder val of TinyImageNet. Its images are read with the training images, "
+            f"{url} is the folder val of TinyImageNet. Its images are read with those of train, "
             f"as the test split. Give the folder above, {posixpath.dirname(url.rstrip('/'))}."
         )
     for path in paths:
