@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import CubicSpline
 
 from rescnet_dist.kernels.arrays import Array, get_array_module
 
@@ -155,6 +154,8 @@ class LossCurve:
         log_loss : float
             The mean loss of the images there, without smoothing.
         """
+        from scipy.interpolate import CubicSpline  # slow to import, and rarely needed
+
         exponents = np.log2(INVERSE_TEMPERATURES)
         steps = 1 + (len(exponents) - 1) * SEARCH_STEPS
         search = np.linspace(exponents[0], exponents[-1], steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import minimize
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.calibration import SMOOTHING_IMAGES
@@ -40,6 +39,8 @@ def mixture_weights(scores: Sequence[Array], labels: Array) -> Array:
     >>> mixture_weights([good, poor], np.array([0, 1, 2])).tolist()
     [1.0, 0.0]
     """
+    from scipy.optimize import minimize  # slow to import, and rarely needed
+
     count = len(scores)
     if count == 1:
         return np.ones(1)
