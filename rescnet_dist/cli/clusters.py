@@ -23,6 +23,7 @@ from rescnet_dist.cluster import (
     WORKER_TIMEOUT_SECONDS,
     current_client,
     open_client,
+    translate_errors,
     wait_for_worker,
 )
 
@@ -36,13 +37,14 @@ def cluster(
     """Yield a client of the cluster that the options name, else of an embedded one of processes.
 
     Without options and with `embedded=False`, yield None: threads of this process are enough. With
-    `quiet`, nothing is printed while the cluster starts.
+    `quiet`, nothing is printed while the cluster starts. Raise ClusterLostError if the scheduler of
+    a named cluster is lost in the body.
     """
     if options:
         wait, started = options.get("wait"), time.monotonic()
         if wait and not quiet:
             click.echo(f"waiting up to {wait:.0f} s for the cluster", err=True)
-        with open_client(**options) as client:
+        with open_client(**options) as client, translate_errors(client, "run this again"):
             if not client.nthreads():
                 # The scheduler may have used up a part of the time.
                 waited = time.monotonic() - started

@@ -22,7 +22,12 @@ from distributed import Client, LocalCluster, get_client, get_worker, worker_cli
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 
 from rescnet_dist._compat import fetch_workers
-from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachableError
+from rescnet_dist.errors import (
+    ClusterError,
+    ClusterLostError,
+    ClusterUnreachableError,
+    RescnetError,
+)
 from rescnet_dist.kernels.backend import Backend
 
 # Packages whose versions must be the same in the client and in all workers.
@@ -220,8 +225,10 @@ def translate_errors(client: Client, remedy: str = "resume the run") -> Iterator
     """
     try:
         yield
-    except (OSError, *CANCELLED_ERRORS) as error:
-        # Errors of a store are StoreErrors already, but other OSErrors have other causes.
+    except RescnetError:
+        raise
+    except (Exception, *CANCELLED_ERRORS) as error:
+        # What a call of a client without a scheduler raises depends on the call and the moment.
         if client.status == "running" and not isinstance(
             error, (CommClosedError, *CANCELLED_ERRORS)
         ):

@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed import Client
 
-from rescnet_dist.cluster.workers import Workers
+from rescnet_dist.cluster import Workers, translate_errors
 from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import ClusterError, SpecError, pluralize
 from rescnet_dist.formatting import format_bytes, format_time, html_table
@@ -183,10 +183,11 @@ def forecast(
     Nothing is written, except one object next to `store` while its speed is measured.
     """
     problem = Problem.of(data, run_spec)
-    workers = Workers.from_client(client, get_backend(run_spec))
-    make_plan(problem, spec, run_spec, workers)  # raises before anything is measured
-    measure = measure and workers.gpu_memory is None  # only CPUs can be timed
-    speed = calibrate(client, problem, spec, workers, store) if measure else None
+    with translate_errors(client, "plan again"):
+        workers = Workers.from_client(client, get_backend(run_spec))
+        make_plan(problem, spec, run_spec, workers)  # raises before anything is measured
+        measure = measure and workers.gpu_memory is None  # only CPUs can be timed
+        speed = calibrate(client, problem, spec, workers, store) if measure else None
     free_disk = Location.of(store).free_bytes() if store else None
     return replace(estimate(problem, spec, run_spec, workers, speed), free_disk=free_disk)
 
