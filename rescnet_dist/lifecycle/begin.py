@@ -28,7 +28,7 @@ from rescnet_dist.data import (
     TrainingSet,
     classes_to_json,
 )
-from rescnet_dist.errors import DataError, SingularError, SpecError, StoreError
+from rescnet_dist.errors import ClaimLostError, DataError, SingularError, SpecError, StoreError
 from rescnet_dist.events.classes import Listener
 from rescnet_dist.lifecycle.holdout import HoldOut, hold_out
 from rescnet_dist.lifecycle.match import (
@@ -180,20 +180,21 @@ def begin_or_resume(
             workers, expected = plan_run(checked, client)
         except BaseException:
             if not checked.overwrites:  # else the run in the store is kept
-                _remove(run)
+                _remove(claim)
             raise
+        claim.check()
         for name in replaced:
             (run.location / name).remove()
         try:
-            state = prepare_run(checked, client, workers, expected)
+            state = prepare_run(checked, client, workers, expected, claim)
         except BaseException:
-            _remove(run)
+            _remove(claim)
             raise
         try:
             train(claim, state, client, listeners, workers)
         except (DataError, SpecError, SingularError):
             if not run.commits():
-                _remove(run)
+                _remove(claim)
             raise
     return run
 
@@ -215,16 +216,23 @@ REMOVE_ATTEMPTS = 10
 REMOVE_WAIT_SECONDS = 0.2
 
 
-def _remove(run: RunStore) -> None:
-    """Remove a run, and what tasks in progress when it failed may still write to it."""
+def _remove(claim: Claim) -> None:
+    """Remove a run, and what tasks in progress when it failed may still write to it.
+
+    A run that another driver has taken over, as from one that was suspended, is kept.
+    """
+    try:
+        claim.check()
+    except ClaimLostError:
+        return
     for attempt in range(REMOVE_ATTEMPTS):
         try:
-            run.location.remove()
+            claim.location.remove()
         except StoreError:  # as files change during the removal
             if attempt == REMOVE_ATTEMPTS - 1:
                 raise
         time.sleep(REMOVE_WAIT_SECONDS)
-        if not run.location.exists():
+        if not claim.location.exists():
             return
 
 
@@ -253,9 +261,16 @@ def _find_stored(data: TrainingSet) -> ArrayReference | None:
 
 
 def prepare_run(
-    checked: CheckedRun, client: Client, cluster: CheckedWorkers, expected: Forecast
+    checked: CheckedRun,
+    client: Client,
+    cluster: CheckedWorkers,
+    expected: Forecast,
+    claim: Claim,
 ) -> RunState:
-    """Write what the passes of a planned run read; return the state of the run."""
+    """Write what the passes of a planned run read; return the state of the run.
+
+    Raise ClaimLostError if another driver takes it over meanwhile.
+    """
     run, spec, run_spec, data = checked.store, checked.spec, checked.run_spec, checked.data
     problem, stored = Problem.of(data, run_spec), _find_stored(data)
     attributes = {
@@ -276,6 +291,7 @@ def prepare_run(
         expected = estimate(problem, spec, run_spec, cluster.workers, None)
     plan = expected.plan
     planned = {"rows": rows.to_dict(), "plan": plan.to_dict()}
+    claim.check()
     run.update_attributes(**planned, expected=expected.to_dict())
     if not stored:
         chunk = math.ceil(plan.chunk_images / (1 + data.augment.copies))
@@ -283,6 +299,7 @@ def prepare_run(
         _write_parts(
             run.data_array("images", write=True), [part.array for part in data.images], client
         )
+    claim.check()
     run.update_attributes(data_complete=True)
     return RunState.from_attributes(run, attributes | planned)
 

@@ -25,6 +25,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.cli.options import CLUSTER_HELP, pop_cluster_options
 from rescnet_dist.cli.signals import LOST_EXCEPTION_SECONDS, Terminated, raise_on_signal
 from rescnet_dist.errors import ClusterError
+from rescnet_dist.lifecycle import begin
 from rescnet_dist.store import Claim, Location, RunStore
 
 SMALL = [
@@ -190,6 +191,30 @@ def test_run_completed_by_other_driver_is_kept(
     assert "already holds another run" in failed.output
     assert (url / "result.json").exists()
     assert train(data_url, url).exit_code == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_run_taken_over_while_its_data_are_written_is_kept(
+    client: Client, data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The driver was suspended for longer than its claim lasts; it changes and removes nothing."""
+    url = tmp_path / "run"
+    index_rows = begin._index_rows
+
+    def index_late(*arguments: Any) -> Any:
+        rows = index_rows(*arguments)
+        Claim.take(Location.of(url), take_over=True)
+        (url / "result.json").write_text("of the other driver")
+        if fails:
+            raise rd.DataError("the images cannot be read")
+        return rows
+
+    monkeypatch.setattr(begin, "_index_rows", index_late)
+    failed = train(data_url, url)
+    assert failed.exit_code == (2 if fails else 75), failed.output
+    assert fails or "has been taken over" in failed.output
+    assert (url / "result.json").read_text() == "of the other driver"
+    assert "plan" not in json.loads((url / "zarr.json").read_text())["attributes"]
 
 
 def test_workers_too_small_for_plan_are_rejected(
