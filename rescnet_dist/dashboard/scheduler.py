@@ -49,22 +49,21 @@ class Board:
         """Update the run of a topic by a message; messages of unknown runs are ignored."""
         kind = message.get("kind")
         if kind == "run":
+            view, driver = RunView.of(message["run"]), str(message["driver"])
             self._runs.pop(topic, None)
-            self._runs[topic] = RunView.of(message["run"])
-            self._drivers[topic] = message["driver"]
+            self._runs[topic], self._drivers[topic] = view, driver
             for old in list(self._runs)[:-MAX_BOARD_RUNS]:
                 del self._runs[old], self._drivers[old]
-        view = self._runs.get(topic)
-        if view is None:
+        if (known := self._runs.get(topic)) is None:
             return
         if kind == "event":
-            view.handle_event(message)
-            for layer in view.layers[:-1]:
+            known.handle_event(message)
+            for layer in known.layers[:-1]:
                 layer.memory = {}
         elif kind == "chunk":
-            view.handle_event({"event": "chunk_done", **message})
+            known.handle_event({"event": "chunk_done", **message})
         elif kind == "rebuilt":
-            view.handle_event({"event": "chunk_rebuilt", **message})
+            known.handle_event({"event": "chunk_rebuilt", **message})
 
     def remove_driver(self, client: str) -> None:
         """Mark the running runs of a driver that has disconnected as unfinished."""
@@ -84,9 +83,12 @@ class RunsPlugin(SchedulerPlugin):
         self.is_served = False  # whether the dashboard has pages of it
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Pass messages of runs to the board."""
+        """Pass messages of runs to the board; those that cannot be read are ignored."""
         if topic.startswith(TOPIC_PREFIX) and isinstance(msg, dict):
-            self.board.handle_message(topic, msg)
+            try:
+                self.board.handle_message(topic, msg)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                logger.warning("A message of %s is not readable: %r", topic, error)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Pass the disconnection of a client to the board."""

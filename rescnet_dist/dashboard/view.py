@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.events.metrics import Accuracy
@@ -16,6 +17,17 @@ from rescnet_dist.store import RunStore
 
 RECENT_LAYERS = 5  # whose times estimate how long the next layers take
 MAX_NOTES = 10  # that a view keeps
+Number = TypeVar("Number", int, float)
+
+
+def _optional_float(value: Any) -> float | None:
+    """Return a value as a float; None stays None."""
+    return None if value is None else float(value)
+
+
+def _numbers(values: Any, kind: Callable[[Any], Number]) -> dict[str, Number]:
+    """Return the values of a dict as numbers, by name."""
+    return {str(name): kind(value) for name, value in dict(values).items()}
 
 
 @dataclass(slots=True)
@@ -55,15 +67,15 @@ class LayerView:
         """Return the view of a layer that `describe_run` or a PassDone event describes."""
         observed, residual = description.get("observed") or {}, description.get("residual")
         return cls(
-            layer=description["layer"],
-            seconds=description["seconds"],
-            train=description.get("train"),
-            validation=description.get("validation"),
-            residual=tuple(residual) if residual else None,
-            phases=observed.get("seconds", {}),
-            read=observed.get("read", 0),
-            written=observed.get("written", 0),
-            memory=observed.get("memory", {}),
+            layer=int(description["layer"]),
+            seconds=float(description["seconds"]),
+            train=_optional_float(description.get("train")),
+            validation=_optional_float(description.get("validation")),
+            residual=(float(residual[0]), float(residual[1])) if residual else None,
+            phases=_numbers(observed.get("seconds", {}), float),
+            read=int(observed.get("read", 0)),
+            written=int(observed.get("written", 0)),
+            memory=_numbers(observed.get("memory", {}), int),
         )
 
 
@@ -140,10 +152,10 @@ class RunView:
         layers = [LayerView.of(layer) for layer in description["layers"]]
         is_done = description["state"] == "done"
         return cls(
-            url=description["url"],
+            url=str(description["url"]),
             state=description["state"],
-            images=description["rows"],
-            max_layers=description["network"]["max_layers"],
+            images=int(description["rows"]),
+            max_layers=int(description["network"]["max_layers"]),
             reason=description["reason"],
             depth=(description["depth"] if is_done else None) or _best_depth(layers),
             planned_memory=expected.get("peak_memory"),
@@ -163,24 +175,24 @@ class RunView:
         """Update the view by an event in the form of `event_to_dict`."""
         match event["event"]:
             case "pass_started":
-                self.state, self.reason = "running", None
-                self.current = PassView(event["phase"], event["layer"], event["time"])
+                current = PassView(event["phase"], int(event["layer"]), float(event["time"]))
+                self.state, self.reason, self.current = "running", None, current
             case "chunk_done":
-                previous = self.memory.get(event["worker"], 0)
-                self.memory[event["worker"]] = max(event["memory"], previous)
+                worker, memory = str(event["worker"]), int(event["memory"])
+                self.memory[worker] = max(memory, self.memory.get(worker, 0))
                 current = self.current
                 if current and (current.phase, current.layer) == (event["phase"], event["layer"]):
-                    current.chunk_images[event["start"]] = event["images"]
+                    current.chunk_images[int(event["start"])] = int(event["images"])
             case "pass_done":
                 self._finish_pass(event)
             case "pass_retried":
-                self.add_note(event["reason"])
+                self.add_note(str(event["reason"]))
             case "maps_placed":
                 if self.maps_in_memory and not event["in_memory"]:
                     self.add_note(f"layer {event['layer']}: maps are now {event['reason']}")
                 self.maps_in_memory = event["in_memory"]
             case "accuracy_collapsed":
-                self.add_note(event["reason"])
+                self.add_note(str(event["reason"]))
             case "chunk_rebuilt":
                 self.add_note(f"layer {event['layer']}: lost maps were rebuilt")
             case "run_stopped":
@@ -196,14 +208,16 @@ class RunView:
     def _finish_pass(self, event: dict[str, Any]) -> None:
         """Update layers, memory and depth by the end of a pass."""
         self.current = None
-        self.memory = dict(event["observed"]["memory"])  # drops workers that are gone
+        self.memory = _numbers(event["observed"]["memory"], int)  # drops workers that are gone
         if accuracy := event["accuracy"]:
+            train, validation = map(_optional_float, (accuracy["train"], accuracy["validation"]))
             for layer in self.layers:
                 if layer.layer == accuracy["layer"]:
-                    layer.train, layer.validation = accuracy["train"], accuracy["validation"]
+                    layer.train, layer.validation = train, validation
         if event["phase"] == "grow":
-            self.layers = [layer for layer in self.layers if layer.layer < event["layer"]]
-            self.layers.append(LayerView.of(event))
+            grown = LayerView.of(event)
+            self.layers = [layer for layer in self.layers if layer.layer < grown.layer]
+            self.layers.append(grown)
         self.depth = _best_depth(self.layers)
 
     def layer_seconds(self) -> float | None:

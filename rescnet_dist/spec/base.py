@@ -22,11 +22,15 @@ def read_toml(source: str | Path) -> dict[str, Any]:
     """Parse TOML text, or the file at a `Path`; raise SpecError for tables that no spec has."""
     prefix = f"{source}: " if isinstance(source, Path) else ""
     try:
-        text = source.read_text() if isinstance(source, Path) else source
+        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
         tables = tomllib.loads(text)
     except OSError as error:
         raise SpecError(f"{source} cannot be read ({error.strerror}). Check the path.") from error
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{prefix}Byte {error.start} is not UTF-8 text. Save the file as UTF-8."
+        ) from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(
             f"{prefix}The text is not valid TOML: {error}. Correct that line."
         ) from error

@@ -6,11 +6,9 @@ much memory is noticed.
 
 from __future__ import annotations
 
-import faulthandler
 import gzip
 import io
 import math
-import pickle
 import random
 import struct
 import sys
@@ -29,173 +27,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from damaged_sources import (
+    FORMATS,
+    LABELS,
+    PIXELS,
+    Files,
+    encode_image,
+    identity,
+    make_damaged,
+    make_idx,
+    make_image_folder,
+    make_npy,
+    make_png,
+    make_png_chunk,
+    read_dataset,
+    write_files,
+)
+from mutations import damage, keep
 
-import rescnet_dist as rd
 from rescnet_dist.data.sources import DecodeOptions, Samples
-from rescnet_dist.errors import DataError
 
 DECODE: Any = sys.modules["rescnet_dist.data.sources.decode"]
 SEED = 20240229
 MAX_MEMORY_BYTES = 2**30  # of a process, for any file
-MAX_SECONDS = 20  # for any file
-Change = Callable[[bytes], bytes]
-Files = dict[str, bytes]  # of a dataset, by path
-
-PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
-LABELS = np.array([0, 1, 2, 0, 1, 2])
-
-
-def identity(content: bytes) -> bytes:
-    """Return the content unchanged."""
-    return content
-
-
-# small datasets, changed below their checksums and compression --------------------------------
-
-
-def encode_image(image: Any, form: str, **options: Any) -> bytes:
-    """Return the bytes of an image file."""
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, form, **options)
-    return file.getvalue()
-
-
-def make_png(change: Change = identity) -> bytes:
-    """Return a PNG file whose header and pixels are changed, with correct checksums."""
-    content, at, chunks = encode_image(PIXELS[0], "PNG"), 8, [b"\x89PNG\r\n\x1a\n"]
-    while at < len(content):
-        (size,) = struct.unpack_from(">I", content, at)
-        kind, data = content[at + 4 : at + 8], content[at + 8 : at + 8 + size]
-        if kind == b"IDAT":
-            data = zlib.compress(change(zlib.decompress(data)))
-        elif kind == b"IHDR":
-            data = change(data)
-        chunks.append(make_png_chunk(kind, data))
-        at += 12 + size
-    return b"".join(chunks)
-
-
-def make_png_chunk(kind: bytes, data: bytes) -> bytes:
-    """Return a chunk of a PNG file."""
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def make_image_folder(name: str, content: bytes) -> Files:
-    """Return a folder with this file."""
-    return {f"a/{name}": content}
-
-
-def make_idx(array: Any) -> bytes:
-    """Return an IDX file of bytes."""
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def make_npy(array: Any) -> bytes:
-    """Return a .npy file."""
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def make_npz(change: Change, compression: int) -> bytes:
-    """Return a .npz file whose arrays are changed, with correct checksums."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as archive:
-        archive.writestr("images.npy", change(make_npy(PIXELS)))
-        archive.writestr("labels.npy", change(make_npy(LABELS)))
-    return file.getvalue()
-
-
-def make_cifar_python(change: Change = identity) -> Files:
-    """Return two batches of six images of 32×32."""
-    pixels = np.resize(PIXELS, (6, 3072))
-    batch = pickle.dumps({b"data": pixels, b"labels": LABELS.tolist()}, 2)
-    return {"data_batch_1": change(batch), "test_batch": batch}
-
-
-def make_cifar_binary(change: Change = identity) -> Files:
-    """Return two batches of a label and 3,072 pixels per row."""
-    rows = np.c_[LABELS.astype(np.uint8), np.resize(PIXELS, (6, 3072))].tobytes()
-    return {"data_batch_1.bin": change(rows), "test_batch.bin": rows}
-
-
-def make_parquet(**options: Any) -> bytes:
-    """Return a Parquet file of six images in two row groups."""
-    images = [{"bytes": encode_image(image, "PNG"), "path": None} for image in PIXELS]
-    table = pa.table({"image": images, "label": LABELS})
-    file = io.BytesIO()
-    pq.write_table(table, file, row_group_size=3, **options)
-    return file.getvalue()
-
-
-def make_webdataset(change: Change = identity) -> bytes:
-    """Return a tar file whose third header is changed, with correct checksums."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for number, image in enumerate(PIXELS):
-            for name, content in (
-                ("png", encode_image(image, "PNG")),
-                ("cls", b"%d" % (number % 3)),
-            ):
-                entry = tarfile.TarInfo(f"{number:03}.{name}")
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
-    content = file.getvalue()
-    at = content.index(b"002.png\0")
-    changed = bytearray(change(content[at : at + 512]).ljust(512, b"\0")[:512])
-    changed[148:156] = b" " * 8
-    changed[148:156] = b"%06o\0 " % sum(changed)
-    return content[:at] + bytes(changed) + content[at + 512 :]
-
-
-FORMATS: dict[str, Callable[[Change, Change], Files]] = {
-    # The outer change is applied to the file, the inner one below its checksums.
-    "png": lambda outer, inner: make_image_folder("1.png", outer(make_png(inner))),
-    "png16": lambda outer, inner: make_image_folder(
-        "1.png", outer(inner(encode_image(PIXELS[0, ..., 0].astype(np.uint16) * 257, "PNG")))
-    ),
-    "jpeg": lambda outer, inner: make_image_folder(
-        "1.jpg", outer(inner(encode_image(PIXELS[0], "JPEG")))
-    ),
-    "progressive jpeg": lambda outer, inner: make_image_folder(
-        "1.jpg", outer(inner(encode_image(PIXELS[0], "JPEG", progressive=True)))
-    ),
-    "webp": lambda outer, inner: make_image_folder(
-        "1.webp", outer(inner(encode_image(PIXELS[0], "WEBP")))
-    ),
-    "lossless webp": lambda outer, inner: make_image_folder(
-        "1.webp", outer(inner(encode_image(PIXELS[0], "WEBP", lossless=True)))
-    ),
-    "idx": lambda outer, inner: {
-        "train-images-idx3-ubyte": outer(make_idx(PIXELS[..., 0])),
-        "train-labels-idx1-ubyte": inner(make_idx(LABELS)),
-    },
-    "idx.gz": lambda outer, inner: {
-        "train-images-idx3-ubyte.gz": outer(gzip.compress(inner(make_idx(PIXELS[..., 0])))),
-        "train-labels-idx1-ubyte.gz": outer(gzip.compress(inner(make_idx(LABELS)))),
-    },
-    "cifar python": lambda outer, inner: make_cifar_python(lambda batch: outer(inner(batch))),
-    "cifar binary": lambda outer, inner: make_cifar_binary(lambda batch: outer(inner(batch))),
-    "npy": lambda outer, inner: {
-        "images.npy": outer(make_npy(PIXELS)),
-        "labels.npy": inner(make_npy(LABELS)),
-    },
-    "npy of strings": lambda outer, inner: {
-        "images.npy": make_npy(PIXELS),
-        "labels.npy": outer(inner(make_npy(np.array(["ant", "bee", "cow"])[LABELS]))),
-    },
-    "npz": lambda outer, inner: {"a.npz": outer(make_npz(inner, zipfile.ZIP_STORED))},
-    "compressed npz": lambda outer, inner: {"a.npz": outer(make_npz(inner, zipfile.ZIP_DEFLATED))},
-    "parquet": lambda outer, inner: {"a.parquet": outer(inner(make_parquet()))},
-    "plain parquet": lambda outer, inner: {
-        "a.parquet": outer(inner(make_parquet(compression="none", use_dictionary=False)))
-    },
-    "webdataset": lambda outer, inner: {"a.tar": outer(make_webdataset(inner))},
-    "webdataset.gz": lambda outer, inner: {
-        "a.tar.gz": outer(gzip.compress(make_webdataset(inner), 1))
-    },
-}
 
 PNG_FORMATS = ("png", "png16", "parquet", "plain parquet", "webdataset", "webdataset.gz")
 PNG_HEADER_BYTES, PNG_END_BYTES = 33, 12  # up to and including IHDR; of IEND
@@ -203,106 +57,6 @@ CHUNK_BYTES = {  # the right sizes of chunks of PNG files
     **{b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"tIME": 7, b"tEXt": 12, b"tRNS": 6},
     **{b"bKGD": 6, b"iCCP": 20, b"zTXt": 20, b"eXIf": 20, b"acTL": 8, b"fcTL": 26, b"PLTE": 9},
 }
-
-# damage -----------------------------------------------------------------------------------------
-
-EXTREME_NUMBERS = [
-    0,
-    1,
-    127,
-    255,
-    2**15,
-    2**16 - 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**48,
-    2**63 - 1,
-    2**64 - 1,
-]
-
-
-def damage(content: bytes, rng: random.Random) -> bytes:
-    """Damage the content in one to three ways, half of the time near its ends."""
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        if content:
-            content = rng.choice(DAMAGE_FUNCTIONS)(content, draw_offset(content, rng), rng)
-    return content
-
-
-def keep(content: bytes, rng: random.Random) -> bytes:
-    """Return the content unchanged."""
-    return content
-
-
-def draw_offset(content: bytes, rng: random.Random) -> int:
-    """Draw the offset at which to damage the content."""
-    span = rng.choice((16, 64, 512, len(content), len(content)))
-    at = rng.randrange(min(span, len(content)))
-    return at if rng.random() < 0.6 else len(content) - 1 - at
-
-
-def flip_bit(content: bytes, at: int, rng: random.Random) -> bytes:
-    """Flip one bit."""
-    return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
-
-
-def overwrite_span(content: bytes, at: int, rng: random.Random) -> bytes:
-    """Overwrite a span with zeros, ones, or random bytes."""
-    size = rng.choice((1, 2, 4, 8, 100))
-    new = rng.choice((b"\0" * size, b"\xff" * size, rng.randbytes(size)))
-    return content[:at] + new + content[at + size :]
-
-
-def overwrite_binary_number(content: bytes, at: int, rng: random.Random) -> bytes:
-    """Overwrite bytes with a number of any size, such as a length."""
-    size, order = rng.choice((1, 2, 4, 8)), rng.choice(("big", "little"))
-    new = (rng.choice(EXTREME_NUMBERS) & (1 << 8 * size) - 1).to_bytes(size, order)  # type: ignore[arg-type]
-    return content[:at] + new + content[at + size :]
-
-
-def insert_decimal_number(content: bytes, at: int, rng: random.Random) -> bytes:
-    """Insert a number in digits."""
-    new = str(rng.choice(EXTREME_NUMBERS)).encode()
-    return content[:at] + new + content[at + rng.choice((0, len(new))) :]
-
-
-def truncate(content: bytes, at: int, rng: random.Random) -> bytes:
-    """Remove everything after the offset."""
-    return content[:at]
-
-
-def remove_span(content: bytes, at: int, rng: random.Random) -> bytes:
-    """Remove a span."""
-    return content[:at] + content[at + rng.choice((1, 2, 10, 512)) :]
-
-
-def repeat_span(content: bytes, at: int, rng: random.Random) -> bytes:
-    """Repeat a span, twice or many times."""
-    span = content[at : at + rng.choice((1, 4, 64, 512))]
-    return content[:at] + span * rng.choice((2, 2, 50)) + content[at + len(span) :]
-
-
-DAMAGE_FUNCTIONS = (
-    flip_bit,
-    overwrite_span,
-    overwrite_binary_number,
-    insert_decimal_number,
-    truncate,
-    remove_span,
-    repeat_span,
-)
-
-
-def make_damaged(name: str, count: int, seed: int) -> Iterator[Files]:
-    """Yield datasets with a file damaged as it is, below its checksums, or both."""
-    rng = random.Random(f"{name} {seed}")
-    for _ in range(count):
-        kind = rng.choice(("outer", "inner", "inner", "both"))
-        change: Change = lambda content: damage(content, rng)  # noqa: E731
-        outer = change if kind != "inner" else identity
-        inner = change if kind != "outer" else identity
-        yield FORMATS[name](outer, inner)
 
 
 # bombs ------------------------------------------------------------------------------------------
@@ -519,31 +273,6 @@ def process() -> Iterator[ProcessPoolExecutor]:
     context.set_forkserver_preload(["rescnet_dist.data", "dask.array", "pyarrow.parquet", "pytest"])
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         yield pool
-
-
-def write_files(folder: Path, files: Files) -> Path:
-    """Write the files of a dataset to a folder."""
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder
-
-
-def read_dataset(folder: Path) -> str:
-    """Open a dataset and read it whole; return "read" or "rejected"."""
-    faulthandler.dump_traceback_later(MAX_SECONDS, exit=True, file=sys.__stderr__)
-    try:
-        data = rd.open_dataset(str(folder))
-        images = data["images"].data.compute(scheduler="sync")
-        assert images.shape == tuple(data.sizes.values())
-        assert len(data.labels) == len(data.split) == len(images)
-    except DataError as error:
-        if str(folder) in str(error) and len(str(error)) < 1000:
-            return "rejected"
-        raise AssertionError(f"bad message: {str(error)[:1000]}") from None
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    return "read"
 
 
 def use_decoder(name: str) -> None:
