@@ -129,13 +129,14 @@ class SeaweedServer:
     """A SeaweedFS server on loopback with one bucket, `runs`, that can be killed and restarted with
     the same ports and folder."""
 
-    def __init__(self, group: ProcessGroup, folder: Path) -> None:
+    def __init__(self, group: ProcessGroup, folder: Path, host: str = HOST) -> None:
         self.group, self.folder, self.log = group, folder, folder / "weed.log"
+        self.host = host
         s3, *others = find_free_ports(4)
         self.ports = [f"-s3.port={s3}"]
         names = ("master", "volume", "filer")
         self.ports += [f"-{name}.port={p}" for name, p in zip(names, others, strict=True)]
-        self.url = f"http://{HOST}:{s3}"
+        self.url = f"http://{host}:{s3}"
         self.environment = {
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -161,7 +162,8 @@ class SeaweedServer:
         assert WEED
         self.server = self.group.start(
             [
-                *(WEED, "mini", f"-dir={self.folder}", f"-ip={HOST}", f"-ip.bind={HOST}"),
+                *(WEED, "mini", f"-dir={self.folder}", f"-ip={self.host}"),
+                f"-ip.bind={self.host}",
                 *(*self.ports, "-admin.ui=false", "-webdav=false", "-bucket=runs"),
             ],
             self.log,

@@ -6,7 +6,6 @@ printed and can be set by `RESCNET_CHAOS_SEED`. All of it runs with `-m slow`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -21,12 +20,10 @@ from typing import Any
 import call_reports
 import fsspec
 import pytest
-import zarr
+from contents import find_differences, read_contents, write_data
 from fault_injector import Caller, Calls, FaultInjector, FaultPoint, draw_point_at, draw_points
 from processes import WEED, ProcessGroup, SeaweedServer, start_cluster, start_driver
 
-from rescnet_dist import load_digits
-from rescnet_dist.store import RunStore
 from rescnet_dist.train import verify_run
 
 PHASES = ("read", "write", "reduce", "solve", "commit")
@@ -45,7 +42,6 @@ OPTIONS = {  # by variant of a run
 }
 IN_STORE = ("--maps", "store")
 IN_MEMORY = ("store", "commit")  # phases of every layer, even if its maps stay in memory
-TIME_FIELDS = ("seconds", "finished", "observed")  # of a record, which differ between runs
 RUN_TIMEOUT_SECONDS = 900.0  # for one run with all its faults
 
 
@@ -77,21 +73,12 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
     folder = tmp_path_factory.mktemp("chaos")
     (folder / "weed").mkdir()
     data = str(folder / "data.zarr")
-    write_data(data)
+    write_data(data, IMAGES)
     with ProcessGroup() as group, FaultInjector().listen() as injector:
         seaweed = SeaweedServer(group, folder / "weed")
         environment = os.environ | seaweed.environment | {call_reports.ADDRESS: injector.address}
         with start_cluster(group, folder, environment, WORKERS, THREADS) as scheduler:
             yield ChaosCluster(group, folder, injector, environment, scheduler, data, seaweed)
-
-
-def write_data(url: str) -> None:
-    """Write a Zarr store of small digits."""
-    images, labels = (array[:IMAGES] for array in load_digits())
-    images = images[:, ::2, ::2]
-    group = zarr.open_group(url, mode="w")
-    group.create_array("images", data=images, chunks=(50, *images.shape[1:]))
-    group.create_array("labels", data=labels, chunks=(IMAGES,))
 
 
 @dataclass
@@ -118,32 +105,6 @@ def run_without_faults(chaos: ChaosCluster) -> Callable[..., FaultFreeRun]:
         return FaultFreeRun(options, read_contents(store), calls)
 
     return run
-
-
-def read_contents(url: str) -> dict[str, Any]:
-    """Read the hash of every array of a run by its path, and the records without times."""
-    run = RunStore.open(url)
-    folders = ["data", "image_scale", "maps", "scores"]
-    folders += [f"layers/{name}" for name in list_names(run, "layers")]
-    found: dict[str, Any] = {}
-    for folder in folders:
-        for name in list_names(run, folder):
-            array = run.location.open_array(f"{folder}/{name}")
-            content = hashlib.sha256(array[...].tobytes()).hexdigest()
-            found[f"{folder}/{name}"] = array.shape, array.dtype.str, content
-    for record in run.commits():
-        record_fields = {key: value for key, value in record.items() if key not in TIME_FIELDS}
-        found[f"commit {record['step']}"] = record_fields
-    return found | {"result": run.result()}
-
-
-def list_names(run: RunStore, folder: str) -> list[str]:
-    """List the contents of a folder of a run, without its metadata and empty folders.
-
-    SeaweedFS keeps empty folders.
-    """
-    location = run.location / folder
-    return [name for name in location.names() if name != "zarr.json" and (location / name).size()]
 
 
 def run_to_completion(
@@ -212,9 +173,8 @@ def run_with_faults(
     assert not chaos.injector.pending, log
     assert len(chaos.injector.faults) == len(points), log
     assert drivers > len(points) if resume else drivers == 1, log
-    found, contents = read_contents(store), expected.contents
-    different = [name for name in contents.keys() | found if found.get(name) != contents.get(name)]
-    assert not different, f"other bits in {sorted(different)}\n{log}"
+    different = find_differences(read_contents(store), expected.contents)
+    assert not different, f"other bits in {different}\n{log}"
     assert verify_run(store) == []
     phases = Counter(fault.point.phase for fault in chaos.injector.faults)
     by_phase = ", ".join(f"{phase} {count}" for phase, count in phases.items())
@@ -336,7 +296,7 @@ def test_killed_store_changes_no_bit(
         return chaos.seaweed.kill(0.5 * (2 * max_seconds) ** point.chance)
 
     data, store = f"s3://runs/data-{variant}.zarr", f"s3://runs/{variant}"
-    write_data(data)
+    write_data(data, IMAGES)
     print_summary(run_with_faults(chaos, expected, points, inject, store=store, data=data))
 
 
