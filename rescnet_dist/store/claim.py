@@ -176,8 +176,18 @@ def _make_record(writer: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": process.pid,
         "process_started": process.create_time(),
+        "started_after_boot": _seconds_after_boot(process),
         "renewed": time.time(),
     }
+
+
+def _seconds_after_boot(process: psutil.Process) -> float:
+    """Return when a process started; unlike its time of creation, no step of the clock changes it.
+
+    The boot time is read first: earlier releases of psutil compute the other one from it.
+    """
+    booted = psutil.boot_time()
+    return float(process.create_time() - booted)
 
 
 def _describe_holder(record: dict[str, Any], number: int) -> str | None:
@@ -210,6 +220,9 @@ def _is_running(record: dict[str, Any]) -> bool:
         process = psutil.Process(record["pid"])
         is_alive = process.status() != psutil.STATUS_ZOMBIE
         # The start time distinguishes it from a later process with the same pid.
+        started = record.get("started_after_boot")
+        if isinstance(started, int | float):
+            return bool(is_alive and abs(_seconds_after_boot(process) - started) < 1)
         return bool(is_alive and abs(process.create_time() - record["process_started"]) < 1)
     except psutil.Error:
         return False

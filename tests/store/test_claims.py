@@ -300,8 +300,17 @@ def test_reused_pid_is_another_process(url: str) -> None:
     Claim.take(Location.of(url))
     with pytest.raises(StoreError, match="is being written"):
         Claim.take(Location.of(url))
-    rewrite_claim(url, process_started=psutil.Process().create_time() - 100)
+    rewrite_claim(url, process_started=psutil.Process().create_time() - 100, started_after_boot=-1)
     assert Claim.take(Location.of(url)).number == 2
+
+
+@pytest.mark.parametrize("step", [-3600, 3600])
+def test_claim_holds_after_a_step_of_the_clock(url: str, step: int) -> None:
+    """The time of creation of a process, as the system computes it, moves with the clock."""
+    location = Location.of(url)
+    Claim.take(location)
+    rewrite_claim(url, process_started=psutil.Process().create_time() + step)
+    assert claim.is_claimed(location)
 
 
 def test_claim_of_other_host_holds_until_it_expires(url: str) -> None:
