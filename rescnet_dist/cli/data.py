@@ -21,7 +21,6 @@ from rescnet_dist.cli.options import (
     pop_cluster_options,
     spec_options,
 )
-from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
 from rescnet_dist.data.named import DATASETS, cache_folder, fetch_dataset
@@ -72,7 +71,6 @@ def import_command(
             fetch_dataset(source, progress=progress)
     try:
         with (
-            raise_on_signal(),
             cluster(pop_cluster_options(flags)) as client,
             show_progress("importing", "images") as progress,
         ):

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rescnet_dist.cli.options import HELP_SETTINGS
-from rescnet_dist.cli.signals import Terminated
+from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.errors import (
     ClaimLostError,
     ClusterLostError,
@@ -138,8 +138,8 @@ class Commands(click.Group):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; end with its exit code."""
-        with exit_codes():
+        """Run the command; end with its exit code, also if it is terminated while it waits."""
+        with exit_codes(), raise_on_signal():
             return super().invoke(ctx)
 
 

@@ -32,7 +32,6 @@ from rescnet_dist.cli.options import (
     pop_cluster_options,
     resolve_averaging,
 )
-from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.cli.tables import (
     STANDARD_OUTPUT,
     Columns,
@@ -112,7 +111,7 @@ def predict_command(
     check_output(output, form)
     augment = resolve_averaging(flips, copies)
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    with raise_on_signal(), cluster(pop_cluster_options(flags), embedded=False) as client:
+    with cluster(pop_cluster_options(flags), embedded=False) as client:
         threads = sum(client.nthreads().values()) if client else CPU_COUNT
         images = open_images(data, clf.network_, threads, split, resize, channels)
         probabilities = clf.predict_proba(images.array, augment=augment)

@@ -19,7 +19,7 @@ from rich.console import Console
 import rescnet_dist
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
-from rescnet_dist.cli.signals import Terminated, raise_on_signal
+from rescnet_dist.cli.signals import Terminated
 from rescnet_dist.dashboard import MLflowWriter, SchedulerPage, TensorBoardWriter
 from rescnet_dist.dashboard.progress import TerminalProgress, describe_accuracy
 from rescnet_dist.data import has_test_split
@@ -153,7 +153,7 @@ def open_reporter(options: ReportOptions) -> Iterator[Reporter]:
 def open_listeners(url: str, reporter: Reporter, client: Client) -> Iterator[list[Listener]]:
     """Yield all listeners of a run, progress included; add a hint to resume to interruptions."""
     try:
-        with raise_on_signal(), ExitStack() as stack:
+        with ExitStack() as stack:
             page = SchedulerPage(client)
             listeners: list[Listener] = [page, *reporter.listeners]
             if not reporter.lines:

@@ -175,8 +175,8 @@ class RunView:
         """Update the view by an event in the form of `event_to_dict`."""
         match event["event"]:
             case "pass_started":
-                current = PassView(event["phase"], int(event["layer"]), float(event["time"]))
-                self.state, self.reason, self.current = "running", None, current
+                begun = PassView(str(event["phase"]), int(event["layer"]), float(event["time"]))
+                self.state, self.reason, self.current = "running", None, begun
             case "chunk_done":
                 worker, memory = str(event["worker"]), int(event["memory"])
                 self.memory[worker] = max(memory, self.memory.get(worker, 0))

@@ -65,7 +65,8 @@ FAULT_SECONDS = (0.1, 14.0)  # for which a process is frozen or cut off
 STORE_FAULT_SECONDS = 2.0  # until the S3 server is started again, at most
 DEADLINE_SECONDS = 600.0  # for a driver after the last fault
 POLL_SECONDS = 0.02
-EXIT_CODES = (0, 75, -signal.SIGKILL)
+# The last one: terminated before a command has begun, or after its end.
+EXIT_CODES = (0, 75, -signal.SIGKILL, -signal.SIGTERM)
 # In errors of a driver that is started while another one is frozen: it has the run, or has not
 # written all data yet.
 REFUSALS = ("is being written by process", "never completely written", "no Zarr group", "no run")

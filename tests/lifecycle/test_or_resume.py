@@ -283,6 +283,22 @@ def test_resume_after_terminated_driver(started: Any, data_url: str, tmp_path: P
     assert events[-1]["state"] == "done"
 
 
+def test_exit_code_of_command_terminated_while_it_waits_for_a_cluster(
+    data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of a command that can be repeated, as later."""
+
+    def wait(*_arguments: Any, **_options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr("rescnet_dist.cli.commands.cluster", wait)
+    stopped = train(data_url, tmp_path / "run")
+    assert stopped.exit_code == 75, stopped.output
+    assert stopped.output.splitlines()[-1] == "terminated"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_lost_signal_is_sent_again() -> None:
     """A signal is lost if it comes while Python frees an object; it is not repeated while it is
     being handled."""
