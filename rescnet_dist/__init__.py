@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from rescnet_dist.cluster import hold_workers
     from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter, open_run
     from rescnet_dist.data import import_dataset, load_digits, open_dataset
     from rescnet_dist.data.sheet import sheet
@@ -41,6 +42,7 @@ __all__ = [
     "TensorBoardWriter",
     "find_runs",
     "fuse",
+    "hold_workers",
     "import_dataset",
     "load",
     "load_digits",
@@ -65,6 +67,7 @@ _MODULES = {
     **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
     **dict.fromkeys(("FusedNetwork", "ImagePrediction", "Network", "fuse"), "network"),
     "Callback": "events",
+    "hold_workers": "cluster",
     "find_runs": "runs",
 }
 

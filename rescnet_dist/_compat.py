@@ -127,6 +127,26 @@ def worker_memory_limit(worker: Any) -> int | None:
     return getattr(getattr(worker, "memory_manager", None), "memory_limit", None)
 
 
+def replace_adaptive_target(scheduler: Any, target: Callable[[Callable[[], int]], int]) -> None:
+    """Let a function choose the number of workers that a scheduler tells autoscalers.
+
+    The function gets what returns the number of Dask itself.
+
+    Tried on distributed 2026.8.0: the method `Scheduler.adaptive_target`, which the HTTP API and
+    Dask gateways call, and the operation of that name, which `cluster.adapt` calls. Without them,
+    autoscalers follow Dask's number.
+    """
+    own = getattr(scheduler, "adaptive_target", None)
+    if own is None:
+        return
+
+    def adaptive_target(target_duration: Any = None) -> int:
+        return target(lambda: int(own(target_duration)))
+
+    scheduler.adaptive_target = adaptive_target
+    getattr(scheduler, "handlers", {})["adaptive_target"] = adaptive_target
+
+
 # the dashboard of distributed -------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ import pytest
 import scipy.linalg
 import threadpoolctl
 import zarr
-from distributed import Client, LocalCluster, stealing
+from distributed import Client, LocalCluster, rpc, stealing
 from distributed.scheduler import Scheduler
 from fsspec.implementations.local import LocalFileSystem
 from numba.core import compiler_lock
@@ -260,6 +260,23 @@ def test_add_dashboard_pages(missing: str, monkeypatch: pytest.MonkeyPatch) -> N
             assert "/own" in dask_app.app_paths
 
     run_in_thread(lambda: asyncio.run(run()))
+
+
+def test_replace_adaptive_target() -> None:
+    """In the method and in the operation; a scheduler without them is left as it is."""
+
+    async def run() -> None:
+        async with Scheduler(dashboard_address="127.0.0.1:0", port=0) as scheduler:
+            assert scheduler.adaptive_target() == 0
+            _compat.replace_adaptive_target(scheduler, lambda own: own() + 3)
+            assert scheduler.adaptive_target() == 3
+            async with rpc(scheduler.address) as client:
+                assert await client.adaptive_target(target_duration="5s") == 3
+
+    run_in_thread(lambda: asyncio.run(run()))
+    other = SimpleNamespace()
+    _compat.replace_adaptive_target(other, lambda own: own())
+    assert vars(other) == {}
 
 
 def test_no_dashboard(scheduler: Scheduler) -> None:

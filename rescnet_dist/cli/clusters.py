@@ -22,6 +22,7 @@ from rich.progress import (
 from rescnet_dist.cluster import (
     WORKER_TIMEOUT_SECONDS,
     current_client,
+    hold_workers,
     open_client,
     translate_errors,
     wait_for_worker,
@@ -44,7 +45,12 @@ def cluster(
         wait, started = options.get("wait"), time.monotonic()
         if wait and not quiet:
             click.echo(f"waiting up to {wait:.0f} s for the cluster", err=True)
-        with open_client(**options) as client, translate_errors(client, "run this again"):
+        address = {name: value for name, value in options.items() if name != "workers"}
+        with ExitStack() as stack:
+            client = stack.enter_context(open_client(**address))
+            stack.enter_context(translate_errors(client, "run this again"))
+            if workers := options.get("workers"):
+                stack.enter_context(hold_workers(client, workers))
             if not client.nthreads():
                 # The scheduler may have used up a part of the time.
                 waited = time.monotonic() - started

@@ -41,6 +41,8 @@ def cluster_options(command: Any) -> Any:
     for name in reversed(CLUSTER_HELP):
         flag = option_name(name)
         command = click.option(flag, name, help=CLUSTER_HELP[name])(command)
+    text = "workers that the named cluster's autoscaler is to start, and to keep until the end"
+    command = click.option("--workers", type=click.IntRange(1), help=text)(command)
     text = "how long to wait for the named cluster and its first worker, such as 10m"
     return click.option("--wait", "wait", metavar="TIME", help=text)(command)
 
@@ -50,19 +52,20 @@ def pop_cluster_options(flags: dict[str, Any]) -> dict[str, Any]:
 
     Without any, the environment may name a scheduler. Raise ClusterError for more than one.
     """
-    wait = flags.pop("wait")
+    wait, workers = flags.pop("wait"), flags.pop("workers")
     options = _check_cluster_options({name: flags.pop(name) for name in CLUSTER_HELP})
     address = os.environ.get(SCHEDULER_VARIABLE)
     if not options and address:
         options = {"scheduler": address}
-    if wait is None:
-        return options
-    if not options:
+    named = "Add --scheduler, --scheduler-file or --gateway."
+    if wait is not None and not options:
+        raise ClusterError(f"--wait {wait} is for a cluster to start, but none is named. {named}")
+    if workers is not None and not options:
         raise ClusterError(
-            f"--wait {wait} is for a cluster to start, but none is named. Add --scheduler, "
-            "--scheduler-file or --gateway."
+            f"--workers {workers} is for a cluster with an autoscaler, but none is named. {named}"
         )
-    return options | {"wait": _parse_seconds(wait)}
+    more = {"wait": None if wait is None else _parse_seconds(wait), "workers": workers}
+    return options | {name: value for name, value in more.items() if value is not None}
 
 
 def _parse_seconds(wait: str) -> float:

@@ -9,6 +9,7 @@ from rescnet_dist.cluster.connect import (
     translate_errors,
     worker_identities,
 )
+from rescnet_dist.cluster.scaling import hold_workers, keep_workers
 from rescnet_dist.cluster.workers import (
     WORKER_TIMEOUT_SECONDS,
     CheckedWorkers,
@@ -23,6 +24,8 @@ __all__ = [
     "available_cores",
     "check_versions",
     "current_client",
+    "hold_workers",
+    "keep_workers",
     "list_workers",
     "open_client",
     "translate_errors",

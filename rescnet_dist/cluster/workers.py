@@ -20,6 +20,7 @@ from rescnet_dist.cluster.connect import (
     list_workers,
     worker_identities,
 )
+from rescnet_dist.cluster.scaling import held_workers
 from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachableError
 from rescnet_dist.kernels import Backend
 
@@ -77,6 +78,7 @@ class Workers:
     def from_client(cls, client: Client, backend: Backend = NUMPY_BACKEND) -> Workers:
         """Return the workers that a client's cluster has now, after waiting for a first one.
 
+        If the client holds more workers than have joined (`hold_workers`), the number is that.
         Raise ClusterError for workers with other versions, or without the GPU that the backend
         needs.
         """
@@ -95,8 +97,11 @@ class Workers:
                 f"The cluster at {client.scheduler.address} has lost all its workers. Start "
                 "workers, then run this again."
             )
+        more = max(held_workers(client) - workers.count, 0)
         return replace(
             workers,
+            count=workers.count + more,
+            slots=workers.slots + more * workers.threads,
             machine_threads=min(workers.machine_threads, cores),
             resident=max(resident, BASELINE_RSS_BYTES),
             gpu_memory=gpu_memory,

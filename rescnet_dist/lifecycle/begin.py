@@ -20,7 +20,7 @@ import numpy as np
 import zarr
 from distributed import Client
 
-from rescnet_dist.cluster import CheckedWorkers, translate_errors
+from rescnet_dist.cluster import CheckedWorkers, keep_workers, translate_errors
 from rescnet_dist.data import (
     BLOCK_IMAGES,
     ArrayReference,
@@ -191,7 +191,8 @@ def begin_or_resume(
             _remove(claim)
             raise
         try:
-            train(claim, state, client, listeners, workers)
+            with keep_workers(client, expected.workers.count):
+                train(claim, state, client, listeners, workers)
         except (DataError, SpecError, SingularError):
             if not run.commits():
                 _remove(claim)

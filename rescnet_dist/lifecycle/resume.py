@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed import Client
 
-from rescnet_dist.cluster import CheckedWorkers, Workers, translate_errors
+from rescnet_dist.cluster import CheckedWorkers, Workers, keep_workers, translate_errors
 from rescnet_dist.errors import CorruptDataError, SpecError, StoreError, pluralize
 from rescnet_dist.events.classes import Listener
 from rescnet_dist.planning.tier import Tier, check_tier, choose_tier
@@ -125,19 +125,20 @@ def resume_run(
     Raise StoreError if another driver writes to the run, unless take_over says that it is dead.
     """
     with Claim.take(run.location, take_over=take_over).hold() as claim, translate_errors(client):
-        state, workers = prepare_resume(run, client, changes)
-        train(claim, state, client, listeners, workers)
+        state, workers, planned = prepare_resume(run, client, changes)
+        with keep_workers(client, planned):
+            train(claim, state, client, listeners, workers)
     return run
 
 
 def prepare_resume(
     run: RunStore, client: Client, changes: Changes = NO_CHANGES
-) -> tuple[RunState, CheckedWorkers | None]:
+) -> tuple[RunState, CheckedWorkers | None, int]:
     """Prepare a claimed run to be resumed, with changes.
 
-    Return its new state, and the workers if they had to be checked. The attributes are read again,
-    as another driver may have changed them before the run was claimed. Raise an error for a change
-    to maps="memory" if they do not fit.
+    Return its new state, the workers if they had to be checked, and the number of workers that the
+    run was planned for. The attributes are read again, as another driver may have changed them
+    before the run was claimed. Raise an error for a change to maps="memory" if they do not fit.
     """
     attributes, checked = run.attributes(), None
     spec, run_spec = _apply_changes(run, attributes, changes)
@@ -155,4 +156,11 @@ def prepare_resume(
     new = {"network": spec.to_dict(), "run": run_spec.to_dict()}
     if any(attributes[name] != value for name, value in new.items()):
         run.update_attributes(**new)
-    return replace(state, spec=spec, run_spec=run_spec), checked
+    return replace(state, spec=spec, run_spec=run_spec), checked, _planned_workers(attributes)
+
+
+def _planned_workers(attributes: dict[str, Any]) -> int:
+    """Return the number of workers that a run was planned for; 1 if it is unknown."""
+    expected = attributes.get("expected") or {}
+    count = (expected.get("workers") or {}).get("count")
+    return count if isinstance(count, int) and count > 0 else 1

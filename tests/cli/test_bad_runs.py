@@ -123,6 +123,11 @@ CLUSTERS: dict[str, Case] = {
         None, (*TRAIN, "--gateway-cluster", "abc"),
         ["--gateway-cluster is set without a gateway", "Add --gateway"]
     ),
+    "workers of no cluster": (
+        None,
+        (*TRAIN, "--workers", "3"),
+        ["--workers 3 is for a cluster with an autoscaler, but none is named", "Add --scheduler"],
+    ),
     "no gateway": (
         None,
         (*TRAIN, "--gateway", "http://127.0.0.1:1"),
@@ -505,7 +510,8 @@ def test_bad_input_is_an_error_and_changes_no_file(
     if damage:
         damage()
     before = read_contents(location)
-    cluster = {"--scheduler", "--scheduler-file", "--gateway", "--gateway-cluster"} & {*arguments}
+    options = {"--scheduler", "--scheduler-file", "--gateway", "--gateway-cluster", "--workers"}
+    cluster = options & {*arguments}
     if arguments[0] in ("train", "plan", "resume") and not cluster:
         arguments = (*arguments, "--scheduler", process_cluster.scheduler_address)
     result = CliRunner().invoke(main, list(arguments))

@@ -37,6 +37,7 @@ PYTHON_PAGES = [
         "guide/planning",
         "guide/watching",
         "guide/predicting",
+        "guide/clusters",
         "reference/spec",
         "reference/api",
         "reference/errors",
