@@ -110,6 +110,9 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
         "endpoint": "URL of an S3 server other than AWS",
         "notice": "seconds between the eviction notice and the end of a machine",
         "operator": "namespace of the Dask operator",
+        "tries": "tries in a row without a finished layer, after which the job fails",
+        "deadline": "seconds after which the job fails, whatever it does",
+        "idle_timeout": "seconds without a task after which a long-lived cluster ends; 0: never",
         "priority_class": "existing PriorityClass of scheduler and driver",
         "worker_priority_class": "existing PriorityClass of the workers, which may be lower",
     }
@@ -210,7 +213,7 @@ def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
 @deploy_command.command("hub", **HELP_SETTINGS)
 @deployment_options(
     *("store", "name", "namespace", "tls_secret", "notice", "operator"),
-    *("priority_class", "worker_priority_class"),
+    *("tries", "deadline", "idle_timeout", "priority_class", "worker_priority_class"),
 )
 def hub_command(**flags: Any) -> None:
     """Print values for a JupyterHub with a Dask gateway.

@@ -50,6 +50,7 @@ COMMANDS = {
     "presets": "List the presets, or print one as TOML.",
     "report": "Write a report of a run as one self-contained page.",
     "resume": "Resume a run after its last finished layer.",
+    "retry": "Repeat a command of rescnet until it succeeds.",
     "runs": "List the runs in a folder or bucket.",
     "train": "Train a network on a dataset.",
 }
@@ -66,6 +67,7 @@ OWN_MODULES = {
     "fuse",
     "predict",
     "report",
+    "retry",
     "runs",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 import time
@@ -19,6 +20,8 @@ from rich.console import Console
 import rescnet_dist
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
+from rescnet_dist.cli.progress_file import ProgressFile
+from rescnet_dist.cli.retry import PROGRESS_VARIABLE
 from rescnet_dist.cli.signals import Terminated
 from rescnet_dist.dashboard import MLflowWriter, SchedulerPage, TensorBoardWriter
 from rescnet_dist.dashboard.progress import TerminalProgress, describe_accuracy
@@ -156,6 +159,8 @@ def open_listeners(url: str, reporter: Reporter, client: Client) -> Iterator[lis
         with ExitStack() as stack:
             page = SchedulerPage(client)
             listeners: list[Listener] = [page, *reporter.listeners]
+            if path := os.environ.get(PROGRESS_VARIABLE):
+                listeners.append(ProgressFile(path))
             if not reporter.lines:
                 quiet = reporter.options.quiet
                 progress = TerminalProgress(Console(stderr=True), page, quiet=quiet)

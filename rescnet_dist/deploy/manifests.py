@@ -55,7 +55,7 @@ def _cluster(deployment: Deployment, sizes: Sizes) -> list[Manifest]:
             "apiVersion": DASK_API_VERSION,
             "kind": "DaskCluster",
             "metadata": _metadata(deployment),
-            "spec": _cluster_spec(deployment, sizes),
+            "spec": {"idleTimeout": deployment.idle_timeout} | _cluster_spec(deployment, sizes),
         },
         {
             "apiVersion": DASK_API_VERSION,

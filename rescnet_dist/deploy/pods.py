@@ -25,6 +25,10 @@ CLUSTER_LABEL, COMPONENT_LABEL = (
 DRIVER_WAIT = "30m"  # that a driver waits for nodes to start and workers to join
 TMP_SIZE_LIMIT = "2Gi"  # of /tmp, which has compiled kernels and little else
 API_ROUTES = "distributed.http.scheduler.api"  # used by the operator's autoscaler
+WORKER_HTTP_ROUTES = (
+    *("distributed.http.worker.prometheus", "distributed.http.health"),
+    *("distributed.http.statics", "rescnet_dist.cluster.ready"),
+)
 HTTP_ROUTES = (
     *("distributed.http.scheduler.prometheus", "distributed.http.scheduler.info"),
     *("distributed.http.scheduler.json", "distributed.http.health"),
@@ -78,11 +82,17 @@ def worker_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
         | {
             "DASK_SCHEDULER_ADDRESS": deployment.scheduler_address,
             "RESCNET_LEAVE_SECONDS": str(deployment.retire_seconds),
+            "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": repr(list(WORKER_HTTP_ROUTES)),
         },
         _make_resources(sizes.threads, sizes.worker_pod, sizes.worker_storage),
         ports={"tcp-comm": WORKER_PORT, "http-dashboard": WORKER_DASHBOARD_PORT},
         uses_store=True,
         startupProbe={**health, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 36},
+        readinessProbe={  # once the kernels are loaded
+            "httpGet": {"path": "/ready", "port": "http-dashboard"},
+            "periodSeconds": 5,
+            "timeoutSeconds": 5,
+        },
         livenessProbe={**health, "periodSeconds": 30, "timeoutSeconds": 15, "failureThreshold": 10},
         lifecycle={
             "preStop": {"exec": {"command": ["python", "-m", "rescnet_dist.cluster.retire"]}}
@@ -104,14 +114,19 @@ def worker_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
 
 
 def driver_pod(deployment: Deployment, sizes: Sizes, flags: list[str]) -> Manifest:
-    """Return the pod spec of the driver, which starts the run, or resumes it after a restart."""
+    """Return the pod spec of the driver, which starts the run, and resumes it after a failure.
+
+    The operator removes the cluster once this pod has failed. Kubernetes would restart a container
+    without end, so it restarts none, and the number of tries is limited inside.
+    """
     assert deployment.data is not None
     assert deployment.store is not None
     container = _make_container(
         deployment,
         "job",
         [
-            *("rescnet", "train", deployment.data, "--store", deployment.store),
+            *("rescnet", "retry", "--tries", str(deployment.tries)),
+            *("train", deployment.data, "--store", deployment.store),
             *("--or-resume", "--wait", DRIVER_WAIT),
             *flags,
         ],
@@ -121,7 +136,7 @@ def driver_pod(deployment: Deployment, sizes: Sizes, flags: list[str]) -> Manife
         uses_store=True,
     )
     pod = _make_pod(deployment, container, grace_seconds=60, priority=deployment.priority_class)
-    return pod | {"restartPolicy": "OnFailure"}
+    return pod | {"restartPolicy": "Never", "activeDeadlineSeconds": deployment.deadline}
 
 
 # ------------------------------------------------------------------------------------------------

@@ -42,6 +42,12 @@ class Deployment:
         Seconds between the notice of an eviction and the end of a machine.
     operator : str
         Namespace of the Dask operator.
+    tries : int
+        Tries in a row without a finished layer, after which a job fails.
+    deadline : int
+        Seconds after which a job fails, whatever it does.
+    idle_timeout : int
+        Seconds without a task after which a long-lived cluster is removed; 0 for never.
     priority_class, worker_priority_class : str or None
         Existing priority classes of scheduler and driver, and of the workers.
     """
@@ -58,6 +64,9 @@ class Deployment:
     endpoint: str | None = None
     notice: int = 30
     operator: str = "dask-operator"
+    tries: int = 6
+    deadline: int = 7 * 24 * 3600
+    idle_timeout: int = 3600
     priority_class: str | None = None
     worker_priority_class: str | None = None
 
@@ -73,6 +82,9 @@ class Deployment:
                 f"--notice {self.notice} s is too short for a worker to hand over its data. Use "
                 f"at least {MIN_NOTICE_SECONDS} s."
             )
+        for field, least in (("tries", 1), ("deadline", 1), ("idle_timeout", 0)):
+            if (value := getattr(self, field)) < least:
+                raise SpecError(f"{option_name(field)} {value} is too small. Use at least {least}.")
         _check_image(self.image)
         if self.kind == "job":
             _check_url("data", self.data, EMBEDDED_DATA)

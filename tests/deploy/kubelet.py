@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -135,10 +136,22 @@ class Pod:
             )
 
     def signal(self, number: int) -> None:
-        """Send a signal to the container, which is restarted by the policy if it ends."""
+        """Send a signal to the container, which is restarted by the policy if it ends.
+
+        A killed container ends with all its processes.
+        """
         if self.process:
             with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                if number == signal.SIGKILL:
+                    os.killpg(self.process.pid, number)
+                else:
+                    self.process.send_signal(number)
+
+    def signal_child(self, number: int) -> None:
+        """Send a signal to the process that the container's first process has started."""
+        assert self.process
+        for child in psutil.Process(self.process.pid).children():
+            child.send_signal(number)
 
     def kill(self) -> None:
         """Kill the pod, as when its node is lost."""

@@ -451,11 +451,12 @@ def test_job_options_give_the_same_specs(tmp_path: Path) -> None:
     )
     (_, driver), *_ = pods(find_one(render(*ON_DIGITS, "--config", str(config)), "DaskJob"))
     command = [*driver["containers"][0]["command"], *driver["containers"][0]["args"]]
-    start = ["rescnet", "train", "digits", "--store", "s3://bucket/runs/1", "--or-resume"]
-    assert command[:6] == start
+    start = ["rescnet", "retry", "--tries", "6", "train", "digits"]
+    start += ["--store", "s3://bucket/runs/1", "--or-resume"]
+    assert command[: len(start)] == start
     train = main.get_command(None, "train")  # type: ignore[arg-type]
     assert train
-    flags = train.make_context("train", command[2:]).params
+    flags = train.make_context("train", command[5:]).params
     preset, data = flags.pop("preset"), flags.pop("data")
     given = resolve_specs(preset, None, data, flags)
     expected = resolve_specs(None, str(config), "digits", {})
@@ -478,6 +479,23 @@ def test_cluster_scales_between_one_and_all() -> None:
     scheduler = cluster["spec"]["scheduler"]["spec"]["containers"][0]
     routes = {v["name"]: v.get("value") for v in scheduler["env"]}
     assert "scheduler.api" in routes["DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES"]
+    worker = cluster["spec"]["worker"]["spec"]["containers"][0]
+    assert worker["readinessProbe"]["httpGet"]["path"] == "/ready"  # once the kernels are loaded
+    routes = {v["name"]: v.get("value") for v in worker["env"]}
+    assert "rescnet_dist.cluster.ready" in routes["DASK_DISTRIBUTED__WORKER__HTTP__ROUTES"]
+
+
+def test_nothing_runs_forever() -> None:
+    """A job has limited tries and a deadline, and an idle cluster ends."""
+    options = ("--tries", "3", "--deadline", "7200", "--idle-timeout", "600")
+    driver = dict(pods(find_one(render(*ON_DIGITS, *options), "DaskJob")))["driver"]
+    assert driver["restartPolicy"] == "Never"  # the operator ends the cluster of a failed pod
+    assert driver["activeDeadlineSeconds"] == 7200
+    assert driver["containers"][0]["args"][:2] == ["--tries", "3"]
+    cluster = find_one(render(*EXAMPLE, "--kind", "cluster", *options), "DaskCluster")
+    assert cluster["spec"]["idleTimeout"] == 600
+    default = find_one(render(*EXAMPLE, "--kind", "cluster"), "DaskCluster")
+    assert default["spec"]["idleTimeout"] == 3600
 
 
 @pytest.mark.slow
@@ -488,17 +506,20 @@ def test_commands_exist() -> None:
         assert (
             command
             == {
-                "driver": ["rescnet", "train"],
+                "driver": ["rescnet", "retry"],
                 "scheduler": ["dask", "scheduler"],
                 "worker": ["dask", "worker"],
             }[part]
         )
+        words = command[1:]
+        if part == "driver":
+            words = [*words, "train"]  # whose options follow those of the first command
         program = "rescnet_dist" if command[0] == "rescnet" else command[0]
         done = subprocess.run(
-            [sys.executable, "-m", program, command[1], "--help"], capture_output=True, text=True
+            [sys.executable, "-m", program, *words, "--help"], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        flags = [a for a in pod["containers"][0]["args"] if a.startswith("--")]
+        flags = [a for a in pod["containers"][0]["args"] if a.startswith("--") and a != "--tries"]
         assert all(flag in done.stdout for flag in flags), flags
 
 
@@ -539,6 +560,8 @@ SECRET = "AKIA-a-secret"
             "--notice 14 s is too short for a worker to hand over its data. Use at least 15 s",
         ),
         (["--image", "Team/rescnet-dist:1"], "with a lowercase name"),
+        (["--tries", "0"], "--tries 0 is too small. Use at least 1"),
+        (["--idle-timeout", "-1"], "--idle-timeout -1 is too small. Use at least 0"),
         (["--store", "s3://bucket/a", "--data", "s3://bucket/a"], "are both s3://bucket/a"),
         (["--images", "9000x32x32x3"], "is given without a number of classes. Add --classes."),
         (["--image", "rescnet-dist@latest"], "does not name one version"),

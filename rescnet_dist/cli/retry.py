@@ -1,0 +1,113 @@
+"""The command `rescnet retry`, which repeats another command a limited number of times.
+
+It is light, as it stays in memory next to the command that it runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rescnet_dist.cli.options import HELP_SETTINGS
+
+# Variable with the path of a file that the command creates once it has finished a layer.
+PROGRESS_VARIABLE = "RESCNET_PROGRESS_FILE"
+FIRST_PAUSE_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 300.0
+PASSED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNAL_EXIT_BASE = 128  # shells report a death by signal n as this plus n
+
+
+@click.command(
+    "retry",
+    context_settings={
+        **HELP_SETTINGS["context_settings"],
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
+)
+@click.option(
+    "--tries",
+    type=click.IntRange(1),
+    default=6,
+    show_default=True,
+    help="tries in a row without a finished layer, after which to give up",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def retry_command(tries: int, command: tuple[str, ...]) -> None:
+    """Repeat a command of rescnet until it succeeds.
+
+    It is repeated after pauses of 10 s, 20 s and so on, up to 5 minutes. Tries are counted again
+    from one after a try that has finished a layer. If all fail, the exit code is that of the last.
+    SIGTERM and Ctrl-C are passed on, and end the tries.
+
+    \b
+    Example:
+      rescnet retry --tries 6 train s3://bucket/cifar10.zarr --preset cifar10 \\
+          --store s3://bucket/runs/1 --or-resume
+    """
+    arguments = [sys.executable, "-m", "rescnet_dist", *command]
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(Supervisor(arguments, tries, Path(folder, "progress")).run())
+
+
+class Supervisor:
+    """Runs a program with arguments, again and again until it succeeds."""
+
+    def __init__(self, arguments: list[str], tries: int, progress: Path) -> None:
+        self.arguments, self.tries, self.progress = arguments, tries, progress
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stopped = threading.Event()
+
+    def run(self) -> int:
+        """Return the exit code of the last try."""
+        handlers = {number: signal.signal(number, self._stop) for number in PASSED_SIGNALS}
+        try:
+            return self._repeat()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _repeat(self) -> int:
+        """Try until it succeeds, or as often as allowed; return the last exit code."""
+        failures, pause = 0, FIRST_PAUSE_SECONDS
+        while True:
+            code = self._try()
+            if code == 0 or self.stopped.is_set():
+                return code
+            failures += 1
+            if self.progress.exists():
+                failures, pause = 1, FIRST_PAUSE_SECONDS
+            failed = f"try {failures} of {self.tries} ended with exit code {code}"
+            if failures >= self.tries:
+                click.echo(f"{failed}; giving up", err=True)
+                return code
+            click.echo(f"{failed}; the next starts in {pause:.0f} s", err=True)
+            self.stopped.wait(pause)
+            if self.stopped.is_set():
+                return code
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _try(self) -> int:
+        """Run the program once; return its exit code."""
+        self.progress.unlink(missing_ok=True)
+        environment = os.environ | {PROGRESS_VARIABLE: str(self.progress)}
+        self.process = subprocess.Popen(self.arguments, env=environment)
+        if self.stopped.is_set():  # before there was a process to pass the signal on to
+            self.process.terminate()
+        code = self.process.wait()
+        return code if code >= 0 else SIGNAL_EXIT_BASE - code
+
+    def _stop(self, number: int, _frame: Any) -> None:
+        """Pass a signal on to the program, and start it no more."""
+        self.stopped.set()
+        if self.process is not None:
+            self.process.send_signal(number)

@@ -1,0 +1,103 @@
+"""`rescnet retry`: tries are limited, progress resets them, and signals are passed on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from rescnet_dist.cli import retry
+from rescnet_dist.cli.progress_file import ProgressFile
+from rescnet_dist.cli.retry import PROGRESS_VARIABLE, Supervisor
+from rescnet_dist.events import PassDone, PassStarted
+
+# Appends a line to a file, and ends with the exit code of that try.
+PROGRAM = """
+import os, sys
+path, codes, progress_at = sys.argv[1], sys.argv[2].split(","), sys.argv[3]
+with open(path, "a+") as log:
+    log.seek(0)
+    number = len(log.readlines())
+    log.write("try\\n")
+if str(number) == progress_at:
+    open(os.environ["RESCNET_PROGRESS_FILE"], "w").close()
+code = int(codes[min(number, len(codes) - 1)])
+os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that a test can wait for."""
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.001)
+
+
+def repeat(folder: Path, codes: str, tries: int, progress_at: str = "none") -> tuple[int, int]:
+    """Repeat a program that ends with these codes; return the last code and the number of tries."""
+    log = folder / "log"
+    arguments = [sys.executable, "-S", "-c", PROGRAM, str(log), codes, progress_at]
+    return Supervisor(arguments, tries, folder / "progress").run(), len(log.read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("codes", "tries", "progress_at", "expected"),
+    [
+        ("0", 3, "none", (0, 1)),
+        ("2", 3, "none", (2, 3)),  # a missing bucket
+        ("75,-9,0", 3, "none", (0, 3)),
+        ("-9", 1, "none", (137, 1)),
+        ("75", 2, "1", (75, 3)),  # the second try finished a layer, and is the first of two
+    ],
+)
+def test_tries_are_limited(
+    codes: str, tries: int, progress_at: str, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    """Those in a row without progress; the last exit code is returned."""
+    assert repeat(tmp_path, codes, tries, progress_at) == expected
+
+
+def test_signals_are_passed_on_and_end_the_tries(tmp_path: Path) -> None:
+    """SIGTERM, as when a pod is deleted: the program ends by itself, and is not repeated."""
+    started = tmp_path / "started"
+    program = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); "
+        f"print('x', end='', file=open({str(started)!r}, 'a'), flush=True); time.sleep(60)"
+    )
+    supervisor = Supervisor([sys.executable, "-S", "-c", program], 5, tmp_path / "progress")
+
+    def terminate() -> None:
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    handler = signal.getsignal(signal.SIGTERM)
+    assert supervisor.run() == 75
+    assert started.read_text() == "x"
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_finished_pass_is_progress(tmp_path: Path) -> None:
+    """Its start is not."""
+    path = tmp_path / "progress"
+    listener = ProgressFile(str(path))
+    listener(PassStarted("grow", 1))
+    assert not path.exists()
+    listener(PassDone("grow", 1, 1.0, None))
+    assert path.exists()
+
+
+@pytest.mark.slow
+def test_train_that_cannot_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the real command: two tries, and the exit code of the last."""
+    monkeypatch.delenv(PROGRESS_VARIABLE, raising=False)
+    done = run("retry", "--tries", "2", "train", str(tmp_path / "missing"), "--filters", "4")
+    assert done.exit_code == 2
+    assert "try 1 of 2 ended with exit code 2; the next starts in" in done.output
+    assert "try 2 of 2 ended with exit code 2; giving up" in done.output
