@@ -1,0 +1,27 @@
+"""Run the Dask operator's controller, with the names of services resolved from an argument.
+
+The argument is a JSON object of addresses by host name, as the cluster's DNS has them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from typing import Any
+
+import kopf
+from dask_kubernetes.operator.controller import controller  # noqa: F401  registers its handlers
+
+ADDRESSES = json.loads(sys.argv[1])
+resolve = socket.getaddrinfo
+
+
+def resolve_service(host: Any, *arguments: Any, **options: Any) -> Any:
+    """Resolve a host name, the names of services included."""
+    return resolve(ADDRESSES.get(host, host), *arguments, **options)
+
+
+socket.getaddrinfo = resolve_service
+kopf.configure(verbose=False)
+kopf.run(standalone=True, clusterwide=True)
