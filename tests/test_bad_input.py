@@ -478,9 +478,9 @@ SPECS: dict[str, Case] = {
         ["rate_floor=0.5 is above learning_rate=0.1", "lower floor"],
     ),
     "options of another solver": (
-        lambda context: SPEC.replace(sweeps=3),
+        lambda context: SPEC.replace(cg_iterations=3),
         SpecError,
-        ['sweeps=3 has no effect with solver="exact"', 'use solver="blocks"'],
+        ['cg_iterations=3 has no effect with solver="exact"', 'use solver="cg"'],
     ),
     "options of a pyramid that there is none of": (
         lambda context: NetworkSpec(features="binary-hash", filters=8, hash_pool="sum"),

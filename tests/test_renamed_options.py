@@ -106,3 +106,18 @@ def test_stored_run_with_old_names_loads_and_resumes(client: Client, tmp_path: P
     stored = RunStore.open(url).attributes()
     assert stored["run"]["matmul_precision"] == RUN.matmul_precision
     assert stored["network"]["features"][0]["cells"] == "center"
+
+
+def test_sweeps_over_blocks_name_conjugate_gradients() -> None:
+    """The solver and its options, also of a stored head."""
+    with pytest.raises(SpecError, match=r"solver='blocks' has been renamed\. Use solver='cg'\."):
+        NetworkSpec(solver="blocks")
+    for old, new in (("sweeps", "cg_iterations"), ("sweep_tolerance", "cg_tolerance")):
+        with pytest.raises(SpecError, match=rf"'{old}' .* has been renamed\. Use {new}=3\."):
+            NetworkSpec(**{old: 3})
+    head = NetworkSpec(head="regress", solver="cg", cg_iterations=7)
+    stored = head.to_dict()
+    options = stored["head"]
+    options["sweeps"] = options.pop("cg_iterations")
+    options |= {"solver": "blocks", "block_features": 4096}
+    assert NetworkSpec.from_stored(stored) == head

@@ -23,8 +23,9 @@ from rescnet_dist.bench.timing import (
 )
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.kernels import (
-    FeatureBlock,
+    CovarianceProduct,
     FeatureMoments,
+    Standardizer,
     one_hot,
     one_vs_rest_lda,
     patch_scatter,
@@ -279,8 +280,8 @@ def factorization(quick: bool) -> list[Result]:
     return [Result(name, seconds, floor=floor, bar=1.3, at_most=True)]
 
 
-def sweep(quick: bool) -> list[Result]:
-    """Time the products of a step of block coordinate descent with features in 8 bits.
+def iteration(quick: bool) -> list[Result]:
+    """Time the products of an iteration of conjugate gradients with features in 8 bits.
 
     The floor is the time of the same two products with features in single precision that have been
     standardized before.
@@ -289,19 +290,22 @@ def sweep(quick: bool) -> list[Result]:
     rng = np.random.default_rng(0)
     features = rng.poisson(1.0, (n, width)).astype(np.uint8)
     floats = features.astype(np.float32)
-    block = FeatureBlock(features.mean(axis=0), 1 / features.std(axis=0))
-    step = rng.normal(size=(width, targets)).astype(np.float32)
-    predictions = rng.normal(size=(n, targets)).astype(np.float32)
+    mean, squares = features.mean(axis=0), n * features.var(axis=0)
+    standardizer = Standardizer.of(squares, mean, n, 1.0)
+    directions = rng.normal(size=(width, targets))
+    single = directions.astype(np.float32)
 
     def ours() -> None:
-        block.multiply_transposed(features, predictions + block.multiply(features, step))
+        product = CovarianceProduct.empty(directions, mean, standardizer, features.dtype)
+        product.add(features)
+        product.value()
 
     def products() -> None:
-        floats.T @ (predictions + floats @ step)
+        floats.T @ (floats @ single)
 
     with blas_threads(1):
         seconds, floor = best_seconds(ours, 5), best_seconds(products, 5)
-    name = f"step over {width:,} features in 8 bits, N={n:,}, relative to its BLAS products"
+    name = f"iteration over {width:,} features in 8 bits, N={n:,}, relative to its BLAS products"
     return [Result(name, seconds, floor=floor, bar=1.5, at_most=True)]
 
 
@@ -340,7 +344,7 @@ CASES = (
     Case("filters", pca),
     Case("layer", layer),
     Case("factorization", factorization),
-    Case("sweep", sweep),
+    Case("iteration", iteration),
     Case("starting", starting),
     Case("workers", engine.workers),
     Case("depth", engine.depth),

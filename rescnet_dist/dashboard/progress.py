@@ -14,7 +14,6 @@ from rescnet_dist.dashboard.notebook import NotebookProgress
 from rescnet_dist.dashboard.scheduler import SchedulerPage
 from rescnet_dist.events import (
     Accuracy,
-    BlockSolved,
     ChunkDone,
     ChunkRebuilt,
     Event,
@@ -25,8 +24,10 @@ from rescnet_dist.events import (
     PassStarted,
     RunDone,
     RunStarted,
+    SolverIteration,
 )
 
+PRINTED_ITERATIONS = 10  # iterations of a solver per line
 STARTUP_NOTICE_SECONDS = 8.0  # after which the reason for a slow start is printed
 
 
@@ -135,7 +136,7 @@ class TerminalProgress:
                 self.rebuilt = event.layer
             case PassRetried():
                 self._note(f"{self._title(event.phase, event.layer)} is retried: {event.reason}")
-            case BlockSolved():
+            case SolverIteration():
                 self._show_solver(event)
             case PassDone():
                 if event.accuracy:
@@ -147,16 +148,14 @@ class TerminalProgress:
             case RunDone():
                 self.bar.update(self.task, visible=False)
 
-    def _show_solver(self, event: BlockSolved) -> None:
-        """Show how far the solver is on the bar, and print one line per sweep."""
-        sweep = f"sweep {event.sweep} of at most {event.max_sweeps}"
-        title = f"{self._title('grow', event.layer)}, {sweep}"
-        self.bar.update(
-            self.task, description=title, completed=event.block, total=event.blocks, rate=""
-        )
-        if event.block == event.blocks and not self.quiet:
-            text = f"{'solving':<14} {sweep}: weights change by {event.change:.1e}"
-            self.console.print(text, highlight=False, soft_wrap=True)
+    def _show_solver(self, event: SolverIteration) -> None:
+        """Show how far the solver is on the bar; print every tenth iteration."""
+        number, limit = event.iteration, event.max_iterations
+        title = f"{self._title('grow', event.layer)}, solving"
+        self.bar.update(self.task, description=title, completed=number, total=limit, rate="")
+        if number % PRINTED_ITERATIONS == 0 and not self.quiet:
+            text = f"iteration {number} of at most {limit}: weights within {event.error:.1e}"
+            self.console.print(f"{'solving':<14} {text}", highlight=False, soft_wrap=True)
 
     def _print_startup_notice(self) -> None:
         """Say why the start takes long."""

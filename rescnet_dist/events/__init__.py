@@ -4,7 +4,6 @@ from rescnet_dist.events.bus import EventBus, check_listeners
 from rescnet_dist.events.classes import (
     EVENTS_VERSION,
     AccuracyCollapsed,
-    BlockSolved,
     Callback,
     ChunkDone,
     ChunkRebuilt,
@@ -17,6 +16,7 @@ from rescnet_dist.events.classes import (
     RunDone,
     RunStarted,
     RunStopped,
+    SolverIteration,
     event_to_dict,
 )
 from rescnet_dist.events.metrics import PHASES, Accuracy, PassMetrics
@@ -27,7 +27,6 @@ __all__ = [
     "PHASES",
     "Accuracy",
     "AccuracyCollapsed",
-    "BlockSolved",
     "Callback",
     "ChunkDone",
     "ChunkRebuilt",
@@ -44,6 +43,7 @@ __all__ = [
     "RunDone",
     "RunStarted",
     "RunStopped",
+    "SolverIteration",
     "check_listeners",
     "event_to_dict",
 ]

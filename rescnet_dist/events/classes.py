@@ -157,27 +157,23 @@ class PassRetried:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSolved:
-    """The solver of a layer has finished a step, which is stored; see `solver="blocks"`.
+class SolverIteration:
+    """The solver of a layer has finished an iteration, which is stored; see `solver="cg"`.
 
     Attributes
     ----------
     layer : int
         Layer that is fitted.
-    sweep, max_sweeps : int
-        Number of the sweep over all blocks, from 1, and the largest number of sweeps.
-    block, blocks : int
-        Number of the block of features in the sweep, from 1, and the number of blocks.
-    change : float
-        Change of the weights in this sweep so far, relative to the weights.
+    iteration, max_iterations : int
+        Number of the iteration, from 1, and the largest number of iterations.
+    error : float
+        Bound of the error of the weights, relative to their norm; at most 1.
     """
 
     layer: int
-    sweep: int
-    max_sweeps: int
-    block: int
-    blocks: int
-    change: float
+    iteration: int
+    max_iterations: int
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +270,7 @@ Event = (
     | ChunkDone
     | ChunkRebuilt
     | PassRetried
-    | BlockSolved
+    | SolverIteration
     | PassDone
     | AccuracyCollapsed
     | RunDone
@@ -386,13 +382,13 @@ class Callback:
             With phase, layer, reason.
         """
 
-    def on_block_solved(self, event: BlockSolved) -> None:
+    def on_solver_iteration(self, event: SolverIteration) -> None:
         """Handle a step of the solver of a layer.
 
         Parameters
         ----------
-        event : BlockSolved
-            With layer, sweep, max_sweeps, block, blocks, change.
+        event : SolverIteration
+            With layer, iteration, max_iterations, error.
         """
 
     def on_layer_end(self, event: PassDone) -> None:
@@ -456,8 +452,8 @@ class Callback:
                 self.on_chunk_rebuilt(event)
             case PassRetried():
                 self.on_pass_retried(event)
-            case BlockSolved():
-                self.on_block_solved(event)
+            case SolverIteration():
+                self.on_solver_iteration(event)
             case PassDone():
                 self.on_pass_end(event)
                 if event.phase == "grow":

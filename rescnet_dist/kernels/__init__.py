@@ -5,16 +5,11 @@ from rescnet_dist.kernels.augment import Augmentation, augment_images
 from rescnet_dist.kernels.backend import Backend
 from rescnet_dist.kernels.binary_hash import binary_hash_features
 from rescnet_dist.kernels.calibration import LossCurve, softmax
+from rescnet_dist.kernels.cg import CovarianceProduct, Iterate, record_columns
 from rescnet_dist.kernels.class_sums import ClassSums
 from rescnet_dist.kernels.contrast import global_contrast, local_contrast
 from rescnet_dist.kernels.convolution import convolve, convolve_each, min_max_scale, normalize
 from rescnet_dist.kernels.cpu.loading import prepare
-from rescnet_dist.kernels.descent import (
-    FeatureBlock,
-    descend_block,
-    factor_block,
-    record_columns,
-)
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,
@@ -55,10 +50,11 @@ __all__ = [
     "Augmentation",
     "Backend",
     "ClassSums",
+    "CovarianceProduct",
     "Draws",
-    "FeatureBlock",
     "FeatureMoments",
     "InputSums",
+    "Iterate",
     "LayerInput",
     "LossCurve",
     "PatchMoments",
@@ -72,8 +68,6 @@ __all__ = [
     "check_gpu_holds",
     "convolve",
     "convolve_each",
-    "descend_block",
-    "factor_block",
     "factor_tile",
     "feature_blocks",
     "feature_count",

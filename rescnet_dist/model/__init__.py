@@ -18,7 +18,7 @@ from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.observation import NoStatistics, Observation, Statistics
 from rescnet_dist.model.pixels import layer_pixels, put_views, raw_pixels
 from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS, Registry
-from rescnet_dist.model.solver import BlockSolver
+from rescnet_dist.model.solver import ConjugateGradients
 from rescnet_dist.model.statistics import BankStatistics, GrownChunk, LayerStatistics, Tally
 from rescnet_dist.model.view import View
 
@@ -31,9 +31,9 @@ __all__ = [
     "Bank",
     "BankPart",
     "BankStatistics",
-    "BlockSolver",
     "Calibration",
     "Component",
+    "ConjugateGradients",
     "FeatureExtractor",
     "FilterGroup",
     "FilterLearner",

@@ -21,7 +21,7 @@ from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 from rescnet_dist.model.observation import NoStatistics, Observation
-from rescnet_dist.model.solver import BlockSolver
+from rescnet_dist.model.solver import ConjugateGradients
 from rescnet_dist.options import Options
 
 MAX_COLOR_CHANNELS = 4  # of RGBA images; images with a height below it look channels-first
@@ -379,8 +379,8 @@ class Head(Component, ABC):
     target: float
 
     @property
-    def block_solver(self) -> BlockSolver | None:
-        """The settings of block coordinate descent over the features, None to solve exactly.
+    def iterative_solver(self) -> ConjugateGradients | None:
+        """The settings of conjugate gradients over the features, None to solve exactly.
 
         With it, `fit` must call `whitening.solve` once, and with columns that depend on the moments
         alone: it is called before the solution is known, too.

@@ -69,7 +69,7 @@ class GrowingLayer:
                 features,
                 network.targets,
                 scatter=scatter,
-                squares=network.head.block_solver is not None,
+                squares=network.head.iterative_solver is not None,
                 xp=xp,
             )
         if network.has_next(self.number):

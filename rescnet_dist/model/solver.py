@@ -1,4 +1,4 @@
-"""How the covariance of the features is solved with: whole, or block by block of the features."""
+"""How the covariance of the features is solved with: factorized, or by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from rescnet_dist.options import option
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSolver:
-    """Settings of block coordinate descent over the features.
+class ConjugateGradients:
+    """Settings of conjugate gradients over the features.
 
     Attributes
     ----------
-    block_features : int
-        The largest number of features in a block.
-    sweeps : int
-        The largest number of sweeps over all blocks.
+    iterations : int
+        The largest number of iterations, each of which is a pass over the features.
     tolerance : float
-        Relative change of the weights in a sweep below which no other sweep follows.
+        Bound of the relative error of the weights below which no other iteration follows.
     """
 
-    block_features: int
-    sweeps: int
+    iterations: int
     tolerance: float
 
 
@@ -31,41 +28,33 @@ def solver_option() -> Any:
     """Declare the option `solver` of a head."""
     return option(
         "exact",
-        help="how to solve: with the scatter matrix of all features, or by blocks of features",
-        doc='How to solve. "exact" factorizes the scatter matrix of all features. "blocks" sweeps '
-        "over blocks of features that are read from the store, for features that are too many "
-        "for such a matrix; it converges to the same weights.",
+        help="how to solve: with the scatter matrix of all features, or by conjugate gradients",
+        doc='How to solve. "exact" factorizes the scatter matrix of all features. "cg" is for '
+        "features that are too many for such a matrix: it reads them from the store in each "
+        "iteration of conjugate gradients, and converges to the same weights.",
+        old_values={"blocks": "cg"},
     )
 
 
-def block_features_option() -> Any:
-    """Declare the option `block_features` of a head."""
+def iterations_option() -> Any:
+    """Declare the option `cg_iterations` of a head."""
     return option(
-        4096,
-        help='largest number of features in a block, for solver="blocks"',
-        doc='Largest number of features in a block, for `solver="blocks"`. Larger blocks need '
-        "fewer sweeps, and memory and time that grow with their square.",
+        100,
+        help='largest number of iterations, for solver="cg"',
+        doc="Largest number of iterations, each of which is a pass over the features, for "
+        '`solver="cg"`. Fewer iterations have the effect of a larger ridge.',
         low=1,
+        old_name="sweeps",
     )
 
 
-def sweeps_option() -> Any:
-    """Declare the option `sweeps` of a head."""
-    return option(
-        20,
-        help='largest number of sweeps over all blocks, for solver="blocks"',
-        doc='Largest number of sweeps over all blocks, for `solver="blocks"`. Fewer sweeps have '
-        "the effect of a larger ridge.",
-        low=1,
-    )
-
-
-def sweep_tolerance_option() -> Any:
-    """Declare the option `sweep_tolerance` of a head."""
+def tolerance_option() -> Any:
+    """Declare the option `cg_tolerance` of a head."""
     return option(
         1e-4,
-        help='relative change of the weights that ends the sweeps, for solver="blocks"',
-        doc="Relative change of the weights in a sweep, for standardized features, below which no "
-        'other sweep follows, for `solver="blocks"`.',
+        help='relative error of the weights that ends the iterations, for solver="cg"',
+        doc="Bound of the error of the weights, for standardized features and relative to their "
+        'norm, below which no other iteration follows, for `solver="cg"`.',
         low=0,
+        old_name="sweep_tolerance",
     )

@@ -6,7 +6,13 @@ from rescnet_dist.planning.forecast import Forecast, estimate, forecast
 from rescnet_dist.planning.placement import Placement, PlacementCause, describe_placement
 from rescnet_dist.planning.plan import Group, Plan
 from rescnet_dist.planning.requirements import Problem, Traffic, peak_memory, traffic
-from rescnet_dist.planning.tier import NO_WORKERS, Tier, choose_tier, group_cache_bytes
+from rescnet_dist.planning.tier import (
+    NO_WORKERS,
+    Tier,
+    choose_tier,
+    group_cache_bytes,
+    keeps_features,
+)
 
 __all__ = [
     "NO_WORKERS",
@@ -26,6 +32,7 @@ __all__ = [
     "estimate",
     "forecast",
     "group_cache_bytes",
+    "keeps_features",
     "make_plan",
     "peak_memory",
     "traffic",

@@ -36,7 +36,7 @@ SAMPLE_SECONDS = 1.0  # of computing on images on each slot, approximately
 STORE_SAMPLE_BYTES = 16 * 2**20  # written and read once
 MERGE_BYTES_PER_SECOND = 0.8e9  # of accumulators that are sent and added, approximately
 PASS_OVERHEAD_SECONDS = 1.0  # of scheduling, opening and committing
-STEP_OVERHEAD_SECONDS = 0.05  # of scheduling and committing a step of block coordinate descent
+ITERATION_OVERHEAD_SECONDS = 0.05  # of scheduling and committing an iteration of a solver
 # Of the rate of the scatter matrix, reached by products of features with narrow matrices.
 NARROW_PRODUCT_FRACTION = 0.5
 MAX_TIMED_SLOTS = 16  # that are timed at the same time
@@ -94,22 +94,16 @@ class Speed:
         if workers.count > 1:
             merges = max(merges, math.ceil((plan.accumulators - 1) / workers.count))
         solve += merges * accumulator_bytes(problem, spec, plan) / MERGE_BYTES_PER_SECOND
-        if solver := spec.head.block_solver:
-            # One thread per block factorizes it; a sweep has two products with narrow matrices.
-            width = min(solver.block_features, features)
+        if solver := spec.head.iterative_solver:
+            # Each iteration has two products with narrow matrices.
             targets, stored = problem.architecture(spec).targets, problem.feature_bytes(spec)
-            factorize = features * width * (problem.images + width / 3) / self.product_rate
-            factorize += problem.images * stored / self.read_rate
             products = 4 * features * targets / (NARROW_PRODUCT_FRACTION * self.product_rate)
-            sweep = problem.images * (products + 2 * stored / self.read_rate)
+            iteration = problem.images * max(products, stored / self.read_rate)
             per_image = max(self.image_seconds, store) + stored / self.write_rate
-            steps = solver.sweeps * -(-features // width)
             return (
                 PASS_OVERHEAD_SECONDS
                 + problem.images * per_image / busy
-                + factorize / min(slots, -(-features // width))
-                + solver.sweeps * sweep / busy
-                + steps * STEP_OVERHEAD_SECONDS
+                + solver.iterations * (iteration / busy + ITERATION_OVERHEAD_SECONDS)
             )
         if not plan.tile_features:
             return PASS_OVERHEAD_SECONDS + problem.images * per_image / busy + solve

@@ -17,7 +17,7 @@ from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
 CHUNK_TARGET_BYTES = 32 * 2**20  # of maps and images in float32
-FEATURE_TARGET_BYTES = 64 * 2**20  # of the features of a chunk that are solved in blocks
+FEATURE_TARGET_BYTES = 64 * 2**20  # of the features of a chunk that a solver reads
 GPU_CHUNK_TARGET_BYTES = 4096 * 2**20  # the same on a GPU: enough to use all of it
 MAX_GPU_CHUNK_REDUCTION = 4  # factor by which chunks may shrink if maps then fit the GPU's memory
 MIN_FAST_CHUNK_IMAGES = 16  # with fewer, the scatter matrix of the features is slow
@@ -37,10 +37,10 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     that would.
     """
     check_backend(get_backend(run_spec), spec, problem.image_shape)
-    if run_spec.tile_features and spec.head.block_solver:
+    if run_spec.tile_features and spec.head.iterative_solver:
         raise SpecError(
             f'tile_features={run_spec.tile_features} is for solver="exact", which factorizes the '
-            "scatter matrix. Leave it out, or set block_features."
+            "scatter matrix. Leave it out."
         )
     candidates = _iter_candidates(problem, spec, run_spec, workers)
     fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
@@ -100,7 +100,7 @@ def _iter_candidates(
         max(1, CHUNK_TARGET_BYTES // problem.map_bytes(spec)),
         math.ceil(problem.images / (2 * workers.slots)),
     )
-    if spec.head.block_solver:
+    if spec.head.iterative_solver:
         largest = min(largest, max(1, FEATURE_TARGET_BYTES // problem.feature_bytes(spec)))
     chunks = math.ceil(problem.images / largest)
     if chunks < MIN_UNEVEN_CHUNKS_PER_SLOT * workers.slots:
@@ -111,7 +111,7 @@ def _iter_candidates(
     while not run_spec.chunk_images and sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
     fast = [size for size in sizes if size >= min(MIN_FAST_CHUNK_IMAGES, sizes[0])]
-    features = 0 if spec.head.block_solver else problem.features(spec)
+    features = 0 if spec.head.iterative_solver else problem.features(spec)
     sides = [side for side in TILE_SIDES if side < features]
     options: list[tuple[int, int | None]]  # images per chunk and side of the tiles
     if run_spec.tile_features:
@@ -124,7 +124,7 @@ def _iter_candidates(
         chunks = math.ceil(problem.images / size)
         for per_slot in (GROUPS_PER_SLOT, 1):
             groups = per_slot * workers.slots
-            has_steps = side or spec.head.block_solver  # each of them with tasks for all groups
+            has_steps = side or spec.head.iterative_solver  # each of them with tasks for all groups
             if per_slot > 1 and (has_steps or chunks < groups * MIN_CHUNKS_PER_GROUP):
                 continue
             yield Plan(
@@ -193,9 +193,9 @@ def _explain_no_plan(
         count = spec.filters if isinstance(spec.filters, int) else 0
         if fitting := _find_largest(count, network_fits):
             remedies.append(f"replace filters={spec.filters} by filters of at most {fitting}")
-    blocks = _solve_in_blocks(spec)
-    if blocks and _has_plan(problem, blocks, run_spec, smaller_workers):
-        remedies.append('solve in blocks of features, solver="blocks" (--solver blocks)')
+    iterative = _solve_iteratively(spec)
+    if iterative and _has_plan(problem, iterative, run_spec, smaller_workers):
+        remedies.append('solve by conjugate gradients, solver="cg" (--solver cg)')
     shortage = _describe_gpu_shortage(problem, spec, smallest, workers)
     if shortage:
         fewer = "assign fewer workers to each GPU, or " if workers.count > 1 else ""
@@ -207,11 +207,11 @@ def _explain_no_plan(
     return f"{shortage} {remedy[0].upper()}{remedy[1:]}."
 
 
-def _solve_in_blocks(spec: NetworkSpec) -> NetworkSpec | None:
-    """Return the network with a head that is solved in blocks; None if that is not possible."""
-    if spec.head.block_solver or "solver" not in spec.head.__options__:
+def _solve_iteratively(spec: NetworkSpec) -> NetworkSpec | None:
+    """Return the network with conjugate gradients; None if its head does not have them."""
+    if spec.head.iterative_solver or "solver" not in spec.head.__options__:
         return None
-    return spec.replace(head=spec.head.replace(solver="blocks"))
+    return spec.replace(head=spec.head.replace(solver="cg"))
 
 
 def _describe_gpu_shortage(

@@ -27,12 +27,12 @@ def check_disk(
     referenced = 0 if copies_images else expected.problem.image_bytes
     most = expected.traffic.store - referenced
     first = most - (expected.max_layers - 1) * layer_bytes(expected.problem, expected.spec)
-    blocks = ' or solver="blocks"' if expected.plan.tile_features else ""
+    solver = ' or solver="cg"' if expected.plan.tile_features else ""
     if first > free:
         raise StoreFullError(
             f"{location} has {format_bytes(free)} of free space, but the first layers of the run "
             f"take {format_bytes(first)}. Free some space, choose another store, or use fewer "
-            f"filters{blocks}."
+            f"filters{solver}."
         )
     if most > free:
         warnings.warn(

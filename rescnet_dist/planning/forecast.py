@@ -12,8 +12,8 @@ from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import ClusterError, SpecError, pluralize
 from rescnet_dist.formatting import format_bytes, format_time, html_table
 from rescnet_dist.planning.backend import get_backend
-from rescnet_dist.planning.blocks import BlockCosts
 from rescnet_dist.planning.calibrate import Speed, calibrate
+from rescnet_dist.planning.cg import SolverCosts
 from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
 from rescnet_dist.planning.placement import describe_placement
 from rescnet_dist.planning.plan import Plan
@@ -114,15 +114,13 @@ class Forecast:
         if plan.tile_features:
             matrix = (
                 f"scatter matrix in tiles of {plan.tile_features:,} features, too large for one "
-                'worker; with solver="blocks" there is none'
+                'worker; with solver="cg" there is none'
             )
-        if solver := self.spec.head.block_solver:
-            matrix = (
-                f"solved in blocks of {min(solver.block_features, self.features):,}, at most "
-                f"{pluralize(solver.sweeps, 'sweep')}"
-            )
+        if solver := self.spec.head.iterative_solver:
+            limit = pluralize(solver.iterations, "iteration")
+            matrix = f"solved by conjugate gradients, at most {limit}"
         limit, copies, work = "", "", ""
-        if costs := BlockCosts.of(self.problem.architecture(self.spec), plan):
+        if costs := SolverCosts.of(self.problem.architecture(self.spec), plan):
             work = f", {format_bytes(costs.work)} of it for features while they are solved"
         if self.problem.copies:
             number = "a copy" if self.problem.copies == 1 else f"{self.problem.copies} copies"

@@ -14,7 +14,8 @@ from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
 from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
-from rescnet_dist.planning.blocks import BlockCosts, count_merges
+from rescnet_dist.planning.cg import SLAB_COPIES as FEATURE_SLAB_COPIES
+from rescnet_dist.planning.cg import SolverCosts, count_merges
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
@@ -119,17 +120,17 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
         maps = 3 * 4 * height * width * problem.maps(spec)  # being written to the store
         images = (2 * problem.itemsize + 4) * height * width * channels
         staged = plan.chunk_images * (maps + images) + bank_bytes(problem, spec)
-        if costs := BlockCosts.of(problem.architecture(spec), plan):
-            written = 2 * plan.chunk_images * costs.row_bytes
-            staged = max(staged + written, costs.task_bytes, costs.fit_bytes)
+        if costs := SolverCosts.of(problem.architecture(spec), plan):
+            solving = max(costs.task_bytes + costs.chunk_bytes, costs.solve_bytes)
+            staged = max(staged + costs.chunk_bytes, solving)
         staged += fitted_view_bytes(problem, spec)
         return int(workers.resident + GPU_HOST_BYTES + WORKING_MEMORY_MARGIN * staged)
     threads = min(workers.threads, plan.accumulators)
     working = threads * chunk_bytes(problem, spec, plan)
-    if costs := BlockCosts.of(problem.architecture(spec), plan):
+    if costs := SolverCosts.of(problem.architecture(spec), plan):
         sums = max_resident_accumulators(plan, threads) * vector_accumulator_bytes(problem, spec)
-        solving = max(workers.threads * costs.task_bytes, costs.fit_bytes)
-        working = max(working + sums, solving)
+        solving = threads * (costs.task_bytes + costs.chunk_bytes) + sums
+        working = max(working + sums, solving, costs.solve_bytes)
     elif plan.tile_features:
         tile = min(plan.tile_features, problem.features(spec))
         tiles = TILE_COPIES * 8 * tile**2 + 4 * 4 * tile * plan.chunk_images
@@ -151,9 +152,10 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     features, pixels = architecture.features, 4 * height * width * architecture.pixel_channels
     per_image = GPU_MAP_COPIES * 4 * height * width * architecture.max_maps
     per_image += GPU_PIXEL_COPIES * pixels
-    if costs := BlockCosts.of(architecture, plan):
+    if costs := SolverCosts.of(architecture, plan):
         per_image += GPU_FEATURE_COPIES * problem.feature_bytes(spec)
-        working = max(plan.chunk_images * per_image, costs.task_bytes)
+        slab = FEATURE_SLAB_COPIES * 4 * plan.chunk_images * features
+        working = max(plan.chunk_images * per_image, costs.task_bytes + costs.chunk_bytes + slab)
     else:
         per_image += GPU_FEATURE_COPIES * 4 * features
         working = plan.chunk_images * per_image
@@ -191,9 +193,9 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     # A slab has at least one image, whatever its size.
     slab = max(min(SLAB_BYTES, n * problem.map_bytes(spec)), problem.map_bytes(spec))
     augmenting = AUGMENT_BYTES if problem.copies else 0
-    # With tiles or blocks, features are written while the next ones are computed.
+    # With tiles or conjugate gradients, features are written while the next ones are computed.
     features = 4 * architecture.features * (FEATURE_COPIES + bool(plan.tile_features))
-    if architecture.head.block_solver:
+    if architecture.head.iterative_solver:
         features = problem.feature_bytes(spec) * (FEATURE_COPIES + 1)
     per_image = images + maps + features + 64 * problem.classes
     layout = max(layout_bytes(problem, spec, layer) for layer in architecture.bank_layers)
@@ -260,7 +262,7 @@ def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
 def vector_accumulator_bytes(problem: Problem, spec: NetworkSpec) -> int:
     """Return the bytes of an accumulator without the scatter matrix."""
     architecture = problem.architecture(spec)
-    vectors = architecture.targets + (2 if architecture.head.block_solver else 1)
+    vectors = architecture.targets + (2 if architecture.head.iterative_solver else 1)
     return 2 * 8 * architecture.features * vectors
 
 
@@ -272,7 +274,7 @@ def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
 
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes of an accumulator as it is sent between workers."""
-    has_scatter = not (plan.tile_features or spec.head.block_solver)
+    has_scatter = not (plan.tile_features or spec.head.iterative_solver)
     scatter = 4 * problem.features(spec) ** 2 if has_scatter else 0
     architecture = problem.architecture(spec)
     gathered = max(
@@ -360,7 +362,7 @@ def traffic(
         read = 0
     tasks, work, checksums = plan.accumulators + count_merges(plan) + 1, 0, 0
     network = (plan.accumulators - 1) * accumulator_bytes(problem, spec, plan)
-    if costs := BlockCosts.of(problem.architecture(spec), plan):
+    if costs := SolverCosts.of(problem.architecture(spec), plan):
         read, written, network = read + costs.read, written + costs.written, network + costs.network
         tasks, work, checksums = tasks + costs.tasks, costs.work, costs.driver
     elif plan.tile_features:

@@ -146,10 +146,7 @@ def _choose_placement(
         features = problem.features(spec)
         cause, size = PlacementCause.MATRIX_DOES_NOT_FIT, 4 * features**2
         return Placement(cause, on_gpu, needed_bytes=size, features=features)
-    if on_gpu:
-        used, budget = device_memory(problem, spec, plan), workers.gpu_budget
-    else:
-        used, budget = peak_memory(problem, spec, plan, workers), workers.budget
+    used, budget = _memory_use(problem, spec, plan, workers)
     if budget is None:  # unlimited memory: only on request
         if run_spec.maps != "memory":
             return Placement(PlacementCause.UNLIMITED_MEMORY, on_gpu)
@@ -166,6 +163,29 @@ def _choose_placement(
             cause = PlacementCause.FITS_WITH_HOST
             return Placement(cause, on_gpu, without_features, free, host_free_bytes=host)
     return Placement(PlacementCause.MAPS_DO_NOT_FIT, on_gpu, without_features, free)
+
+
+def keeps_features(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> bool:
+    """Return whether workers keep the features of a layer while its head is solved iteratively.
+
+    They have room for them once the pass over the images is done, if maps are in the store.
+    """
+    if not spec.head.iterative_solver:
+        return False
+    rows = max(group.stop - group.start for group in plan.groups())
+    groups = math.ceil(len(plan.groups()) / workers.count)
+    size = groups * rows * problem.feature_bytes(spec)
+    used, budget = _memory_use(problem, spec, plan, workers)
+    return budget is not None and size <= budget - used
+
+
+def _memory_use(
+    problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers
+) -> tuple[int, int | None]:
+    """Return the bytes that a worker, or its GPU, uses and may use; None if that is unlimited."""
+    if workers.gpu_memory is not None:
+        return device_memory(problem, spec, plan), workers.gpu_budget
+    return peak_memory(problem, spec, plan, workers), workers.budget
 
 
 def check_tier(

@@ -59,15 +59,14 @@ class RunState:
         return get_backend(self.run_spec)
 
     @property
-    def block_features(self) -> int | None:
-        """Columns of a block of features in the work area; None if features are not written."""
-        solver = self.spec.head.block_solver
-        return solver.block_features if solver else self.plan.tile_features
+    def writes_features(self) -> bool:
+        """Whether features are written to the work area."""
+        return bool(self.plan.tile_features or self.spec.head.iterative_solver)
 
     def feature_blocks(self, layer: int) -> list[slice]:
-        """Return the columns of each block of the features of a layer; one if there are none."""
+        """Return the columns of each block of the features of a layer: of tiles, or all."""
         features = self.architecture.feature_count(layer)
-        return feature_blocks(features, self.block_features or features)
+        return feature_blocks(features, self.plan.tile_features or features)
 
     @property
     def architecture(self) -> Architecture:

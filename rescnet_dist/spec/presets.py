@@ -18,7 +18,7 @@ _PCANET: dict[str, Any] = {
     "minmax": "images",
     "concatenate": False,
     "features": {"name": "binary-hash", "bits": 8, "block": 8, "stride": 4, "levels": (4, 2, 1)},
-    "head": {"name": "regress", "ridge": 1.0, "solver": "blocks"},
+    "head": {"name": "regress", "ridge": 1.0, "solver": "cg"},
     "heads": "last",
     "max_layers": 2,
     "stop_at_zero_error": False,

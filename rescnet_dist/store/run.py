@@ -12,7 +12,7 @@ A Zarr v3 group, readable with plain xarray and zarr:
                          copy, in the order of `data.rows`
     commits/0000.json …  one record per finished step, written last: 0 is the survey of the data
     claims/000001.json … the driver that may write to the run
-    work/                features of the layer being fitted, and tiles or blocks of their scatter
+    work/                features of the layer being fitted, and what solves with them
                          matrix, if it is too large for memory; removed when the layer is committed
     result.json          the accuracies of all layers, and the chosen depth
 """
@@ -45,7 +45,7 @@ COMMIT_TYPES: dict[str, type] = {"step": int, "checksums": dict}
 FIRST_COMMIT_TYPES: dict[str, type] = {"counts": list}
 WORK_TYPES: dict[str, dict[str, type]] = {
     "grown": {"layer": int, "checksums": dict, "work_checksums": dict, "observed": dict},
-    "progress": {"factors": list, "steps": int, "predictions": list, "weights": list},
+    "progress": {"number": int, "rank": int, "error": float, "checksums": dict},
 }
 RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
 ACCURACY_FIELDS = {"layer", "train", "validation"}
@@ -249,40 +249,35 @@ class RunStore:
                 compress=False,
             )
 
-    def create_block_work(
-        self, images: int, features: int, targets: int, chunk: int, block: int, dtype: Any
+    def create_cg_work(
+        self, images: int, features: int, targets: int, chunk: int, dtype: Any
     ) -> None:
-        """Create the empty arrays of the work area for blocks of features, replacing any.
+        """Create the empty arrays of the work area for conjugate gradients, replacing any.
 
-        These are features (N, D) of a dtype, which are compressed if they are integers; the factors
-        of the blocks below each other (D, b); right-hand sides (D, K); and two versions each, of
-        which one is written while the other is read, of predictions (2, N, K) and weights
-        (2, D, K).
+        These are features (N, D) of a dtype, which are compressed if they are integers, and two
+        versions, of which one is written while the other is read, of weights (2, D, K), basis and
+        directions (2, D, r) and the factor of the residual (2, r, K).
         """
         is_integer = np.dtype(dtype).kind in "iu"
-        block = min(block, features)
-        rows, columns = (images, targets), (features, targets)
-        for name, shape, kind, chunks, dims in (
-            ("features", (images, features), dtype, (chunk, block), ("image", "feature")),
-            ("factor", (features, block), "float32", (block, block), ("feature", "other_feature")),
-            ("columns", columns, "float64", (block, targets), ("feature", "target")),
-            (
-                "predictions",
-                (2, *rows),
-                "float32",
-                (1, chunk, targets),
-                ("version", "image", "target"),
-            ),
-            (
-                "solution",
-                (2, *columns),
-                "float64",
-                (1, block, targets),
-                ("version", "feature", "target"),
-            ),
+        rank = min(features, targets)
+        self._create(
+            "work/features",
+            (images, features),
+            dtype,
+            (chunk, features),
+            ("image", "feature"),
+            compress=is_integer,
+        )
+        for name, shape, dims in (
+            ("solution", (features, targets), ("feature", "target")),
+            ("basis", (features, rank), ("feature", "direction")),
+            ("directions", (features, rank), ("feature", "direction")),
+            ("factor", (rank, targets), ("direction", "target")),
         ):
-            compress = name == "features" and is_integer
-            self._create(f"work/{name}", shape, kind, chunks, dims, compress=compress)
+            self._create(
+                f"work/{name}", (2, *shape), "float64", (1, *shape), ("version", *dims),
+                compress=False,
+            )  # fmt: skip
 
     def work(self, name: str, *, write: bool = False) -> StoredArray:
         """Open an array of the work area, of the current layer or what the data need."""

@@ -50,6 +50,7 @@ class ChunkState:
 
 
 EMPTY = ChunkState(0, None, None, None)  # the state before the first layer
+NONE = (0, None)  # features that are not cached
 
 
 @dataclass
@@ -64,6 +65,7 @@ class ChunkCache:
     device_bytes: int | None = None
     states: dict[int, ChunkState] = field(default_factory=dict)
     images: dict[int, Any] = field(default_factory=dict)
+    features: dict[int, tuple[int, Any]] = field(default_factory=dict)  # with their layer
     chunks: list[Any] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     backend: Backend | None = None  # of the cached arrays
@@ -80,6 +82,7 @@ class ChunkCache:
         if self.backend:
             self.states.clear()
             self.images.clear()
+            self.features.clear()
             self.offloaded.clear()
             self.last_offloaded = None
             self.backend.free()
@@ -87,6 +90,7 @@ class ChunkCache:
     def pop(self, start: int, layer: int) -> ChunkState | None:
         """Remove and return the state of a chunk if it is of this layer or an earlier one."""
         with self.lock:
+            self.features.pop(start, None)
             state = self.states.get(start)
             if state is None or state.layer > layer:
                 return None
@@ -123,6 +127,20 @@ class ChunkCache:
         """Cache the images (n, H, W, d) of a chunk if there is room."""
         if has_room(backend):
             self.images[start], self.backend = images, backend
+
+    def get_features(self, start: int, layer: int) -> Any:
+        """Return the features (n, D) of a chunk in this layer, which stay; None if not cached."""
+        with self.lock:
+            state, (own_layer, features) = self.states.get(start), self.features.get(start, NONE)
+        if state is not None and state.layer == layer and state.features is not None:
+            return state.features
+        return features if own_layer == layer else None
+
+    def put_features(self, start: int, layer: int, features: Any, backend: Backend) -> None:
+        """Cache the features (n, D) of a chunk until its next layer, if there is room."""
+        if has_room(backend):
+            with self.lock:
+                self.features[start], self.backend = (layer, features), backend
 
 
 sizeof.register(ChunkCache, lambda cache: cache.planned_bytes)

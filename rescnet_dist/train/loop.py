@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from distributed import Client
+from distributed import Client, Future
 
 from rescnet_dist.cluster import (
     CheckedWorkers,
@@ -35,8 +35,7 @@ from rescnet_dist.events.classes import (
     RunStopped,
 )
 from rescnet_dist.events.metrics import Accuracy, PassMetrics
-from rescnet_dist.model import Calibration, Tally
-from rescnet_dist.model.solver import BlockSolver
+from rescnet_dist.model import Calibration, ConjugateGradients, Tally
 from rescnet_dist.model.view import ViewArrays
 from rescnet_dist.planning import (
     NO_WORKERS,
@@ -45,13 +44,17 @@ from rescnet_dist.planning import (
     choose_tier,
     describe_placement,
     group_cache_bytes,
+    keeps_features,
 )
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.runs.history import History, chosen_depth
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
-from rescnet_dist.train import blockwise, passes, tiled
+from rescnet_dist.train import cg_tasks, passes, tiled
+from rescnet_dist.train.cg import Solve, make_event
+from rescnet_dist.train.cg_tasks import StoredIterate
 from rescnet_dist.train.chunk_cache import CacheSet
+from rescnet_dist.train.chunks import feature_path
 from rescnet_dist.train.decide import (
     Done,
     Grow,
@@ -61,7 +64,6 @@ from rescnet_dist.train.decide import (
     find_collapse,
     next_action,
 )
-from rescnet_dist.train.descent import Descent, Progress
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.grown import GrownLayer, get_accuracy
 from rescnet_dist.train.passes import Pass
@@ -139,10 +141,10 @@ class _Driver:
         self.checked_workers = set(checked.identities if checked else ())
         self.stored_layer = 0  # the last layer whose maps are in the store
         self.tier = NO_WORKERS
+        self.feature_cache_bytes: list[int] = []  # of each group, if features are cached alone
         self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event
-        self.caches = CacheSet(
-            client, [fold_name(name) for name in (PHASE, *(p.name for p in passes.CACHED_PASSES))]
-        )
+        cached = (PHASE, cg_tasks.ITERATION, *(pass_.name for pass_ in passes.CACHED_PASSES))
+        self.caches = CacheSet(client, [fold_name(name) for name in cached])
         self.was_finished = False  # the run was done before, and no layer has been grown since
         self.steps: list[dict[str, Any]] = []  # what the history needs of the committed steps
 
@@ -225,17 +227,17 @@ class _Driver:
         task = self.make_task(layer)
         grown = self.find_grown_layer() or self.pass_over_images(task)
         metrics = grown.metrics
-        if self.block_solver(layer):
-            metrics = metrics.plus_solve(self.solve_in_blocks(task, grown))
+        if self.iterative_solver(layer):
+            metrics = metrics.plus_solve(self.solve_iteratively(task, grown))
         seconds = _seconds_since(started)
         done = PassDone("grow", layer, seconds, grown.accuracy, grown.residual, metrics)
         record = {"checksums": grown.checksums, "calibration": grown.calibration}
         self.commit(layer, record, done)
         self.warn_of_collapse(History.of(self.steps, None).accuracies)
 
-    def block_solver(self, layer: int) -> BlockSolver | None:
-        """Return the solver of the head of a layer in blocks of features, if it has one."""
-        solver = self.state.spec.head.block_solver
+    def iterative_solver(self, layer: int) -> ConjugateGradients | None:
+        """Return the iterative solver of the head of a layer, if it has one."""
+        solver = self.state.spec.head.iterative_solver
         return solver if self.state.architecture.has_head(layer) else None
 
     def pass_over_images(self, task: Task) -> GrownLayer:
@@ -246,18 +248,12 @@ class _Driver:
             self.create_layer_arrays(layer)
         pass_, network = passes.GROW, state.architecture
         features = network.feature_count(layer)
-        solver = self.block_solver(layer)
+        solver = self.iterative_solver(layer)
         if solver:
-            pass_ = blockwise.GROW_FOR_BLOCKS
+            pass_ = cg_tasks.GROW_FOR_CG
             self.run.remove_work()
-            self.run.create_block_work(
-                plan.images,
-                features,
-                network.targets,
-                plan.chunk_images,
-                solver.block_features,
-                network.feature_dtype,
-            )
+            shape, dtype = (plan.images, features, network.targets), network.feature_dtype
+            self.run.create_cg_work(*shape, plan.chunk_images, dtype)
         elif plan.tile_features and network.has_head(layer):
             pass_ = tiled.GROW_IN_TILES
             shape = (plan.images, features)
@@ -275,34 +271,54 @@ class _Driver:
 
     def find_grown_layer(self) -> GrownLayer | None:
         """Return the next layer if its features are in the work area and wait for their solver."""
-        if not self.state.spec.head.block_solver:
+        if not self.state.spec.head.iterative_solver:
             return None
         record = self.run.read_work_record("grown")
         if not record or record["layer"] != len(self.steps):
             return None
         return GrownLayer.from_dict(record)
 
-    def solve_in_blocks(self, task: Task, grown: GrownLayer) -> PassMetrics:
-        """Fit the head of a layer to the features in the work area, and commit each step there."""
-        solver = self.state.spec.head.block_solver
+    def solve_iteratively(self, task: Task, grown: GrownLayer) -> PassMetrics:
+        """Fit the head of a layer to the features in the work area; commit each iteration there."""
+        solver = self.state.spec.head.iterative_solver
         assert solver is not None
 
-        def save(progress: Progress) -> None:
+        def save(stored: StoredIterate) -> None:
             self.claim.check()
-            self.run.write_work_record("progress", asdict(progress))
-            if progress.steps:
-                self.bus.publish(progress.last_event(task.layer, solver))
+            self.run.write_work_record("progress", asdict(stored))
+            if stored.number:
+                self.bus.publish(make_event(stored, task.layer, solver))
 
-        compute = self.compute_parts
-        descent = Descent(self.run, self.state, task, grown.work_checksums, compute)
+        checksums = grown.work_checksums[feature_path(0)]
         try:
-            return descent.solve(save)
+            with self.feature_caches(task) as (own_task, caches):
+                context = self.run, self.state.plan, solver, own_task
+                solve = Solve(*context, checksums, self.compute_parts, caches)
+                return solve.run_iterations(save)
         except CorruptDataError as error:
             self.claim.check()
             self.run.remove_work()
             raise CorruptDataError(
                 f"{error} Resume the run, which computes the features of the layer again."
             ) from None
+
+    @contextmanager
+    def feature_caches(self, task: Task) -> Iterator[tuple[Task, Sequence[Future]]]:
+        """Provide the task of a solve, and the caches of features if these stay in memory.
+
+        They are with the maps if these stay in memory too, else in caches of their own.
+        """
+        if self.tier.in_memory:
+            yield task, self.caches.futures()
+        elif not self.feature_cache_bytes:
+            yield replace(task, cache_features=False), ()
+        else:
+            caches = CacheSet(self.client, [fold_name(cg_tasks.ITERATION)])
+            caches.distribute(self.feature_cache_bytes, is_stored=True)
+            try:
+                yield replace(task, cache_features=True), caches.futures()
+            finally:
+                caches.release()
 
     def make_task(self, layer: int) -> Task:
         """Return the task description of a pass.
@@ -321,7 +337,7 @@ class _Driver:
         grown, kept = self.find_grown_layer(), {self.stored_layer}
         if grown:
             kept.add(grown.layer)
-        elif self.state.block_features:
+        elif self.state.writes_features:
             self.run.remove_work()
         if self.state.run_spec.keep_maps != "all":
             self.run.remove_maps_except(*kept)
@@ -436,6 +452,10 @@ class _Driver:
         workers = replace(present, gpu_memory=self.gpu_memory)
         check_fits(state.plan, self.problem, state.spec, workers)
         self.tier = choose_tier(self.problem, state.spec, state.run_spec, state.plan, workers)
+        own_features = keeps_features(self.problem, state.spec, state.plan, workers)
+        groups = state.plan.groups() if own_features else []
+        row = self.problem.feature_bytes(state.spec)
+        self.feature_cache_bytes = [row * (group.stop - group.start) for group in groups]
         if self.tier.in_memory:
             size = partial(group_cache_bytes, self.problem, state.spec, features=self.tier.features)
             share = self.tier.host_cache_bytes / self.tier.cached_bytes  # of main memory
@@ -462,7 +482,7 @@ class _Driver:
         self.steps.append(_history_fields(record))
         if has_saved_maps(step, record):
             self.stored_layer = step
-        if has_saved_maps(step, record) or self.state.spec.head.block_solver:
+        if has_saved_maps(step, record) or self.state.spec.head.iterative_solver:
             self.remove_obsolete_arrays()
         self.bus.publish(done)
 

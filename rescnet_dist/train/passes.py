@@ -189,7 +189,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     backend, meter = state.backend, reader.meter
     saver = Saver.of(task, state) if task.save_maps else None
     feature_writer = None
-    if state.block_features and state.architecture.has_head(layer):
+    if state.writes_features and state.architecture.has_head(layer):
         feature_writer = FeatureWriter.of(run, state, layer)
     statistics = growing.empty(scatter=feature_writer is None, xp=backend.xp)
     checksums = Checksums()

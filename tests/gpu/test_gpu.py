@@ -14,13 +14,11 @@ from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.events import Event, PassDone
 from rescnet_dist.kernels import (
     Backend,
-    FeatureBlock,
+    CovarianceProduct,
     FeatureMoments,
+    Iterate,
     Standardizer,
     convolve_each,
-    descend_block,
-    factor_block,
-    feature_blocks,
     local_contrast,
     ridge_regression,
     to_host,
@@ -339,35 +337,30 @@ def test_ridge_regression_equals_that_of_the_cpu(
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
-def test_block_coordinate_descent_equals_that_of_the_cpu(
+def test_conjugate_gradients_equal_those_of_the_cpu(
     backend: Backend, matmul_precision: str, dtype: type, rng: np.random.Generator
 ) -> None:
-    """Two sweeps over three blocks, with weights and a feature without variance."""
+    """Three iterations, with weights and a feature without variance."""
     features = rng.poisson(3, size=(1500, 1100)).astype(dtype)
     features[:, 5] = 1
     weights = rng.uniform(0.5, 2, 1500)
     targets = rng.normal(size=(1500, 4)).astype(np.float32)
-    blocks = feature_blocks(1100, 500)
 
     def solve(xp: Any) -> Any:
-        own, predictions = xp.asarray(features), xp.zeros((1500, 4), np.float32)
+        own = xp.asarray(features)
         moments = FeatureMoments.empty(1100, 4, scatter=False, squares=True, xp=xp)
         moments = to_host(moments.fold(own, xp.asarray(targets), weights))
         standardizer = Standardizer.of(moments.squares, moments.mean, moments.count, 0.1)
         centered = moments.cross - moments.target_sums[:, None] * moments.mean
-        columns = (centered * standardizer.scale / moments.count).T
-        solution = np.zeros((1100, 4))
-        for block in blocks * 2:
-            scatter = FeatureMoments.empty(block.stop - block.start, 4, xp=xp)
-            scatter = scatter.fold(own[:, block], xp.asarray(targets), weights)
-            factor = factor_block(scatter, standardizer, block)
-            part = FeatureBlock(moments.mean[block], standardizer.scale[block])
-            products = part.multiply_transposed(own[:, block], predictions, weights)
-            arrays = (xp.asarray(a) for a in (columns[block], products, solution[block]))
-            new = to_host(descend_block(factor, *arrays, standardizer))
-            predictions += part.multiply(own[:, block], new - solution[block])
-            solution[block] = new
-        return solution
+        state = Iterate.first((centered * standardizer.scale / moments.count).T)
+        for _ in range(3):
+            product = CovarianceProduct.empty(
+                state.directions, moments.mean, standardizer, own.dtype, xp
+            )
+            for rows in (slice(0, 700), slice(700, 1500)):
+                product.add(own[rows], weights[rows])
+            state = state.step(to_host(product.value()), standardizer)
+        return state.solution
 
     expected = solve(np)
     with Backend("cupy", matmul_precision).working():
@@ -478,13 +471,11 @@ def test_run_equals_run_on_the_cpu(
 
 
 @pytest.mark.parametrize("features", ["second-order", "binary-hash"])
-def test_run_in_blocks_of_features_equals_that_of_the_cpu(
+def test_run_with_conjugate_gradients_equals_that_of_the_cpu(
     client: Client, backend: Backend, tmp_path: Path, features: str
 ) -> None:
-    """Features in single precision and in 8 bits, in blocks that do not divide them."""
-    spec = SPEC.replace(
-        features=features, solver="blocks", block_features=300, sweeps=3, max_layers=2
-    )
+    """Features in single precision and in 8 bits."""
+    spec = SPEC.replace(features=features, solver="cg", cg_iterations=3, max_layers=2)
     images, _ = load_digits()
     scores = [
         fit(tmp_path / name, GPU_RUN.replace(array_backend=name), spec).decision_function(images)

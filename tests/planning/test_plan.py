@@ -91,12 +91,14 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
         CIFAR.replace(filters=32, filter_size=1, max_layers=1),
         *(80, (32, 32, 3), "uint8", RunSpec(tile_features=2048, chunk_images=20), 1),
     ),
-    "blocks": (
-        CIFAR.replace(filters=32, filter_size=1, max_layers=1, solver="blocks", sweeps=2),
+    "cg": (
+        CIFAR.replace(filters=32, filter_size=1, max_layers=1, solver="cg", cg_iterations=2),
         *(2000, (32, 32, 3), "uint8", RunSpec(chunk_images=200), 1),
     ),
-    "blocks of histograms": (
-        CIFAR.replace(filters=16, max_layers=1, solver="blocks", sweeps=1, features="binary-hash"),
+    "cg of histograms": (
+        CIFAR.replace(
+            filters=16, max_layers=1, solver="cg", cg_iterations=1, features="binary-hash"
+        ),
         *(1500, (32, 32, 3), "uint8", RunSpec(chunk_images=300), 2),
     ),
 }

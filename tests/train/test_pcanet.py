@@ -193,7 +193,7 @@ def test_one_head_can_be_solved_in_blocks(
     hashed: rd.ResCNetClassifier, tmp_path: Path, client: Any
 ) -> None:
     """With the features of the last layer only, for which it is meant."""
-    spec = HASHED.replace(solver="blocks", block_features=288, sweeps=2)
+    spec = HASHED.replace(solver="cg", cg_iterations=2)
     clf = fit(spec, tmp_path / "run", keep_maps="last")
     images = make_images()[0]
     expected = hashed.network_.scores(images)

@@ -24,12 +24,7 @@ from rescnet_dist.model.heads.linear import (
     linear_outputs_onnx,
     stack_signs,
 )
-from rescnet_dist.model.solver import (
-    block_features_option,
-    solver_option,
-    sweep_tolerance_option,
-    sweeps_option,
-)
+from rescnet_dist.model.solver import iterations_option, solver_option, tolerance_option
 from rescnet_dist.options import option
 
 
@@ -60,10 +55,9 @@ class Classify(LinearHead):
         "layer is fitted to the labels, and the layers are a plain ensemble.",
     )
 
-    solver: Literal["exact", "blocks"] = solver_option()
-    block_features: int = block_features_option()
-    sweeps: int = sweeps_option()
-    sweep_tolerance: float = sweep_tolerance_option()
+    solver: Literal["exact", "cg"] = solver_option()
+    cg_iterations: int = iterations_option()
+    cg_tolerance: float = tolerance_option()
 
     def target_count(self, classes: int) -> int:
         """Return the number of residual classes 2C: each class with each sign."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.model.components import Head
 from rescnet_dist.model.graph import OnnxGraph
-from rescnet_dist.model.solver import BlockSolver
+from rescnet_dist.model.solver import ConjugateGradients
 
 
 class LinearHead(Head):
@@ -30,26 +30,30 @@ class LinearHead(Head):
         "share": ("sign",),
     }
     solver: str
-    block_features: int
-    sweeps: int
-    sweep_tolerance: float
+    cg_iterations: int
+    cg_tolerance: float
+
+    @classmethod
+    def from_stored(cls, values: Mapping[str, Any]) -> Self:
+        """Return the head in a store; block_features of earlier solvers has no effect."""
+        return super().from_stored({k: v for k, v in values.items() if k != "block_features"})
 
     def check(self) -> None:
         """Raise SpecError for options of a solver that is not chosen."""
-        for name in ("block_features", "sweeps", "sweep_tolerance"):
+        for name in ("cg_iterations", "cg_tolerance"):
             value = getattr(self, name)
             if self.solver == "exact" and value != self.__options__[name].default:
                 raise SpecError(
                     f'{name}={value} has no effect with solver="exact". Leave it out, or use '
-                    'solver="blocks".'
+                    'solver="cg".'
                 )
 
     @property
-    def block_solver(self) -> BlockSolver | None:
-        """The settings of block coordinate descent, if it is chosen; see `Head.block_solver`."""
+    def iterative_solver(self) -> ConjugateGradients | None:
+        """The settings of conjugate gradients, if chosen; see `Head.iterative_solver`."""
         if self.solver == "exact":
             return None
-        return BlockSolver(self.block_features, self.sweeps, self.sweep_tolerance)
+        return ConjugateGradients(self.cg_iterations, self.cg_tolerance)
 
 
 def linear_outputs(arrays: Mapping[str, Array], features: Array) -> Array:

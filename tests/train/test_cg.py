@@ -1,10 +1,11 @@
-"""Runs whose heads are solved by block coordinate descent: their weights, bits and faults."""
+"""Runs whose heads are solved by conjugate gradients: their weights, bits and faults."""
 
 from __future__ import annotations
 
 import io
 import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,22 @@ from training_cases import PLAN, REGRESS, SPEC, Array, X, fit
 from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.errors import ClusterLostError, CorruptDataError
-from rescnet_dist.events import BlockSolved
-from rescnet_dist.model import BlockSolver
+from rescnet_dist.events import SolverIteration
+from rescnet_dist.model import ConjugateGradients
 from rescnet_dist.store import RunStore
-from rescnet_dist.train import loop
-from rescnet_dist.train.blockwise import Step, StepResult
-from rescnet_dist.train.descent import Progress
+from rescnet_dist.train import cg_tasks, loop
+from rescnet_dist.train.cg import is_done, make_event
+from rescnet_dist.train.cg_tasks import StoredIterate
 
-# 126 features in 3 blocks, the last of which is smaller
-BLOCKS: dict[str, Any] = {"solver": "blocks", "block_features": 50, "max_layers": 2}
-SHORT = REGRESS.replace(**BLOCKS, sweeps=2, sweep_tolerance=0.0)
+SHORT = REGRESS.replace(solver="cg", cg_iterations=3, cg_tolerance=0.0, max_layers=2)
 
 
 @pytest.fixture(scope="module")
 def short_model(
     tmp_path_factory: pytest.TempPathFactory, threads_cluster: LocalCluster
 ) -> dict[str, Array]:
-    """Return the model of an uninterrupted run of two sweeps."""
-    store = tmp_path_factory.mktemp("blocks") / "run"
+    """Return the model of an uninterrupted run of three iterations per layer."""
+    store = tmp_path_factory.mktemp("cg") / "run"
     with Client(threads_cluster):
         fit(store, SHORT, PLAN)
     assert not (store / "work").exists()
@@ -47,30 +46,29 @@ def short_model(
 # agreement with the exact solver ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ridge", [0.1, 10.0])
 @pytest.mark.parametrize("head", ["regress", "classify"])
 def test_weights_and_predictions_equal_those_of_the_exact_solver(
-    client: Client, tmp_path: Path, head: str
+    client: Client, tmp_path: Path, head: str, ridge: float
 ) -> None:
-    """With validation images and class weights, which the descent must leave out and use."""
-    spec = SPEC.replace(head=head, ridge=10.0, max_layers=1)
-    change = BLOCKS | {"max_layers": 1, "sweeps": 40, "sweep_tolerance": 1e-5}
+    """With validation images and class weights, which the solver must leave out and use."""
+    spec = SPEC.replace(head=head, ridge=ridge, max_layers=1)
     options: dict[str, Any] = {"run": PLAN, "class_weight": "balanced"}
     exact = fit(tmp_path / "exact", spec, **options)
-    found = fit(tmp_path / "blocks", spec.replace(**change), **options)
+    found = fit(tmp_path / "cg", spec.replace(solver="cg"), **options)
     expected, other = exact.decision_function(X), found.decision_function(X)
     np.testing.assert_allclose(other, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    models = [read_model(tmp_path / name) for name in ("exact", "blocks")]
+    models = [read_model(tmp_path / name) for name in ("exact", "cg")]
     weights, others = (model["layer 1 weights"] for model in models)
     np.testing.assert_allclose(others, weights, rtol=0, atol=1e-4 * np.abs(weights).max())
 
 
 def test_digits_are_classified_as_by_the_exact_solver(client: Client) -> None:
     images, labels = (array[:400] for array in load_digits())
-    spec = NetworkSpec.preset("digits").replace(filters=6, max_layers=2, ridge=10.0)
-    blocks = spec.replace(solver="blocks", block_features=200, sweeps=30, sweep_tolerance=1e-5)
+    spec = NetworkSpec.preset("digits").replace(filters=6, max_layers=2)
     scores = [
         ResCNetClassifier(s).fit(images[:300], labels[:300]).decision_function(images)
-        for s in (spec, blocks)
+        for s in (spec, spec.replace(solver="cg"))
     ]
     np.testing.assert_allclose(*scores, rtol=0, atol=1e-4 * np.abs(scores[0]).max())
 
@@ -78,19 +76,20 @@ def test_digits_are_classified_as_by_the_exact_solver(client: Client) -> None:
 # progress ---------------------------------------------------------------------------------------
 
 
-def test_steps_are_published_and_sweeps_printed(client: Client, tmp_path: Path) -> None:
-    """All blocks of two sweeps of each layer; the last line of a sweep has the change."""
-    events: list[BlockSolved] = []
+def test_iterations_are_published_and_printed(client: Client, tmp_path: Path) -> None:
+    """Every iteration is an event, and every tenth is printed."""
+    events: list[SolverIteration] = []
     output = Console(file=io.StringIO(), width=120)
     with TerminalProgress(output) as progress:
-        listeners = [lambda e: isinstance(e, BlockSolved) and events.append(e), progress]
-        fit(tmp_path / "run", SHORT, PLAN, listeners=listeners)
-    found = [(e.layer, e.sweep, e.max_sweeps, e.block, e.blocks) for e in events]
-    assert found == [
-        (layer, sweep, 2, block, 3) for layer in (1, 2) for sweep in (1, 2) for block in (1, 2, 3)
+        listeners = [lambda e: isinstance(e, SolverIteration) and events.append(e), progress]
+        spec = SHORT.replace(cg_iterations=11, max_layers=1)
+        fit(tmp_path / "run", spec, PLAN, listeners=listeners)
+    assert [(e.layer, e.iteration, e.max_iterations) for e in events] == [
+        (1, number, 11) for number in range(1, 12)
     ]
-    assert events[5].change < events[2].change == 1.0
-    line = f"solving        sweep 2 of at most 2: weights change by {events[5].change:.1e}"
+    assert events[10].error < 0.1 * events[0].error
+    line = f"solving        iteration 10 of at most 11: weights within {events[9].error:.1e}"
+    assert output.file.getvalue().count("solving        iteration") == 1
     assert line in output.file.getvalue()
 
 
@@ -110,17 +109,39 @@ def test_bits_do_not_depend_on_the_number_of_workers(
     assert_same_bits(read_model(tmp_path / "run"), short_model)
 
 
+def test_features_in_memory_are_read_once(
+    client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In caches of their own, as maps are in the store; with the same bits."""
+    read: list[int] = []
+    real_read = cg_tasks.FeatureReader.read
+
+    def count(reader: Any, chunk: Any) -> Any:
+        read.append(chunk.start)
+        return real_read(reader, chunk)
+
+    monkeypatch.setattr(cg_tasks.FeatureReader, "read", count)
+    for is_kept, times in ((True, 1), (False, 3)):
+        read.clear()
+        monkeypatch.setattr(loop, "keeps_features", lambda *_, kept=is_kept: kept)
+        fit(tmp_path / f"run-{is_kept}", SHORT, PLAN.replace(maps="store"))
+        starts = sorted(set(read))
+        assert len(starts) > 2
+        assert sorted(read) == sorted(starts * 2 * times)  # of two layers
+        assert_same_bits(read_model(tmp_path / f"run-{is_kept}"), short_model)
+
+
 @pytest.mark.parametrize(
     ("name", "number", "is_done", "maps"),
     [
-        ("factorize", 1, True, "store"),
-        ("descend", 3, False, "store"),
-        ("descend", 9, True, "auto"),
+        ("start", 1, True, "store"),
+        ("iterate", 2, False, "store"),
+        ("iterate", 5, True, "auto"),
         ("fit", 2, True, "store"),
     ],
-    ids=["factors", "between steps", "layer 2, maps in memory", "head of layer 2"],
+    ids=["start", "between iterations", "layer 2, maps in memory", "head of layer 2"],
 )
-def test_resumed_descent_gives_same_bits(
+def test_resumed_solve_gives_same_bits(
     client: Client,
     tmp_path: Path,
     short_model: dict[str, Array],
@@ -130,7 +151,7 @@ def test_resumed_descent_gives_same_bits(
     is_done: bool,
     maps: str,
 ) -> None:
-    """The driver stops before a step, or after it and before its record is written."""
+    """The driver stops before an iteration, or after it and before its record is written."""
     names: list[str] = []
     real_run_pass = loop.run_pass
 
@@ -151,32 +172,32 @@ def test_resumed_descent_gives_same_bits(
         name = ""  # which no pass has
         ResCNetClassifier.resume(tmp_path / "run")
     assert_same_bits(read_model(tmp_path / "run"), short_model)
-    # nothing is done twice, except for the step whose record was not written
+    # nothing is done twice, except for the iteration whose record was not written
     assert names.count("grow") == 2
-    assert len(names) == 2 + 2 * (1 + 1 + 6 + 1) + 1 + 1
+    assert len(names) == 2 + 2 * (1 + 1 + 3 + 1) + 1 + 1
     assert not (tmp_path / "run/work").exists()
 
 
 @pytest.mark.slow  # starts and kills processes
-def test_resume_after_a_scheduler_killed_between_steps(
+def test_resume_after_a_scheduler_killed_between_iterations(
     started: Any, threads_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """The run continues on another cluster, with the step after the last one on record."""
-    spec = SHORT.replace(sweeps=12, max_layers=1)
+    """The run continues on another cluster, with the iteration after the last one on record."""
+    spec = SHORT.replace(cg_iterations=30, max_layers=1)
     with Client(threads_cluster):
         fit(tmp_path / "whole", spec, PLAN)
     store, record = tmp_path / "run", tmp_path / "run/work/progress.json"
     scheduler, file = started.scheduler()
     started.worker(file)
 
-    def kill_within_second_sweep() -> None:
-        started.wait_until(lambda: record.exists() and count_steps() > 4)
+    def kill_within_solve() -> None:
+        started.wait_until(lambda: record.exists() and count_iterations() > 4)
         started.kill(scheduler)
 
-    def count_steps() -> int:
-        return int(json.loads(record.read_text())["steps"])
+    def count_iterations() -> int:
+        return int(json.loads(record.read_text())["number"])
 
-    killer = threading.Thread(target=kill_within_second_sweep)
+    killer = threading.Thread(target=kill_within_solve)
     killer.start()
     with (
         dask.config.set(SHORT_TIMEOUT),
@@ -185,7 +206,7 @@ def test_resume_after_a_scheduler_killed_between_steps(
     ):
         fit(store, spec, PLAN)
     killer.join()
-    assert 4 < count_steps() < 36
+    assert 4 < count_iterations() < 30
     with Client(threads_cluster):
         ResCNetClassifier.resume(store)
     assert_same_bits(read_model(store), read_model(tmp_path / "whole"))
@@ -195,54 +216,38 @@ def test_damaged_features_are_computed_again(
     client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run stops, and the layer starts anew when it is resumed."""
-    store, real_factorize = tmp_path / "run", loop.Descent.factorize
+    store, real_run = tmp_path / "run", loop.Solve.run_iterations
 
-    def damage(descent: Any) -> Any:
+    def damage(solve: Any, save: Any) -> Any:
         array = RunStore.open(store).work("features", write=True)
         array[:3] = 7.0
-        return real_factorize(descent)
+        return real_run(solve, save)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Descent, "factorize", damage)
+        patch.setattr(loop.Solve, "run_iterations", damage)
         with pytest.raises(CorruptDataError, match=r"work/features are missing or altered.*Resume"):
-            fit(store, SHORT, PLAN)
+            fit(store, SHORT, PLAN.replace(maps="store"))
     ResCNetClassifier.resume(store)
     assert_same_bits(read_model(store), short_model)
 
 
-# steps ------------------------------------------------------------------------------------------
+# decisions --------------------------------------------------------------------------------------
 
 
-def test_steps_visit_all_blocks_in_each_sweep() -> None:
-    progress, visited = Progress(factors=(1, 2, 3)), []
-    while step := progress.next_step(BlockSolver(10, 2, 0.0)):
-        visited.append((step.sweep, step.block))
-        progress = progress.plus(StepResult((), 10 * step.sweep + step.block, 1.0, 4.0))
-    assert visited == [(sweep, block) for sweep in range(2) for block in range(3)]
-    assert progress.weights == (10, 11, 12)
-    assert progress.old_weights == (0, 1, 2)
-    assert (progress.change, progress.norm) == (3.0, 12.0)
-
-
-def test_small_change_ends_the_sweeps() -> None:
-    """The change is that of a whole sweep, relative to the weights after it."""
-    progress, solver = Progress(factors=(1, 2)), BlockSolver(10, 9, 0.1)
-    for change in (1.0, 1.0, 0.02, 0.0):
-        assert progress.next_step(solver) is not None
-        progress = progress.plus(StepResult((), 0, change, 1.0))
-    assert progress.next_step(solver) is None
-    assert progress.steps == 4
+@pytest.mark.parametrize(
+    ("number", "error", "expected"),
+    [(0, 1.0, False), (4, 0.2, False), (4, 0.1, True), (5, 0.2, True), (0, 0.0, True)],
+)
+def test_iterations_end_at_the_tolerance_or_the_limit(
+    number: int, error: float, expected: bool
+) -> None:
+    assert is_done(StoredIterate(number, 3, error, {}), ConjugateGradients(5, 0.1)) is expected
 
 
 def test_progress_survives_json() -> None:
-    progress = Progress((1, 2)).plus(StepResult((5, 6), 7, 0.1, 1 / 3))
-    values = {"factors": [1, 2], "steps": 1, "predictions": [5, 6], "weights": [7]}
-    values |= {"old_weights": [], "change": 0.1, "norm": 1 / 3}
-    assert Progress.from_dict(values) == progress
-
-
-def test_step_before_the_first_block_is_in_the_sweep_before() -> None:
-    assert Step(1, 0, 3).previous == Step(0, 2, 3)
+    stored = StoredIterate(2, 3, 1 / 3, {"solution": 5, "basis": 6})
+    assert StoredIterate(**json.loads(json.dumps(asdict(stored)))) == stored
+    assert make_event(stored, 7, ConjugateGradients(9, 0.1)) == SolverIteration(7, 2, 9, 1 / 3)
 
 
 # integer features -------------------------------------------------------------------------------
@@ -260,21 +265,20 @@ def test_histograms_are_stored_as_small_integers(
         hash_bits=4,
         hash_block=7,
         hash_stride=7,
-        ridge=30.0,
+        ridge=1.0,
         max_layers=2,
         heads="last",
     )
-    found, real_factorize = [], loop.Descent.factorize
+    found, real_run = [], loop.Solve.run_iterations
 
-    def look(descent: Any) -> Any:
-        array = descent.run.work("features")
+    def look(solve: Any, save: Any) -> Any:
+        array = solve.run.work("features")
         found.append((array.dtype, array.shape, bool(array.compressors)))
-        return real_factorize(descent)
+        return real_run(solve, save)
 
-    monkeypatch.setattr(loop.Descent, "factorize", look)
-    change = BLOCKS | {"sweeps": 40, "sweep_tolerance": 1e-5}
+    monkeypatch.setattr(loop.Solve, "run_iterations", look)
     exact = fit(tmp_path / "exact", spec, PLAN)
-    blocks = fit(tmp_path / "blocks", spec.replace(**change), PLAN)
+    iterative = fit(tmp_path / "cg", spec.replace(solver="cg"), PLAN)
     assert found == [(np.dtype("uint8"), (len(X), 64), True)]
-    expected, scores = exact.decision_function(X), blocks.decision_function(X)
+    expected, scores = exact.decision_function(X), iterative.decision_function(X)
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4 * np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Test plans and costs of heads that are solved in blocks of features."""
+"""Test plans and costs of heads that are solved by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from rescnet_dist import NetworkSpec, RunSpec, SpecError
 from rescnet_dist.cluster import Workers
-from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
-from rescnet_dist.planning.blocks import BlockCosts
+from rescnet_dist.planning import Plan, Problem, keeps_features, make_plan, peak_memory
+from rescnet_dist.planning.cg import SolverCosts
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.requirements import traffic
 
@@ -22,7 +22,7 @@ PCANET = NetworkSpec(
     features="binary-hash",
     hash_levels=(4, 2, 1),
     head="regress",
-    solver="blocks",
+    solver="cg",
     max_layers=2,
 )
 CIFAR = Problem(images=50_000, image_shape=(32, 32, 3), classes=10)
@@ -51,41 +51,54 @@ def test_chunks_of_small_images_are_sized_by_their_features() -> None:
 
 
 def test_costs_are_those_counted_by_hand() -> None:
-    """Two sweeps over three blocks, 40 images of 10 features and 2 classes in 2 groups."""
+    """Three iterations, 40 images of 10 features and 2 classes in 2 groups."""
     spec = NetworkSpec(
-        filters=5, block=8, stride=8, levels=(1,), head="regress", solver="blocks",
-        block_features=4, sweeps=2,
+        filters=5, block=8, stride=8, levels=(1,), head="regress", solver="cg", cg_iterations=3
     )  # fmt: skip
     architecture = Problem(40, (8, 8, 1), 2).architecture(spec)
     assert (architecture.features, architecture.targets) == (10, 2)
-    costs = BlockCosts.of(architecture, Plan(40, 10, 2, 2, 1))
-    features, factors, predictions, weights = 40 * 10 * 4, 10 * 4 * 4, 40 * 2 * 4, 10 * 2 * 8
-    assert costs.work == features + factors + 2 * predictions + 4 * weights
-    assert costs.tasks == 3 + 6 * (2 + 1 + 1) + 1
-    assert costs.network == 6 * 4 * 2 * 8
-    assert costs.read == 5 * features + 2 * (factors + 4 * weights) + 6 * predictions
+    costs = SolverCosts.of(architecture, Plan(40, 10, 2, 2, 1))
+    features, weights = 40 * 10 * 4, 10 * 2 * 8
+    assert costs.work == features + 2 * 3 * weights
+    assert costs.tasks == 2 + 3 * (2 + 1 + 1) + 2
+    assert costs.network == 3 * weights
+    assert costs.read == 3 * (features + 2 * weights + 3 * weights) + weights
+    assert costs.written == features + (1 + 3) * 3 * weights
 
 
-def test_tasks_have_room_for_the_predictions_of_their_group() -> None:
-    """A million images of a thousand classes in four groups."""
-    problem = replace(CIFAR, images=1_000_000, classes=1000)
-    costs = BlockCosts.of(problem.architecture(PCANET), Plan(1_000_000, 1000, 4, 2, 1))
-    predictions = 4 * 250_000 * 1000
-    assert 3 * predictions < costs.task_bytes < 4 * predictions
+def test_tasks_have_room_for_directions_and_products() -> None:
+    """Of a thousand classes, 1.7 GB each."""
+    problem = replace(CIFAR, classes=1000)
+    costs = SolverCosts.of(problem.architecture(PCANET), Plan(50_000, 50, 4, 2, 1))
+    assert 5 * 8 * 215_040 * 1000 < costs.task_bytes < 6 * 8 * 215_040 * 1000
+
+
+def test_features_are_kept_where_they_fit() -> None:
+    """They take 10.8 GB, in 16 groups."""
+    plan = make_plan(CIFAR, PCANET, RunSpec(), WORKERS)
+    assert keeps_features(CIFAR, PCANET, plan, WORKERS)
+    used = peak_memory(CIFAR, PCANET, plan, WORKERS)
+    size = 2 * 215_040 * max(group.stop - group.start for group in plan.groups())
+    limit = replace(WORKERS, memory=int((used + size) / WORKERS.budget * WORKERS.memory))
+    assert keeps_features(CIFAR, PCANET, plan, replace(limit, memory=limit.memory + 10**6))
+    assert not keeps_features(CIFAR, PCANET, plan, replace(limit, memory=limit.memory - 10**6))
+    assert not keeps_features(CIFAR, PCANET, plan, replace(WORKERS, memory=None))
+    assert not keeps_features(CIFAR, PCANET.replace(solver="exact"), plan, WORKERS)
+    assert keeps_features(CIFAR, PCANET, plan, GPU)
 
 
 def test_exact_heads_have_no_such_costs() -> None:
     spec = PCANET.replace(solver="exact")
-    assert BlockCosts.of(CIFAR.architecture(spec), Plan(40, 10, 2, 2, 1)) is None
+    assert SolverCosts.of(CIFAR.architecture(spec), Plan(40, 10, 2, 2, 1)) is None
 
 
 def test_estimate_names_the_solver_and_its_work_area() -> None:
     text = str(estimate(CIFAR, PCANET, RunSpec(), WORKERS, None))
-    assert "215,040 per layer; solved in blocks of 4,096, at most 20 sweeps" in text
+    assert "215,040 per layer; solved by conjugate gradients, at most 100 iterations" in text
     assert "13.4 GiB of it for features while they are solved" in text
 
 
-def test_blocks_read_less_than_tiles() -> None:
+def test_iterations_read_less_than_tiles() -> None:
     plan = make_plan(CIFAR, PCANET, RunSpec(), WORKERS)
     tiled = traffic(CIFAR, PCANET.replace(solver="exact"), replace(plan, tile_features=2560))
     assert traffic(CIFAR, PCANET, plan).read < 0.1 * tiled.read
@@ -94,7 +107,7 @@ def test_blocks_read_less_than_tiles() -> None:
 def test_error_of_a_matrix_that_is_too_large_names_the_solver() -> None:
     """On a GPU, where there are no tiles."""
     exact, run = PCANET.replace(solver="exact"), RunSpec(array_backend="cupy")
-    with pytest.raises(SpecError, match=r'Solve in blocks of features, solver="blocks"'):
+    with pytest.raises(SpecError, match=r'Solve by conjugate gradients, solver="cg"'):
         make_plan(CIFAR, exact, run, GPU)
 
 

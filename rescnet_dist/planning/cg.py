@@ -1,0 +1,85 @@
+"""Memory, traffic and tasks of conjugate gradients over the features, by arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rescnet_dist.kernels.cg import MIN_SLAB_ROWS, SLAB_BYTES
+from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.planning.plan import Plan
+
+# Largest number of copies at the same time.
+CHUNK_COPIES = 3  # of the features of a chunk: as read, decompressed, and those of the next chunk
+SLAB_COPIES = 2  # of a slab of features in float32
+PRODUCT_COPIES = 5  # of directions and products in a task, in float64
+STATE_COPIES = 12  # of weights, basis and directions in the last task and the fit, in float64
+STATE_ARRAYS = 3  # weights, basis and directions
+CHECKSUM_BYTES = 12  # as the driver gets and sends them
+
+
+@dataclass(frozen=True, slots=True)
+class SolverCosts:
+    """What a layer needs for conjugate gradients, in addition to its pass over the images.
+
+    Attributes
+    ----------
+    task_bytes : int
+        Memory of a task that multiplies features, beyond the features of its chunks.
+    chunk_bytes : int
+        Memory of the features of a task's chunks.
+    solve_bytes : int
+        Memory of the last task of an iteration.
+    work : int
+        Bytes of the work area, uncompressed.
+    read, written : int
+        Bytes that are read from and written to the store, if features do not stay in memory.
+    network : int
+        Bytes that are sent between workers.
+    driver : int
+        Bytes of checksums that the driver receives and sends.
+    tasks : int
+        Number of tasks.
+    """
+
+    task_bytes: int
+    chunk_bytes: int
+    solve_bytes: int
+    work: int
+    read: int
+    written: int
+    network: int
+    driver: int
+    tasks: int
+
+    @classmethod
+    def of(cls, architecture: Architecture, plan: Plan) -> SolverCosts | None:
+        """Return what a network needs if all iterations are done; None if its head is exact."""
+        if not (solver := architecture.head.iterative_solver):
+            return None
+        features, targets, n = architecture.features, architecture.targets, plan.images
+        iterations, groups = solver.iterations, plan.accumulators
+        row_bytes = features * architecture.feature_dtype.itemsize
+        stored, weights = n * row_bytes, 8 * features * targets
+        slab_rows = min(plan.chunk_images, max(MIN_SLAB_ROWS, SLAB_BYTES // (4 * features)))
+        state = STATE_ARRAYS * weights
+        return cls(
+            task_bytes=PRODUCT_COPIES * weights + SLAB_COPIES * 4 * slab_rows * features,
+            chunk_bytes=CHUNK_COPIES * plan.chunk_images * row_bytes,
+            solve_bytes=STATE_COPIES * weights,
+            work=stored + 2 * state,
+            read=iterations * (stored + groups * weights + state) + weights,
+            written=stored + (1 + iterations) * state,
+            network=iterations * (groups - 1) * weights,
+            driver=CHECKSUM_BYTES * plan.chunks * (1 + iterations),
+            tasks=iterations * (groups + count_merges(plan) + 1) + 4,
+        )
+
+
+def count_merges(plan: Plan) -> int:
+    """Return the number of tasks that merge the accumulators of a pass."""
+    merges, partials = 0, plan.accumulators
+    while partials > 1:
+        partials = math.ceil(partials / plan.split_every)
+        merges += partials
+    return merges
