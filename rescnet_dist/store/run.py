@@ -45,7 +45,7 @@ COMMIT_TYPES: dict[str, type] = {"step": int, "checksums": dict}
 FIRST_COMMIT_TYPES: dict[str, type] = {"counts": list}
 WORK_TYPES: dict[str, dict[str, type]] = {
     "grown": {"layer": int, "checksums": dict, "work_checksums": dict, "observed": dict},
-    "progress": {"number": int, "rank": int, "error": float, "checksums": dict},
+    "progress": {"number": int, "rank": int, "error": float, "arrays": dict},
 }
 RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
 ACCURACY_FIELDS = {"layer", "train", "validation"}

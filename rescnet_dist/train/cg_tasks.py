@@ -106,7 +106,7 @@ def _load_standardizer(task: Task) -> tuple[Array, Standardizer]:
 
 @dataclass(frozen=True, slots=True)
 class StoredIterate:
-    """What is stored after an iteration: its number, from 0 for the start, and checksums by array.
+    """What is stored after an iteration, whose number is 0 for the start: checksums of arrays.
 
     `rank` is the number of directions, and `error` a bound of the error of the weights.
     """
@@ -114,13 +114,13 @@ class StoredIterate:
     number: int
     rank: int
     error: float
-    checksums: Mapping[str, int]
+    arrays: Mapping[str, int]
 
     def read(self, task: Task, name: str, meter: TaskMeter) -> Array:
         """Read one array of the iterate; those of directions are stored with columns of zeros."""
         array = task.run.work(name)
         version = self.number % 2
-        values = read_block(array, (slice(version, version + 1),), self.checksums[name])[0]
+        values = read_block(array, (slice(version, version + 1),), self.arrays[name])[0]
         meter.read += values.nbytes
         return {
             "solution": values,
