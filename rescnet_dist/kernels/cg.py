@@ -87,7 +87,8 @@ class CovarianceProduct:
             directions = (scale[:, None] * directions).astype(np.float32)
             offset = (mean @ directions.astype(np.float64)).astype(np.float32)
         return cls(
-            *(xp.asarray(values) for values in (mean, scale)),
+            xp.asarray(mean),
+            xp.asarray(scale),
             xp.asarray(directions.astype(np.float32)),
             xp.asarray(offset),
             xp.zeros(directions.shape),

@@ -252,8 +252,8 @@ class _Driver:
         if solver:
             pass_ = cg_tasks.GROW_FOR_CG
             self.run.remove_work()
-            shape, dtype = (plan.images, features, network.targets), network.feature_dtype
-            self.run.create_cg_work(*shape, plan.chunk_images, dtype)
+            sizes = plan.images, features, network.targets, plan.chunk_images
+            self.run.create_cg_work(*sizes, network.feature_dtype)
         elif plan.tile_features and network.has_head(layer):
             pass_ = tiled.GROW_IN_TILES
             shape = (plan.images, features)
