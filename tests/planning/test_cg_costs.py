@@ -94,7 +94,7 @@ def test_exact_heads_have_no_such_costs() -> None:
 def test_estimate_names_the_solver_and_its_work_area() -> None:
     text = str(estimate(CIFAR, PCANET, RunSpec(), WORKERS, None))
     assert "215,040 per layer; solved by conjugate gradients, at most 100 iterations" in text
-    assert "13.4 GiB of it for features while they are solved" in text
+    assert "10.1 GiB of it for features while they are solved" in text
 
 
 def test_iterations_read_less_than_tiles() -> None:
