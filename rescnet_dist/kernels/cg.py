@@ -19,7 +19,7 @@ from rescnet_dist.kernels.arrays import Array, asarray_like, on_gpu
 from rescnet_dist.kernels.discriminant import FeatureMoments, Whitening
 from rescnet_dist.kernels.tiles import Standardizer
 
-SLAB_BYTES = 2 * 2**20  # of features in float32: they stay in the cache of the processor
+FEATURE_SLAB_BYTES = 2 * 2**20  # of features in float32: they stay in the cache of the processor
 MIN_SLAB_ROWS = 64  # fewer would take longer to add than to multiply
 RANK_TOLERANCE = 1e-12  # of singular values of right-hand sides, relative to the largest
 
@@ -131,7 +131,7 @@ class CovarianceProduct:
         """Yield the rows of each slab of features (n, D), and its values in float32."""
         step, (n, width) = len(features), features.shape
         if not on_gpu(features):
-            step = max(MIN_SLAB_ROWS, SLAB_BYTES // (4 * max(width, 1)))
+            step = max(MIN_SLAB_ROWS, FEATURE_SLAB_BYTES // (4 * max(width, 1)))
         mean, scale = (values.astype(np.float32) for values in (self.mean, self.scale))
         for start in range(0, n, max(step, 1)):
             rows = slice(start, min(start + step, n))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rescnet_dist.kernels.cg import MIN_SLAB_ROWS, SLAB_BYTES
+from rescnet_dist.kernels.cg import FEATURE_SLAB_BYTES, MIN_SLAB_ROWS
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.planning.plan import Plan
 
 # Largest number of copies at the same time.
 CHUNK_COPIES = 3  # of the features of a chunk: as read, decompressed, and those of the next chunk
-SLAB_COPIES = 2  # of a slab of features in float32
-PRODUCT_COPIES = 5  # of directions and products in a task, in float64
+FEATURE_SLAB_COPIES = 2  # of a slab of features in float32
+DIRECTION_COPIES = 5  # of directions and products in a task, in float64
 STATE_COPIES = 12  # of weights, basis and directions in the last task and the fit, in float64
 STATE_ARRAYS = 3  # weights, basis and directions
 CHECKSUM_BYTES = 12  # as the driver gets and sends them
@@ -61,10 +61,10 @@ class SolverCosts:
         iterations, groups = solver.iterations, plan.accumulators
         row_bytes = features * architecture.feature_dtype.itemsize
         stored, weights = n * row_bytes, 8 * features * targets
-        slab_rows = min(plan.chunk_images, max(MIN_SLAB_ROWS, SLAB_BYTES // (4 * features)))
+        slab_rows = min(plan.chunk_images, max(MIN_SLAB_ROWS, FEATURE_SLAB_BYTES // (4 * features)))
         state = STATE_ARRAYS * weights
         return cls(
-            task_bytes=PRODUCT_COPIES * weights + SLAB_COPIES * 4 * slab_rows * features,
+            task_bytes=DIRECTION_COPIES * weights + FEATURE_SLAB_COPIES * 4 * slab_rows * features,
             chunk_bytes=CHUNK_COPIES * plan.chunk_images * row_bytes,
             solve_bytes=STATE_COPIES * weights,
             work=stored + 2 * state,

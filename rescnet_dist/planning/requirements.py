@@ -14,8 +14,7 @@ from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
 from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
-from rescnet_dist.planning.cg import SLAB_COPIES as FEATURE_SLAB_COPIES
-from rescnet_dist.planning.cg import SolverCosts, count_merges
+from rescnet_dist.planning.cg import FEATURE_SLAB_COPIES, SolverCosts, count_merges
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
