@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import click
+import dask.array as da
+import numpy as np
+from distributed import Client
 
-from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.batches import compute_batches, count_threads
+from rescnet_dist.cli.clusters import cluster, show_progress, show_status
 from rescnet_dist.cli.options import (
     BACKEND_OPTION,
     HELP_SETTINGS,
@@ -17,16 +22,29 @@ from rescnet_dist.cli.options import (
     cluster_options,
     pop_cluster_options,
 )
-from rescnet_dist.data import open_source, open_split
-from rescnet_dist.errors import DataError, mask_secrets, pluralize
-from rescnet_dist.network import FusedNetwork, Network, check_vacant, fuse, load_network
+from rescnet_dist.data import Images, open_source, open_split
+from rescnet_dist.errors import DataError, SpecError, mask_secrets, pluralize
+from rescnet_dist.network import (
+    FusedNetwork,
+    Network,
+    check_vacant,
+    fuse_scores,
+    load_network,
+    select_for_fusion,
+)
+from rescnet_dist.runs import open_held_out
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import Location
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @click.command("fuse", **HELP_SETTINGS)
 @click.argument("urls", metavar="RUN...", nargs=-1, required=True)
-@click.option("--data", required=True, help="held-out images, which no network was trained on")
+@click.option(
+    "--data",
+    help="held-out images, which no network was trained on  [default: those of the runs]",
+)
 @click.option(
     "--output", "-o", required=True, help="URL to save the network at; one file if it ends in .zip"
 )
@@ -37,7 +55,7 @@ from rescnet_dist.store import Location
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def fuse_command(
     urls: tuple[str, ...],
-    data: str,
+    data: str | None,
     output: str,
     split: str | None,
     flips: bool,
@@ -48,26 +66,62 @@ def fuse_command(
     """Average networks, by weights fitted on held-out images.
 
     Each RUN is a run or a saved network. All have the same classes and images of the same shape.
-    The val split of the data is used, or all of it if it has no splits or only one. The result is
-    one network, used like a saved one. With --flips, it averages over mirror images whenever it
-    predicts.
+    The images are those that the runs held out, if all held out the same ones: the same data with
+    the same --validation and --seed. Of other --data, the val split is used, or all of it if it has
+    no splits or only one. The result is one network, used like a saved one. With --flips, it
+    averages over mirror images whenever it predicts.
 
     \b
     Example:
-      rescnet fuse runs/a runs/b --data held-out.zarr -o fused.zip
+      rescnet fuse runs/a runs/b -o fused.zip
       rescnet evaluate fused.zip cifar10.zarr
     """
     check_vacant(output)
-    networks = [open_network(url) for url in urls]
-    warn_if_trained_on(urls, data, split)
-    chosen: Any = data
-    if split:
-        chosen = open_split(data, split, networks[0].photo_decoder())
+    if split and data is None:
+        raise SpecError("--split is a split of --data, which is not given. Add --data, or omit it.")
+    networks = [open_network(url).on(array_backend) for url in urls]
+    X, y = find_held_out(urls, networks[0], data, split)
+    images, codes = select_for_fusion(networks, X, y)
     augment = AugmentSpec(copies=1, flip=True) if flips else None
-    with cluster(pop_cluster_options(flags), embedded=False), show_status("fitting weights"):
-        fused = fuse([network.on(array_backend) for network in networks], chosen, augment=augment)
+    with cluster(pop_cluster_options(flags), embedded=False) as client:
+        scores = compute_scores(networks, images, augment, client)
+    fused = fuse_scores(networks, scores, codes, augment)
+    with show_status(f"writing {mask_secrets(output)}"):
         fused.save(output)
     report(fused, urls, output, as_json=as_json)
+
+
+def find_held_out(
+    urls: Sequence[str], network: Network, data: str | None, split: str | None
+) -> tuple[Any, Any]:
+    """Return held-out images and their labels, or a dataset and None."""
+    if data is None:
+        images, codes = open_held_out(urls)
+        return images, network.classes[codes]
+    warn_if_trained_on(urls, data, split)
+    return open_split(data, split, network.photo_decoder()) if split else data, None
+
+
+def compute_scores(
+    networks: Sequence[Network],
+    images: Images,
+    augment: AugmentSpec | None,
+    client: Client | None,
+) -> list[Array]:
+    """Return the scores (n, C) of each network, and show the progress."""
+    count, threads = images.shape[0], count_threads(client)
+    largest = min(network.batch_images for network in networks)
+    step = max(1, min(largest, math.ceil(count / threads)))
+    lazy = Images(da.asarray(images.array).rechunk({0: step}))
+    parts: list[list[Array]] = [[] for _ in networks]
+    arrays: list[Any] = [network.scores(lazy, augment) for network in networks]
+    with show_progress("scores of held-out images", "images") as progress:
+        progress(0, count)
+        for start, batch in compute_batches(arrays, client, threads):
+            for part, rows in zip(parts, batch, strict=True):
+                part.append(rows)
+            progress(start + len(batch[0]), count)
+    return [np.concatenate(part) for part in parts]
 
 
 def open_network(url: str) -> Network:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import click
-import dask
 import dask.array as da
 import numpy as np
-from dask.system import CPU_COUNT
-from distributed import Client
 
 import rescnet_dist
+from rescnet_dist.cli.batches import compute_batches, count_threads
 from rescnet_dist.cli.clusters import cluster, show_progress
 from rescnet_dist.cli.options import (
     BACKEND_OPTION,
@@ -112,7 +107,7 @@ def predict_command(
     augment = resolve_averaging(flips, copies)
     clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
     with cluster(pop_cluster_options(flags), embedded=False) as client:
-        threads = sum(client.nthreads().values()) if client else CPU_COUNT
+        threads = count_threads(client)
         images = open_images(data, clf.network_, threads, split, resize, channels)
         probabilities = clf.predict_proba(images.array, augment=augment)
         columns = Columns(clf.classes_, images.files is not None, proba, len(images.array))
@@ -122,11 +117,12 @@ def predict_command(
             show_progress("predicting", "images") as progress,
         ):
             progress(0, columns.rows)
-            for start, rows, problems in compute_batches(
-                probabilities, images.problems, client, threads
-            ):
-                skipped += check_problems(problems, on_error)
-                is_good = np.array([problem is None for problem in problems], bool)
+            lazy = [probabilities, *([] if images.problems is None else [images.problems])]
+            for start, (rows, *problems) in compute_batches(lazy, client, threads):
+                is_good = np.ones(len(rows), bool)
+                if problems:
+                    skipped += check_problems(problems[0], on_error)
+                    is_good = np.array([problem is None for problem in problems[0]], bool)
                 numbers = start + np.flatnonzero(is_good)
                 files = (
                     None
@@ -213,50 +209,7 @@ def select_split(source: Source, split: str | None) -> str:
     return found
 
 
-# computing --------------------------------------------------------------------------------------
-
-
-def compute_batches(
-    probabilities: da.Array, problems: da.Array | None, client: Client | None, threads: int
-) -> Iterator[tuple[int, Array, Any]]:
-    """Yield the first row, the probabilities (m, C) and the problems (m,) of each chunk, in order.
-
-    Chunks are computed on the cluster of a client, or by threads of this process. Images are read
-    as workers or threads are free, so that memory does not grow with their number.
-    """
-    edges = np.cumsum([0, *probabilities.chunks[0]]).tolist()
-    lazy = [probabilities] if problems is None else [probabilities, problems]
-    parts = ([array[start:stop] for array in lazy] for start, stop in pairwise(edges))
-    results = _compute_locally(parts, threads) if client is None else _compute_on(client, parts)
-    for start, (rows, *rest) in zip(edges, results, strict=False):
-        yield start, rows, rest[0] if rest else np.full(len(rows), None, object)
-
-
-def _compute_locally(parts: Iterable[list[da.Array]], threads: int) -> Iterator[Any]:
-    """Yield the arrays of each part, computed by threads of this process, a few ahead."""
-    running: deque[Future[Any]] = deque()
-    with ThreadPoolExecutor(threads, "predict") as pool:
-        try:
-            for part in parts:
-                if len(running) > threads:
-                    yield running.popleft().result()
-                running.append(pool.submit(dask.compute, *part, scheduler="synchronous"))
-            while running:
-                yield running.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _compute_on(client: Client, parts: Iterable[list[da.Array]]) -> Iterator[Any]:
-    """Yield the arrays of each part, computed on a cluster.
-
-    All parts are one graph: the scheduler fails now and then if several that share a task, here
-    that of the network, are submitted while others run.
-    """
-    waiting = list(parts)
-    futures = deque(client.compute([array for part in waiting for array in part]))
-    for part in waiting:
-        yield client.gather([futures.popleft() for _ in part])
+# outcome ----------------------------------------------------------------------------------------
 
 
 def check_problems(problems: Any, on_error: str) -> list[str]:

@@ -11,12 +11,12 @@ import numpy as np
 from rescnet_dist.data import Images, encode, select_split
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.network import BaseNetwork, Metrics, Network
+from rescnet_dist.runs import find_rows
 from rescnet_dist.store import RunStore, read_region
 
 MAX_EVALUATION_IMAGES = 2000  # by default
 MAX_SAMPLE_BYTES = 256 * 2**20  # of images held in memory for an evaluation
 MAX_SAMPLE_CHUNKS = 64  # of stored images read for an evaluation
-MASK_READ_ROWS = 2**20  # rows of the training mask read at a time
 MAX_MATRIX_CLASSES = 30  # a larger confusion matrix is unreadable; show the worst pairs instead
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -89,15 +89,6 @@ def sample_from_data(X: Any, y: Any, network: BaseNetwork, limit: int | None = N
     codes = encode(np.asarray(labels), network.classes)
     description = f"images of {mask_secrets(X)}" if isinstance(X, str) else "images given"
     return Sample(np.asarray(images), codes, rows, SampleKind.GIVEN, description, count)
-
-
-def find_rows(mask: Any, value: bool) -> Array:
-    """Return the rows of a stored boolean mask of shape (N,) that equal a value."""
-    found = []
-    for start in range(0, mask.shape[0], MASK_READ_ROWS):
-        part = read_region(mask, start, min(start + MASK_READ_ROWS, mask.shape[0]))
-        found.append(start + np.flatnonzero(part == value))
-    return np.concatenate(found)
 
 
 def _pick_evenly(rows: Array, limit: int) -> Array:

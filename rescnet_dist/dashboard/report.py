@@ -16,7 +16,6 @@ from rescnet_dist.dashboard.evaluation import (
     MAX_MATRIX_CLASSES,
     Evaluation,
     Sample,
-    find_rows,
     most_confused_pairs,
     sample_from_data,
     sample_from_run,
@@ -42,7 +41,7 @@ from rescnet_dist.errors import (
 from rescnet_dist.formatting import plain_text
 from rescnet_dist.network import Network
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.runs import describe_run
+from rescnet_dist.runs import describe_run, find_rows
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
 

@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from rescnet_dist.data import ImageInput, as_images, encode, select_held_out
+from rescnet_dist.data import ImageInput, Images, as_images, encode, select_held_out
 from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.export import DEFAULT_OPSET
 from rescnet_dist.formatting import html_table
@@ -355,15 +355,27 @@ def fuse(
     >>> fused.weights.shape
     (2,)
     """
-    networks, augment = list(networks), augment or AugmentSpec()
+    networks = list(networks)
+    images, codes = select_for_fusion(networks, X, y)
+    scores = dask.compute(*(network.scores(images, augment) for network in networks))
+    return fuse_scores(networks, scores, codes, augment)
+
+
+def select_for_fusion(networks: Sequence[Network], X: Any, y: Any = None) -> tuple[Images, Array]:
+    """Return held-out images and their codes (n,); raise DataError as `fuse` does."""
     _check_networks(networks)
     part = select_held_out(X, y, decoder=networks[0].photo_decoder())
     images = as_images(part.images)
     if not images.shape[0]:
         raise DataError("There are no held-out images. Pass images that no network has seen.")
     networks[0].look_at(images)
-    codes = np.asarray(encode(part.labels, networks[0].classes))
-    scores: list[Array] = list(dask.compute(*(n.scores(images, augment) for n in networks)))
+    return images, np.asarray(encode(part.labels, networks[0].classes))
+
+
+def fuse_scores(
+    networks: Sequence[Network], scores: Sequence[Array], codes: Array, augment: AugmentSpec | None
+) -> FusedNetwork:
+    """Return the fused network, given the scores (n, C) of each network on held-out images."""
     weights = mixture_weights(scores, codes)
     fused = _mean_scores(weights, *scores)
     held_out = HeldOut(
@@ -371,7 +383,8 @@ def fuse(
         tuple(float((part.argmax(axis=1) == codes).mean()) for part in scores),
         float((fused.argmax(axis=1) == codes).mean()),
     )
-    return FusedNetwork(networks, weights, Calibration.fit(fused, codes), augment, held_out)
+    calibration = Calibration.fit(fused, codes)
+    return FusedNetwork(networks, weights, calibration, augment or AugmentSpec(), held_out)
 
 
 def _mean_scores(weights: Array, *scores: Array) -> Array:

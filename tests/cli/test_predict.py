@@ -263,7 +263,7 @@ def test_failure_leaves_nothing(
     """Neither a table nor a part of one, if a later batch fails."""
 
     def fail(*_arguments: Any) -> Any:
-        yield 0, np.full((20, 10), 0.1), np.full(20, None)
+        yield 0, [np.full((20, 10), 0.1)]
         raise rd.DataError("image 20 is damaged")
 
     monkeypatch.setattr(predict, "compute_batches", fail)
@@ -303,11 +303,11 @@ def test_all_threads_compute_and_rows_keep_their_order(network: str, data: str) 
     images = predict.open_images((data,), clf.network_, 2, None, None, None)
     assert images.array.numblocks[0] == 2
     lazy = clf.predict_proba(images.array.map_blocks(meet, dtype=images.array.dtype, meta=X[:0]))
-    batches = list(predict.compute_batches(lazy, None, None, 2))
+    batches = list(predict.compute_batches([lazy], None, 2))
     assert len(seen) == 2
-    assert [start for start, _, _ in batches] == [0, 40]
+    assert [start for start, _ in batches] == [0, 40]
     np.testing.assert_array_equal(
-        np.concatenate([rows for _, rows, _ in batches]), clf.predict_proba(X)
+        np.concatenate([rows for _, (rows,) in batches]), clf.predict_proba(X)
     )
 
 
@@ -333,7 +333,7 @@ def test_batches_in_progress_are_bounded(network: str, data: str) -> None:
 
     images = predict.open_images((data,), clf.network_, 20, None, None, None)
     counted = images.array.map_blocks(count, dtype=images.array.dtype, meta=X[:0])
-    batches = predict.compute_batches(clf.predict_proba(counted), None, None, 1)
+    batches = predict.compute_batches([clf.predict_proba(counted)], None, 1)
     next(batches)
     assert images.array.numblocks[0] == 20
     assert len(read) <= 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from rescnet_dist.cli.fuse import warn_if_trained_on
 from rescnet_dist.dashboard.mlflow_models import _load_pyfunc
 from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.network import describe_network, load_network
+from rescnet_dist.runs import open_held_out
 from rescnet_dist.store.zipped import _open_files, open_zip
 from tests.commands import run as run_command
 
@@ -410,3 +413,75 @@ def test_commands_take_a_fused_network(
     assert rd.load(tmp_path / "again.zip").network_.weights.tolist() == fused.weights.tolist()
     rescnet("export", out, tmp_path / "fused.onnx")
     assert (tmp_path / "fused.onnx").exists()
+
+
+@pytest.fixture(scope="module")
+def runs_that_hold_out(
+    threads_cluster: LocalCluster, images: Array, labels: Array, tmp_path_factory: Any
+) -> dict[str, str]:
+    """Return runs on copies of 100 digits, by name; those with the seed 0 held out the same 26."""
+    folder = tmp_path_factory.mktemp("runs")
+    cases = {"a": (4, 0), "b": (5, 0), "other seed": (4, 1)}
+    with Client(threads_cluster):
+        for name, (block, seed) in cases.items():
+            spec = SPECS[0].replace(max_layers=1, block=block)
+            clf = rd.ResCNetClassifier(spec, store=folder / name, random_state=seed)
+            clf.fit(images[:100], labels[:100], validation=0.25)
+    return {name: str(folder / name) for name in cases}
+
+
+def test_held_out_images_of_the_runs_are_the_default(
+    runs_that_hold_out: dict[str, str], images: Array, labels: Array, tmp_path: Path
+) -> None:
+    """If all runs held out the same ones."""
+    urls = [runs_that_hold_out[name] for name in ("a", "b")]
+    record = json.loads(rescnet("fuse", *urls, "-o", tmp_path / "fused.zip", "--json"))
+    held_out = ~zarr.open_array(f"{urls[0]}/data/train")[:]
+    assert held_out.sum() == 26
+    networks = [Network.load(url) for url in urls]
+    fused = rd.fuse(networks, images[:100][held_out], labels[:100][held_out])
+    assert record["images"] == 26
+    np.testing.assert_allclose(
+        [network["weight"] for network in record["networks"]], fused.weights, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["a", "other seed"], [], "other seed held out other images than .*a. Name held-out"),
+        (["a", "saved"], [], "saved is a saved network, which has no held-out images. Name"),
+        (["without"], [], "held out no images. Name held-out images"),
+        (["a", "b"], ["--split", "val"], "--split is a split of --data, which is not given"),
+    ],
+)
+def test_fuse_names_what_to_pass_instead(
+    runs_that_hold_out: dict[str, str],
+    networks: list[Network],
+    tmp_path: Path,
+    names: list[str],
+    options: list[str],
+    message: str,
+) -> None:
+    """Where the runs have no images in common that all held out."""
+    networks[0].save(tmp_path / "saved")
+    urls = runs_that_hold_out | {
+        "saved": str(tmp_path / "saved"),
+        "without": networks[0].layers.stored.location.url,
+    }
+    done = run_command("fuse", *(urls[n] for n in names), *options, "-o", tmp_path / "fused.zip")
+    assert done.exit_code == 2
+    assert re.search(message, done.output.replace("\n", " ")), done.output
+
+
+def test_runs_on_other_images_hold_out_others(
+    runs_that_hold_out: dict[str, str], tmp_path: Path
+) -> None:
+    """Rows and labels alone do not show it, so that copies of images are compared."""
+    url = runs_that_hold_out["a"]
+    shutil.copytree(url, tmp_path / "copy")
+    assert len(open_held_out([url, str(tmp_path / "copy")])[1]) == 26
+    images = zarr.open_array(tmp_path / "copy/data/images")
+    images[np.flatnonzero(~zarr.open_array(f"{url}/data/train")[:])[3]] += 1
+    with pytest.raises(rd.DataError, match="copy held out other images"):
+        open_held_out([url, str(tmp_path / "copy")])

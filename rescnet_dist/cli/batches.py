@@ -1,0 +1,63 @@
+"""Computing lazy arrays chunk by chunk, on a cluster or by threads, for progress bars and files."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.system import CPU_COUNT
+from distributed import Client
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def count_threads(client: Client | None) -> int:
+    """Return the threads of a cluster, or of this machine without one."""
+    return sum(client.nthreads().values()) if client else CPU_COUNT
+
+
+def compute_batches(
+    arrays: Sequence[da.Array], client: Client | None, threads: int
+) -> Iterator[tuple[int, Sequence[Array]]]:
+    """Yield the first row and the rows of all arrays, for each chunk of the first array, in order.
+
+    Chunks are computed on the cluster of a client, or by threads of this process. Images are read
+    as workers or threads are free, so that memory does not grow with their number.
+    """
+    edges = np.cumsum([0, *arrays[0].chunks[0]]).tolist()
+    parts = ([array[start:stop] for array in arrays] for start, stop in pairwise(edges))
+    results = _compute_locally(parts, threads) if client is None else _compute_on(client, parts)
+    yield from zip(edges, results, strict=False)
+
+
+def _compute_locally(parts: Iterable[list[da.Array]], threads: int) -> Iterator[Any]:
+    """Yield the arrays of each part, computed by threads of this process, a few ahead."""
+    running: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(threads, "rescnet-batch") as pool:
+        try:
+            for part in parts:
+                if len(running) > threads:
+                    yield running.popleft().result()
+                running.append(pool.submit(dask.compute, *part, scheduler="synchronous"))
+            while running:
+                yield running.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compute_on(client: Client, parts: Iterable[list[da.Array]]) -> Iterator[Any]:
+    """Yield the arrays of each part, computed on a cluster.
+
+    All parts are one graph: the scheduler fails now and then if several that share a task, here
+    that of the network, are submitted while others run.
+    """
+    waiting = list(parts)
+    futures = deque(client.compute([array for part in waiting for array in part]))
+    for part in waiting:
+        yield client.gather([futures.popleft() for _ in part])
