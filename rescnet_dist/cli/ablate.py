@@ -39,7 +39,7 @@ from rescnet_dist.errors import SpecError, mask_secrets, pluralize
 from rescnet_dist.flags import option_name
 from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.network import Network
-from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.planning.backend import get_available_backend, get_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import Location, RunStore, StoredLayers, open_output
@@ -148,7 +148,7 @@ def make_record(
     ablation: Ablation, data: str, base: NetworkSpec, run_spec: RunSpec, runs: Sequence[RunStore]
 ) -> dict[str, Any]:
     """Return the curves of all runs, with what the paper reports, as JSON-serializable values."""
-    test = read_test_images(data)
+    test = open_test_images(data)
     variants = [
         describe_variant(ablation, variant, run, test)
         for variant, run in zip(ablation.variants, runs, strict=True)
@@ -167,12 +167,15 @@ def make_record(
     }
 
 
-def read_test_images(data: str) -> tuple[Images, Any] | None:
-    """Return the test images of a dataset and their labels; None if it has no test split."""
+def open_test_images(data: str) -> tuple[Images, Any] | None:
+    """Return the test images of a dataset, lazy if they are stored, and their labels (n,).
+
+    It is None if there is no test split.
+    """
     if not has_test_split(data):
         return None
     part = select_split(data, None, "test")
-    return Images(np.asarray(part.images.array)), np.asarray(part.labels)
+    return part.images, np.asarray(part.labels)
 
 
 def describe_variant(
@@ -183,8 +186,8 @@ def describe_variant(
     layers = [layer for layer in described["layers"] if layer["train"] is not None]
     accuracies: dict[int, float] = {}
     if test:
-        backend = get_backend(RunSpec.from_stored(described["run"]))
-        network = Network.load(run.url).on(backend.name if backend.available() else "numpy")
+        backend = get_available_backend(RunSpec.from_stored(described["run"]))
+        network = Network.load(run.url).on(backend)
         spec = network.spec
         grown = StoredLayers(run.location, layers[-1]["layer"], spec.head.arrays, spec.first_head)
         images, labels = test

@@ -35,7 +35,7 @@ from rescnet_dist.errors import (
 )
 from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
 from rescnet_dist.lifecycle import check_resume
-from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.planning.backend import get_available_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, last_saved
@@ -203,9 +203,7 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     accuracy = None
     if data:
         with show_status("test accuracy", quiet=reporter.options.is_silent):
-            backend = get_backend(RunSpec.from_stored(description["run"]))
-            # The GPUs may be those of the workers only.
-            name = backend.name if backend.available() else "numpy"
+            name = get_available_backend(RunSpec.from_stored(description["run"]))
             accuracy = rescnet_dist.ResCNetClassifier.load(run.url, array_backend=name).score(data)
     if reporter.options.as_json or reporter.options.json_lines:
         record = {key: description[key] for key in OUTCOME_FIELDS}

@@ -11,6 +11,12 @@ def get_backend(run_spec: RunSpec) -> Backend:
     return Backend(run_spec.array_backend, run_spec.matmul_precision)
 
 
+def get_available_backend(run_spec: RunSpec) -> str:
+    """Return the array backend of a run, or "numpy" if the GPUs are those of the workers only."""
+    backend = get_backend(run_spec)
+    return backend.name if backend.available() else "numpy"
+
+
 def check_backend(backend: Backend, spec: NetworkSpec, image_shape: tuple[int, int, int]) -> None:
     """Raise SpecError if the filters of a network are too large for the backend.
 
