@@ -12,9 +12,12 @@ import numpy as np
 
 from rescnet_dist.cli.clusters import cluster, show_status
 from rescnet_dist.cli.options import (
+    CONFIG_OPTION,
     HELP_SETTINGS,
     CommaSeparated,
+    GroupedCommand,
     cluster_options,
+    grouped_option,
     is_automatic,
     pop_cluster_options,
     resolve_specs,
@@ -47,21 +50,29 @@ from rescnet_dist.store import Location, RunStore, StoredLayers, open_output
 RECORD_VERSION = 1
 
 
-@click.command("ablate", **HELP_SETTINGS)
+@click.command("ablate", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("name", metavar="NAME", type=click.Choice(list(ABLATIONS)))
 @click.argument("data")
-@click.option(
-    "--output", "-o", required=True, help="folder or URL of the runs, NAME.json and NAME.png"
+@grouped_option(
+    *("Output", "--output", "-o"),
+    required=True,
+    help="folder or URL of the runs, NAME.json and NAME.png",
 )
-@click.option("--values", type=CommaSeparated(str), help="other values to compare, such as 8,16")
-@click.option("--preset", help=f"preset network to start from  [default: {PAPER_PRESET}]")
-@click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
-@click.option("--quiet", "-q", is_flag=True, help="print no progress")
-@click.option("--json", "as_json", is_flag=True, help="print the record as JSON")
-@cluster_options
+@grouped_option("Output", "--quiet", "-q", is_flag=True, help="print no progress")
+@grouped_option("Output", "--json", "as_json", is_flag=True, help="print the record as JSON")
+@grouped_option(
+    *("Network", "--values"),
+    type=CommaSeparated(str),
+    help="other values to compare, such as 8,16",
+)
+@grouped_option(
+    "Network", "--preset", help=f"preset network to start from  [default: {PAPER_PRESET}]"
+)
+@CONFIG_OPTION
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
+@cluster_options
 def ablate_command(
     name: str,
     data: str,

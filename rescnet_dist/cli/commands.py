@@ -17,8 +17,12 @@ from rich.table import Table
 from rescnet_dist.automatic import describe_choice
 from rescnet_dist.cli.clusters import cluster, show_status
 from rescnet_dist.cli.options import (
+    CONFIG_OPTION,
     HELP_SETTINGS,
+    PRESET_OPTION,
+    GroupedCommand,
     cluster_options,
+    grouped_option,
     is_automatic,
     pop_cluster_options,
     resolve_specs,
@@ -66,19 +70,27 @@ from rescnet_dist.train import verify_run
 MAX_CLASSES = 12  # names in the description of a network
 
 
-@click.command("train", **HELP_SETTINGS)
+STORE_OPTION = grouped_option(
+    "Run", "--store", help="URL of the run store  [default: runs/DATA-DATE]"
+)
+TEST_OPTION = grouped_option(
+    "Data", "--test", "test_data", help="data to report the test accuracy on"
+)
+
+
+@click.command("train", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("data", default="digits")
-@click.option("--preset", help="preset network to start from; see `rescnet presets`")
-@click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
-@click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
-@click.option("--or-resume", is_flag=True, help="resume this run if it is in the store")
-@click.option("--overwrite", is_flag=True, help="replace the run in the store, if any")
-@click.option("--test", "test_data", help="data to report the test accuracy on")
-@cluster_options
-@reporting_options
+@TEST_OPTION
+@PRESET_OPTION
+@CONFIG_OPTION
 @spec_options(NetworkSpec)
+@STORE_OPTION
+@grouped_option("Run", "--or-resume", is_flag=True, help="resume this run if it is in the store")
+@grouped_option("Run", "--overwrite", is_flag=True, help="replace the run in the store, if any")
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
+@cluster_options
+@reporting_options
 def train_command(
     data: str,
     preset: str | None,
@@ -124,19 +136,21 @@ def train_command(
         report_outcome(run, data, test_data, reporter)
 
 
-@click.command("plan", **HELP_SETTINGS)
+@click.command("plan", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("data", default="digits")
-@click.option("--preset", help="preset network to start from; see `rescnet presets`")
-@click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
-@click.option("--store", help="URL of the run store  [default: runs/DATA-DATE]")
-@click.option(
-    "--measure/--no-measure", default=True, help="measure the speed of the cluster and the store"
-)
-@cluster_options
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@PRESET_OPTION
+@CONFIG_OPTION
 @spec_options(NetworkSpec)
+@STORE_OPTION
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
+@cluster_options
+@grouped_option(
+    *("Output", "--measure/--no-measure"),
+    default=True,
+    help="measure the speed of the cluster and the store",
+)
+@grouped_option("Output", "--json", "as_json", is_flag=True, help="print JSON")
 def plan_command(
     data: str,
     preset: str | None,
@@ -166,7 +180,7 @@ def plan_command(
     click.echo(json.dumps(estimated.to_dict()) if as_json else estimated)
 
 
-class FixedSettingsCommand(click.Command):
+class FixedSettingsCommand(GroupedCommand):
     """A command on a run with fixed settings: options that would change them raise SpecError."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -195,16 +209,16 @@ class FixedSettingsCommand(click.Command):
 
 @click.command("resume", cls=FixedSettingsCommand, **HELP_SETTINGS)
 @click.argument("run_url", metavar="RUN")
-@click.option("--max-layers", type=int, help="new maximum number of layers")
-@click.option(
-    "--take-over",
+@grouped_option("Run", "--max-layers", type=int, help="new maximum number of layers")
+@grouped_option(
+    *("Run", "--take-over"),
     is_flag=True,
     help="resume although another driver, which is dead, claims the run",
 )
-@click.option("--test", "test_data", help="data to report the test accuracy on")
+@spec_options(RunSpec, only=CHANGEABLE)
+@TEST_OPTION
 @cluster_options
 @reporting_options
-@spec_options(RunSpec, only=CHANGEABLE)
 def resume_command(
     run_url: str,
     max_layers: int | None,

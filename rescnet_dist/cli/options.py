@@ -27,6 +27,40 @@ HELP_SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
 
+
+class GroupedOption(click.Option):
+    """An option that `GroupedCommand` lists under a heading."""
+
+    def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command with many options: those of a group are listed together.
+
+    Groups follow each other as their first options do.
+    """
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of each group under its heading, the other options last."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        others: list[tuple[str, str]] = []
+        options = (found for found in self.get_params(ctx) if isinstance(found, click.Option))
+        for option in options:
+            if record := option.get_help_record(ctx):
+                group = getattr(option, "group", None)
+                (groups.setdefault(group, []) if group else others).append(record)
+        for title, records in (groups | {"Other": others}).items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def grouped_option(group: str, *names: str, **settings: Any) -> Callable[[Any], Any]:
+    """Return a decorator that adds an option of a group to a command, as `click.option` does."""
+    return click.option(*names, cls=GroupedOption, group=group, **settings)
+
+
 SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"  # Dask reads it too, and its operator sets it
 CLUSTER_HELP = {
     "scheduler": f"address of a Dask scheduler  [default: {SCHEDULER_VARIABLE}, or this machine]",
@@ -40,11 +74,12 @@ def cluster_options(command: Any) -> Any:
     """Add the options that name a cluster to a command; `pop_cluster_options` reads them."""
     for name in reversed(CLUSTER_HELP):
         flag = option_name(name)
-        command = click.option(flag, name, help=CLUSTER_HELP[name])(command)
+        command = grouped_option("Cluster", flag, name, help=CLUSTER_HELP[name])(command)
     text = "workers that the named cluster's autoscaler is to start, and to keep until the end"
-    command = click.option("--workers", type=click.IntRange(1), help=text)(command)
+    workers = click.IntRange(1)
+    command = grouped_option("Cluster", "--workers", type=workers, help=text)(command)
     text = "how long to wait for the named cluster and its first worker, such as 10m"
-    return click.option("--wait", "wait", metavar="TIME", help=text)(command)
+    return grouped_option("Cluster", "--wait", "wait", metavar="TIME", help=text)(command)
 
 
 def pop_cluster_options(flags: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +135,13 @@ def _check_cluster_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+PRESET_OPTION = grouped_option(
+    "Network", "--preset", help="preset network to start from; see `rescnet presets`"
+)
+CONFIG_OPTION = grouped_option(
+    *("Network", "--config"),
+    help="TOML file with a [network] and a [run] table; flags override it",
+)
 SPLIT_OPTION = click.option(
     "--split", type=click.Choice(["train", "val", "test"]), help="split of DATA to use"
 )
@@ -184,8 +226,12 @@ def spec_options(spec: type[Spec], *, only: Sequence[str] | None = None) -> Call
             flag = option_name(option.name)
             if option.value_type is bool:
                 flag = f"{flag}/{option_name(f'no_{option.name}')}"
-            command = click.option(
-                flag, option.name, default=None, help=option.help, **_value_arguments(option)
+            command = grouped_option(
+                option.group or spec.title,
+                *(flag, option.name),
+                default=None,
+                help=option.help,
+                **_value_arguments(option),
             )(command)
             if option.old_name:
                 command = _renamed_option(option_name(option.old_name), flag)(command)

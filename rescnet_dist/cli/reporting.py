@@ -20,6 +20,7 @@ from rich.console import Console
 import rescnet_dist
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
+from rescnet_dist.cli.options import grouped_option
 from rescnet_dist.cli.progress_file import ProgressFile
 from rescnet_dist.cli.retry import PROGRESS_VARIABLE
 from rescnet_dist.cli.signals import Terminated
@@ -81,17 +82,17 @@ def reporting_options(command: Any) -> Any:
     """Add the options that `pop_report_options` reads to a command."""
     mlflow = "also log the layers to MLflow at this URI, such as sqlite:///mlflow.db"
     models = "log the network at the end to MLflow, as a pyfunc and as ONNX"
-    command = click.option("--mlflow-models", is_flag=True, help=models)(command)
-    command = click.option("--mlflow", metavar="URI", help=mlflow)(command)
+    command = grouped_option("Output", "--mlflow-models", is_flag=True, help=models)(command)
+    command = grouped_option("Output", "--mlflow", metavar="URI", help=mlflow)(command)
     tensorboard = "also write the layers for TensorBoard, to FOLDER/NAME-OF-THE-RUN"
-    command = click.option("--tensorboard", metavar="FOLDER", help=tensorboard)(command)
+    command = grouped_option("Output", "--tensorboard", metavar="FOLDER", help=tensorboard)(command)
     lines = "print each event, then the outcome, as a line of JSON, and no progress"
-    command = click.option("--json-lines", is_flag=True, help=lines)(command)
-    command = click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")(
-        command
-    )
+    command = grouped_option("Output", "--json-lines", is_flag=True, help=lines)(command)
+    command = grouped_option(
+        "Output", "--json", "as_json", is_flag=True, help="print the outcome as JSON"
+    )(command)
     quiet = "print no progress, only warnings, errors and the outcome"
-    return click.option("--quiet", "-q", is_flag=True, help=quiet)(command)
+    return grouped_option("Output", "--quiet", "-q", is_flag=True, help=quiet)(command)
 
 
 def pop_report_options(flags: dict[str, Any]) -> ReportOptions:

@@ -22,6 +22,7 @@ def option(
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,
+    group: str = "",
     old_name: str | None = None,
     old_values: Mapping[str, str] | None = None,
 ) -> Any:
@@ -44,6 +45,8 @@ def option(
         Smallest valid value, or the limit that valid values are greater than. Give one of them.
     high : float or None, default None
         Largest valid value.
+    group : str, default ""
+        Heading of the options among which the command line lists it; "" is that of the class.
     old_name : str or None, default None
         Name of the option in earlier releases. It is an error that names the new one; specs in
         stores are translated.
@@ -63,6 +66,7 @@ def option(
         "low": low,
         "above": above,
         "high": high,
+        "group": group,
         "old_name": old_name,
         "old_values": dict(old_values or {}),
     }
@@ -82,6 +86,7 @@ class Option:
     low: float | None = None
     above: float | None = None
     high: float | None = None
+    group: str = ""
     old_name: str | None = None
     old_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -27,6 +27,7 @@ class AugmentSpec(Spec):
     """
 
     table: ClassVar[str] = "augment"
+    title: ClassVar[str] = "Augmented copies"
 
     copies: int = option(
         0,

@@ -49,6 +49,7 @@ class Spec(Options):
 
     __slots__ = ()
     table: ClassVar[str]
+    title: ClassVar[str] = "Options"  # on the command line
 
     def to_toml(self) -> str:
         """Return the spec as one TOML table.

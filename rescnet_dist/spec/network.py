@@ -69,6 +69,7 @@ class NetworkSpec(Spec):
     """
 
     table: ClassVar[str] = "network"
+    title: ClassVar[str] = "Network"
 
     filters: int | tuple[int, ...] = option(
         50,
@@ -76,18 +77,21 @@ class NetworkSpec(Spec):
         doc="Filters per layer; or a list with one number per layer, of which the last holds for "
         "all later layers.",
         low=1,
+        group="Filters",
     )
     filter_size: int = option(
         3,
         help="filter width and height in layers 2 and later, in pixels",
         doc="Width and height of the filters in layers 2 and later, in pixels.",
         low=1,
+        group="Filters",
     )
     first_filter_size: int = option(
         3,
         help="filter width and height in layer 1, in pixels",
         doc="Width and height of the filters in layer 1, in pixels.",
         low=1,
+        group="Filters",
     )
     minmax: Literal["global", "channel", "images"] = option(
         "global",
@@ -110,20 +114,24 @@ class NetworkSpec(Spec):
     )
     bank: tuple[BankPart, ...] = option(
         paper_bank(),
-        help="filter learners as NAME:SHARE@VIEW+each+center,..., such as pca:0.5,dct:0.5",
+        help="filter learners as NAME:SHARE@VIEW,..., such as pca:0.5,dct:0.5; +each, +center and "
+        "+whiten=RIDGE may follow",
         doc="Filter learners, their shares of the filters, and the view of the images that they "
         'see, such as "image" or "contrast". Parts with the same view are a tower.',
+        group="Filters",
     )
     views: tuple[View, ...] = option(
         (Image(),),
         help="what the filters see of the images",
         doc="The views that the bank names, the image first. They need to be given only to set "
         "their options.",
+        group="Filters",
     )
     features: tuple[FeatureExtractor, ...] = option(
         (SecondOrder(),),
         help="feature extractors, separated by commas",
         doc="Feature extractors, whose features are concatenated.",
+        group="Features",
     )
     head: Head = option(
         Classify(),
@@ -131,6 +139,7 @@ class NetworkSpec(Spec):
         doc="What a layer is fitted to, and what it adds to the scores: `classify` the sign of the "
         "largest error (the paper), or `regress` all errors.",
         old_name="residual",
+        group="Head",
     )
     heads: Literal["every", "last"] = option(
         "every",
@@ -138,9 +147,10 @@ class NetworkSpec(Spec):
         doc="Layers that have a head, and add to the scores: every one, as in the paper; or the "
         "last of `max_layers` only, as in PCANet. Layers before it then have no features, and the "
         "accuracy is that of the last layer.",
+        group="Head",
     )
     learning_rate: float = option(
-        1.0, help="learning rate α", doc="Learning rate α of the first layers.", low=0
+        1.0, help="learning rate α", doc="Learning rate α of the first layers.", low=0, group="Head"
     )
     decay: float = option(
         0.0,
@@ -148,9 +158,10 @@ class NetworkSpec(Spec):
         doc="Fraction by which α decreases every `decay_every` layers.",
         low=0,
         high=1,
+        group="Head",
     )
-    decay_every: int = option(10, help="layers between two decreases of α", low=1)
-    rate_floor: float = option(0.0, help="lowest α", low=0)
+    decay_every: int = option(10, help="layers between two decreases of α", low=1, group="Head")
+    rate_floor: float = option(0.0, help="lowest α", low=0, group="Head")
     max_layers: int = option(100, help="maximum number of layers", low=1)
     patience: int | None = option(
         None,
@@ -232,10 +243,14 @@ class NetworkSpec(Spec):
                     default=_format_components(declared.default),
                     help=f"{declared.help}; known: {names}",
                 )
-            if name == "bank":
-                found |= BANK_SHORTHANDS
             flat = flat_options(registry, load=load)
-            found |= {key: value for key, value in flat.items() if key not in cls.__options__}
+            if name == "bank":
+                flat = BANK_SHORTHANDS | flat
+            found |= {
+                key: dataclasses.replace(option, group=declared.group)
+                for key, option in flat.items()
+                if key not in cls.__options__
+            }
         return found
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

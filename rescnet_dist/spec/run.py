@@ -30,6 +30,7 @@ class RunSpec(Spec):
     """
 
     table: ClassVar[str] = "run"
+    title: ClassVar[str] = "Run"
 
     seed: int = option(
         0,
@@ -47,12 +48,14 @@ class RunSpec(Spec):
         f"{round(1 / DEFAULT_VALIDATION)} images per class.",
         low=0,
         high=0.9,
+        group="Data",
     )
     class_weight: Literal["balanced"] | None = option(
         None,
         help="weights of classes; balanced: all classes count the same in what is learned",
         doc='Weights of classes: "balanced" weights the images of each class in inverse proportion '
         "to their number, so that all classes count the same; None weights all images the same.",
+        group="Data",
     )
     chunk_images: int | None = option(
         None, help="images per chunk", doc="Images per chunk; None lets the plan choose.", low=1

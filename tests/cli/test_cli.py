@@ -299,6 +299,22 @@ def test_help_shows_an_example(name: str):
     assert f"rescnet {name}" in result.output.split("Example:")[1]
 
 
+def test_help_of_train_lists_options_by_group() -> None:
+    """Options of components are in the group of the option that chooses the component."""
+    _, *parts = re.split(r"^(\w[\w ]*):\n", run("train", "--help").output, flags=re.MULTILINE)
+    groups = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert [*groups] == [
+        *("Data", "Network", "Filters", "Features", "Head", "Run", "Augmented copies"),
+        *("Cluster", "Output", "Other"),
+    ]
+    for group, flag in {
+        **{"Data": "--validation", "Filters": "--zca-ridge", "Features": "--hash-bits"},
+        **{"Head": "--sigma", "Run": "--seed", "Augmented copies": "--flip", "Other": "--help"},
+    }.items():
+        assert f" {flag} " in groups[group]
+    assert groups["Other"].count("--") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
