@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -495,12 +496,18 @@ def test_all_wrappers_say_what_happens_without_the_api() -> None:
         assert "Without" in docstring, function.name
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
 def iter_private_uses(path: Path, own: set[str]) -> Iterator[str]:
     """Yield the uses of private APIs of other packages in a file.
 
     `own` are all private names that this package defines.
     """
-    tree = ast.parse(path.read_text())
+    tree = parse(path)
     here = set(iter_private_definitions(tree))
     for node in ast.walk(tree):
         found = ""
@@ -557,8 +564,10 @@ def is_private(name: str) -> bool:
 def is_private_import(name: str) -> bool:
     """Return whether a full name, of another package, is private."""
     parts = name.split(".")
-    if parts[0] in sys.stdlib_module_names | {PACKAGE.name}:
-        return any(map(is_private, parts[1:])) and parts[0] != PACKAGE.name
+    if parts[0] == PACKAGE.name:
+        return False
+    if parts[0] in sys.stdlib_module_names:
+        return any(map(is_private, parts[1:]))
     return any(map(is_private, parts)) or any(
         f"{name}.".startswith(f"{private}.") for private in PRIVATE_MODULES
     )
@@ -568,7 +577,7 @@ def test_no_other_module_uses_private_apis() -> None:
     """Of any other package, nor of the standard library."""
 
     def find_uses() -> list[str]:
-        own = {n for path in MODULES for n in iter_private_definitions(ast.parse(path.read_text()))}
+        own = {n for path in MODULES for n in iter_private_definitions(parse(path))}
         return [use for path in MODULES for use in iter_private_uses(path, own)]
 
     assert run_in_thread(find_uses) == []

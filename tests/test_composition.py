@@ -6,7 +6,13 @@ import pytest
 from sklearn.base import clone
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, SpecError
-from rescnet_dist.composition import format_bank, make_bank
+from rescnet_dist.composition import (
+    apply_shorthands,
+    bank_shorthands,
+    format_bank,
+    make_bank,
+    paper_bank,
+)
 from rescnet_dist.model import BankPart
 from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.model.filters.dct import DCT
@@ -186,7 +192,9 @@ def test_parameters_by_flat_and_nested_names():
 def test_shorthands_are_read_back_exactly(local_contrast):
     """Any fraction is that of the bank that it gives."""
     for thousandths in range(1001):
-        fraction = thousandths / 1000
+        given = {"local_contrast": local_contrast, "lda_fraction": thousandths / 1000}
+        assert bank_shorthands(apply_shorthands(paper_bank(), given)) == given
+    for fraction in (0.0, 0.001, 0.7, 1.0):
         spec = NetworkSpec(lda_fraction=fraction, local_contrast=local_contrast)
         assert (spec.lda_fraction, spec.local_contrast) == (fraction, local_contrast)
 

@@ -55,6 +55,7 @@ def short(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
 def words(identifier: str) -> set[str]:
     """Return the lowercase words of an identifier.
 

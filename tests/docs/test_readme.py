@@ -133,9 +133,9 @@ def split_commands(page: Path) -> list[str]:
 
 
 def load_fewer_digits(split: str = "train") -> tuple[Array, Array]:
-    """Return the first 1,200 of the 6,000 training images, or all test images, with labels."""
+    """Return the first 1,500 of the 6,000 training images, or all test images, with labels."""
     images, labels = load_digits(split)
-    return images[:1200], labels[:1200]
+    return images[:1500], labels[:1500]
 
 
 def test_command_blocks_run(
