@@ -11,51 +11,35 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
 
-import dask.array as da
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
-from sklearn.utils import check_random_state, estimator_html_repr
+from sklearn.utils import estimator_html_repr
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.automatic import describe_choice
 from rescnet_dist.cluster import current_client
 from rescnet_dist.dashboard import Plots
 from rescnet_dist.dashboard.scheduler import SchedulerPage
-from rescnet_dist.data import (
-    Images,
-    TrainingSet,
-    classes_from_json,
-    encode,
-    evaluation_images,
-    select_split,
-    training_set,
-)
-from rescnet_dist.errors import SpecError, mask_secrets
-from rescnet_dist.estimator.labeled import xarray_like_input
+from rescnet_dist.data import classes_from_json
+from rescnet_dist.errors import mask_secrets
+from rescnet_dist.estimator.predictions import Predictions
+from rescnet_dist.estimator.settings import TrainingSettings
 from rescnet_dist.estimator.transformer import LayerOutputs
 from rescnet_dist.events import Listener, check_listeners
 from rescnet_dist.export import DEFAULT_OPSET
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
-from rescnet_dist.network import (
-    BaseNetwork,
-    FusedNetwork,
-    ImagePrediction,
-    Metrics,
-    load_network,
-    require_layers,
-    stored_accuracies,
-)
+from rescnet_dist.network import FusedNetwork, load_network, require_layers, stored_accuracies
 from rescnet_dist.planning import Forecast, forecast
 from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Averaging = AugmentSpec | int | None
 TYPICAL_SIZE = ((32, 32, 3), 5000, 10)  # of data, for which options are checked before any is given
 
 
-class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEstimator):
+class ResCNetClassifier(
+    TrainingSettings, Predictions, LayerOutputs, TransformerMixin, ClassifierMixin, BaseEstimator
+):
     """Classifier that grows a deep convolutional network (ResCNet) without backpropagation.
 
     Layers are fitted one after the other in closed form. Training uses the current
@@ -111,10 +95,7 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
     (3,)
     """
 
-    network_: BaseNetwork
-    classes_: Array
     accuracies_: list[dict[str, Any]]
-    depth_: int
     run_url_: str | None
 
     def __init__(
@@ -475,292 +456,6 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         check_is_fitted(self)
         self.network_.to_onnx(path, dtype=dtype, opset=opset, external_data=external_data)
 
-    @xarray_like_input("image", "class")
-    def decision_function(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Compute the running scores of images after the last layer.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W)
-            Images as a NumPy, dask or xarray array.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        ndarray, dask.array.Array or xarray.DataArray of shape (n, C), or (n,) for two classes
-            Scores, lazy for a dask array, and with coordinates for images of xarray. For two
-            classes, as in scikit-learn, the score of the second class minus that of the first.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images.
-        """
-        scores = self._scores(self.to_images(X), augment)
-        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
-
-    @xarray_like_input("image", "class")
-    def predict_proba(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Compute the class probabilities of images.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W)
-            Images as a NumPy, dask or xarray array.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        ndarray, dask.array.Array or xarray.DataArray of shape (n, C)
-            softmax(scores / T): positive rows that sum to 1; lazy for a dask array. The temperature
-            T was fitted in training, see `network_.calibration`.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images.
-        """
-        scores = self._scores(self.to_images(X), augment)  # raises if not fitted
-        return self.network_.probabilities(scores)
-
-    @xarray_like_input("image")
-    def predict(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Predict the labels of images.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W)
-            Images as a NumPy, dask or xarray array.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        ndarray, dask.array.Array or xarray.DataArray of shape (n,)
-            Labels, as they were given to `fit`; lazy for a dask array, and with coordinates for
-            images of xarray.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images.
-        """
-        scores = self._scores(self.to_images(X), augment)
-        if isinstance(scores, da.Array):
-            return scores.map_blocks(
-                _select_labels,
-                self.classes_,
-                drop_axis=1,
-                dtype=self.classes_.dtype,
-                meta=np.empty(0, self.classes_.dtype),
-            )
-        return _select_labels(scores, self.classes_)
-
-    def predict_image(
-        self,
-        image: Any,
-        *,
-        resize: int | tuple[int, int] | None = None,
-        channels: str | None = None,
-        augment: Averaging = None,
-    ) -> ImagePrediction:
-        """Predict the label of one photo of any size.
-
-        It is decoded, converted to gray or color and resized as the training images were when they
-        were imported.
-
-        Parameters
-        ----------
-        image : str, os.PathLike or PIL.Image.Image
-            Path or fsspec URL of a PNG, JPEG or WebP file, or a Pillow image.
-        resize : int, tuple of int or None, default None
-            Size to resize the photo to, (height, width) or the side of a square, where the network
-            does not know; see `Network.input`.
-        channels : {"gray", "color"} or None, default None
-            What to convert the photo to, where the network does not know.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over the image and augmented copies of it. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        ImagePrediction
-            The label, and the probability of each class.
-
-        Raises
-        ------
-        DataError
-            If the photo cannot be read, or does not become an image of the network's shape.
-        SpecError
-            If `resize` or `channels` is invalid.
-        """
-        check_is_fitted(self)
-        return self.network_.predict_image(
-            image, resize=resize, channels=channels, augment=self._resolve_augment(augment)
-        )
-
-    def score(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        augment: Averaging = None,
-    ) -> float:
-        """Compute the accuracy on images: the fraction that is classified correctly.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images; or a dataset, of which the test split is used.
-        y : array-like of shape (n,) or None, default None
-            Labels; None if X is a dataset, which has them.
-        sample_weight : array-like of shape (n,) or None, default None
-            Weights of the images.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        float
-            Accuracy from 0 to 1.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images, or a label is not among
-            the classes.
-        """
-        check_is_fitted(self)
-        part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
-        codes = encode(part.labels, self.classes_)
-        self.network_.look_at(part.images)
-        is_correct = self._scores(part.images, augment).argmax(axis=1) == codes
-        if sample_weight is None:
-            return float(is_correct.mean())
-        return float(np.average(np.asarray(is_correct), weights=sample_weight))
-
-    def evaluate(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Metrics:
-        """Compute accuracy, log loss, calibration error, confusion matrix and metrics by class.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images; or a dataset, of which the test split is used.
-        y : array-like of shape (n,) or None, default None
-            Labels; None if X is a dataset, which has them.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        Metrics
-            Print it, read its attributes, or take its `to_dict()`.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images, or a label is not among
-            the classes.
-
-        Examples
-        --------
-        >>> import rescnet_dist as rd
-        >>> X, y = rd.load_digits()
-        >>> spec = rd.NetworkSpec.preset("digits").replace(filters=4, max_layers=1)
-        >>> clf = rd.ResCNetClassifier(spec).fit(X[:400], y[:400])
-        >>> clf.evaluate(X[400:600], y[400:600]).confusion.shape
-        (10, 10)
-        """
-        check_is_fitted(self)
-        part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
-        codes = encode(part.labels, self.classes_)
-        return self.network_.evaluate(part.images, codes, self._resolve_augment(augment))
-
-    def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
-        """Compute the accuracy on images after each layer.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images; or a dataset, of which the test split is used.
-        y : array-like of shape (n,) or None, default None
-            Labels; None if X is a dataset, which has them.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        ndarray of shape (L,)
-            Accuracy from 0 to 1 after each of the L layers; NaN after layers without a head.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images, or a label is not among
-            the classes.
-        """
-        check_is_fitted(self)
-        part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
-        codes = encode(part.labels, self.classes_)
-        network = require_layers(self.network_)
-        correct = network.staged_correct(part.images, codes, self._resolve_augment(augment))
-        accuracies = correct / part.images.shape[0]
-        accuracies[: network.spec.first_head - 1] = np.nan
-        return accuracies
-
-    @xarray_like_input("layer", "image")
-    def staged_predict(self, X: Any, *, augment: Averaging = None) -> Any:
-        """Predict the labels of images after each layer.
-
-        The result shows which layer corrects, or breaks, the prediction of which image.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W)
-            Images as a NumPy, dask or xarray array.
-        augment : AugmentSpec, int or None, default None
-            Average the scores over each image and its augmented copies. An int is the number of
-            copies, made as in training.
-
-        Returns
-        -------
-        ndarray, dask.array.Array or xarray.DataArray of shape (L, n)
-            Labels after each of the L layers; lazy for a dask array.
-
-        Raises
-        ------
-        DataError
-            If the images have a different shape from the training images.
-        SpecError
-            If only the last layer has a head.
-        """
-        check_is_fitted(self)
-        network = require_layers(self.network_)
-        if (first := network.spec.first_head) > 1:
-            raise SpecError(
-                f'The network has heads="last": no layer before layer {first} predicts. Use '
-                "predict."
-            )
-        scores = network.staged_scores(self.to_images(X), self._resolve_augment(augment))
-        codes = scores.argmax(axis=2).T
-        if isinstance(codes, da.Array):
-            return codes.map_blocks(
-                _decode_labels,
-                self.classes_,
-                dtype=self.classes_.dtype,
-                meta=np.empty((0, 0), self.classes_.dtype),
-            )
-        return _decode_labels(codes, self.classes_)
-
     @property
     def n_features_in_(self) -> int:
         """Number of values of an image, height × width × channels."""
@@ -796,131 +491,6 @@ class ResCNetClassifier(LayerOutputs, TransformerMixin, ClassifierMixin, BaseEst
         tags.input_tags.three_d_array = True
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
-
-    def _training_set(
-        self,
-        X: Any,
-        y: Any,
-        validation: Any,
-        held_out: tuple[Any, Any] | None,
-        groups: Any,
-        sample_weight: Any,
-    ) -> TrainingSet:
-        """Return the training data of `fit` and `plan`, with the validation images if given."""
-        augment = None if self.augment is None else self._augment_spec()
-        return training_set(
-            X,
-            y,
-            held_out,
-            own_validation=validation is None,
-            augment=augment,
-            groups=groups,
-            sample_weight=sample_weight,
-            class_weight=None if isinstance(self.class_weight, str) else self.class_weight,
-        )
-
-    def _given_spec(self) -> NetworkSpec | None:
-        """Return the network that is given, or None if settings are to be chosen for the images.
-
-        Raise SpecError if `spec` is none of a network, the name of a preset, a dict and None.
-        """
-        spec = self.spec
-        if spec is None or isinstance(spec, dict):
-            return None
-        if isinstance(spec, str):
-            return NetworkSpec.preset(spec)
-        if not isinstance(spec, NetworkSpec):
-            raise SpecError(f"spec={spec!r} is not a NetworkSpec, the name of a preset or a dict.")
-        return spec
-
-    def _network_spec(self, data: TrainingSet) -> NetworkSpec:
-        """Return the network to train on the data."""
-        changes = self.spec if isinstance(self.spec, dict) else {}
-        return self._given_spec() or NetworkSpec.auto(*data.size, **changes)
-
-    def _run_spec(self) -> RunSpec:
-        """Return how to train; raise SpecError if `run` does not say it."""
-        run = self.run if self.run is not None else RunSpec()
-        if not isinstance(run, RunSpec):
-            raise SpecError(f"run={run!r} is not a RunSpec.")
-        return run
-
-    def _augment_spec(self) -> AugmentSpec:
-        """Return the copies to make, without any by default; raise SpecError for other values."""
-        augment = self.augment if self.augment is not None else AugmentSpec()
-        if not isinstance(augment, AugmentSpec):
-            raise SpecError(f"augment={augment!r} is not an AugmentSpec or None.")
-        return augment
-
-    def _resolve_run(
-        self, validation: tuple[Any, Any] | float | None
-    ) -> tuple[RunSpec, tuple[Any, Any] | None]:
-        """Return how to train and the pair (X, y) of validation images, if given."""
-        self._given_spec()  # raises before the data are read
-        run = self._run_spec()
-        seed = self.random_state
-        if seed is None or isinstance(seed, np.random.RandomState):
-            seed = check_random_state(seed).randint(2**31)
-        if not isinstance(seed, int | np.integer):
-            raise SpecError(f"random_state={seed!r} is not a whole number, RandomState or None.")
-        run_spec = run.replace(seed=seed)
-        if isinstance(self.class_weight, str):
-            run_spec = run_spec.replace(class_weight=self.class_weight)
-        elif self.class_weight is not None and run.class_weight is not None:
-            raise SpecError(
-                f"class_weight is a dict, but that of run is {run.class_weight!r}. Leave one of "
-                "them out."
-            )
-        if validation is None:
-            return run_spec, None
-        if isinstance(validation, int | float | np.number):
-            return run_spec.replace(validation=validation), None
-        if not isinstance(validation, tuple | list) or len(validation) != 2:
-            text = repr(validation) if isinstance(validation, str) else type(validation).__name__
-            raise SpecError(
-                f"validation={text} is neither a pair (X, y) nor a fraction of the images. Pass "
-                "a pair, or a fraction such as 0.1."
-            )
-        return run_spec, (validation[0], validation[1])
-
-    def to_images(self, X: Any) -> Images:
-        """Return the images of X as `Network` takes them; image files are converted to such.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, H, W, d) or (n, H, W), Dataset or str
-            Images, or a dataset, of which the test split is used.
-
-        Returns
-        -------
-        Images of shape (n, H, W, d)
-            The images; lazy ones are not computed.
-
-        Raises
-        ------
-        DataError
-            If X does not hold images.
-        """
-        check_is_fitted(self)
-        return evaluation_images(X, self.network_.photo_decoder())
-
-    def _scores(self, images: Images, augment: Averaging) -> Any:
-        """Return the running scores of shape (n, C), lazy for lazy images."""
-        check_is_fitted(self)
-        return self.network_.scores(images, self._resolve_augment(augment))
-
-    def _resolve_augment(self, augment: Averaging) -> AugmentSpec | None:
-        """Return the spec of the copies to average over; an int is a number of training copies."""
-        if augment is None or isinstance(augment, AugmentSpec):
-            return augment
-        trained = self.network_.augment
-        if not trained.copies:
-            raise SpecError(
-                f"augment={augment} asks for copies made as in training, but the network was "
-                "trained without copies. Pass an AugmentSpec that describes them, or average over "
-                "mirror images (--flips)."
-            )
-        return trained.replace(copies=augment) if augment else None
 
     def _load(self, url: str, array_backend: str = "numpy") -> None:
         """Set the fitted attributes from the network and the accuracies stored at a URL."""
@@ -1000,16 +570,6 @@ def _open_progress(
     from rescnet_dist.dashboard.progress import open_progress  # imports rich, which takes 0.2 s
 
     return open_progress(page, note)
-
-
-def _select_labels(scores: Array, classes: Array) -> Array:
-    """Return the label of the largest score in each row: (n, C) to (n,)."""
-    return np.asarray(classes[scores.argmax(axis=1)])
-
-
-def _decode_labels(codes: Array, classes: Array) -> Array:
-    """Return the label of each class code, in an array of the same shape."""
-    return np.asarray(classes[codes])
 
 
 load = ResCNetClassifier.load
