@@ -70,10 +70,14 @@ def run_in_thread(action: Callable[[], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """A client of a cluster with one worker in this process."""
+    """A client of a cluster with one worker in this process and without a dashboard."""
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address="127.0.0.1:0",  # of the HTTP server
+            scheduler_kwargs={"dashboard": False},
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
