@@ -274,7 +274,8 @@ def filter_bank(
     for own, numbers in towers(spec, layer, channels):
         own_inputs = inputs[:, :, :, own]
         n_pca, n_lda = bank_sizes(len(numbers), spec.lda_fraction, k * k * len(own))
-        _, _, covariance = patch_covariance(own_inputs[training], k, weight[training])
+        observed = observed_images(labels, training, spec.filter_images)
+        _, _, covariance = patch_covariance(own_inputs[observed], k, weight[observed])
         pca = pca_filters(covariance, k, n_pca)
         lda, lda_bias = stacked_lda(
             own_inputs, labels, training, n_classes, k, n_lda, spec, seed, layer, first_draw, weight
@@ -287,6 +288,22 @@ def filter_bank(
                 filters[:, :, own, number] = lda[:, :, :, location - n_pca]
                 bias[number] = lda_bias[location - n_pca]
     return filters, bias
+
+
+def observed_images(labels: Array, training: Array, limit: int | None) -> Array:
+    """Return which images (N,) moments of patches are gathered from: all, or `limit` spread evenly.
+
+    Those of a class are numbered; number r is taken if the fraction of r/φ is small enough.
+    """
+    total = int(training.sum())
+    if limit is None or limit >= total:
+        return training
+    found, seen = np.zeros(len(labels), dtype=bool), dict.fromkeys(labels.tolist(), 0)
+    for i in np.flatnonzero(training):
+        r = seen[int(labels[i])]
+        seen[int(labels[i])] += 1
+        found[i] = (r * (np.sqrt(5) - 1) / 2) % 1 < limit / total
+    return found
 
 
 def towers(spec: Any, layer: int, channels: int) -> list[tuple[list[int], list[int]]]:

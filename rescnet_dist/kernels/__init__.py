@@ -38,6 +38,7 @@ from rescnet_dist.kernels.patches import (
 )
 from rescnet_dist.kernels.pooling import feature_count, second_order_features
 from rescnet_dist.kernels.residual import one_hot, probabilities, residual_labels
+from rescnet_dist.kernels.subset import rank_in_class, spread_evenly
 from rescnet_dist.kernels.tiles import (
     Standardizer,
     TileScatter,
@@ -85,12 +86,14 @@ __all__ = [
     "pca_filters",
     "prepare",
     "probabilities",
+    "rank_in_class",
     "record_columns",
     "residual_labels",
     "ridge_regression",
     "sample_patches",
     "second_order_features",
     "softmax",
+    "spread_evenly",
     "stacked_lda_draws",
     "stacked_lda_filters",
     "tiled_whitening",

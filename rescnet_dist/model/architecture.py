@@ -67,6 +67,8 @@ class Architecture:
         Whether layers 2 and later see the images, too, and not only the maps of the layer before.
     heads : {"every", "last"}
         Whether all layers have a head, or only the last of `layers`.
+    filter_images : int or None
+        About how many training images moments of patches are gathered from; None for all.
     """
 
     image_shape: tuple[int, int, int]
@@ -84,6 +86,7 @@ class Architecture:
     seed: int = 0
     concatenate: bool = True
     heads: str = "every"
+    filter_images: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached values, which each process computes itself."""

@@ -144,6 +144,7 @@ class GrowingLayer:
                 repeats,
                 entering,
                 target,
+                network.filter_images,
             )
             return BankStatistics.of(chunk, network, self.number + 1), tally
 

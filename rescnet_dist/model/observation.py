@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -16,7 +17,9 @@ from rescnet_dist.kernels import (
     PatchSample,
     one_hot,
     patch_moments,
+    rank_in_class,
     sample_patches,
+    spread_evenly,
     to_host,
 )
 from rescnet_dist.kernels.arrays import Array
@@ -172,6 +175,9 @@ class Observation:
         The scores Ŷ of the layers so far; 0 by default.
     target : float, default 1.0
         The score λ that the class of an image should reach.
+    filter_images : int, optional
+        About how many training images of all chunks moments of patches are gathered from; from all
+        by default.
     """
 
     def __init__(
@@ -184,6 +190,7 @@ class Observation:
         repeats: Array | None = None,
         scores: Array | None = None,
         target: float = 1.0,
+        filter_images: int | None = None,
     ) -> None:
         self.inputs = inputs
         self.labels = labels
@@ -194,6 +201,8 @@ class Observation:
         self.scores = scores
         self.target = target
         self._train_inputs = inputs.select(train)
+        self._observed = self._select_images(filter_images)
+        self._observed_inputs = inputs.select(self._observed)
         self._sums: InputSums | None = None
         self._class_sums: ClassSums | None = None
         self._moments: dict[int, PatchMoments] = {}
@@ -205,6 +214,19 @@ class Observation:
             self._sums = InputSums.of(self._train_inputs)
         return self._sums
 
+    def _select_images(self, filter_images: int | None) -> Array:
+        """Return a mask (n,) of the training images whose patches are observed."""
+        total = int(self.class_counts.sum())
+        if filter_images is None or filter_images >= total:
+            return self.train
+        ranks = rank_in_class(self.labels, self.train, self.class_offsets, self.repeats)
+        return self.train & spread_evenly(ranks, filter_images / total)
+
+    @cached_property
+    def _observed_sums(self) -> InputSums:
+        """The sums over the training images whose patches are observed."""
+        return self.sums if self._observed is self.train else InputSums.of(self._observed_inputs)
+
     @property
     def errors(self) -> Array:
         """The errors λY − Ŷ of the scores, (n, C) in a NumPy array."""
@@ -212,7 +234,7 @@ class Observation:
         return expected if self.scores is None else expected - to_host(self.scores)
 
     def class_sums(self, group: FilterGroup) -> ClassSums:
-        """Return the sums of the training images of each class.
+        """Return the sums of the observed training images of each class.
 
         Parameters
         ----------
@@ -225,12 +247,12 @@ class Observation:
             The sums, of the channels of the group.
         """
         if self._class_sums is None:
-            labels, classes = self.labels[self.train], len(self.class_counts)
-            self._class_sums = ClassSums.of(self._train_inputs, labels, classes)
+            labels, classes = self.labels[self._observed], len(self.class_counts)
+            self._class_sums = ClassSums.of(self._observed_inputs, labels, classes)
         return self._class_sums.select(np.array(group.channels))
 
     def patch_moments(self, group: FilterGroup) -> PatchMoments:
-        """Return the moments of all patches of the training images.
+        """Return the moments of all patches of the observed training images.
 
         Parameters
         ----------
@@ -243,15 +265,16 @@ class Observation:
             The moments of the patches, of the channels of the group.
         """
         if group.sharing:
-            inputs, sums = self._train_inputs.take(group.channels), self.sums
+            inputs, sums = self._observed_inputs.take(group.channels), self._observed_sums
             return patch_moments(inputs, group.size, sums.take(group.channels))
         if group.size not in self._moments:
-            self._moments[group.size] = patch_moments(self._train_inputs, group.size, self.sums)
+            observed = self._observed_inputs, group.size, self._observed_sums
+            self._moments[group.size] = patch_moments(*observed)
         moments = self._moments[group.size]
         return moments.select(group.elements) if group.is_partial else moments
 
     def weighted_moments(self, group: FilterGroup, weights: Array) -> PatchMoments:
-        """Return the moments of all patches of the training images, weighted once more.
+        """Return the moments of all patches of the observed training images, weighted once more.
 
         Parameters
         ----------
@@ -267,7 +290,7 @@ class Observation:
         """
         own = self.inputs.weights
         weighted = replace(self.inputs, weights=weights if own is None else weights * own)
-        inputs = weighted.select(self.train & (weights > 0))
+        inputs = weighted.select(self._observed & (weights > 0))
         if not len(inputs):
             return PatchMoments.empty(group.directions)
         if group.sharing:
@@ -277,7 +300,7 @@ class Observation:
         return moments.select(group.elements) if group.is_partial else moments
 
     def joint_moments(self, group: FilterGroup) -> PatchMoments:
-        """Return the moments of all patches of the training images, of all channels of the layer.
+        """Return the moments of all patches of the observed training images, of all channels.
 
         Parameters
         ----------
@@ -295,7 +318,7 @@ class Observation:
             index, own = group.sharing
             others = np.setdiff1d(np.arange(group.input_channels), own)
             pair = (group.channels[0], int(others[index]))
-            inputs, sums = self._train_inputs.take(pair), self.sums.take(pair)
+            inputs, sums = self._observed_inputs.take(pair), self._observed_sums.take(pair)
             order = np.arange(2 * group.size**2).reshape(-1, 2).T.ravel()
             return patch_moments(inputs, group.size, sums).select(order)
         whole = replace(group, channels=tuple(range(group.input_channels)))

@@ -112,6 +112,14 @@ class NetworkSpec(Spec):
         doc="Give layers 2 and later the images in addition to the maps of the layer before, as "
         "in the paper. False gives them the maps only.",
     )
+    filter_images: int | None = option(
+        None,
+        help="number of training images whose patches the filters are learned from",
+        doc="About how many training images filters are learned from: moments of patches are "
+        "gathered from as many of them, spread evenly over each class, at least one. None takes "
+        "all. Drawn patches are always drawn from all images.",
+        low=1,
+    )
     bank: tuple[BankPart, ...] = option(
         paper_bank(),
         help="filter learners as NAME:SHARE@VIEW,..., such as pca:0.5,dct:0.5; +each, +center and "
@@ -615,6 +623,7 @@ class NetworkSpec(Spec):
             store_dtype=self.store_dtype,
             seed=seed,
             concatenate=self.concatenate,
+            filter_images=self.filter_images,
             heads=self.heads,
         )
 

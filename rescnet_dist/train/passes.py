@@ -150,6 +150,7 @@ def survey_group(
                         chunk.class_offsets,
                         task.counts,
                         chunk.repeats,
+                        filter_images=architecture.filter_images,
                     )
                     statistics = statistics.merge(BankStatistics.of(observed, architecture, 1))
                     extremes = extremes.merge(PixelRange.of(raw[chunk.train]))

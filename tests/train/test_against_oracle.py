@@ -87,6 +87,7 @@ CASES = [
     ),
     Case("filters per layer", options={"filters": [7, 5, 6], "local_contrast": True}),
     Case("maps only", options={"filters": [5, 6], "concatenate": False}),
+    Case("filters of few images", options={"filter_images": 20, "local_contrast": True}, chunk=11),
     Case("bytes, fraction held out", seed=13, dtype="uint8", validation=0.3, chunk=11),
     Case("whole weights", seed=3, weights="whole"),
     Case("fractional weights", seed=3, weights="fractions"),
