@@ -75,8 +75,17 @@ class Claim:
         return self.location / f"claims/{self.number if number is None else number:06d}.json"
 
     def check(self) -> None:
-        """Raise ClaimLostError if the claim was taken over."""
-        self._compare(*latest_claim(self.location))
+        """Raise ClaimLostError if the claim was taken over.
+
+        The next claim has the next number, and removes this one after that. Looking for both takes
+        two requests; listing all claims would be slower.
+        """
+        number, record = self.number, None
+        if _read_record(self._record(self.number + 1)) is None:
+            record = _read_record(self._record())
+        if not record:
+            number, record = latest_claim(self.location)
+        self._compare(number, record)
 
     def _compare(self, number: int, record: dict[str, Any] | None) -> None:
         """Raise ClaimLostError if the latest claim is not this one."""
@@ -157,15 +166,20 @@ def latest_claim(location: Location) -> tuple[int, dict[str, Any] | None]:
     names = [name for name in (location / "claims").names() if name[:-5].isdigit()]
     if not names:
         return 0, None
+    return int(names[-1][:-5]), _read_record(location / "claims" / names[-1])
+
+
+def _read_record(location: Location) -> dict[str, Any] | None:
+    """Read the record of a claim; None if there is none, empty if it is damaged."""
     try:
-        record = (location / "claims" / names[-1]).read_json()
+        record = location.read_json()
     except StoreReadError:
-        record = {}
+        return {}
     is_valid = record is None or (
         isinstance(record, dict)
         and all(isinstance(record.get(name), kind) for name, kind in RECORD_TYPES.items())
     )
-    return int(names[-1][:-5]), record if is_valid else {}
+    return record if is_valid else {}
 
 
 def _make_record(writer: str) -> dict[str, Any]:

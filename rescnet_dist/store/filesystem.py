@@ -18,13 +18,14 @@ from rescnet_dist.store.retry import with_retries
 
 PROTOCOL = re.compile(r"(\w+)://")
 MISSING_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # in server messages
+S3_URLS = ("s3://", "s3a://")
 PROTOCOL_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
 
 
 def file_system(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the path there."""
     try:
-        fs, path = fsspec.url_to_fs(url)
+        fs, path = fsspec.url_to_fs(url, **client_options(url))
     except ValueError as error:
         remedy = "Check the URL."
         if unknown := set(PROTOCOL.findall(url)).difference(fsspec.available_protocols()):
@@ -43,7 +44,26 @@ def file_system(url: str) -> tuple[Any, str]:
         raise StoreError(
             f'{url} cannot be opened ({error}). Run pip install "rescnet-dist[{extra}]".'
         ) from error
+    leave_retries_to_us(fs)
     return fs, path
+
+
+def client_options(url: str) -> dict[str, Any]:
+    """Return the options of the client of a URL with which it makes a single attempt.
+
+    botocore makes five, and s3fs five of these: 25 requests to a server that asks for fewer, before
+    the first wait of `retry`. What users have set themselves is left as it is.
+    """
+    is_set = "AWS_MAX_ATTEMPTS" in os.environ or "config_kwargs" in fsspec.config.conf.get("s3", {})
+    if is_set or not url.startswith(S3_URLS):
+        return {}
+    return {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 1}}}
+
+
+def leave_retries_to_us(fs: Any) -> None:
+    """Let a file system of s3fs make a single attempt, as `client_options` of its client do."""
+    if "s3" in fs.protocol:
+        fs.retries = 1
 
 
 def read_bytes(

@@ -12,6 +12,8 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -28,7 +30,7 @@ from zarr.errors import (
     GroupNotFoundError,
     NodeTypeValidationError,
 )
-from zarr.storage import FsspecStore, LocalStore, StorePath
+from zarr.storage import LocalStore, StorePath
 
 from rescnet_dist._compat import read_zarr_arrays
 from rescnet_dist.errors import (
@@ -49,6 +51,14 @@ from rescnet_dist.store.filesystem import (
     replace_file,
 )
 from rescnet_dist.store.half import from_half, to_half
+from rescnet_dist.store.objects import (
+    ZARR_METADATA,
+    Objects,
+    ObjectStore,
+    encode_arrays,
+    encode_empty_array,
+    read_object,
+)
 from rescnet_dist.store.retry import (
     describe_failure,
     is_out_of_space,
@@ -74,6 +84,7 @@ NODE_TYPE_ERRORS = (
 )
 
 
+MAX_CONCURRENT_WRITES = 8  # of small objects at the same time
 COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as level 3, and twice as fast
 
 
@@ -128,7 +139,7 @@ class Location:
             return zipped
         if self.is_local:
             return LocalStore(self.url, read_only=read_only)
-        return FsspecStore.from_url(self.url, read_only=read_only)
+        return ObjectStore.open_url(self.url, read_only=read_only)
 
     def _open_zip(self, *, is_new: bool) -> Store | StorePath | None:
         """Return the store in the zip file here, or the group in one above; None without any."""
@@ -148,7 +159,7 @@ class Location:
             if is_out_of_space(error):
                 kind, remedy = StoreFullError, "Free some space, then resume the run."
             elif is_transient(error):
-                kind = StoreUnreachableError
+                kind, remedy = StoreUnreachableError, "Check the store, then resume the run."
             message = f"{self.url} cannot be written: {describe_failure(error)}. {remedy}"
         raise kind(message)
 
@@ -251,14 +262,19 @@ class Location:
 
     def remove(self) -> None:
         """Remove everything that is stored here, if anything is."""
-        fs, path = self._fs()
-        self._write(lambda: fs.rm(path, recursive=True) if fs.exists(path) else None)
+        fs, path = self._uncached_fs()
+
+        def remove() -> None:
+            with suppress(FileNotFoundError):
+                fs.rm(path, recursive=True)
+
+        self._write(remove)
 
     def read_json(self) -> Any:
         """Read the JSON record at this location; None if there is none."""
         fs, path = self._fs()
         try:
-            text = self._request(lambda: fs.cat_file(path), *ABSENT_ERRORS)
+            text = self._request(lambda: read_object(fs, path), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
             return None
         try:
@@ -273,8 +289,7 @@ class Location:
         """Write a JSON record as one object, so that readers see all of it or nothing."""
         text = json.dumps(record, indent=1).encode()
         fs, path = self._fs()
-        is_local = isinstance(fs, LocalFileSystem)
-        self._write(lambda: replace_file(path, text) if is_local else fs.pipe_file(path, text))
+        self._write(lambda: _write_object(fs, path, text))
 
     def create_json(self, record: Any) -> bool:
         """Write a JSON record atomically unless there is one; return whether it is this one."""
@@ -291,7 +306,7 @@ class Location:
                     fs.invalidate_cache(path)
                     if not fs.exists(path):
                         raise
-                return bool(fs.cat_file(path) == text)
+                return read_object(fs, path) == text
 
         return self._request(create)
 
@@ -367,17 +382,56 @@ class Location:
         `chunk` is the number of whole rows of a chunk, or its shape. With the path "", the array is
         created at this location itself, without a group.
         """
-        create = partial(
-            zarr.create_array,
-            name=path,
-            shape=shape,
-            dtype=dtype,
-            chunks=(chunk, *shape[1:]) if isinstance(chunk, int) else chunk,
-            compressors=COMPRESSION if compress else None,
-            dimension_names=dims,
-            overwrite=True,
-        )
-        (self / path)._write(lambda: create(self.zarr_store()))
+        options = {
+            "shape": shape,
+            "dtype": dtype,
+            "chunks": (chunk, *shape[1:]) if isinstance(chunk, int) else chunk,
+            "compressors": COMPRESSION if compress else None,
+            "dimension_names": dims,
+        }
+        if self.is_local:
+            create = partial(zarr.create_array, self.zarr_store(), name=path, overwrite=True)
+            (self / path)._write(lambda: create(**options))
+            return
+        target = self / path if path else self
+        if (target / ZARR_METADATA)._has_object():
+            target.remove()
+        target._write_objects(self.url, encode_empty_array(path, **options))
+
+    def _has_object(self) -> bool:
+        """Return whether an object is here, by one request."""
+        fs, path = self._fs()
+        try:
+            self._request(lambda: read_object(fs, path), *ABSENT_ERRORS)
+        except ABSENT_ERRORS:
+            return False
+        return True
+
+    def _write_objects(self, root: str, objects: Objects) -> None:
+        """Write objects by their keys below a URL, each atomically, several at a time.
+
+        Those that fail for a while are written again, without the others. This location is named
+        in errors.
+        """
+        pending, is_local = list(objects), self.is_local
+
+        def write(key: str) -> Exception | None:
+            fs, path = file_system(f"{root}/{key}")
+            try:
+                _write_object(fs, path, objects[key])
+            except Exception as error:
+                return error
+            return None
+
+        def write_pending() -> None:
+            with ThreadPoolExecutor(1 if is_local else MAX_CONCURRENT_WRITES) as pool:
+                errors = dict(zip(pending, pool.map(write, pending), strict=True))
+            pending[:] = [key for key in pending if errors[key]]
+            for error in errors.values():
+                if error:
+                    raise error
+
+        self._write(write_pending)
 
     def array_names(self, first: Sequence[str] = ()) -> list[str]:
         """Return the names of the arrays in the group here, those of `first` before the others.
@@ -409,12 +463,17 @@ class Location:
         Arrays stored by pickle are rejected. All chunks written are stored, also chunks of zeros.
         """
         location, mode = self / path if path else self, "r+" if write else "r"
-        array = location._read(
-            "Zarr array",
-            lambda: zarr.open_array(
-                self.zarr_store(read_only=not write), path=path or "", mode=mode
-            ),
-        )
+
+        def read() -> zarr.Array[Any]:
+            open_format = partial(
+                zarr.open_array, self.zarr_store(read_only=not write), path=path or "", mode=mode
+            )
+            try:  # One format at a time: asked for both, Zarr looks for three objects.
+                return open_format(zarr_format=3)
+            except ABSENT_ERRORS:
+                return open_format(zarr_format=2)
+
+        array = location._read("Zarr array", read)
         if "pickle" in _list_codecs(array):
             raise StoreReadError(
                 f"The Zarr array at {location.url} is stored by pickle, which could run any "
@@ -435,37 +494,15 @@ class Location:
 
         With `in_half`, the larger ones of floats are stored in half precision; see `to_half`.
 
-        Arrays that exist with the same values are not written: overwriting an array removes it
-        first, and a late task of a dead driver would remove committed arrays while they are read.
+        Objects are replaced, never removed: a late task of a dead driver writes the same values
+        while others read them.
         """
-        write, store = (self / path)._write, self.zarr_store()
-        write(partial(zarr.open_group, store, path=path, mode="a", zarr_format=3))
+        encoded = {}
         for name, (dims, given) in arrays.items():
             stored, attributes = to_half(given) if in_half else (given, {})
             values = from_half(stored, attributes)
-            if self._is_stored(f"{path}/{name}", values):
-                continue
-            create = partial(
-                zarr.create_array,
-                store,
-                name=f"{path}/{name}",
-                data=stored,
-                dimension_names=dims,
-                attributes={"crc32c": checksum(values), **attributes},
-                overwrite=True,
-            )
-            write(create)
-
-    def _is_stored(self, path: str, values: Array) -> bool:
-        """Return whether an array with these values, bit for bit, is at `path`."""
-        if self.is_local and not os.path.exists(os.path.join(self.url, path)):
-            return False  # The common case, without the cost of opening an array.
-        try:
-            found = read_verified(self.open_array(path))
-        except StoreReadError:
-            return False
-        is_same_type = (found.shape, found.dtype) == (values.shape, values.dtype)
-        return is_same_type and found.tobytes() == values.tobytes()
+            encoded[name] = dims, stored, {"crc32c": checksum(values), **attributes}
+        (self / path)._write_objects(self.url, encode_arrays(path, encoded))
 
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
         """Read named arrays from the group at `path`; raise CorruptDataError if any is damaged."""
@@ -495,6 +532,14 @@ class Location:
             return None
         is_whole = [checksum(value) for value in values] == expected
         return dict(zip(names, values, strict=True)) if is_whole else None
+
+
+def _write_object(fs: Any, path: str, content: bytes) -> None:
+    """Write an object, so that readers see all of it or nothing."""
+    if isinstance(fs, LocalFileSystem):
+        replace_file(path, content)
+    else:
+        fs.pipe_file(path, content)
 
 
 def _list_codecs(array: zarr.Array[Any]) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import math
 import random
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Set
@@ -24,6 +25,7 @@ from typing import TypeVar
 from rescnet_dist.errors import StoreError, StoreFullError, StoreUnreachableError
 
 RETRY_SECONDS = 120.0  # time limit for all attempts
+THROTTLED_SECONDS = 30.0  # the same under `limit_retries` if the server asks for fewer requests
 FIRST_RETRY_WAIT_SECONDS, MAX_RETRY_WAIT_SECONDS = 0.1, 10.0  # between two attempts
 
 PERMANENT_ERRORS = (
@@ -36,6 +38,8 @@ PERMANENT_ERRORS = (
 OUT_OF_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PERMANENT_ERRNOS = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
 RETRIABLE_CLIENT_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
+THROTTLED_STATUS = (429, 503)
+THROTTLED_MESSAGE = re.compile(r"(?i)slow ?down|too ?many ?requests|throttl|\b429\b|\b503\b")
 # Errors of client libraries that are the same at every attempt: missing credentials and bad names.
 CREDENTIAL_ERRORS = {
     "ClientAuthenticationError",
@@ -59,7 +63,8 @@ def limit_retries(seconds: float) -> Iterator[None]:
     """Limit the retries of each store operation of the body, or of a decorated function.
 
     With 0, each operation has a single attempt, as when a user has just named the store: its URL
-    may be wrong, and is reported at once. Operations of other threads are not limited.
+    may be wrong, and is reported at once. A server that asks for fewer requests is asked again for
+    `THROTTLED_SECONDS`, as it is the right one. Operations of other threads are not limited.
     """
     token = _limit_seconds.set(min(seconds, _limit_seconds.get()))
     try:
@@ -74,13 +79,14 @@ def retry(action: Callable[[], Result]) -> Result:
     Retries end after `RETRY_SECONDS`, or earlier under `limit_retries`. Then the last error is
     raised as it is.
     """
-    limit = min(RETRY_SECONDS, _limit_seconds.get())
     started, wait = time.monotonic(), FIRST_RETRY_WAIT_SECONDS
     while True:
         try:
             return action()
         except Exception as error:
-            if not is_transient(error) or time.monotonic() - started + wait > limit:
+            limit = max(_limit_seconds.get(), THROTTLED_SECONDS if is_throttled(error) else 0)
+            elapsed = time.monotonic() - started
+            if not is_transient(error) or elapsed + wait > min(RETRY_SECONDS, limit):
                 raise
         time.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
@@ -121,6 +127,22 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(status, int) and status >= 400 and not is_retriable_status(status):
         return False
     return _is_of_client(error) and not _is_named(error, PERMANENT_CLIENT_ERRORS)
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Return whether an error is the answer of a server that asks for fewer requests.
+
+    >>> is_throttled(OSError(errno.EBUSY, "Please reduce your request rate"))
+    True
+    >>> is_throttled(OSError(errno.EIO, "An error occurred (TooManyRequests)"))
+    True
+    >>> is_throttled(ConnectionRefusedError())
+    False
+    """
+    if getattr(error, "status", None) in THROTTLED_STATUS:
+        return True
+    is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY  # s3fs, for 503
+    return is_busy or (is_transient(error) and THROTTLED_MESSAGE.search(str(error)) is not None)
 
 
 def lacks_credentials(error: BaseException) -> bool:
@@ -164,7 +186,8 @@ def is_store_failure(error: BaseException) -> bool:
 
 def describe_failure(error: BaseException) -> str:
     """Return the message of an error on one line, cut if it is long; or the name of its class."""
-    return textwrap.shorten(str(error), MAX_REASON_LENGTH, placeholder=" …") or type(error).__name__
+    message = textwrap.shorten(str(error), MAX_REASON_LENGTH, placeholder=" …").rstrip(".")
+    return message or type(error).__name__
 
 
 def _translate_error(

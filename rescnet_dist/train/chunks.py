@@ -87,7 +87,7 @@ class Reader:
     """Reads the data and the state after one committed step, for the chunks of one group.
 
     Both come from the cache of the group if they are there, otherwise from the store. The meter
-    counts the bytes read.
+    counts the bytes read. Maps and scores that are stored are opened once, by layer.
     """
 
     task: Task
@@ -97,6 +97,7 @@ class Reader:
     checksums: dict[str, list[int]] = field(default_factory=dict)
     cache: ChunkCache = field(default_factory=ChunkCache)
     meter: TaskMeter = field(default_factory=TaskMeter)
+    stored: dict[int, tuple[zarr.Array[Any], zarr.Array[Any]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -231,7 +232,9 @@ class Reader:
     def _read_stored(self, chunk: Chunk, layer: int) -> tuple[Array, Array]:
         """Read the maps (n, H, W, f) of a layer and the scores (n, C) that entered it."""
         run, number = self.task.run, self._chunk_number(chunk.start)
-        arrays = run.maps(layer), run.scores(layer)
+        if layer not in self.stored:
+            self.stored[layer] = run.maps(layer), run.scores(layer)
+        arrays = self.stored[layer]
         maps, scores = (self._read(a, chunk.start, chunk.stop, a.path, number) for a in arrays)
         return self.backend.put(maps), self.backend.put(scores)
 

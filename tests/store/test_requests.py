@@ -1,0 +1,90 @@
+"""Requests to an S3 server, counted and throttled by a proxy in front of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from distributed import Client
+from s3_proxy import S3Proxy, open_s3_proxy
+
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist.errors import StoreUnreachableError
+from rescnet_dist.events import PassDone
+from rescnet_dist.store import Location, retry
+from rescnet_dist.store.retry import limit_retries
+
+X, Y = (array[:120] for array in load_digits())
+X = X[:, ::2, ::2]
+CHUNKS, TASKS = 10, 4
+SPEC = NetworkSpec.preset("digits").replace(
+    filters=4, max_layers=3, first_filter_size=3, block=5, stride=3, stop_at_zero_error=False
+)
+RUN = RunSpec(
+    chunk_images=len(X) // CHUNKS,
+    accumulators=TASKS,
+    solve_threads=1,
+    validation=0.2,
+    maps="store",
+)
+
+
+@pytest.fixture
+def proxy(s3: None, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
+    """Yield a proxy that all requests to the S3 server go through."""
+    with open_s3_proxy(endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        yield proxy
+
+
+def test_layer_makes_few_requests(proxy: S3Proxy, client: Client, tmp_path: Path) -> None:
+    """Each chunk is read and written once, each task opens its arrays, and nobody looks around."""
+    counts: dict[int, Counter[str]] = {}
+    before = Counter[str]()
+
+    def count(event: object) -> None:
+        nonlocal before
+        if isinstance(event, PassDone):
+            counts[event.layer] = proxy.requests - before
+            before = Counter(proxy.requests)
+
+    ResCNetClassifier(SPEC, store="s3://runs/few", run=RUN, listeners=[count]).fit(X, Y)
+    found = counts[2]
+    print(dict(found))
+    # images, maps and scores; by task: two commits, labels and mask, four arrays of maps and scores
+    assert found["GET"] <= 3 * CHUNKS + 10 * TASKS + 15
+    assert found["PUT"] <= 2 * CHUNKS + 32  # maps and scores; the arrays of a layer, and records
+    assert found["HEAD"] <= 4
+    assert found["LIST"] <= 8
+
+
+def test_run_continues_while_store_throttles(
+    proxy: S3Proxy, client: Client, tmp_path: Path
+) -> None:
+    """A sixth of all requests are answered with 503 or 429; the network is the same."""
+    spec = SPEC.replace(max_layers=2)
+    on_disk = ResCNetClassifier(spec, store=tmp_path / "run", run=RUN).fit(X, Y)
+    proxy.throttle(1 / 6, seed=1)
+    on_s3 = ResCNetClassifier(spec, store="s3://runs/throttled", run=RUN).fit(X, Y)
+    np.testing.assert_array_equal(on_s3.decision_function(X), on_disk.decision_function(X))
+    assert min(proxy.throttled[kind] for kind in ("GET", "PUT")) >= 5
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_throttled_requests_do_not_multiply(
+    proxy: S3Proxy, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request is one attempt: waits of 0.1 s and more, doubled each time, come in between."""
+    location = Location.of("s3://runs/record.json")
+    location.write_json({})
+    proxy.throttle(1)
+    act = location.read_json if operation == "read" else lambda: location.write_json({})
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 1)
+    with limit_retries(0), pytest.raises(StoreUnreachableError, match=r"record\.json"):
+        act()
+    assert 2 <= proxy.throttled.total() <= 5
