@@ -119,6 +119,7 @@ class NetworkSpec(Spec):
         "gathered from as many of them, spread evenly over each class, at least one. None takes "
         "all. Drawn patches are always drawn from all images.",
         low=1,
+        group="Filters",
     )
     bank: tuple[BankPart, ...] = option(
         paper_bank(),
