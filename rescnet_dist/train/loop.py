@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future
+from distributed import Client, Future, span
 
 from rescnet_dist.cluster import (
     CheckedWorkers,
@@ -70,6 +70,8 @@ from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
 from rescnet_dist.train.views import PHASE, view_pass
 
+# One span of Dask for all passes: the scheduler keeps each span as long as it lives.
+SPAN_NAME = "rescnet"
 COMMITTED_FIELDS = ("accuracy", "residual", "seconds", "observed", "finished")  # of each pass
 
 
@@ -91,6 +93,7 @@ def train(
         EventBus(listeners) as bus,
         _publish_stop(bus, str(claim.location)),
         closing(_Driver(claim, state, client, bus, checked)) as driver,
+        span(SPAN_NAME),
     ):
         driver.start()
         while True:

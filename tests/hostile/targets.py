@@ -28,7 +28,7 @@ from rescnet_dist.dashboard.scheduler import TOPIC_PREFIX, RunsPlugin
 from rescnet_dist.dashboard.server import Dashboard
 from rescnet_dist.dashboard.view import StoredRun
 from rescnet_dist.data import import_dataset, verify_dataset
-from rescnet_dist.errors import RescnetError
+from rescnet_dist.errors import DataError, RescnetError
 from rescnet_dist.lifecycle import check_resume
 from rescnet_dist.network.loading import load_network
 from rescnet_dist.runs import describe_run
@@ -99,7 +99,8 @@ def make_source(name: str, folder: Path) -> Attack:
         (files,) = make_damaged(name, 1, rng.randrange(2**60))
         place = folder / "source"
         try:
-            read_dataset(write_files(place, files))
+            if read_dataset(write_files(place, files)) == "rejected":
+                raise DataError("rejected")
         finally:
             shutil.rmtree(place)
 

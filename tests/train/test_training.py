@@ -235,3 +235,18 @@ def test_compression_of_maps_changes_no_bit(client: Client, tmp_path: Path) -> N
     fit(tmp_path / "zstd", run=RUN.replace(codec="zstd"))
     assert_same_bits(read_model(tmp_path / "none"), read_model(tmp_path / "zstd"))
     assert "Zstd" in str(RunStore.open(tmp_path / "zstd").maps(3).metadata.codecs)
+
+
+def test_all_passes_have_one_span(client: Client, tmp_path: Path) -> None:
+    """A scheduler never forgets a span."""
+
+    def count_spans(dask_scheduler: Any) -> int:
+        return len(dask_scheduler.extensions["spans"].spans)
+
+    added = []
+    for layers in (1, 3):
+        before = client.run_on_scheduler(count_spans)
+        spec = SPEC.replace(max_layers=layers, stop_at_zero_error=False)
+        ResCNetClassifier(spec, store=tmp_path / str(layers), run=RUN).fit(X, Y)
+        added.append(client.run_on_scheduler(count_spans) - before)
+    assert added[0] == added[1]
