@@ -341,7 +341,7 @@ def test_no_signal_after_end_of_body(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_flags(**options: Any) -> dict[str, Any]:
     """Return the options of a cluster, None if not given."""
-    return dict.fromkeys([*CLUSTER_HELP, "wait"]) | options
+    return dict.fromkeys([*CLUSTER_HELP, "wait", "workers"]) | options
 
 
 def test_scheduler_address_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
