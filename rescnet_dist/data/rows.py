@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK_IMAGES = 65_536  # whose labels are read at a time
+MAX_ROWS = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class RowTable:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RowTable:
-        """Create a table from the values of `to_dict`."""
-        return cls(
+        """Create a table from the values of `to_dict`; raise ValueError if they contradict."""
+        table = cls(
             int(values["images"]),
             int(values["copies"]),
             int(values["block"]),
@@ -66,6 +69,28 @@ class RowTable:
             {path: tuple(checksums) for path, checksums in values["checksums"].items()},
             values.get("draws_per_weight"),
         )
+        table._check()
+        return table
+
+    def _check(self) -> None:
+        """Raise ValueError if no images and copies of them have these rows."""
+        if self.images < 1 or self.copies < 0 or self.block < 1:
+            raise ValueError(
+                f"{self.images} images in blocks of {self.block} with {self.copies} copies each"
+            )
+        blocks = math.ceil(self.images / self.block)
+        if len(self.starts) != blocks + 1 or self.starts[0] != 0 or self.rows > MAX_ROWS:
+            raise ValueError(f"the first rows of {blocks} blocks are {self.starts}")
+        for block, (start, stop) in enumerate(pairwise(self.starts)):
+            first, last = self.image_range(block)
+            added, images = stop - start - (last - first), last - first
+            if not 0 <= added <= images * self.copies or (self.copies and added % self.copies):
+                raise ValueError(
+                    f"block {block} of {images} images with {self.copies} copies each has "
+                    f"{stop - start} rows"
+                )
+        if self.copies > self.rows - self.images:
+            raise ValueError(f"no training image has {self.copies} copies")
 
 
 @dataclass(frozen=True, slots=True)

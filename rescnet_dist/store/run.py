@@ -61,7 +61,7 @@ def translate_attribute_errors(location: Location) -> Iterator[None]:
         yield
     except RescnetError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CorruptDataError(
             f"The attributes of {location.url} are damaged ({type(error).__name__}: {error}). "
             "Restore a copy of its zarr.json, or train again."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from rescnet_dist import (
     load_digits,
 )
 from rescnet_dist.cli import main
+from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.events import ChunkRebuilt
 from rescnet_dist.lifecycle import begin
 from rescnet_dist.store import Checksums, checksum
@@ -210,6 +212,32 @@ def test_all_commands_report_damaged_record(
     (found,) = find_runs(run)
     assert found["state"] == "damaged"
     assert words in found["problem"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"copies": 10**30}, "ValueError: no training image has 1000000000000000000"),
+        ({"copies": math.inf}, "OverflowError: cannot convert float infinity"),
+        ({"copies": -1}, "with -1 copies each"),
+        ({"images": 121}, "block 2 of 1 images with 0 copies each has 30 rows"),
+        ({"images": 2**40}, "the first rows of 18325193797 blocks are"),
+        ({"block": 0}, "in blocks of 0"),
+        ({"starts": []}, r"the first rows of 3 blocks are \(\)"),
+        ({"starts": [0, 60, 120, 10**30]}, "the first rows of 3 blocks are"),
+        ({"starts": [0, 120, 60, 150]}, "block 0 of 60 images with 0 copies each has 120 rows"),
+        ({"copies": 4, "starts": [0, 60, 120, 151]}, "block 2 of 30 images .* has 31 rows"),
+    ],
+)
+def test_table_of_rows_that_contradicts_itself_is_damage(
+    run: Path, change: dict[str, Any], words: str
+) -> None:
+    """It is found before labels are read, whatever the numbers are."""
+    record = json.loads((run / "zarr.json").read_text())
+    record["attributes"]["rows"].update(change)
+    (run / "zarr.json").write_text(json.dumps(record))
+    with pytest.raises(CorruptDataError, match=rf"The attributes of .* are damaged \(.*{words}"):
+        verify_run(run)
 
 
 def test_exit_code_of_check_command(run: Path) -> None:
