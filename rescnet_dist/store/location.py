@@ -60,7 +60,9 @@ from rescnet_dist.store.objects import (
     read_object,
 )
 from rescnet_dist.store.retry import (
+    CLOCK_REMEDY,
     describe_failure,
+    is_clock_wrong,
     is_out_of_space,
     is_store_failure,
     is_transient,
@@ -160,6 +162,8 @@ class Location:
                 kind, remedy = StoreFullError, "Free some space, then resume the run."
             elif is_transient(error):
                 kind, remedy = StoreUnreachableError, "Check the store, then resume the run."
+            elif is_clock_wrong(error):
+                remedy = CLOCK_REMEDY
             message = f"{self.url} cannot be written: {describe_failure(error)}. {remedy}"
         raise kind(message)
 
@@ -199,6 +203,8 @@ class Location:
         remedy = "Check the URL, the network and your permissions."
         if lacks_credentials(error):
             remedy = "Set the credentials, for S3 by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        elif is_clock_wrong(error):
+            remedy = CLOCK_REMEDY
         return kind(f"{self.url} cannot be reached: {describe_failure(error)}. {remedy}")
 
     def check_bucket(self) -> None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
+from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from rescnet_dist.errors import StoreError, StoreFullError, StoreUnreachableError
@@ -40,6 +41,12 @@ PERMANENT_ERRNOS = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
 RETRIABLE_CLIENT_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
 THROTTLED_STATUS = (429, 503)
 THROTTLED_MESSAGE = re.compile(r"(?i)slow ?down|too ?many ?requests|throttl|\b429\b|\b503\b")
+CLOCK_CODE = "RequestTimeTooSkewed"  # of S3
+CLOCK_TOLERANCE_SECONDS = 900  # of S3
+CLOCK_REMEDY = (
+    "The clock of the machine that sent the request differs too much from that of the store. Set "
+    "it, then repeat the command."
+)
 # Errors of client libraries that are the same at every attempt: missing credentials and bad names.
 CREDENTIAL_ERRORS = {
     "ClientAuthenticationError",
@@ -150,6 +157,24 @@ def lacks_credentials(error: BaseException) -> bool:
     return _is_of_client(error) and _is_named(error, CREDENTIAL_ERRORS)
 
 
+def is_clock_wrong(error: BaseException) -> bool:
+    """Return whether a request was refused because of the clock of this machine.
+
+    The server says so, or its own time in the answer does: an answer to HEAD has no text.
+    """
+    if any(CLOCK_CODE in str(e) for e in (error, error.__cause__)):
+        return True
+    response = getattr(error.__cause__, "response", None)
+    if not isinstance(error, PermissionError) or not isinstance(response, dict):
+        return False
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        server_seconds = parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return False
+    return abs(time.time() - server_seconds) > CLOCK_TOLERANCE_SECONDS
+
+
 def _is_of_client(error: BaseException) -> bool:
     """Return whether an error is of a library that talks to stores."""
     return type(error).__module__.split(".")[0] in CLIENT_LIBRARIES
@@ -204,4 +229,5 @@ def _translate_error(
             f"{description} has failed for {elapsed:.0f} s: {reason}. "
             "Check the store, then resume the run."
         )
-    return failure(f"{description} failed: {reason}. Check the URL and your permissions.")
+    remedy = CLOCK_REMEDY if is_clock_wrong(error) else "Check the URL and your permissions."
+    return failure(f"{description} failed: {reason}. {remedy}")

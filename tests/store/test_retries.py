@@ -7,14 +7,17 @@ import pickle
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from fsspec.implementations.memory import MemoryFileSystem
+from s3fs.errors import translate_boto_error
 
 import rescnet_dist
 from rescnet_dist import StoreError, load, open_dataset
@@ -192,6 +195,52 @@ def test_permanent_errors_are_not_those_of_unreachable_stores(store: FailingStor
     with pytest.raises(StoreReadError, match=r"reading data/labels .* failed: Access denied"):
         read_region(labels, 0, 4)
     assert store.errors == 1
+
+
+def make_client_error(code: str, message: str, date: datetime) -> ClientError:
+    """Return an error of botocore, with the time of the server in the headers of the answer."""
+    headers = {"date": format_datetime(date, usegmt=True)}
+    answer: Any = {
+        "Error": {"Code": code, "Message": message},
+        "ResponseMetadata": {"HTTPHeaders": headers},
+    }
+    return ClientError(answer, "HeadObject")
+
+
+@pytest.mark.parametrize(
+    ("code", "minutes", "expected"),
+    [
+        ("RequestTimeTooSkewed", 0, True),  # the server says so
+        ("403", 16, True),  # the answer to HEAD
+        ("403", -16, True),
+        ("403", 14, False),
+        ("AccessDenied", 0, False),
+    ],
+)
+def test_wrong_clock_differs_from_missing_permissions(
+    code: str, minutes: float, expected: bool
+) -> None:
+    """By the code of the error, or by the time of the server."""
+    date = datetime.now(UTC) + timedelta(minutes=minutes)
+    error = translate_boto_error(make_client_error(code, "Forbidden", date))
+    assert isinstance(error, PermissionError)
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(StoreError) as caught:
+        retry.with_retries(fail, "reading data/labels")
+    remedy = retry.CLOCK_REMEDY if expected else "Check the URL and your permissions."
+    assert str(caught.value) == f"reading data/labels failed: Forbidden. {remedy}"
+
+
+def test_clock_is_not_blamed_without_the_time_of_the_server() -> None:
+    """Stores other than S3 have no such headers, or none that can be read."""
+    without = translate_boto_error(ClientError({"Error": {"Code": "403"}}, "HeadObject"))
+    damaged = make_client_error("403", "Forbidden", datetime.now(UTC))
+    damaged.response["ResponseMetadata"]["HTTPHeaders"]["date"] = "yesterday"
+    for error in (without, translate_boto_error(damaged), PermissionError(), OSError()):
+        assert not retry.is_clock_wrong(error)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
+from datetime import timedelta
 from pathlib import Path
 
+import botocore.auth
 import fsspec
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, StoreError, load, load_digits
+from rescnet_dist.store import Location
 from rescnet_dist.train import verify_run
 
 X, Y = (array[:120] for array in load_digits())
@@ -41,6 +45,24 @@ def test_run_on_s3_equals_run_on_disk(s3: None, client: Client, tmp_path: Path) 
         assert secret not in fs.cat_file(name), name
     with pytest.raises(StoreError, match="s3://runs/same already holds another run"):
         ResCNetClassifier(SPEC, store="s3://runs/same", run=RUN).fit(X, Y)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_wrong_clock_is_named(s3: None, hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An S3 server refuses requests whose time differs by more than 15 minutes."""
+    record = Location.of("s3://runs/clock/record.json")
+    record.write_json({})
+    now, offset, clock = botocore.auth.get_current_datetime, timedelta(hours=hours), time.time
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() + offset)
+    monkeypatch.setattr(time, "time", lambda: clock() + offset.total_seconds())
+    actions = {
+        "GET": record.read_json,
+        "PUT": lambda: record.write_json({}),
+        "HEAD": record.exists,  # whose answer has no text
+    }
+    for action in actions.values():
+        with pytest.raises(StoreError, match=r"record\.json cannot be .* The clock of the machine"):
+            action()
 
 
 @pytest.mark.slow
