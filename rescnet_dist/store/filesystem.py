@@ -22,10 +22,15 @@ S3_URLS = ("s3://", "s3a://")
 PROTOCOL_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path there."""
+def file_system(url: str, *, client_retries: bool = False) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, and the path there.
+
+    Requests are single attempts, which callers repeat by `retry`. With `client_retries`, the client
+    repeats them, as for a file whose reader is not ours.
+    """
+    options = {} if client_retries else client_options(url)
     try:
-        fs, path = fsspec.url_to_fs(url, **client_options(url))
+        fs, path = fsspec.url_to_fs(url, **options)
     except ValueError as error:
         remedy = "Check the URL."
         if unknown := set(PROTOCOL.findall(url)).difference(fsspec.available_protocols()):
@@ -44,7 +49,8 @@ def file_system(url: str) -> tuple[Any, str]:
         raise StoreError(
             f'{url} cannot be opened ({error}). Run pip install "rescnet-dist[{extra}]".'
         ) from error
-    leave_retries_to_us(fs)
+    if options:
+        leave_retries_to_us(fs)
     return fs, path
 
 
@@ -62,8 +68,7 @@ def client_options(url: str) -> dict[str, Any]:
 
 def leave_retries_to_us(fs: Any) -> None:
     """Let a file system of s3fs make a single attempt, as `client_options` of its client do."""
-    if "s3" in fs.protocol:
-        fs.retries = 1
+    fs.retries = 1
 
 
 def read_bytes(

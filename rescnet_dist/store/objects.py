@@ -29,8 +29,10 @@ class ObjectStore(FsspecStore):
     @classmethod
     def open_url(cls, url: str, *, read_only: bool) -> Self:
         """Return the store at a URL, whose client makes one attempt per request."""
-        store = cls.from_url(url, client_options(url), read_only)
-        leave_retries_to_us(store.fs)
+        options = client_options(url)
+        store = cls.from_url(url, options, read_only)
+        if options:
+            leave_retries_to_us(store.fs)
         return store  # type: ignore[return-value]
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:

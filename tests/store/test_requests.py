@@ -13,6 +13,7 @@ from distributed import Client
 from s3_proxy import S3Proxy, open_s3_proxy
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist.data.sources.files import File
 from rescnet_dist.errors import StoreUnreachableError
 from rescnet_dist.events import PassDone
 from rescnet_dist.store import Location, retry
@@ -88,3 +89,14 @@ def test_throttled_requests_do_not_multiply(
     with limit_retries(0), pytest.raises(StoreUnreachableError, match=r"record\.json"):
         act()
     assert 2 <= proxy.throttled.total() <= 5
+
+
+def test_files_are_read_while_store_throttles(proxy: S3Proxy) -> None:
+    """Readers of archives do not repeat requests, so the client does."""
+    content = bytes(range(256))
+    with fsspec.open("s3://runs/archive.tar", "wb") as output:
+        output.write(content)
+    proxy.throttle(1 / 2, seed=2)
+    with File.at("s3://runs/archive.tar").open() as file:
+        assert file.read() == content
+    assert proxy.throttled.total()

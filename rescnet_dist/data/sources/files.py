@@ -43,7 +43,7 @@ class File:
     def at(cls, url: str) -> File:
         """Return the file at a URL."""
         with translate_read_errors(url):
-            fs, path = file_system(url)
+            fs, path = file_system(url, client_retries=True)
             info = fs.info(path)
         if info["size"] is None:
             raise DataError(
@@ -94,7 +94,7 @@ class File:
             if self.is_gzipped:
                 yield io.BytesIO(_decompress(self))
                 return
-            fs, path = file_system(self.url)
+            fs, path = file_system(self.url, client_retries=True)
             with fs.open(path, "rb") as file:
                 yield file
 
@@ -127,7 +127,7 @@ def summarize_error(error: Exception) -> str:
 def _decompress(file: File) -> bytes:
     """Return the content of a gzipped file; raise DataError if it is larger than the limit."""
     with translate_read_errors(file.url):
-        fs, path = file_system(file.url)
+        fs, path = file_system(file.url, client_retries=True)
         with fs.open(path, "rb") as packed, gzip.GzipFile(fileobj=packed) as unpacked:
             data = unpacked.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -141,7 +141,7 @@ def _decompress(file: File) -> bytes:
 def list_files(url: str) -> list[str]:
     """Return the relative paths of all files below a folder or prefix, sorted."""
     with translate_read_errors(url):
-        fs, root = file_system(url)
+        fs, root = file_system(url, client_retries=True)
         if isinstance(fs, LocalFileSystem):
             return sorted(_list_local_files(root))
         found = fs.find(root)

@@ -26,7 +26,7 @@ def find_source(url: str) -> Source:
     """Return the source at a URL, a file or a folder; read names, headers and labels, no images."""
     url = Location.of(url).url.rstrip("/")  # Absolute, as workers may be in other folders.
     with translate_read_errors(url):
-        fs, path = file_system(url)
+        fs, path = file_system(url, client_retries=True)
         is_file = fs.isfile(path)
     if is_file:
         return _open_file(url)
