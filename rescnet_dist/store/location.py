@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -271,8 +270,11 @@ class Location:
         fs, path = self._uncached_fs()
 
         def remove() -> None:
-            with suppress(FileNotFoundError):
+            try:
                 fs.rm(path, recursive=True)
+            except FileNotFoundError:
+                if self.is_local and os.path.lexists(path):
+                    raise  # A file in it has vanished, and others are left.
 
         self._write(remove)
 
