@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 import psutil
@@ -64,10 +65,9 @@ class Claim:
                 f"The run at {location.url} was claimed by another driver just now. Choose another "
                 "store, or wait until that driver ends."
             )
-        for old in range(number, 0, -1):
-            if not claim._record(old).exists():
-                break
-            claim._record(old).remove()
+        records = (claim._record(old) for old in range(number, 0, -1))
+        for record in reversed([*takewhile(Location.exists, records)]):
+            record.remove()  # the oldest first: a driver looks for its own and the next one
         return claim
 
     def _record(self, number: int | None = None) -> Location:
@@ -100,10 +100,14 @@ class Claim:
     def renew(self) -> None:
         """Update the time at which this driver was last known to be alive.
 
-        This is a single attempt, as `hold` makes the next one soon.
+        This is a single attempt, as `hold` makes the next one soon. A record that was removed just
+        before it was written, as of a driver that was suspended, is removed again: `check` must
+        not find it.
         """
         self._compare(*latest_claim(self.location))
         self._record().write_json(_make_record(self.writer))
+        if latest_claim(self.location)[0] != self.number:
+            self._record().remove()
 
     @limit_retries(0)
     def release(self) -> None:

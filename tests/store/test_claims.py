@@ -36,6 +36,7 @@ from rescnet_dist import (
 )
 from rescnet_dist.cli import main
 from rescnet_dist.data import training_set
+from rescnet_dist.errors import ClaimLostError
 from rescnet_dist.events import Event, PassDone, PassStarted
 from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.store import Claim, Location, RunStore, claim
@@ -345,6 +346,23 @@ def test_renewal_extends_claim(s3: None, tmp_path: Path, monkeypatch: pytest.Mon
     time.sleep(1.6)
     for url in urls:
         assert Claim.take(Location.of(url)).number == 3
+
+
+def test_renewal_after_two_takeovers_is_noticed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a driver that was suspended before it wrote: its record is not left behind."""
+    location, make_record = Location.of(url), claim._make_record
+    suspended = Claim.take(location)
+
+    def take_over_twice(writer: str) -> dict[str, Any]:
+        monkeypatch.undo()
+        for _ in range(2):
+            Claim.take(location, take_over=True)
+        return make_record(writer)
+
+    monkeypatch.setattr(claim, "_make_record", take_over_twice)
+    suspended.renew()
+    with pytest.raises(ClaimLostError, match="taken over"):
+        suspended.check()
 
 
 def test_failed_renewals_do_not_end_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
