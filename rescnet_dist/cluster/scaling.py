@@ -56,7 +56,7 @@ class HoldsPlugin(SchedulerPlugin):
 
     name = "rescnet-holds"
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.holds: dict[str, Hold] = {}
         self._clock, self._largest = clock, 0
 
@@ -69,8 +69,9 @@ class HoldsPlugin(SchedulerPlugin):
         """Return the number of workers to have; `own` returns Dask's number.
 
         It is Dask's own as long as nobody holds workers. Numbers of several clients are added. What
-        is left of clients that are gone is not: it is for the next driver of the same run. If Dask
-        may add workers, the number never falls until they are released.
+        is left of clients that are gone is not: it is for the next driver of the same run, and
+        Dask may add workers to it. If Dask may add workers to those of a client that is there, the
+        number never falls until they are released.
         """
         now = self._clock()
         self.holds = {
@@ -91,11 +92,20 @@ class HoldsPlugin(SchedulerPlugin):
                 fixed.add(hold.client)
             present[hold.client] = max(present.get(hold.client, 0), hold.workers)
         wanted = max(sum(present.values()), lost)
+        if not present:
+            self._largest = 0
+            return max(wanted, own())
         if present.keys() <= fixed:
             self._largest = 0
             return wanted
         self._largest = max(self._largest, wanted, own())
         return self._largest
+
+    def add_client(self, scheduler: Any, client: str) -> None:
+        """Keep what a client holds for as long as it wants, once it has connected again."""
+        for hold in self.holds.values():
+            if hold.client == client:
+                hold.expires = None
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Keep what a client holds for a while after it is gone without releasing it."""
@@ -159,17 +169,17 @@ def keep_workers(client: Client, workers: int) -> Iterator[None]:
 @contextmanager
 def _hold(client: Client, workers: int, *, may_grow: bool) -> Iterator[None]:
     """Hold workers during the body; a scheduler that cannot is left as it is."""
-    key = uuid.uuid4().hex
+    key, is_held = uuid.uuid4().hex, True
     try:
         client.run_on_scheduler(_add_hold, key, client.id, workers, may_grow)
     except Exception as error:  # for example, the scheduler lacks this package
         logger.warning("An autoscaler may remove workers during runs: %s", error)
-        yield
-        return
+        is_held = False
     try:
         yield
     finally:
-        if client.status == "running":  # else the scheduler is gone, and the hold with it
+        # Without a scheduler, the hold is gone too.
+        if is_held and client.status == "running":
             with suppress(Exception):
                 client.run_on_scheduler(_remove_hold, key)
 

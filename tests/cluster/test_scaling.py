@@ -70,12 +70,22 @@ def test_workers_of_a_dead_driver_are_kept_for_the_next(plugin: HoldsPlugin, clo
     plugin.holds["a"] = Hold("dead", 32, may_grow=False)
     plugin.remove_client(None, "dead")
     assert plugin.target(lambda: 0) == 32
+    assert plugin.target(lambda: 40) == 40  # for tasks of others
     plugin.holds["b"] = Hold("next", 32, may_grow=False)
     assert plugin.target(lambda: 0) == 32
     plugin.holds.pop("b")
     clock.now = LOST_HOLD_SECONDS + 1
     assert plugin.target(lambda: 0) == 0
     assert not plugin.holds
+
+
+def test_client_that_connects_again_keeps_its_workers(plugin: HoldsPlugin, clock: Clock) -> None:
+    """Its connection was lost, and not the client."""
+    plugin.holds["a"] = Hold("client", 3, may_grow=False)
+    plugin.remove_client(None, "client")
+    plugin.add_client(None, "client")
+    clock.now = LOST_HOLD_SECONDS + 1
+    assert plugin.target(lambda: 0) == 3
 
 
 @pytest.fixture(scope="module")
