@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -175,7 +176,10 @@ def open_listeners(url: str, reporter: Reporter, client: Client) -> Iterator[lis
 
 def program_name() -> str:
     """Return how to call this program: by name if it is on the path, else as it was called."""
-    return "rescnet" if shutil.which("rescnet") else sys.argv[0]
+    if shutil.which("rescnet"):
+        return "rescnet"
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    return f"{sys.executable} -m rescnet_dist" if is_module else sys.argv[0]
 
 
 def resume_hint(url: str) -> str:

@@ -1,6 +1,6 @@
 """The command `rescnet retry`, which repeats another command a limited number of times.
 
-It is light, as it stays in memory next to the command that it runs in a process of its own.
+It stays in memory next to the command, which runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rescnet_dist.cli.options import HELP_SETTINGS
 PROGRESS_VARIABLE = "RESCNET_PROGRESS_FILE"
 FIRST_PAUSE_SECONDS = 10.0
 MAX_PAUSE_SECONDS = 300.0
+CHECK_SECONDS = 0.2  # between two checks in a pause whether a signal has arrived
 PASSED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNAL_EXIT_BASE = 128  # shells report a death by signal n as this plus n
 
@@ -65,7 +66,7 @@ class Supervisor:
     def __init__(self, arguments: list[str], tries: int, progress: Path) -> None:
         self.arguments, self.tries, self.progress = arguments, tries, progress
         self.process: subprocess.Popen[bytes] | None = None
-        self.stopped = threading.Event()
+        self.is_stopped = False
 
     def run(self) -> int:
         """Return the exit code of the last try."""
@@ -81,7 +82,7 @@ class Supervisor:
         failures, pause = 0, FIRST_PAUSE_SECONDS
         while True:
             code = self._try()
-            if code == 0 or self.stopped.is_set():
+            if code == 0 or self.is_stopped:
                 return code
             failures += 1
             if self.progress.exists():
@@ -91,23 +92,42 @@ class Supervisor:
                 click.echo(f"{failed}; giving up", err=True)
                 return code
             click.echo(f"{failed}; the next starts in {pause:.0f} s", err=True)
-            self.stopped.wait(pause)
-            if self.stopped.is_set():
+            self._wait(pause)
+            if self.is_stopped:
                 return code
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, unless a signal arrives; its handler must not use an Event, which has a lock."""
+        end = time.monotonic() + seconds
+        while not self.is_stopped and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, CHECK_SECONDS))
 
     def _try(self) -> int:
         """Run the program once; return its exit code."""
         self.progress.unlink(missing_ok=True)
         environment = os.environ | {PROGRESS_VARIABLE: str(self.progress)}
         self.process = subprocess.Popen(self.arguments, env=environment)
-        if self.stopped.is_set():  # before there was a process to pass the signal on to
+        if self.is_stopped:  # before there was a process to pass the signal on to
             self.process.terminate()
         code = self.process.wait()
         return code if code >= 0 else SIGNAL_EXIT_BASE - code
 
     def _stop(self, number: int, _frame: Any) -> None:
-        """Pass a signal on to the program, and start it no more."""
-        self.stopped.set()
-        if self.process is not None:
+        """Pass a signal on to the program, and start it no more.
+
+        A terminal sends Ctrl-C to the program itself, which would not clean up after a second one.
+        """
+        self.is_stopped = True
+        has_signal = number == signal.SIGINT and _is_in_foreground()
+        if self.process is not None and not has_signal:
             self.process.send_signal(number)
+
+
+def _is_in_foreground() -> bool:
+    """Return whether this process is one of those that a terminal sends Ctrl-C to."""
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # There is no terminal.
+        return False

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
+import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -81,6 +85,57 @@ def test_signals_are_passed_on_and_end_the_tries(tmp_path: Path) -> None:
     assert supervisor.run() == 75
     assert started.read_text() == "x"
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+# Prints one character per SIGINT of the program, which ends half a second after the first.
+INTERRUPTED = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: print("i", end="", flush=True))
+print("s", end="", flush=True)
+signal.pause()
+end = time.monotonic() + 0.5
+while time.monotonic() < end:
+    time.sleep(0.05)
+sys.exit(130)
+"""
+SUPERVISED = """
+import sys, tempfile
+from pathlib import Path
+from rescnet_dist.cli.retry import Supervisor
+with tempfile.TemporaryDirectory() as folder:
+    arguments = [sys.executable, "-S", "-c", sys.argv[1]]
+    sys.exit(Supervisor(arguments, 5, Path(folder, "progress")).run())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_the_program_gets_ctrl_c_once(has_terminal: bool) -> None:
+    """From the terminal, or from `rescnet retry` if there is none."""
+    terminal, other_end = pty.openpty()
+
+    def take_terminal() -> None:
+        if has_terminal:
+            fcntl.ioctl(other_end, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISED, INTERRUPTED],
+        start_new_session=True,
+        stdin=other_end,
+        stdout=subprocess.PIPE,
+        preexec_fn=take_terminal,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"s"
+    if has_terminal:
+        os.write(terminal, b"\x03")
+    else:
+        process.send_signal(signal.SIGINT)
+    assert process.stdout.read() == b"i"
+    assert process.wait() == 130
+    process.stdout.close()
+    os.close(terminal)
+    os.close(other_end)
 
 
 def test_a_finished_pass_is_progress(tmp_path: Path) -> None:
