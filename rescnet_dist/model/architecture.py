@@ -68,7 +68,8 @@ class Architecture:
     heads : {"every", "last"}
         Whether all layers have a head, or only the last of `layers`.
     filter_images : int or None
-        About how many training images moments of patches are gathered from; None for all.
+        About how many training images moments of patches are gathered from, repetitions included;
+        None for all.
     """
 
     image_shape: tuple[int, int, int]

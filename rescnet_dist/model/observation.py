@@ -176,8 +176,8 @@ class Observation:
     target : float, default 1.0
         The score λ that the class of an image should reach.
     filter_images : int, optional
-        About how many training images of all chunks moments of patches are gathered from; from all
-        by default.
+        About how many training images of all chunks moments of patches are gathered from,
+        repetitions included; from all by default.
     """
 
     def __init__(

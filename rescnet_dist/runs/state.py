@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rescnet_dist.data import RowTable
@@ -70,5 +70,12 @@ class RunState:
 
     @property
     def architecture(self) -> Architecture:
-        """Architecture of the network for the images of the run."""
-        return self.spec.architecture(self.image_shape, self.classes, self.run_spec.seed)
+        """Architecture of the network for the images of the run.
+
+        With weights, `filter_images` counts repetitions, as the numbers of images of classes do.
+        """
+        network = self.spec.architecture(self.image_shape, self.classes, self.run_spec.seed)
+        repeats = self.rows.draws_per_weight
+        if network.filter_images is None or repeats is None:
+            return network
+        return replace(network, filter_images=max(1, round(network.filter_images * repeats)))

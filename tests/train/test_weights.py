@@ -16,6 +16,7 @@ import rescnet_dist as rd
 from rescnet_dist.data import training_set
 from rescnet_dist.errors import DataError, SpecError, StoreError
 from rescnet_dist.lifecycle import check_run
+from rescnet_dist.model import observation
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.verify import verify_run
 
@@ -113,6 +114,21 @@ def test_accuracies_are_unweighted(client):
 # classes ----------------------------------------------------------------------------------------
 
 RARE = np.concatenate([np.flatnonzero(LABELS != 2), np.flatnonzero(LABELS == 2)[:6]])
+
+
+@pytest.mark.parametrize("weight", [1.5, 3])  # repeated 2**30 times and 3 times for draws
+def test_filter_images_counts_images_and_not_their_weights(client, tmp_path, weight):
+    """With any weights, filters are learned from the same number of images, about."""
+    spec, counts = BASE.replace(filter_images=30, max_layers=1), []
+
+    def count_observed(inputs, size, sums, compute=observation.patch_moments):
+        counts.append(len(inputs))
+        return compute(inputs, size, sums)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observation, "patch_moments", count_observed)
+        fit(tmp_path / "run", np.full(N, weight), spec)
+    assert sum(counts[:3]) == pytest.approx(30, abs=6)  # of the three chunks of the first pass
 
 
 def test_balanced_classes_have_equal_weight(client, tmp_path):
