@@ -8,12 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 
 import dask
 import fsspec
@@ -227,15 +225,19 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the server has its bucket, which it creates last."""
-    for _ in range(120):
-        try:
-            urllib.request.urlopen(f"{url}/runs", timeout=1)
-        except HTTPError as error:
-            error.close()
-            if error.code == 403:  # the bucket exists, and needs credentials
-                return
-        except (URLError, OSError):
-            pass
+    fs = fsspec.filesystem(
+        "s3",
+        key="key",
+        secret=S3_SECRET,
+        endpoint_url=url,
+        config_kwargs={"retries": {"total_max_attempts": 1}},
+        skip_instance_cache=True,
+    )
+    fs.retries = 1
+    for _ in range(240):
+        with suppress(Exception):  # until the server answers, and until the bucket exists
+            fs.ls("runs", refresh=True)
+            return
         assert server.poll() is None, log.read_text()
         time.sleep(0.25)
     raise AssertionError(log.read_text())

@@ -53,9 +53,9 @@ from rescnet_dist.store.half import from_half, to_half
 from rescnet_dist.store.objects import (
     ZARR_METADATA,
     Objects,
-    ObjectStore,
     encode_arrays,
     encode_empty_array,
+    open_objects,
     read_object,
 )
 from rescnet_dist.store.retry import (
@@ -140,7 +140,7 @@ class Location:
             return zipped
         if self.is_local:
             return LocalStore(self.url, read_only=read_only)
-        return ObjectStore.open_url(self.url, read_only=read_only)
+        return open_objects(self.url, read_only=read_only)
 
     def _open_zip(self, *, is_new: bool) -> Store | StorePath | None:
         """Return the store in the zip file here, or the group in one above; None without any."""

@@ -9,58 +9,38 @@ are written as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import zarr
 from zarr.abc.buffer import Buffer
 from zarr.storage import FsspecStore, MemoryStore
 
 from rescnet_dist.store.checksums import Array
-from rescnet_dist.store.filesystem import client_options, leave_retries_to_us
+from rescnet_dist.store.filesystem import S3_URLS, client_options, leave_retries_to_us
 
 ZARR_METADATA = "zarr.json"
+
+# s3fs reads objects of more than 50 MB in concurrent parts, and asks for the size of all others
+# too. Our chunks are about as large, and tasks read them ahead.
+WHOLE_READ_OPTIONS = {"max_concurrency": 1}
 
 Objects = dict[str, bytes]  # by key, below a location
 
 
-class ObjectStore(FsspecStore):
-    """The Zarr store of an fsspec URL, which reads whole objects in one request."""
-
-    @classmethod
-    def open_url(cls, url: str, *, read_only: bool) -> Self:
-        """Return the store at a URL, whose client makes one attempt per request."""
-        options = client_options(url)
-        store = cls.from_url(url, options, read_only)
-        if options:
-            leave_retries_to_us(store.fs)
-        return store  # type: ignore[return-value]
-
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
-        """Return the bytes of an object, or a range of them; None if there is none."""
-        if byte_range is not None:
-            return await super().get(key, prototype, byte_range)
-        if not self._is_open:
-            await self._open()
-        path = f"{self.path}/{key}" if self.path else key
-        try:
-            value = await self.fs._cat_file(path, **_whole_read_options(self.fs))
-        except self.allowed_exceptions:
-            return None
-        return prototype.buffer.from_bytes(value)
+def open_objects(url: str, *, read_only: bool) -> FsspecStore:
+    """Open the Zarr store at a URL, which reads whole objects in one request."""
+    options = client_options(url)
+    whole_read = WHOLE_READ_OPTIONS if url.startswith(S3_URLS) else {}
+    store = FsspecStore.from_url(url, options | whole_read, read_only)
+    if options:
+        leave_retries_to_us(store.fs)
+    return store
 
 
 def read_object(fs: Any, path: str) -> bytes:
-    """Read a whole object; raise FileNotFoundError if there is none."""
-    return bytes(fs.cat_file(path, **_whole_read_options(fs)))
-
-
-def _whole_read_options(fs: Any) -> Mapping[str, Any]:
-    """Return the options with which a file system does not ask for the size of an object first.
-
-    s3fs reads objects of more than 50 MB in concurrent parts, and asks for the size of all others
-    too. Our chunks are about as large, and tasks read several of them ahead.
-    """
-    return {"max_concurrency": 1} if "s3" in fs.protocol else {}
+    """Read a whole object in one request; raise FileNotFoundError if there is none."""
+    options = WHOLE_READ_OPTIONS if "s3" in fs.protocol else {}
+    return bytes(fs.cat_file(path, **options))
 
 
 def encode_arrays(

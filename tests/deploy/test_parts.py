@@ -53,7 +53,7 @@ def test_cluster_of_rendered_commands(deploy: Callable[..., Cluster]) -> None:
 
 def test_job_without_credentials(deploy: Callable[..., Cluster]) -> None:
     """It logs that it has none, as the Secret is optional to Kubernetes, and can be restarted."""
-    cluster = deploy(render(*SMALL), backoff=60)
+    cluster = deploy(render(*SMALL, "--tries", "1"), backoff=60)
     driver = cluster.start_driver()
     wait_until(lambda: driver.exits, cluster)
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):

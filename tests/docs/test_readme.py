@@ -197,6 +197,9 @@ def check_command(line: str) -> None:
         found = command.get_command(context, words.pop(0))
         assert found, line
         command = found
+        if command.name == "retry":  # options of its own, and then another command
+            number = words.index("--tries") + 2 if "--tries" in words else 0
+            words, command = words[number:], main
     known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
     known |= {"-h", "--help"}
     assert {word for word in words if re.match(r"--?[a-z]", word)} <= known, line
