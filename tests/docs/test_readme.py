@@ -114,6 +114,7 @@ def test_python_of_the_readme_runs(photos: Path) -> None:
     assert re.search(r"\['\w+'", printed)
 
 
+@pytest.mark.slow
 def test_python_of_the_book_runs(photos: Path) -> None:
     """All pages in one folder, on one cluster; the README's blocks start their own."""
     run_script(PYTHON_PAGES, photos, IN_THREADS)

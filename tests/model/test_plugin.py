@@ -136,6 +136,7 @@ def test_plan_asks_the_components(client: Client, monkeypatch: pytest.MonkeyPatc
         assert more.peak_memory > plan.peak_memory + 2**27, name
 
 
+@pytest.mark.slow
 def test_command_line_trains_on_processes_that_have_the_package(tmp_path: Path) -> None:
     """Flags and tables name the components; workers of other processes find them too."""
     (tmp_path / "net.toml").write_text(TOML)
