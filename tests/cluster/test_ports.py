@@ -13,7 +13,10 @@ def find_clusters() -> Iterator[tuple[str, str | None]]:
     """Yield the place and the dashboard address of each call that starts a cluster."""
     for folder in ("rescnet_dist", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
+            source = path.read_text()
+            if not any(f"{name}(" in source for name in CLUSTERS):
+                continue
+            for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.Call) and getattr(node.func, "id", None) in CLUSTERS:
                     options = {option.arg: option.value for option in node.keywords}
                     if None in options:  # the rest is in a dictionary
