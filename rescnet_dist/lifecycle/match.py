@@ -25,6 +25,7 @@ OTHER = {"classes": "other classes", "sample_weight": "other sample weights"}
 INCOMPLETE_RUN_NAMES = {"claims", "data", "work", "zarr.json"}
 RUN_NAMES = {
     *INCOMPLETE_RUN_NAMES,
+    "checksums",
     "commits",
     "image_scale",
     "layers",

@@ -11,6 +11,7 @@ A Zarr v3 group, readable with plain xarray and zarr:
     maps/0001, scores/0001   maps of a layer and the scores that entered it: one row per image and
                          copy, in the order of `data.rows`
     commits/0000.json …  one record per finished step, written last: 0 is the survey of the data
+    checksums/           checksums of a step with very many chunks, which its record refers to
     claims/000001.json … the driver that may write to the run
     work/                features of the layer being fitted, and what solves with them
                          matrix, if it is too large for memory; removed when the layer is committed
@@ -19,6 +20,7 @@ A Zarr v3 group, readable with plain xarray and zarr:
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ import numpy as np
 
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreReadError
 from rescnet_dist.store.arrays import StoredArray
+from rescnet_dist.store.checksums import Checksums, checksum
 from rescnet_dist.store.claim import check_unclaimed
 from rescnet_dist.store.formats import (
     FORMAT_VERSION,
@@ -50,6 +53,9 @@ WORK_TYPES: dict[str, dict[str, type]] = {
 RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
 ACCURACY_FIELDS = {"layer", "train", "validation"}
 CALIBRATION_FIELDS = {"temperature", "fitted_on", "images", "log_loss"}
+
+MAX_RECORD_CHUNKS = 4096  # whose checksums are in a commit record
+CHECKSUM_PREFIX = "checksums/"  # of the paths of files with the checksums of more chunks
 
 IMAGE_DIMS = ("image", "y", "x", "channel")
 
@@ -340,7 +346,34 @@ class RunStore:
     def checksums(self, step: int) -> dict[str, list[int]]:
         """Read the checksums committed with a step: those of the chunks of each array, by path."""
         record = _read_record(self.location / f"commits/{step:04d}.json", COMMIT_TYPES)
-        return dict(record["checksums"]) if record else {}
+        found = dict(record["checksums"]) if record else {}
+        for path in [path for path in found if path.startswith(CHECKSUM_PREFIX)]:
+            found |= self._read_checksum_file(path, *found.pop(path))
+        return found
+
+    def store_checksums(self, step: int, checksums: Checksums) -> Checksums:
+        """Return the checksums to commit with a step.
+
+        Those of very many chunks are written to a file of their own, which has a checksum in their
+        place: neither the commit record nor the driver gets larger with the number of chunks.
+        """
+        chunks = checksums.chunks
+        if max(map(len, chunks.values()), default=0) <= MAX_RECORD_CHUNKS:
+            return checksums
+        crc = _json_checksum(chunks)
+        path = f"{CHECKSUM_PREFIX}{step:04d}-{crc:08x}.json"
+        (self.location / path).write_json(chunks)
+        return Checksums({**dict.fromkeys(chunks, ()), path: (crc,)})
+
+    def _read_checksum_file(self, path: str, crc: int) -> dict[str, list[int]]:
+        """Read checksums that `store_checksums` has written."""
+        found = (self.location / path).read_json()
+        if not isinstance(found, dict) or _json_checksum(found) != crc:
+            raise StoreReadError(
+                f"{self.location.url}/{path} is missing or damaged. Remove the commit record that "
+                "names it and all later ones, then resume the run, which writes them anew."
+            )
+        return found
 
     def write_result(self, record: dict[str, Any]) -> None:
         """Write the result of the run."""
@@ -349,6 +382,11 @@ class RunStore:
     def result(self) -> dict[str, Any] | None:
         """Read the result of the run; None if it has not ended."""
         return _read_record(self.location / "result.json", RESULT_TYPES)
+
+
+def _json_checksum(value: Any) -> int:
+    """Return the checksum of the JSON text of a value."""
+    return checksum(np.frombuffer(json.dumps(value).encode(), np.uint8))
 
 
 def maps_path(layer: int) -> str:

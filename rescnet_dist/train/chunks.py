@@ -34,6 +34,7 @@ from rescnet_dist.store import (
     write_block,
     write_region,
 )
+from rescnet_dist.train import object_cache
 from rescnet_dist.train.chunk_cache import ChunkCache, ChunkState
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.object_cache import load_image_scale
@@ -82,6 +83,11 @@ class Chunk:
         return self.rows.repeats
 
 
+def _load_checksums(task: Task, step: int, kind: str) -> dict[str, list[int]]:
+    """Return the checksums committed with a step; a worker keeps the last of each kind."""
+    return object_cache.get(task, f"checksums {kind}", lambda: task.run.checksums(step), step)
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads the data and the state after one committed step, for the chunks of one group.
@@ -104,9 +110,9 @@ class Reader:
         cls, task: Task, group: Group, state: RunState, step: int, cache: ChunkCache | None = None
     ) -> Reader:
         """Create the reader of a committed step, with the checksums of its commit record."""
-        run, checksums = task.run, task.run.checksums(0)
+        checksums = dict(_load_checksums(task, 0, "survey"))
         for number in {step, min(task.stored_layer, step)} - {0}:
-            committed = run.checksums(number)
+            committed = _load_checksums(task, number, "step" if number == step else "stored")
             for path, chunks in committed.items():
                 if len(chunks) != state.plan.chunks:
                     raise StoreError(

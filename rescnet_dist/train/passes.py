@@ -172,7 +172,7 @@ def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
     write_image_scale(task.run.location, scale)
     object_cache.put(task, "image scale", scale)
     store_bank(task, bank)
-    return merged.checksums
+    return task.run.store_checksums(task.layer, merged.checksums)
 
 
 # growing a layer --------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Chec
         background.wait()
     if head:
         store_head(task, head)
-    return statistics.tally, merged.checksums
+    return statistics.tally, task.run.store_checksums(task.layer, merged.checksums)
 
 
 def store_head(task: Task, head: FittedHead) -> None:
@@ -367,9 +367,9 @@ def save_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     return checksums
 
 
-def finish_save(_task: Task, checksums: Checksums) -> Checksums:
-    """Return the checksums unchanged."""
-    return checksums
+def finish_save(task: Task, checksums: Checksums) -> Checksums:
+    """Return the checksums to commit."""
+    return task.run.store_checksums(task.layer, checksums)
 
 
 # sizes of the accumulators: Dask cannot see them, and would move and keep them as if they were free

@@ -176,7 +176,7 @@ def finish_tiled_layer(
     log_io(task, "grow", meter)
     chunks = merged.checksums.chunks
     lasting = {path: sums for path, sums in chunks.items() if not path.startswith("work/")}
-    return statistics.tally, Checksums(lasting)
+    return statistics.tally, run.store_checksums(task.layer, Checksums(lasting))
 
 
 def _read_tile(array: Any, block: tuple[slice, slice], expected: int, meter: TaskMeter) -> Array:
