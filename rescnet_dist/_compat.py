@@ -49,6 +49,36 @@ def fetch_workers(client: Any) -> dict[str, Any]:
     return dict((identity or client.scheduler_info())["workers"])
 
 
+def identify_workers(scheduler: Any) -> dict[str, Any]:
+    """Return what a scheduler knows of each worker, by address; runs on a scheduler.
+
+    Tried on distributed 2026.8.0: `Scheduler.identity`. Without it, there is no other way, and it
+    raises ClusterError.
+    """
+    identity = getattr(scheduler, "identity", None)
+    if identity is None:
+        raise ClusterError(
+            "The Dask scheduler cannot list its workers: it has no method 'identity'. Use a "
+            "release of distributed that has one, such as 2026.8.0."
+        )
+    return dict(identity()["workers"])
+
+
+async def ask_versions(
+    scheduler: Any, packages: Sequence[str], addresses: Sequence[str]
+) -> dict[str, Any]:
+    """Ask workers for the versions of packages; runs on a scheduler.
+
+    Tried on distributed 2026.8.0: `Scheduler.broadcast`. Without it, nobody is asked: workers that
+    join later are not checked.
+    """
+    broadcast = getattr(scheduler, "broadcast", None)
+    if broadcast is None:
+        return {}
+    message = {"op": "versions", "packages": [*packages]}
+    return dict(await broadcast(msg=message, workers=[*addresses], on_error="ignore"))
+
+
 def remove_restrictions(client: Any, keys: Iterable[str]) -> None:
     """Let tasks, given by key, run on any worker.
 

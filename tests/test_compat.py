@@ -120,6 +120,27 @@ def test_fetch_workers(
     assert _compat.fetch_workers(client) == {"tcp://a": {}}
 
 
+def test_identify_workers(scheduler: Scheduler) -> None:
+    """Without the method, an error says which release has it."""
+    found = _compat.identify_workers(scheduler)
+    assert [worker["nthreads"] for worker in found.values()] == [1]
+    with pytest.raises(ClusterError, match=r"2026\.8\.0"):
+        _compat.identify_workers(object())
+
+
+def test_ask_versions(client: Client, scheduler: Scheduler) -> None:
+    """Only the given workers are asked; without the method, nobody is."""
+    (address,) = scheduler.workers
+
+    async def ask(owner: Any, addresses: list[str], dask_scheduler: Any) -> dict[str, Any]:
+        return await _compat.ask_versions(owner or dask_scheduler, ["numpy"], addresses)
+
+    found = client.run_on_scheduler(ask, None, [address])
+    assert found[address]["packages"]["numpy"] == np.__version__
+    assert client.run_on_scheduler(ask, None, []) == {}
+    assert client.run_on_scheduler(ask, "a scheduler without it", [address]) == {}
+
+
 def test_remove_restrictions(
     client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

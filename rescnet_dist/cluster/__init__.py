@@ -7,13 +7,13 @@ from rescnet_dist.cluster.connect import (
     list_workers,
     open_client,
     translate_errors,
-    worker_identities,
 )
 from rescnet_dist.cluster.scaling import hold_workers, keep_workers
 from rescnet_dist.cluster.workers import (
     WORKER_TIMEOUT_SECONDS,
     CheckedWorkers,
     Workers,
+    find_workers,
     wait_for_worker,
 )
 
@@ -24,11 +24,11 @@ __all__ = [
     "available_cores",
     "check_versions",
     "current_client",
+    "find_workers",
     "hold_workers",
     "keep_workers",
     "list_workers",
     "open_client",
     "translate_errors",
     "wait_for_worker",
-    "worker_identities",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import hashlib
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
@@ -20,8 +21,9 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster, get_client, get_worker, worker_client
 from distributed.comm import CommClosedError, parse_address, parse_host_port
+from distributed.versions import get_versions as client_versions
 
-from rescnet_dist._compat import fetch_workers
+from rescnet_dist._compat import ask_versions, fetch_workers, identify_workers
 from rescnet_dist.errors import (
     ClusterError,
     ClusterLostError,
@@ -32,7 +34,8 @@ from rescnet_dist.kernels.backend import Backend
 
 # Packages whose versions must be the same in the client and in all workers.
 CHECKED_PACKAGES = ("rescnet-dist", "dask", "distributed", "numpy", "scipy", "zarr", "cloudpickle")
-SCHEDULER_PACKAGES = ("dask", "distributed", "python", "cloudpickle")  # the same for the scheduler
+# The same for the scheduler, which makes the tasks of a graph out of its description.
+SCHEDULER_PACKAGES = ("rescnet-dist", "dask", "distributed", "python", "cloudpickle")
 # Futures of Dask raise either.
 CANCELLED_ERRORS = (asyncio.CancelledError, concurrent.futures.CancelledError)
 # References to objects of dask-gateway, whose `__del__` fails before the process ends.
@@ -293,24 +296,37 @@ def list_workers(client: Client) -> dict[str, Any]:
     return fetch_workers(client)
 
 
-def worker_identities(workers: dict[str, Any]) -> set[tuple[str, str]]:
-    """Return what identifies the processes of the workers that `list_workers` has returned.
+def worker_identities(workers: dict[str, Any]) -> dict[int, str]:
+    """Return the addresses of workers that `list_workers` has returned, by a number that
+    identifies their process.
 
     A restarted worker may have the address of the previous one, but not its local directory.
     """
-    return {(address, str(worker["local_directory"])) for address, worker in workers.items()}
+    return {
+        _hash_text(f"{address} {worker['local_directory']}"): address
+        for address, worker in workers.items()
+    }
 
 
-def check_versions(client: Client) -> None:
-    """Raise ClusterError if workers or scheduler have other versions than this process."""
-    versions = client.get_versions(packages=[*CHECKED_PACKAGES])
-    expected = _select_versions(versions["client"])
-    addresses: dict[str, list[str]] = {}  # by the package and version that differs
-    for address, info in {"scheduler": versions["scheduler"], **versions["workers"]}.items():
-        names = SCHEDULER_PACKAGES if address == "scheduler" else expected
-        for name in names:
-            if (version := _select_versions(info).get(name)) != expected[name]:
-                addresses.setdefault(f"{name} {version or '(not installed)'}", []).append(address)
+def _hash_text(text: str) -> int:
+    """Return a number of 8 bytes that is the same in all processes."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def check_versions(client: Client, known: Collection[int] = ()) -> None:
+    """Raise ClusterError if workers or scheduler have other versions than this process.
+
+    Workers whose identities are `known` are not asked.
+    """
+    if known:
+        expected = _select_versions(client_versions([*CHECKED_PACKAGES]))
+        addresses = client.run_on_scheduler(_compare_new_workers, expected, frozenset(known))
+    else:
+        versions = client.get_versions(packages=[*CHECKED_PACKAGES])
+        expected = _select_versions(versions["client"])
+        addresses = _compare_versions(
+            expected, {"scheduler": versions["scheduler"], **versions["workers"]}
+        )
     if addresses:
         names_by_address = {
             address: str(worker["name"]) for address, worker in list_workers(client).items()
@@ -324,6 +340,27 @@ def check_versions(client: Client) -> None:
             f"The cluster's versions differ from this process's ({listing}): {'; '.join(lines)}. "
             "Install the same versions everywhere, for example with one container image."
         )
+
+
+def _compare_versions(expected: dict[str, str], found: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the addresses of parts of a cluster by the package and version that differs."""
+    addresses: dict[str, list[str]] = {}
+    for address, info in found.items():
+        names = SCHEDULER_PACKAGES if address == "scheduler" else expected
+        for name in names:
+            if (version := _select_versions(info).get(name)) != expected[name]:
+                addresses.setdefault(f"{name} {version or '(not installed)'}", []).append(address)
+    return addresses
+
+
+async def _compare_new_workers(
+    expected: dict[str, str], known: frozenset[int], *, dask_scheduler: Any
+) -> dict[str, list[str]]:
+    """Compare the versions of workers that are not `known`; runs on a scheduler."""
+    identities = worker_identities(identify_workers(dask_scheduler))
+    new = [address for number, address in identities.items() if number not in known]
+    found = await ask_versions(dask_scheduler, CHECKED_PACKAGES, new)
+    return _compare_versions(expected, found)
 
 
 def _list_addresses(addresses: list[str], names: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ import dask
 import psutil
 from distributed import Client, get_worker
 
-from rescnet_dist._compat import limit_profile_history, stop_profiler
+from rescnet_dist._compat import identify_workers, limit_profile_history, stop_profiler
 from rescnet_dist.cluster.connect import (
     PROFILER_DEADLOCKS,
     available_cores,
@@ -132,7 +132,7 @@ class CheckedWorkers:
     """The workers of a cluster, and the identities of those that were checked."""
 
     workers: Workers
-    identities: frozenset[tuple[str, str]]
+    identities: frozenset[int]
 
     @classmethod
     def from_client(cls, client: Client, backend: Backend = NUMPY_BACKEND) -> CheckedWorkers:
@@ -141,6 +141,22 @@ class CheckedWorkers:
         # Listed before they are checked: a worker that joins in between counts as unchecked.
         present = frozenset(worker_identities(list_workers(client)))
         return cls(Workers.from_client(client, backend), present)
+
+
+def find_workers(client: Client) -> tuple[Workers | None, frozenset[int]]:
+    """Return the workers that a client's cluster has now, None without any, and their identities.
+
+    What the scheduler knows of each worker stays there; see `worker_identities`.
+    """
+    workers, identities = client.run_on_scheduler(_summarize_workers)
+    # the configuration of this process counts
+    return workers and replace(workers, share=spill_fraction()), identities
+
+
+def _summarize_workers(*, dask_scheduler: Any) -> tuple[Workers | None, frozenset[int]]:
+    """Return workers and identities; runs on a scheduler."""
+    found = identify_workers(dask_scheduler)
+    return Workers.from_worker_info(found), frozenset(worker_identities(found))
 
 
 def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT_SECONDS) -> None:

@@ -91,7 +91,8 @@ class PassStarted:
 class ChunkDone:
     """A worker has finished a chunk of images.
 
-    The event may arrive late, and again if a task is run again.
+    The event may arrive late, and again if a task is run again. In a pass with more than 400 chunks
+    an event stands for several chunks.
 
     Attributes
     ----------
@@ -102,7 +103,7 @@ class ChunkDone:
     start : int
         Index of the first image of the chunk.
     images : int
-        Number of images in the chunk.
+        Number of images in the chunk, or in all that were finished since the last event.
     worker : str
         Address of the worker.
     memory : int

@@ -17,6 +17,7 @@ from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architec
 from rescnet_dist.planning.cg import FEATURE_SLAB_COPIES, SolverCosts, count_merges
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store.run import MAX_RECORD_CHUNKS
 
 # Largest number of copies of each array at the same time. `tests/planning/test_plan.py` compares
 # the sum with measurements.
@@ -26,9 +27,12 @@ FEATURE_COPIES = 3  # as computed, those of training images, centered
 TILE_COPIES = 7  # in float64
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
 # Bytes that the driver sends and receives.
-DRIVER_BYTES_PER_PASS = 20_000
-DRIVER_BYTES_PER_CHUNK = 600
-DRIVER_BYTES_PER_TASK = 1_000
+DRIVER_BYTES_PER_PASS = 40_000
+DRIVER_BYTES_PER_REPORT = 200  # of a chunk that is done
+DRIVER_BYTES_PER_CHECKSUM = 7
+DRIVER_BYTES_PER_GROUP = 50  # of the description of a graph
+DRIVER_BYTES_PER_TASK = 1_000  # of tiles and blocks, whose graphs are sent task by task
+MAX_CHUNK_REPORTS = 400  # that reach the driver in a pass; each is of several chunks if need be
 FIRST_PASS_BYTES = 48 * 2**20  # by which a process grows in its first pass, whatever it computes
 WORKING_MEMORY_MARGIN = 1.15  # factor for what malloc and the codecs use in addition
 GPU_HOST_BYTES = 1500 * 2**20  # of main memory that CUDA and CuPy use in a worker
@@ -359,11 +363,12 @@ def traffic(
     read, written = images + maps, maps if stored else 0
     if in_memory:
         read = 0
-    tasks, work, checksums = plan.accumulators + count_merges(plan) + 1, 0, 0
+    pass_tasks = plan.accumulators + count_merges(plan) + 1
+    solve_tasks = work = checksums = 0
     network = (plan.accumulators - 1) * accumulator_bytes(problem, spec, plan)
     if costs := SolverCosts.of(problem.architecture(spec), plan):
         read, written, network = read + costs.read, written + costs.written, network + costs.network
-        tasks, work, checksums = tasks + costs.tasks, costs.work, costs.driver
+        solve_tasks, work, checksums = costs.tasks, costs.work, costs.driver
     elif plan.tile_features:
         side = min(plan.tile_features, features)
         blocks = math.ceil(features / side)
@@ -371,20 +376,28 @@ def traffic(
         written += 4 * n * features + 2 * tiles * tile
         factor_reads = sum(2 * j + 1 for j in range(blocks) for _ in range(j, blocks))
         read += (blocks + 1) * 4 * n * features + (tiles + factor_reads + 2 * tiles) * tile
-        tasks += 2 * tiles + 2
+        solve_tasks = 2 * tiles + 2
         work = 4 * n * features + 2 * tiles * tile
     return Traffic(
         read=read,
         written=written,
         network=network,
-        driver=DRIVER_BYTES_PER_PASS
-        + plan.chunks * DRIVER_BYTES_PER_CHUNK
-        + checksums
-        + tasks * DRIVER_BYTES_PER_TASK,
+        driver=_pass_driver_bytes(plan) + checksums + solve_tasks * DRIVER_BYTES_PER_TASK,
         store=images
         + stored * maps
         + work
         + spec.max_layers * layer_bytes(problem, spec)
         + fitted_view_bytes(problem, spec),
-        tasks=tasks,
+        tasks=pass_tasks + solve_tasks,
+    )
+
+
+def _pass_driver_bytes(plan: Plan) -> int:
+    """Return the bytes that the driver sends and receives in a pass over the images."""
+    checksums = 2 * plan.chunks if plan.chunks <= MAX_RECORD_CHUNKS else 0
+    return (
+        DRIVER_BYTES_PER_PASS
+        + min(plan.chunks, MAX_CHUNK_REPORTS) * DRIVER_BYTES_PER_REPORT
+        + checksums * DRIVER_BYTES_PER_CHECKSUM
+        + plan.accumulators * DRIVER_BYTES_PER_GROUP
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, reduce
 from typing import Any
 
 from dask.delayed import Delayed, delayed
+from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.task_spec import List, Task, TaskRef
+from dask.typing import Key
 
 
 def fold_name(name: str) -> str:
@@ -32,14 +36,15 @@ def fold_graph(
     accumulators does not depend on the number of chunks. They are merged in a tree of fan-in
     `split_every`; the parts and the fan-in alone fix the order of every sum. The parts and `shared`
     are embedded in the graph and must be small; since no task depends on where they are stored, all
-    workers start at once.
+    workers start at once. The graph is sent as its description, see `FoldLayer`.
 
     Parameters
     ----------
     fold : callable
         Called as fold(*part); returns an accumulator.
     parts : sequence of tuple
-        Arguments of each fold.
+        Arguments of each fold. A `dask.task_spec.TaskRef`, such as a future, is the result of that
+        task.
     merge : callable
         Associative merge of two accumulators.
     finish : callable
@@ -60,14 +65,97 @@ def fold_graph(
         The result of finish.
     """
     token = uuid.uuid4().hex  # never reuse a key: the contents of the store may have changed
-    folded = [
-        delayed(fold, pure=False)(*part, dask_key_name=(f"{fold_name(name)}-{token}", index))
-        for index, part in enumerate(parts)
-    ]
-    merged = tree_merge(folded, merge, split_every=split_every, name=name, token=token)
+    layer = FoldLayer(fold, parts, merge, split_every, name, token)
+    layer_name = f"{name}-{token}"
+    graph = HighLevelGraph({layer_name: layer}, {layer_name: set()})
+    merged = Delayed(layer.last_key, graph, layer=layer_name)
     if lazy_finish:
         return finish(shared, merged, token)
     return delayed(finish, pure=False)(shared, merged, dask_key_name=f"{name}-finish-{token}")
+
+
+class FoldLayer(Layer):
+    """The tasks of a fold and of the tree that merges its accumulators.
+
+    It is sent to the scheduler as it is and becomes tasks there: what it weighs does not depend on
+    the number of tasks, only on that of `parts`.
+    """
+
+    def __init__(
+        self,
+        fold: Callable[..., Any],
+        parts: Sequence[tuple[Any, ...]],
+        merge: Callable[[Any, Any], Any],
+        split_every: int,
+        name: str,
+        token: str,
+    ) -> None:
+        super().__init__()
+        self.fold, self.parts, self.merge = fold, parts, merge
+        self.split_every, self.name, self.token = split_every, name, token
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """The number of accumulators at each level of the tree, from the folds to the last one."""
+        counts = [len(self.parts)]
+        while counts[-1] > 1:
+            counts.append(math.ceil(counts[-1] / self.split_every))
+        return counts
+
+    @property
+    def last_key(self) -> Key:
+        """The key of the merge of all accumulators."""
+        return self._get_key(len(self.levels) - 1, 0)
+
+    def _get_key(self, level: int, index: int) -> Key:
+        """Return the key of an accumulator; one that is alone in its batch moves up as it is."""
+        counts = self.levels
+        while level and self._batch(counts, level, index) == 1:
+            level, index = level - 1, index * self.split_every
+        if level == 0:
+            return (f"{fold_name(self.name)}-{self.token}", index)
+        return (f"{self.name}-merge-{self.token}", level - 1, index)
+
+    def _batch(self, counts: list[int], level: int, index: int) -> int:
+        """Return how many accumulators of the level below one of `level` merges."""
+        return min(self.split_every, counts[level - 1] - index * self.split_every)
+
+    @cached_property
+    def _tasks(self) -> dict[Key, Task]:
+        """The tasks by key."""
+        counts, tasks = self.levels, list[Task]()
+        for index, part in enumerate(self.parts):
+            key = self._get_key(0, index)
+            tasks.append(Task(key, self.fold, *part))
+        for level, count in enumerate(counts[1:], start=1):
+            for index in range(count):
+                if (batch := self._batch(counts, level, index)) > 1:
+                    first = index * self.split_every
+                    merged = (TaskRef(self._get_key(level - 1, first + i)) for i in range(batch))
+                    key = self._get_key(level, index)
+                    tasks.append(Task(key, _merge_all, self.merge, List(*merged)))
+        return {task.key: task for task in tasks}
+
+    def __getitem__(self, key: Key) -> Task:
+        return self._tasks[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tree = self.split_every, self.name, self.token
+        return FoldLayer, (self.fold, self.parts, self.merge, *tree)
+
+    def is_materialized(self) -> bool:
+        """Return whether the tasks have been made."""
+        return "_tasks" in self.__dict__
+
+    def get_output_keys(self) -> set[Key]:
+        """Return the keys that other layers may use."""
+        return {self.last_key}
 
 
 def tree_merge(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any
 
 from distributed import Client, Future, KilledWorker
@@ -15,14 +12,12 @@ from rescnet_dist._compat import retry_future
 from rescnet_dist.cluster.connect import CANCELLED_ERRORS
 from rescnet_dist.errors import ClusterLostError, PassError, RescnetError, mask_secrets
 from rescnet_dist.events.bus import EventBus
-from rescnet_dist.events.classes import ChunkDone, ChunkRebuilt, PassRetried
 from rescnet_dist.events.metrics import PassMetrics
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph
-from rescnet_dist.train.metrics import MetricsCollector
+from rescnet_dist.train.monitor import PassMonitor
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
-from rescnet_dist.train.task_events import progress_topic
 
 
 def run_pass(
@@ -51,84 +46,16 @@ def run_pass(
         name=pass_.name,
         lazy_finish=pass_.lazy_finish,
     )
-    with _subscribe(pass_, task, client, bus) as monitor:
+    monitor = PassMonitor(pass_.name, task, client, bus)
+    with monitor.follow(plan):
         future = client.compute(graph)
         try:
-            return _get_result(future, monitor, plan, client), monitor.metrics.finish()
+            return _get_result(future, monitor, plan, client), monitor.finish()
         except BaseException:
             if client.status == "running":
                 future.cancel()  # a cluster that outlives this run would continue to write
+                monitor.cancel()
             raise
-
-
-class PassMonitor:
-    """Follows the messages of the tasks of one pass."""
-
-    def __init__(self, pass_: Pass, task: Task, bus: EventBus) -> None:
-        self.phase, self.layer, self.bus = pass_.name, task.layer, bus
-        self.done: set[int] = set()  # first images of the chunks that are done
-        self.started: set[int] = set()  # first images of the chunks that were started
-        self.metrics = MetricsCollector()
-        self.lock = threading.Lock()
-
-    def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
-        """Handle an event of Dask's event log."""
-        message = event[1]
-        if message["kind"] == "chunk":
-            chunk = _build_event(ChunkDone, message)
-            if self._is_from_this_pass(message):
-                with self.lock:
-                    is_repeat = chunk.start in self.done
-                    self.done.add(chunk.start)
-                self.metrics.add_chunk(chunk.worker, chunk.memory, is_repeat=is_repeat)
-                self.bus.publish_nowait(chunk)
-        elif message["kind"] == "started" and self._is_from_this_pass(message):
-            with self.lock:
-                self.started.add(message["start"])
-        elif message["kind"] == "task_done" and self._is_from_this_pass(message):
-            self.metrics.add_task(message)
-        elif message["kind"] == "io" and self._is_from_this_pass(message):
-            self.metrics.add_io(message["read"], message["written"])
-            self.metrics.add_memory(message["worker"], message["memory"])
-        elif message["kind"] == "solving" and self._is_from_this_pass(message):
-            self.metrics.start_solve(message["worker"], message["memory"])
-        elif message["kind"] == "rebuilt":
-            self.bus.publish_nowait(_build_event(ChunkRebuilt, message))
-
-    def _is_from_this_pass(self, message: dict[str, Any]) -> bool:
-        """Return whether a message is from this pass, not from one that was abandoned."""
-        return (message["phase"], message["layer"]) == (self.phase, self.layer)
-
-    def describe_suspect(self, group: int, plan: Plan) -> str:
-        """Describe the chunk of a group that was started last, or that comes next."""
-        with self.lock:
-            remaining = [c for c in plan.groups()[group].chunks() if c[0] not in self.done]
-            started = [c for c in remaining if c[0] in self.started]
-        if not remaining:
-            return f"group {group}"
-        start, stop = started[-1] if started else remaining[0]
-        return f"chunk {start // plan.chunk_images} (images {start} to {stop})"
-
-    def publish_retry(self, reason: str) -> None:
-        """Publish that the pass continues after a failure."""
-        self.bus.publish(PassRetried(self.phase, self.layer, reason))
-
-
-def _build_event(event_class: Any, message: dict[str, Any]) -> Any:
-    """Build an event from the message of a task."""
-    return event_class(**{field.name: message[field.name] for field in fields(event_class)})
-
-
-@contextmanager
-def _subscribe(pass_: Pass, task: Task, client: Client, bus: EventBus) -> Iterator[PassMonitor]:
-    """Provide a monitor that receives the messages of a pass."""
-    monitor, topic = PassMonitor(pass_, task, bus), progress_topic(task.run)
-    client.subscribe_topic(topic, monitor)
-    try:
-        yield monitor
-    finally:
-        if client.status == "running":
-            client.unsubscribe_topic(topic)
 
 
 MAX_CONSECUTIVE_FAILURES = 3  # without a chunk done between them
@@ -144,16 +71,15 @@ def _get_result(future: Future, monitor: PassMonitor, plan: Plan, client: Client
             raise
         except (Exception, *CANCELLED_ERRORS) as error:
             is_lost = client.status != "running" or isinstance(error, CANCELLED_ERRORS)
-            reason = _describe_failure(error, monitor, plan)
+            reason = "" if is_lost else _describe_failure(error, monitor, plan)
         phase = f"the pass of layer {monitor.layer}" if monitor.layer else "the survey"
         if is_lost:
             raise ClusterLostError(
                 f"The connection to the Dask scheduler was lost during {phase}. Everything "
                 "committed is kept. Resume the run on a running cluster."
             )
-        with monitor.lock:
-            failures = 1 if len(monitor.done) > known_done else failures + 1
-            known_done = len(monitor.done)
+        done = monitor.count_done()
+        failures, known_done = 1 if done > known_done else failures + 1, done
         if failures == MAX_CONSECUTIVE_FAILURES:
             raise PassError(
                 f"{phase.capitalize()} has failed {MAX_CONSECUTIVE_FAILURES} times without a chunk "

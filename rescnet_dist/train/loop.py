@@ -18,8 +18,7 @@ from rescnet_dist.cluster import (
     CheckedWorkers,
     Workers,
     check_versions,
-    list_workers,
-    worker_identities,
+    find_workers,
 )
 from rescnet_dist.errors import CorruptDataError, DataError, StoreError, mask_secrets
 from rescnet_dist.events.bus import EventBus
@@ -67,7 +66,7 @@ from rescnet_dist.train.decide import (
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.grown import GrownLayer, get_accuracy
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.task import Task
+from rescnet_dist.train.task import GroupParts, Task
 from rescnet_dist.train.views import PHASE, view_pass
 
 # One span of Dask for all passes: the scheduler keeps each span as long as it lives.
@@ -141,7 +140,7 @@ class _Driver:
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
         self.problem: Problem | None = None  # set on first use
         self.gpu_memory = checked.workers.gpu_memory if checked else None
-        self.checked_workers = set(checked.identities if checked else ())
+        self.checked_workers = checked.identities if checked else frozenset[int]()
         self.stored_layer = 0  # the last layer whose maps are in the store
         self.tier = NO_WORKERS
         self.feature_cache_bytes: list[int] = []  # of each group, if features are cached alone
@@ -419,9 +418,8 @@ class _Driver:
 
     def compute(self, pass_: Pass, task: Task) -> tuple[Any, PassMetrics]:
         """Run one pass and publish its progress; return its result and its metrics."""
-        parts: Sequence[tuple[Any, ...]] = task.split(self.state.plan.groups(), self.counts)
-        if caches := self.caches.futures():
-            parts = [(*part, cache) for part, cache in zip(parts, caches, strict=True)]
+        keys = tuple(future.key for future in self.caches.futures())
+        parts = GroupParts(task, self.state.plan, self.counts, keys)
         return self.compute_parts(pass_, task, parts)
 
     def compute_parts(
@@ -441,16 +439,19 @@ class _Driver:
         It is called before anything is written, as the workers may not be those that the plan was
         made for. Each worker is asked once. Chooses where maps are kept, too.
         """
-        state, found = self.state, list_workers(self.client)
+        state = self.state
         if self.problem is None:
             self.problem = state.problem(self.run.images()[0].dtype.itemsize)
-        if (new := worker_identities(found) - self.checked_workers) and state.backend.on_gpu:
-            self.gpu_memory = Workers.from_client(self.client, state.backend).gpu_memory
-            found = list_workers(self.client)
-        elif new or not found:
+        if not self.checked_workers:
             check_versions(self.client)
-        self.checked_workers = worker_identities(found)
-        if not (present := Workers.from_worker_info(found)):
+        present, identities = find_workers(self.client)
+        if (new := identities - self.checked_workers) and state.backend.on_gpu:
+            self.gpu_memory = Workers.from_client(self.client, state.backend).gpu_memory
+            present, identities = find_workers(self.client)
+        elif new and self.checked_workers:
+            check_versions(self.client, self.checked_workers)
+        self.checked_workers = identities
+        if not present:
             return
         workers = replace(present, gpu_memory=self.gpu_memory)
         check_fits(state.plan, self.problem, state.spec, workers)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from dask.task_spec import TaskRef
 
-from rescnet_dist.planning.plan import Group
+from rescnet_dist.planning.plan import Plan
 from rescnet_dist.store import RunStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,12 +54,58 @@ class Task:
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     class_offsets: Array = field(default_factory=lambda: np.zeros(1, np.int64))
 
-    def split(self, groups: Sequence[Group], counts: Array) -> list[tuple[Task, Group]]:
-        """Return the task for each group, given the training images of each class (G, C)."""
-        if not counts.size:
-            return [(self, group) for group in groups]
+
+@dataclass(frozen=True, slots=True)
+class GroupParts(Sequence[tuple[Any, ...]]):
+    """The arguments of the task of each group: its description, the group and its cache, if any.
+
+    They are made where they are needed, on the scheduler; what is sent there is a few bytes per
+    group.
+
+    Attributes
+    ----------
+    task : Task
+        Description of the pass.
+    plan : Plan
+        The plan, which has the groups.
+    counts : ndarray of shape (G, C)
+        Number of training images of each class in each group; (G, 0) if they are not known.
+    caches : tuple of keys
+        Keys of the caches of all groups; empty without caches.
+    """
+
+    task: Task
+    plan: Plan
+    counts: Array
+    caches: tuple[Any, ...] = ()
+
+    def __len__(self) -> int:
+        return self.plan.accumulators
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        counts, known = self.counts, bool(self.counts.size)
         offsets, total = np.cumsum(counts, axis=0) - counts, counts.sum(axis=0)
-        return [
-            (replace(self, counts=total, class_offsets=offsets[group.index].copy()), group)
-            for group in groups
-        ]
+        for group in self.plan.groups():
+            task, index = self.task, group.index
+            if known:
+                task = replace(task, counts=total, class_offsets=offsets[index].copy())
+            cache = (TaskRef(self.caches[index]),) if self.caches else ()
+            yield (task, group, *cache)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        counts = self.counts.astype(np.min_scalar_type(self.counts.max(initial=0)))
+        packed = zlib.compress(counts.tobytes(), level=1)
+        return _unpack_parts, (
+            *(self.task, self.plan, packed, counts.dtype.str, counts.shape, self.caches),
+        )
+
+
+def _unpack_parts(
+    task: Task, plan: Plan, packed: bytes, dtype: str, shape: tuple[int, int], caches: Any
+) -> GroupParts:
+    """Return the parts that were packed."""
+    counts = np.frombuffer(zlib.decompress(packed), dtype).reshape(shape).astype(np.int64)
+    return GroupParts(task, plan, counts, caches)

@@ -18,7 +18,7 @@ from rescnet_dist.planning import Group, Plan
 from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.task import Task
+from rescnet_dist.train.task import GroupParts, Task
 from rescnet_dist.train.task_events import log_chunk_done, log_chunk_started
 
 
@@ -51,7 +51,7 @@ def main(accumulators: int, passes: int) -> None:
         client.wait_for_workers(1)
         for layer in range(1, passes + 1):
             task = Task(run, layer)
-            parts = task.split(plan.groups(), counts)
+            parts = GroupParts(task, plan, counts)
             checksums, _ = run_pass(empty_pass, task, parts, plan, client, bus)
             assert len(checksums) == 2 * accumulators
 

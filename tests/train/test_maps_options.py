@@ -230,7 +230,7 @@ def test_versions_of_workers_are_checked_when_they_join(
     """They are not checked for every layer, as all workers would wait for it."""
     checks: list[tuple[int, int]] = []  # number of commits and of workers
 
-    def check(client: Client) -> None:
+    def check(client: Client, _known: Any = ()) -> None:
         commits = (tmp_path / "run/commits").glob("*.json")
         checks.append((len(list(commits)), len(client.nthreads())))
 

@@ -42,7 +42,7 @@ from rescnet_dist.reduce import fold_graph
 from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train import executor, loop, passes
-from rescnet_dist.train.task import Task
+from rescnet_dist.train.task import GroupParts, Task
 
 
 def test_events_report_every_pass_in_order(client: Client, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_driver_gathers_and_sends_little(
 
     def measure_graph(*args: Any, name: str, **kwargs: Any) -> Any:
         graph = fold_graph(*args, name=name, **kwargs)
-        graphs[name] = len(cloudpickle.dumps(dict(graph.__dask_graph__())))
+        graphs[name] = len(cloudpickle.dumps(graph))
         return graph
 
     monkeypatch.setattr(loop._Driver, "compute", measure_result)
@@ -121,29 +121,33 @@ def test_driver_gathers_and_sends_little(
     assert max(graphs.values()) < 200_000
 
 
-def test_graph_size_does_not_depend_on_number_of_images(tmp_path: Path) -> None:
-    """Thirty million images take as many tasks as a hundred thousand, of the same size."""
+def test_graph_size_does_not_depend_on_number_of_images_or_tasks(tmp_path: Path) -> None:
+    """Thirty million images take as many tasks as a hundred thousand; a graph is sent as its
+    description, whatever its tasks."""
     run = RunStore.create(tmp_path / "run", {})
 
-    def graph_size(images: int) -> tuple[int, int]:
-        plan = Plan(images, 300, 16, 4, 1)
+    def graph_size(images: int, accumulators: int) -> tuple[int, int]:
+        plan = Plan(images, 300, accumulators, 4, 1)
         task = Task(run, 3)
-        parts = task.split(plan.groups(), np.full((16, 10), images // 160))
+        counts = np.full((accumulators, 10), images // (10 * accumulators))
         graph = fold_graph(
             passes.grow_group,
-            parts,
+            GroupParts(task, plan, counts, tuple(("cache", i) for i in range(accumulators))),
             LayerStatistics.merge,
             passes.finish_layer,
             task,
             split_every=4,
             name="grow",
         )
-        tasks = dict(graph.__dask_graph__())
-        return len(tasks), len(cloudpickle.dumps(tasks))
+        size = len(cloudpickle.dumps(graph))
+        return len(dict(graph.__dask_graph__())), size
 
-    tasks, size = graph_size(30_000_000)
-    assert tasks == graph_size(100_000)[0] < 30
-    assert size < 200_000
+    tasks, size = graph_size(30_000_000, 16)
+    assert tasks == graph_size(100_000, 16)[0] < 30
+    assert size < 5_000
+    tasks, size = graph_size(30_000_000, 4_000)
+    assert tasks > 5_000
+    assert size < 100_000
 
 
 # images at a URL -------------------------------------------------------------------------------

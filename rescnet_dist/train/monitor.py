@@ -1,0 +1,198 @@
+"""Following a pass: its messages are counted on the scheduler, and a summary reaches the driver.
+
+Tasks report each chunk to the scheduler. A plugin there counts the reports, so that the driver gets
+a few hundred of them in a pass, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from typing import Any
+
+from distributed import Client
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from rescnet_dist._compat import find_scheduler_plugin
+from rescnet_dist.events.bus import EventBus
+from rescnet_dist.events.classes import ChunkDone, ChunkRebuilt, PassRetried
+from rescnet_dist.events.metrics import PassMetrics
+from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.requirements import MAX_CHUNK_REPORTS
+from rescnet_dist.train.metrics import MetricsCollector
+from rescnet_dist.train.task import Task
+from rescnet_dist.train.task_events import progress_topic
+
+MAX_REBUILT_REPORTS = 100  # that reach the driver in a pass
+
+
+class PassTracker(SchedulerPlugin):
+    """Counts the messages of the tasks of one pass on the scheduler, and reports to the driver."""
+
+    def __init__(
+        self, scheduler: Any, topic: str, client: str, phase: str, layer: int, chunks: int
+    ) -> None:
+        self.send, self.topic, self.client = scheduler.log_event, topic, client
+        self.name = _tracker_name(topic)
+        self.phase, self.layer, self.chunks = phase, layer, chunks
+        self.chunks_per_report = math.ceil(chunks / MAX_CHUNK_REPORTS)
+        self.done: set[int] = set()  # first images of the chunks that are done
+        self.started: set[int] = set()  # first images of the chunks that were started
+        self.metrics = MetricsCollector()
+        self.unreported = (0, 0)  # chunks that are done and their images
+        self.rebuilt = 0
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Handle a message of Dask's event log."""
+        if topic != self.topic or not isinstance(msg, dict):
+            return
+        if msg["kind"] == "rebuilt":
+            self.rebuilt += 1
+            if self.rebuilt <= MAX_REBUILT_REPORTS:
+                self.report(msg)
+            return
+        if (msg.get("phase"), msg.get("layer")) != (self.phase, self.layer):
+            return  # from a pass that was abandoned
+        match msg["kind"]:
+            case "chunk":
+                self.count_chunk(msg)
+            case "started":
+                self.started.add(msg["start"])
+            case "task_done":
+                self.metrics.add_task(msg)
+            case "io":
+                self.metrics.add_io(msg["read"], msg["written"])
+                self.metrics.add_memory(msg["worker"], msg["memory"])
+            case "solving":
+                self.metrics.start_solve(msg["worker"], msg["memory"])
+
+    def count_chunk(self, message: dict[str, Any]) -> None:
+        """Count a chunk that is done; report it if enough are."""
+        is_repeat = message["start"] in self.done
+        self.done.add(message["start"])
+        self.metrics.add_chunk(message["worker"], message["memory"], is_repeat=is_repeat)
+        if self.chunks_per_report == 1:
+            self.report(message)
+        elif not is_repeat:
+            chunks, images = self.unreported
+            self.unreported = chunks + 1, images + message["images"]
+            if chunks + 1 == self.chunks_per_report or len(self.done) == self.chunks:
+                self.report(message | {"images": self.unreported[1]})
+                self.unreported = (0, 0)
+
+    def report(self, message: dict[str, Any]) -> None:
+        """Send a message to the driver."""
+        self.send(_driver_topic(self.topic), message)
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """Stop if the driver has disconnected."""
+        if client == self.client:
+            _stop(scheduler, self.topic)
+
+
+def _driver_topic(topic: str) -> str:
+    """Return the topic of Dask's event log that carries the reports to the driver."""
+    return f"{topic}-driver"
+
+
+def _tracker_name(topic: str) -> str:
+    """Return the name of the tracker of a topic."""
+    return f"{topic}-tracker"
+
+
+def _stop(scheduler: Any, topic: str) -> None:
+    """Remove the tracker of a topic, if there is one."""
+    if find_scheduler_plugin(scheduler, _tracker_name(topic)):
+        scheduler.remove_plugin(_tracker_name(topic))
+
+
+def start_tracking(topic: str, *arguments: Any, dask_scheduler: Any) -> None:
+    """Install the tracker of a pass on a scheduler, in place of that of an earlier one."""
+    _stop(dask_scheduler, topic)
+    tracker = PassTracker(dask_scheduler, topic, *arguments)
+    dask_scheduler.add_plugin(tracker, name=tracker.name)
+
+
+def stop_tracking(topic: str, *, dask_scheduler: Any) -> PassMetrics:
+    """Remove the tracker of a topic from a scheduler; return the metrics of its pass."""
+    tracker = find_scheduler_plugin(dask_scheduler, _tracker_name(topic))
+    _stop(dask_scheduler, topic)
+    return tracker.metrics.finish() if tracker else PassMetrics()
+
+
+def find_progress(
+    topic: str, first: int, last: int, *, dask_scheduler: Any
+) -> tuple[int, list[int], list[int]]:
+    """Return the number of chunks that are done, and those done and started from `first` to `last`.
+
+    Chunks are given by their first image.
+    """
+    tracker = find_scheduler_plugin(dask_scheduler, _tracker_name(topic))
+    if tracker is None:
+        return 0, [], []
+    done, started = (
+        sorted(start for start in starts if first <= start < last)
+        for starts in (tracker.done, tracker.started)
+    )
+    return len(tracker.done), done, started
+
+
+class PassMonitor:
+    """Follows one pass from the driver."""
+
+    def __init__(self, phase: str, task: Task, client: Client, bus: EventBus) -> None:
+        self.phase, self.layer, self.client, self.bus = phase, task.layer, client, bus
+        self.topic = progress_topic(task.run)
+
+    @contextmanager
+    def follow(self, plan: Plan) -> Iterator[None]:
+        """Receive the messages of the pass in the body."""
+        topic = _driver_topic(self.topic)
+        self.client.subscribe_topic(topic, self)
+        try:
+            arguments = self.client.id, self.phase, self.layer, plan.chunks
+            self.client.run_on_scheduler(start_tracking, self.topic, *arguments)
+            yield
+        finally:
+            if self.client.status == "running":
+                self.client.unsubscribe_topic(topic)
+
+    def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Publish a message of the tracker as an event."""
+        message = event[1]
+        event_class: Any = ChunkRebuilt if message["kind"] == "rebuilt" else ChunkDone
+        names = (field.name for field in fields(event_class))
+        self.bus.publish_nowait(event_class(**{name: message[name] for name in names}))
+
+    def finish(self) -> PassMetrics:
+        """Return the metrics of the pass, which has ended."""
+        metrics: PassMetrics = self.client.run_on_scheduler(stop_tracking, self.topic)
+        return metrics
+
+    def cancel(self) -> None:
+        """Stop to count the messages of a pass that has failed."""
+        with suppress(Exception):  # the connection may be lost
+            self.client.run_on_scheduler(stop_tracking, self.topic)
+
+    def count_done(self) -> int:
+        """Return the number of chunks that are done."""
+        count: int = self.client.run_on_scheduler(find_progress, self.topic, 0, 0)[0]
+        return count
+
+    def describe_suspect(self, group: int, plan: Plan) -> str:
+        """Describe the chunk of a group that was started last, or that comes next."""
+        chunks = list(plan.groups()[group].chunks())
+        limits = chunks[0][0], chunks[-1][1]
+        _, done, started = self.client.run_on_scheduler(find_progress, self.topic, *limits)
+        remaining = [chunk for chunk in chunks if chunk[0] not in done]
+        if not remaining:
+            return f"group {group}"
+        suspects = [chunk for chunk in remaining if chunk[0] in started]
+        start, stop = suspects[-1] if suspects else remaining[0]
+        return f"chunk {start // plan.chunk_images} (images {start} to {stop})"
+
+    def publish_retry(self, reason: str) -> None:
+        """Publish that the pass continues after a failure."""
+        self.bus.publish(PassRetried(self.phase, self.layer, reason))

@@ -1,0 +1,61 @@
+"""Messages of a pass, counted on the scheduler: few of them reach the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rescnet_dist.planning.requirements import MAX_CHUNK_REPORTS
+from rescnet_dist.train.monitor import MAX_REBUILT_REPORTS, PassTracker
+
+TOPIC = "rescnet-run"
+
+
+class Log:
+    """Stands in for a scheduler: keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def log_event(self, _topic: str, message: dict[str, Any]) -> None:
+        """Keep a message."""
+        self.messages.append(message)
+
+
+def make_chunk(number: int, **changes: Any) -> dict[str, Any]:
+    """Return the message of a chunk of 10 images that is done."""
+    message = {"kind": "chunk", "phase": "grow", "layer": 2, "start": 10 * number, "images": 10}
+    return message | {"worker": f"w{number % 7}", "memory": number} | changes
+
+
+@pytest.mark.parametrize(
+    "chunks", [1, MAX_CHUNK_REPORTS, MAX_CHUNK_REPORTS + 1, 7 * MAX_CHUNK_REPORTS + 5]
+)
+def test_reports_are_few_and_complete(chunks: int) -> None:
+    """They count all images, once, whatever is repeated."""
+    log = Log()
+    tracker = PassTracker(log, TOPIC, "client", "grow", 2, chunks)
+    for number in range(chunks):
+        tracker.log_event(TOPIC, make_chunk(number))
+        tracker.log_event("another-topic", make_chunk(number))
+        tracker.log_event(TOPIC, make_chunk(number, layer=1))  # of an abandoned pass
+    tracker.log_event(TOPIC, make_chunk(0))
+    found = {message["start"]: message["images"] for message in log.messages}
+    assert sum(found.values()) == 10 * chunks
+    assert len(found) <= MAX_CHUNK_REPORTS
+    metrics = tracker.metrics.finish()
+    assert metrics.redone == 1
+    assert metrics.memory == {
+        f"w{worker}": max(n for n in range(chunks) if n % 7 == worker)
+        for worker in range(min(7, chunks))
+    }
+
+
+def test_rebuilt_chunks_are_reported_up_to_a_number() -> None:
+    """A store that has lost everything does not flood the driver."""
+    log = Log()
+    tracker = PassTracker(log, TOPIC, "client", "grow", 2, 1000)
+    for number in range(2 * MAX_REBUILT_REPORTS):
+        tracker.log_event(TOPIC, {"kind": "rebuilt", "layer": 1, "start": number})
+    assert len(log.messages) == MAX_REBUILT_REPORTS
