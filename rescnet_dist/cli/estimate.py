@@ -14,6 +14,7 @@ from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.planning import Problem, calibrate, estimate
 from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.planning.cost import Prices, describe_cost
 from rescnet_dist.spec import DEFAULT_VALIDATION, AugmentSpec, NetworkSpec, RunSpec
 
 GPU_MEMORY_OPTION = click.option(
@@ -31,6 +32,12 @@ GPU_MEMORY_OPTION = click.option(
 @click.option("--machines", type=click.IntRange(1), help="machines  [default: one per worker]")
 @click.option("--memory", default="8GiB", show_default=True, help="memory of each worker")
 @GPU_MEMORY_OPTION
+@click.option(
+    "--stable-price", type=click.FloatRange(0), help="price of a machine for an hour, for the cost"
+)
+@click.option(
+    "--spot-price", type=click.FloatRange(0), help="the same of one that may be taken away"
+)
 @click.option("--preset", help="preset network to start from; see `rescnet presets`")
 @click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -45,6 +52,8 @@ def estimate_command(
     machines: int | None,
     memory: str,
     gpu_memory: str | None,
+    stable_price: float | None,
+    spot_price: float | None,
     preset: str | None,
     config: str | None,
     as_json: bool,
@@ -55,12 +64,13 @@ def estimate_command(
     The cluster need not exist; its cores are taken to be as fast as those of this machine. IMAGES
     is their number and shape, such as 50000x32x32x3. The speed of a core is measured here, in half
     a minute; the rest is the arithmetic of `rescnet plan`. The store is taken to be fast enough. No
-    time is estimated for GPUs.
+    time is estimated for GPUs. With the price of a machine for an hour, the cost is printed too.
 
     \b
     Example:
       rescnet estimate 50000x32x32x3 --preset cifar10 --workers 4 --threads 16 --memory 64GiB
     """
+    prices = resolve_prices(stable_price, spot_price)
     number, *shape = parse_shape(images)
     size = ((shape[0], shape[1], shape[2]), number, classes)
     spec, run_spec, augment = resolve_specs(preset, config, images, flags, size)
@@ -85,7 +95,28 @@ def estimate_command(
         with cluster({}) as client, show_status("measuring"):
             speed = calibrate(client, problem, spec, Workers.from_client(client), None)
         forecast = estimate(problem, spec, run_spec, described, speed)
-    click.echo(json.dumps(forecast.to_dict()) if as_json else forecast)
+    record, cost = forecast.to_dict(), ""
+    if prices and forecast.seconds is not None:
+        amounts = {
+            name: prices.run_cost(forecast.seconds, machines or workers, spot=name == "spot")
+            for name in ("stable", "spot")
+            if getattr(prices, name) is not None
+        }
+        record["cost"] = amounts
+        cost = f"\n{'cost':<9} {describe_cost(forecast.seconds, machines or workers, prices)}"
+    click.echo(json.dumps(record) if as_json else f"{forecast}{cost}")
+
+
+def resolve_prices(stable: float | None, spot: float | None) -> Prices | None:
+    """Return the prices of machines, or None without any; raise SpecError without a stable one."""
+    if stable is None:
+        if spot is not None:
+            raise SpecError(
+                f"--spot-price {spot:g} is for workers; scheduler and driver need a machine that "
+                "stays. Add its price, --stable-price."
+            )
+        return None
+    return Prices(stable, spot)
 
 
 def resolve_gpu_memory(run_spec: RunSpec, given: str | None) -> int | None:

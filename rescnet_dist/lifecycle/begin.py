@@ -41,6 +41,7 @@ from rescnet_dist.lifecycle.match import (
 from rescnet_dist.lifecycle.resume import Changes, resume_run
 from rescnet_dist.lifecycle.weighting import Weighting, write_weights
 from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.planning.calibrate import calibrate
 from rescnet_dist.planning.disk import check_disk
 from rescnet_dist.planning.forecast import Forecast, estimate
 from rescnet_dist.planning.requirements import Problem
@@ -245,8 +246,11 @@ def plan_run(checked: CheckedRun, client: Client) -> tuple[CheckedWorkers, Forec
     run, run_spec, data = checked.store, checked.run_spec, checked.data
     _check_reachable(run, client)
     cluster = CheckedWorkers.from_client(client, get_backend(run_spec))
-    problem = Problem.of(data, run_spec)
-    expected = estimate(problem, checked.spec, run_spec, cluster.workers, None)
+    problem, workers, speed = Problem.of(data, run_spec), cluster.workers, None
+    expected = estimate(problem, checked.spec, run_spec, workers, None)
+    if run_spec.calibrate and workers.gpu_memory is None:
+        speed = calibrate(client, problem, checked.spec, workers, run.url)
+        expected = estimate(problem, checked.spec, run_spec, workers, speed)
     freed = run.location.size() if checked.overwrites else 0
     check_disk(expected, run.location, copies_images=not _find_stored(data), freed=freed)
     return cluster, expected
@@ -289,6 +293,8 @@ def prepare_run(
     rows = _index_rows(run, run_spec, data, client)
     if rows.rows != problem.images:  # the number of copies was not known before the split
         problem = replace(problem, images=rows.rows)
+        if run_spec.calibrate:  # what was chosen by measured rates stays
+            run_spec = run_spec.replace(tile_features=expected.plan.tile_features)
         expected = estimate(problem, spec, run_spec, cluster.workers, None)
     plan = expected.plan
     planned = {"rows": rows.to_dict(), "plan": plan.to_dict()}

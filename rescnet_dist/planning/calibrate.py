@@ -26,6 +26,7 @@ from rescnet_dist.model import (
 )
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, accumulator_bytes
+from rescnet_dist.planning.tree import MERGE_BYTES_PER_SECOND
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, read_region, write_region
@@ -34,11 +35,13 @@ PRODUCT_SIZE = 1536  # rows and columns of the scatter matrix that is timed
 FACTOR_SIZE = 3072  # rows and columns of the matrix whose factorization is timed
 SAMPLE_SECONDS = 1.0  # of computing on images on each slot, approximately
 STORE_SAMPLE_BYTES = 16 * 2**20  # written and read once
-MERGE_BYTES_PER_SECOND = 0.8e9  # of accumulators that are sent and added, approximately
 PASS_OVERHEAD_SECONDS = 1.0  # of scheduling, opening and committing
 ITERATION_OVERHEAD_SECONDS = 0.05  # of scheduling and committing an iteration of a solver
+TASK_OVERHEAD_SECONDS = 0.003  # of the scheduler, which handles one task after the other
 # Of the rate of the scatter matrix, reached by products of features with narrow matrices.
 NARROW_PRODUCT_FRACTION = 0.5
+# Of the rate in single precision, reached by tiles; measured with 4,096 features in tiles of 512.
+DOUBLE_RATE_FRACTION = 0.44
 MAX_TIMED_SLOTS = 16  # that are timed at the same time
 
 
@@ -88,12 +91,12 @@ class Speed:
         # Computing and store access overlap.
         per_image = max(self.image_seconds + features**2 / self.product_rate, store)
         scatter = features**2 * problem.images / self.product_rate
-        solve = features**3 / 3 / self.factor_rate
+        solve = self.solve_seconds(problem, spec)
         # The merges on the longest path of the tree, which are sequential.
         merges = math.ceil(math.log(max(plan.accumulators, 1), plan.split_every))
         if workers.count > 1:
             merges = max(merges, math.ceil((plan.accumulators - 1) / workers.count))
-        solve += merges * accumulator_bytes(problem, spec, plan) / MERGE_BYTES_PER_SECOND
+        merge = merges * accumulator_bytes(problem, spec, plan) / MERGE_BYTES_PER_SECOND
         if solver := spec.head.iterative_solver:
             # Each iteration has two products with narrow matrices.
             targets, stored = problem.architecture(spec).targets, problem.feature_bytes(spec)
@@ -106,18 +109,35 @@ class Speed:
                 + solver.iterations * (iteration / busy + ITERATION_OVERHEAD_SECONDS)
             )
         if not plan.tile_features:
-            return PASS_OVERHEAD_SECONDS + problem.images * per_image / busy + solve
+            return PASS_OVERHEAD_SECONDS + problem.images * per_image / busy + merge + solve
         # One thread per tile. A tile is the product of two blocks, not of one with itself, which
         # takes twice the operations.
         blocks = -(-features // plan.tile_features)
         per_byte = (blocks + 1) / self.read_rate + 1 / self.write_rate
         traffic = 4 * problem.images * features * per_byte
+        tiles = blocks * (blocks + 1) // 2
         return (
             PASS_OVERHEAD_SECONDS
             + problem.images * max(self.image_seconds, store) / busy
-            + (2 * scatter + traffic) / min(slots, blocks)
-            + 2 * solve
+            + (2 * scatter + traffic) / min(slots, tiles)
+            + self.tiled_solve_seconds(features, plan.tile_features, slots)
+            + 2 * tiles * TASK_OVERHEAD_SECONDS
         )
+
+    def tiled_solve_seconds(self, features: int, tile: int, slots: int) -> float:
+        """Estimate the seconds of a factorization in tiles, one thread each, in double precision.
+
+        The tiles of a column wait for those of the columns before: with many slots, the longest
+        path through them counts.
+        """
+        rate = DOUBLE_RATE_FRACTION * self.factor_rate / self.threads
+        work = features**3 / 3 + tile * features**2 / 2
+        longest = 2 * tile * features**2 + 4 / 3 * tile**2 * features
+        return max(work / slots, longest) / rate
+
+    def solve_seconds(self, problem: Problem, spec: NetworkSpec) -> float:
+        """Estimate the seconds of the factorization of a scatter matrix that is kept whole."""
+        return problem.features(spec) ** 3 / 3 / self.factor_rate
 
     def with_threads(self, threads: int) -> Speed:
         """Return the speed with another number of threads of the factorization.

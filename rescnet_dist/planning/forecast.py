@@ -15,10 +15,19 @@ from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.cg import SolverCosts
 from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
-from rescnet_dist.planning.placement import describe_placement
+from rescnet_dist.planning.fastest import choose_fastest
+from rescnet_dist.planning.placement import PlacementCause, describe_placement
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.planning.requirements import Problem, Traffic, device_memory, peak_memory, traffic
+from rescnet_dist.planning.requirements import (
+    Problem,
+    Traffic,
+    accumulator_bytes,
+    device_memory,
+    peak_memory,
+    traffic,
+)
 from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored_layers
+from rescnet_dist.planning.tree import Tree, merge_tree, spread_groups
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location
 
@@ -51,6 +60,8 @@ class Forecast:
         Layers after which maps in memory are stored.
     maps_stay : bool
         Whether the maps of the last layer stay in the store.
+    tree : Tree
+        The tree that merges the accumulators of a pass.
     layer_seconds : float or None, default None
         Approximate seconds per layer; None if the speed was not measured.
     free_disk : int or None, default None
@@ -68,6 +79,7 @@ class Forecast:
     tier: Tier
     checkpoint_every: int
     maps_stay: bool
+    tree: Tree
     layer_seconds: float | None = None
     free_disk: int | None = None
 
@@ -83,7 +95,10 @@ class Forecast:
         """
         values = asdict(self) | {"seconds": self.seconds}
         del values["spec"]
-        return values | {"tier": self.tier.to_dict()}
+        tree = values["tree"] | {
+            name: getattr(self.tree, name) for name in ("network", "reduce_seconds", "wait_seconds")
+        }
+        return values | {"tier": self.tier.to_dict(), "tree": tree}
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<9} {text}" for name, text in self._lines().items())
@@ -106,16 +121,29 @@ class Forecast:
         is_short = self.traffic.store > self.free_disk
         return f", of {format_bytes(self.free_disk)} free" + (": too little" if is_short else "")
 
+    def _describe_tree(self) -> str:
+        """Return depth and bytes of the tree of merges, and how long the last worker waits."""
+        tree = self.tree
+        text = (
+            f"{pluralize(tree.depth, 'merge')} deep, {tree.remote_depth} of them between workers, "
+            f"{format_bytes(tree.network)} in all"
+        )
+        if tree.wait_seconds is not None:
+            text += (
+                f"; the last worker waits about {format_time(tree.reduce_seconds)} for merges and "
+                f"{format_time(tree.solve_seconds or 0)} for the solve"
+            )
+        return text
+
     def _lines(self) -> dict[str, str]:
         """Return the lines of the text form by their title."""
         plan, moved, workers = self.plan, self.traffic, self.workers
         height, width, channels = self.problem.image_shape
         matrix = "scatter matrix kept whole"
         if plan.tile_features:
-            matrix = (
-                f"scatter matrix in tiles of {plan.tile_features:,} features, too large for one "
-                'worker; with solver="cg" there is none'
-            )
+            matrix = f"scatter matrix in tiles of {plan.tile_features:,} features"
+            if self.tier.placement.cause == PlacementCause.MATRIX_DOES_NOT_FIT:
+                matrix += ', too large for one worker; with solver="cg" there is none'
         if solver := self.spec.head.iterative_solver:
             limit = pluralize(solver.iterations, "iteration")
             matrix = f"solved by conjugate gradients, at most {limit}"
@@ -152,6 +180,8 @@ class Forecast:
                 f"{format_bytes(device_memory(self.problem, self.spec, plan))} per worker without "
                 f"the maps, of {format_bytes(workers.gpu_budget)}"
             )
+        if workers.count > 1 and self.tree.depth:
+            lines["tree"] = self._describe_tree()
         if workers.count > 1:
             lines["traffic"] += f"; {format_bytes(moved.network)} between workers at most"
         if self.layer_seconds is not None and self.seconds is not None:
@@ -195,6 +225,8 @@ def estimate(
 ) -> Forecast:
     """Return the plan and its cost by arithmetic; images and workers need not exist."""
     plan = make_plan(problem, spec, run_spec, workers)
+    if speed and run_spec.calibrate:
+        plan = choose_fastest(plan, problem, spec, run_spec, workers, speed)
     tier = choose_tier(problem, spec, run_spec, plan, workers)
 
     def fits(others: Workers) -> bool:
@@ -205,10 +237,24 @@ def estimate(
         return choose_tier(problem, spec, run_spec, other, others).in_memory
 
     check_tier(tier, run_spec, workers, fits)
-    seconds = None
+    seconds = solve_seconds = None
+    is_whole = not (plan.tile_features or spec.head.iterative_solver)
     if speed:
         speed = speed.with_threads(plan.solve_threads)
         seconds = speed.layer_seconds(problem, spec, plan, workers, in_memory=tier.in_memory)
+        solve_seconds = speed.solve_seconds(problem, spec) if is_whole else None
+    moved = traffic(
+        problem,
+        spec,
+        plan,
+        in_memory=tier.in_memory,
+        stored=max_stored_layers(spec, run_spec, tier),
+    )
+    placement = spread_groups(plan.accumulators, workers.count, in_memory=tier.in_memory)
+    tree = merge_tree(plan, placement, accumulator_bytes(problem, spec, plan))
+    tree = replace(tree, solve_seconds=solve_seconds)
+    if is_whole:
+        moved = replace(moved, network=tree.network)
     return Forecast(
         problem=problem,
         spec=spec,
@@ -216,16 +262,11 @@ def estimate(
         workers=workers,
         features=problem.features(spec),
         peak_memory=peak_memory(problem, spec, plan, workers) + tier.host_cache_bytes,
-        traffic=traffic(
-            problem,
-            spec,
-            plan,
-            in_memory=tier.in_memory,
-            stored=max_stored_layers(spec, run_spec, tier),
-        ),
+        traffic=moved,
         max_layers=spec.max_layers,
         tier=tier,
         checkpoint_every=run_spec.checkpoint_every,
         maps_stay=run_spec.maps_stay,
+        tree=tree,
         layer_seconds=seconds,
     )

@@ -140,7 +140,7 @@ def _choose_placement(
         return Placement(PlacementCause.STORE_REQUESTED, on_gpu)
     if run_spec.keep_maps == "all":
         return Placement(PlacementCause.ALL_MAPS_REQUESTED, on_gpu)
-    if tile_features := run_spec.tile_features:
+    if tile_features := run_spec.tile_features or (run_spec.calibrate and plan.tile_features):
         return Placement(PlacementCause.TILES_REQUESTED, on_gpu, tile_features=tile_features)
     if plan.tile_features:
         features = problem.features(spec)

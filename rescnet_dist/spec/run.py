@@ -80,6 +80,13 @@ class RunSpec(Spec):
         "the plan choose, which uses tiles only if a worker cannot hold the whole matrix.",
         low=1,
     )
+    calibrate: bool = option(
+        False,
+        help="measure the cluster first, and use tiles of the scatter matrix if they are faster",
+        doc="Measure the speed of the cluster before the run, and let the plan use tiles of the "
+        "scatter matrix if all workers factorize them clearly faster than one factorizes the whole "
+        "matrix. The plan then depends on the measurement; the run keeps it.",
+    )
     keep_maps: Literal["last", "all", "none"] = option(
         "last",
         help="layers whose maps stay in the store",
