@@ -177,6 +177,23 @@ def replace_adaptive_target(scheduler: Any, target: Callable[[Callable[[], int]]
     getattr(scheduler, "handlers", {})["adaptive_target"] = adaptive_target
 
 
+def forget_task_groups(scheduler: Any, span_name: str, keep: int) -> None:
+    """Remove finished task groups from the spans of a name, except the last ones.
+
+    Tried on distributed 2026.8.0: the extension "spans" of a scheduler with
+    `spans_search_by_name`, and of a span `groups` and `metadata`. Without them, the scheduler keeps
+    4 kB for each layer.
+    """
+    extension = getattr(scheduler, "extensions", {}).get("spans")
+    for span in getattr(extension, "spans_search_by_name", {}).get((span_name,), ()):
+        if len(span.groups) > keep:
+            finished = [g for g in span.groups if scheduler.task_groups.get(g.name) is not g]
+            finished.sort(key=lambda group: group.stop)
+            span.groups.difference_update(finished[:-keep])
+        if collections := (span.metadata or {}).get("collections"):
+            del collections[:-keep]
+
+
 # the dashboard of distributed -------------------------------------------------------------------
 
 

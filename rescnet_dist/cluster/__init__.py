@@ -8,6 +8,7 @@ from rescnet_dist.cluster.connect import (
     open_client,
     translate_errors,
 )
+from rescnet_dist.cluster.passes_span import passes_span
 from rescnet_dist.cluster.scaling import hold_workers, keep_workers
 from rescnet_dist.cluster.workers import (
     WORKER_TIMEOUT_SECONDS,
@@ -29,6 +30,7 @@ __all__ = [
     "keep_workers",
     "list_workers",
     "open_client",
+    "passes_span",
     "translate_errors",
     "wait_for_worker",
 ]

@@ -12,13 +12,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future, span
+from distributed import Client, Future
 
 from rescnet_dist.cluster import (
     CheckedWorkers,
     Workers,
     check_versions,
     find_workers,
+    passes_span,
 )
 from rescnet_dist.errors import CorruptDataError, DataError, StoreError, mask_secrets
 from rescnet_dist.events.bus import EventBus
@@ -69,8 +70,6 @@ from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import GroupParts, Task
 from rescnet_dist.train.views import PHASE, view_pass
 
-# One span of Dask for all passes: the scheduler keeps each span as long as it lives.
-SPAN_NAME = "rescnet"
 COMMITTED_FIELDS = ("accuracy", "residual", "seconds", "observed", "finished")  # of each pass
 
 
@@ -92,7 +91,7 @@ def train(
         EventBus(listeners) as bus,
         _publish_stop(bus, str(claim.location)),
         closing(_Driver(claim, state, client, bus, checked)) as driver,
-        span(SPAN_NAME),
+        passes_span(client),
     ):
         driver.start()
         while True:
