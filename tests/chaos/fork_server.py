@@ -72,6 +72,7 @@ class Forked:
     def __init__(self, server: ForkServer, pid: int, command: str) -> None:
         self.server, self.pid, self.command = server, pid, command
         self.code: int | None = None
+        self.sent: dict[signal.Signals, bool] = {}  # whether the process has caught all of each
 
     def poll(self) -> int | None:
         """Return the exit code, the negative number of a signal, or None while the process runs."""
@@ -83,6 +84,7 @@ class Forked:
         """Send a signal to the process, unless it has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
+                self.sent[number] = self.sent.get(number, True) and catches(self.pid, number)
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -97,6 +99,15 @@ class Forked:
         except ProcessLookupError:
             return False
         return True
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal now."""
+    with suppress(FileNotFoundError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def serve() -> dict[str, Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import kills
 import numpy as np
 import pytest
 import soak
+from fork_server import Forked, ForkServer, catches
 from journal import Journal
 
 FOLDER = Path(__file__).parent
@@ -20,11 +23,42 @@ def test_rounds_are_drawn_from_their_seed() -> None:
     drawn = [kills.Round.draw(f"1-{number}", {}) for number in range(200)]
     assert drawn == [kills.Round.draw(f"1-{number}", {}) for number in range(200)]
     assert {fault.kind for round_ in drawn for fault in round_.faults} == set(kills.KINDS)
+    assert {round_.variant for round_ in drawn} == set(kills.VARIANTS)
     missing = {"store": "no server", "cut": "not allowed"}
     fewer = [kills.Round.draw(f"1-{number}", missing) for number in range(200)]
     assert not any(round_.on_s3 for round_ in fewer)
     found = {fault.kind for round_ in fewer for fault in round_.faults}
     assert found == kills.KINDS.keys() - missing
+
+
+def test_rounds_of_each_seed_are_numbered() -> None:
+    """A journal may have rounds of several seeds, whose names may have dashes."""
+    records = [{"seed": "1-7"}, {"seed": "1-9"}, {"seed": "1-9-2"}]
+    assert [kills.next_round(records, seed) for seed in ("1", "1-9", "2")] == [10, 3, 1]
+
+
+def test_signals_end_a_driver_only_if_they_were_sent_to_it() -> None:
+    """A driver that catches SIGTERM has to end with an exit code."""
+    driver = Forked(ForkServer(Path(), {}), 0, "rescnet")
+    assert not any(kills.is_expected(code, driver) for code in (-15, -9, 1, 2))
+    assert kills.is_expected(0, driver)
+    assert kills.is_expected(75, driver)
+    driver.sent = {signal.SIGTERM: True, signal.SIGKILL: False}
+    assert not kills.is_expected(-15, driver)
+    assert kills.is_expected(-9, driver)
+    driver.sent = {signal.SIGTERM: False}
+    assert kills.is_expected(-15, driver)
+
+
+def test_handlers_of_a_process_are_found() -> None:
+    """Those of this process: pytest has none for SIGUSR2."""
+    assert not catches(os.getpid(), signal.SIGUSR2)
+    handler = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert catches(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, handler)
+    assert not catches(os.getpid(), signal.SIGUSR2)
 
 
 def test_journal_continues_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -75,6 +109,6 @@ def test_kills_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.endurance
 def test_soak_is_flat(tmp_path: Path) -> None:
     """A short run of `soak.py`."""
-    command = [sys.executable, FOLDER / "soak.py", "--layers", "300", "--journal"]
+    command = [sys.executable, FOLDER / "soak.py", "--layers", "500", "--journal"]
     result = subprocess.run([*command, tmp_path / "soak.jsonl"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
