@@ -88,7 +88,7 @@ COMMANDS = {
     "plan": ("plan", "{data}", "--store", "{store}", "--config", "{config}"),
     "import": ("data", "import", "{data}", "{store}"),
     "predict": ("predict", "{run}", "{data}"),
-    "evaluate": ("evaluate", "{run}", "{data}"),
+    "evaluate": ("evaluate", "{run}", "{data}", "--split", "train"),
     "check": ("check", "{run}"),
 }
 
@@ -125,6 +125,7 @@ def test_scheduler_lost_at_every_wait_of_a_command(
                 seconds = time.monotonic() - began
         line = f"call {number}, {killed}: {seconds:.1f} s, exit code {result.exit_code}"
         print(line, flush=True)
+        assert killed or result.exit_code == 0, f"without a kill: {result.output[-2000:]}"
         if result.exit_code == 0:  # the call was the last that it needed, or was not reached
             finished += 1
         elif not is_sentence(result) or seconds > SECONDS_TO_FAIL:
