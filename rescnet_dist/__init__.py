@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from rescnet_dist.cluster import hold_workers
-    from rescnet_dist.dashboard import MLflowWriter, TensorBoardWriter, open_run
+    from rescnet_dist.dashboard import (
+        MLflowWriter,
+        PrometheusExporter,
+        TensorBoardWriter,
+        open_run,
+    )
     from rescnet_dist.data import import_dataset, load_digits, open_dataset
     from rescnet_dist.data.sheet import sheet
     from rescnet_dist.errors import ClusterError, DataError, RescnetError, SpecError, StoreError
@@ -33,6 +38,7 @@ __all__ = [
     "MLflowWriter",
     "Network",
     "NetworkSpec",
+    "PrometheusExporter",
     "ResCNetClassifier",
     "ResCNetTransformer",
     "RescnetError",
@@ -54,7 +60,9 @@ __all__ = [
 
 # Module of each public name. A name is imported on first use, because imports take time.
 _MODULES = {
-    **dict.fromkeys(("MLflowWriter", "TensorBoardWriter", "open_run"), "dashboard"),
+    **dict.fromkeys(
+        ("MLflowWriter", "PrometheusExporter", "TensorBoardWriter", "open_run"), "dashboard"
+    ),
     **dict.fromkeys(("import_dataset", "load_digits", "open_dataset"), "data"),
     "sheet": "data.sheet",
     **dict.fromkeys(

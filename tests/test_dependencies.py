@@ -28,6 +28,7 @@ OTHER_DISTRIBUTIONS = {
     "cupy_backends": "cupy-cuda13x",
     "cupyx": "cupy-cuda13x",
     "dask_ml": "dask-ml",
+    "prometheus_client": "prometheus-client",
     "torch": "torch",
 }
 UNDECLARED = {"dask_cuda"}  # requires certain releases of Dask; see cluster/connect.py

@@ -55,6 +55,7 @@ BELOW_CLI = BELOW_DASHBOARD | {"dashboard", "estimator"}
 MAY_IMPORT = {
     "errors": set(),
     "_compat": {"errors"},
+    "logs": set(),
     "formatting": {"errors"},
     "options": {"errors", "formatting"},
     "kernels": {"errors"},
@@ -77,8 +78,8 @@ MAY_IMPORT = {
     "dashboard": BELOW_DASHBOARD | {"flags"},
     "estimator": BELOW_DASHBOARD | {"dashboard", "automatic"},
     "bench": BELOW_CLI,
-    "deploy": BELOW_TRAIN | {"flags"},
-    "cli": BELOW_CLI | {"__init__", "automatic", "bench", "composition", "deploy", "flags"},
+    "deploy": BELOW_TRAIN | {"flags", "logs"},
+    "cli": BELOW_CLI | {"__init__", "automatic", "bench", "composition", "deploy", "flags", "logs"},
     "__main__": {"cli"},
     "__init__": BELOW_CLI,
 }

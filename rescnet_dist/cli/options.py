@@ -145,6 +145,13 @@ CONFIG_OPTION = grouped_option(
 SPLIT_OPTION = click.option(
     "--split", type=click.Choice(["train", "val", "test"]), help="split of DATA to use"
 )
+LOG_FORMAT_OPTION = grouped_option(
+    *("Output", "--log-format"),
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="form of progress, warnings and errors",
+)
 BACKEND_OPTION = click.option(
     "--array-backend",
     type=click.Choice(declared_options(RunSpec)["array_backend"].choices),

@@ -16,16 +16,23 @@ from typing import Any
 
 import click
 from distributed import Client
+from distributed.comm.addressing import unparse_host_port
 from rich.console import Console
 
 import rescnet_dist
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
-from rescnet_dist.cli.options import grouped_option
+from rescnet_dist.cli.log_lines import LogLines
+from rescnet_dist.cli.options import LOG_FORMAT_OPTION, grouped_option
 from rescnet_dist.cli.progress_file import ProgressFile
 from rescnet_dist.cli.retry import PROGRESS_VARIABLE
 from rescnet_dist.cli.signals import Terminated
-from rescnet_dist.dashboard import MLflowWriter, SchedulerPage, TensorBoardWriter
+from rescnet_dist.dashboard import (
+    MLflowWriter,
+    PrometheusExporter,
+    SchedulerPage,
+    TensorBoardWriter,
+)
 from rescnet_dist.dashboard.progress import TerminalProgress, describe_accuracy
 from rescnet_dist.data import has_test_split
 from rescnet_dist.errors import (
@@ -37,13 +44,17 @@ from rescnet_dist.errors import (
 )
 from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
 from rescnet_dist.lifecycle import check_resume
+from rescnet_dist.logs import use_json_logs
 from rescnet_dist.planning.backend import get_available_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, last_saved
 
 OUTCOME_FIELDS = ("url", "state", "reason", "depth", "copies", "layers")  # of `describe_run`
+MAX_PORT = 65535
 MORE_LAYERS = 4  # that the printed `rescnet resume` command adds
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,10 @@ class ReportOptions:
         Tracking URI of MLflow.
     mlflow_models : bool, default False
         Log the network to MLflow too.
+    metrics_address : tuple of (str, int) or None, default None
+        Host and port at which metrics are served for Prometheus.
+    log_format : {"text", "json"}, default "text"
+        Form of progress, warnings and errors.
     """
 
     quiet: bool = False
@@ -72,6 +87,8 @@ class ReportOptions:
     tensorboard: str | None = None
     mlflow: str | None = None
     mlflow_models: bool = False
+    metrics_address: tuple[str, int] | None = None
+    log_format: str = "text"
 
     @property
     def is_silent(self) -> bool:
@@ -81,6 +98,11 @@ class ReportOptions:
 
 def reporting_options(command: Any) -> Any:
     """Add the options that `pop_report_options` reads to a command."""
+    command = LOG_FORMAT_OPTION(command)
+    metrics = "serve metrics for Prometheus; without HOST on all addresses, PORT alone on loopback"
+    command = grouped_option("Output", "--metrics-address", metavar="[HOST]:PORT", help=metrics)(
+        command
+    )
     mlflow = "also log the layers to MLflow at this URI, such as sqlite:///mlflow.db"
     models = "log the network at the end to MLflow, as a pyfunc and as ONNX"
     command = grouped_option("Output", "--mlflow-models", is_flag=True, help=models)(command)
@@ -98,9 +120,13 @@ def reporting_options(command: Any) -> Any:
 
 def pop_report_options(flags: dict[str, Any]) -> ReportOptions:
     """Remove the output options from all flags and return them; raise SpecError for bad ones."""
-    options = ReportOptions(
-        **{field.name: flags.pop(field.name) for field in fields(ReportOptions)}
-    )
+    given = {field.name: flags.pop(field.name) for field in fields(ReportOptions)}
+    options = ReportOptions(**given | {"metrics_address": _parse_address(given["metrics_address"])})
+    if options.json_lines and options.log_format == "json":
+        raise SpecError(
+            "--json-lines prints every event, and --log-format json logs the passes. Give one of "
+            "them."
+        )
     if options.as_json and options.json_lines:
         raise SpecError(
             "--json prints one record, but --json-lines prints a line for each event and the "
@@ -112,7 +138,22 @@ def pop_report_options(flags: dict[str, Any]) -> ReportOptions:
         raise SpecError("--mlflow is empty. Give the URI to log to, such as sqlite:///mlflow.db.")
     if options.mlflow_models and options.mlflow is None:
         raise SpecError("--mlflow-models needs the URI to log to. Add --mlflow URI.")
+    if options.log_format == "json":
+        use_json_logs()
     return options
+
+
+def _parse_address(address: str | None) -> tuple[str, int] | None:
+    """Return host and port of an address, as Dask understands it; a port alone is of loopback."""
+    if address is None:
+        return None
+    host, colon, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > MAX_PORT:
+        raise SpecError(
+            f"--metrics-address {address} has no port. Use 9464, :9464 or an address such as "
+            "127.0.0.1:9464."
+        )
+    return host.strip("[]") or ("0.0.0.0" if colon else "127.0.0.1"), int(port)
 
 
 @dataclass(slots=True)
@@ -124,12 +165,15 @@ class Reporter:
     listeners: list[Listener] = field(default_factory=list)
 
     def write_outcome(self, record: dict[str, Any]) -> None:
-        """Print the outcome as JSON; with --json-lines as the last event."""
+        """Print the outcome as JSON; with --json-lines as the last event, else log it."""
         if self.lines:
             head = {"event": "outcome", "version": EVENTS_VERSION, "time": time.time()}
             self.lines.write(head | record)
-        else:
+        elif self.options.as_json:
             click.echo(json.dumps(record))
+        else:
+            fields = {key: value for key, value in record.items() if key != "layers"}
+            logger.info("outcome", extra={"fields": fields})
 
 
 @contextmanager
@@ -140,6 +184,13 @@ def open_reporter(options: ReportOptions) -> Iterator[Reporter]:
         if options.json_lines:
             reporter.lines = stack.enter_context(JsonLines(sys.stdout))
             reporter.listeners.append(reporter.lines)
+        if options.metrics_address is not None:
+            host, port = options.metrics_address
+            exporter = stack.enter_context(PrometheusExporter(port, host))
+            reporter.listeners.append(exporter)
+            if not options.is_silent:
+                address = unparse_host_port(host, exporter.port)
+                click.echo(f"metrics: http://{address}/metrics", err=True)
         if options.tensorboard is not None:
             writer = stack.enter_context(TensorBoardWriter(options.tensorboard))
             reporter.listeners.append(writer)
@@ -163,8 +214,10 @@ def open_listeners(url: str, reporter: Reporter, client: Client) -> Iterator[lis
             listeners: list[Listener] = [page, *reporter.listeners]
             if path := os.environ.get(PROGRESS_VARIABLE):
                 listeners.append(ProgressFile(path))
-            if not reporter.lines:
-                quiet = reporter.options.quiet
+            quiet = reporter.options.quiet
+            if reporter.options.log_format == "json":
+                listeners.append(LogLines(quiet=quiet))
+            elif not reporter.lines:
                 progress = TerminalProgress(Console(stderr=True), page, quiet=quiet)
                 listeners.append(stack.enter_context(progress))
             yield listeners
@@ -205,12 +258,12 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     """Print how a run ended, its test accuracy if there is a test set, and the next commands."""
     description = describe_run(run.url)
     data = test or (source if has_test_split(source) else None)
-    accuracy = None
+    accuracy, is_logged = None, reporter.options.log_format == "json"
     if data:
         with show_status("test accuracy", quiet=reporter.options.is_silent):
             name = get_available_backend(RunSpec.from_stored(description["run"]))
             accuracy = rescnet_dist.ResCNetClassifier.load(run.url, array_backend=name).score(data)
-    if reporter.options.as_json or reporter.options.json_lines:
+    if reporter.options.as_json or reporter.options.json_lines or is_logged:
         record = {key: description[key] for key in OUTCOME_FIELDS}
         reporter.write_outcome(record | {"test": accuracy})
         return

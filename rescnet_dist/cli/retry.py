@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.options import HELP_SETTINGS
+from rescnet_dist.cli.options import HELP_SETTINGS, LOG_FORMAT_OPTION
+from rescnet_dist.logs import use_json_logs
 
 # Variable with the path of a file that the command creates once it has finished a layer.
 PROGRESS_VARIABLE = "RESCNET_PROGRESS_FILE"
@@ -42,19 +43,23 @@ SIGNAL_EXIT_BASE = 128  # shells report a death by signal n as this plus n
     show_default=True,
     help="tries in a row without a finished layer, after which to give up",
 )
+@LOG_FORMAT_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def retry_command(tries: int, command: tuple[str, ...]) -> None:
+def retry_command(tries: int, log_format: str, command: tuple[str, ...]) -> None:
     """Repeat a command of rescnet until it succeeds.
 
     It is repeated after pauses of 10 s, 20 s and so on, up to 5 minutes. Tries are counted again
     from one after a try that has finished a layer. If all fail, the exit code is that of the last.
-    SIGTERM and Ctrl-C are passed on, and end the tries.
+    SIGTERM and Ctrl-C are passed on, and end the tries. Its options precede the command; the
+    command has a --log-format of its own.
 
     \b
     Example:
       rescnet retry --tries 6 train s3://bucket/cifar10.zarr --preset cifar10 \\
           --store s3://bucket/runs/1 --or-resume
     """
+    if log_format == "json":
+        use_json_logs()
     arguments = [sys.executable, "-m", "rescnet_dist", *command]
     with tempfile.TemporaryDirectory() as folder:
         sys.exit(Supervisor(arguments, tries, Path(folder, "progress")).run())
@@ -89,9 +94,9 @@ class Supervisor:
                 failures, pause = 1, FIRST_PAUSE_SECONDS
             failed = f"try {failures} of {self.tries} ended with exit code {code}"
             if failures >= self.tries:
-                click.echo(f"{failed}; giving up", err=True)
+                click.echo(f"error: {failed}; giving up", err=True)
                 return code
-            click.echo(f"{failed}; the next starts in {pause:.0f} s", err=True)
+            click.echo(f"warning: {failed}; the next starts in {pause:.0f} s", err=True)
             self._wait(pause)
             if self.is_stopped:
                 return code

@@ -4,6 +4,7 @@ from rescnet_dist.dashboard.figures import Plots
 from rescnet_dist.dashboard.mlflow_models import save_mlflow_model
 from rescnet_dist.dashboard.mlflow_writer import MLflowWriter
 from rescnet_dist.dashboard.notebook import Run, Watch, open_run
+from rescnet_dist.dashboard.prometheus import PrometheusExporter
 from rescnet_dist.dashboard.render import render_report
 from rescnet_dist.dashboard.report import Report, make_report
 from rescnet_dist.dashboard.scheduler import SchedulerPage
@@ -14,6 +15,7 @@ __all__ = [
     "LayerView",
     "MLflowWriter",
     "Plots",
+    "PrometheusExporter",
     "Report",
     "Run",
     "RunView",
