@@ -34,6 +34,7 @@ from rescnet_dist.deploy import (
     hub_values,
     kustomize_files,
     manifests,
+    monitoring_files,
     to_yaml,
     training_flags,
     with_overlays,
@@ -115,6 +116,7 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
         "idle_timeout": "seconds without a task after which a long-lived cluster ends; 0: never",
         "priority_class": "existing PriorityClass of scheduler and driver",
         "worker_priority_class": "existing PriorityClass of the workers, which may be lower",
+        "monitoring": "namespace of Prometheus, which may scrape the pods; adds alerts",
     }
     for field in fields(Deployment):
         if field.name in texts:
@@ -198,6 +200,11 @@ def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
     files = kustomize_files(
         {"job": job.manifests(job.deployment), "cluster": job.manifests(cluster)}
     )
+    _write_files(folder, files)
+
+
+def _write_files(folder: str, files: dict[str, str]) -> None:
+    """Write files into a folder, and say how many."""
     for path, text in files.items():
         target = Path(folder, path)
         try:
@@ -210,10 +217,27 @@ def kustomize_command(folder: str, cluster_name: str, **flags: Any) -> None:
     click.echo(f"wrote {len(files)} files into {folder}", err=True)
 
 
+@deploy_command.command("monitoring", **HELP_SETTINGS)
+@click.argument("folder")
+def monitoring_command(folder: str) -> None:
+    """Write a Grafana dashboard and alerts into FOLDER.
+
+    board.json is for Grafana, rules.yaml and prometheus.yaml are for a Prometheus on this machine.
+    For the Prometheus operator, `rescnet deploy render --monitoring NAMESPACE` has the alerts.
+
+    \b
+    Example:
+      rescnet deploy monitoring monitoring
+      prometheus --config.file monitoring/prometheus.yaml
+    """
+    _write_files(folder, monitoring_files())
+
+
 @deploy_command.command("hub", **HELP_SETTINGS)
 @deployment_options(
     *("store", "name", "namespace", "tls_secret", "notice", "operator"),
     *("tries", "deadline", "idle_timeout", "priority_class", "worker_priority_class"),
+    "monitoring",
 )
 def hub_command(**flags: Any) -> None:
     """Print values for a JupyterHub with a Dask gateway.

@@ -47,6 +47,13 @@ BASE_FILES = {  # file of each kind of manifest, and the comment at its top
         "scheduler and the driver while they run.",
     ),
 }
+BASE_FILES |= dict.fromkeys(
+    ("PodMonitor", "PrometheusRule"),
+    (
+        "monitoring.yaml",
+        "The pods that Prometheus scrapes, and alerts: for the Prometheus operator.",
+    ),
+)
 COMPONENT_COMMENTS = {
     "local": "One machine, such as kind or minikube: uses images that were loaded into it.",
     "cloud-spot": "Workers on spot nodes, scheduler and driver on other nodes.",

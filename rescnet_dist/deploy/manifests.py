@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rescnet_dist.deploy.monitoring import monitoring_manifests
 from rescnet_dist.deploy.pods import (
     CLUSTER_LABEL,
     COMPONENT_LABEL,
@@ -28,6 +29,8 @@ def manifests(deployment: Deployment, sizes: Sizes, flags: list[str]) -> list[Ma
     """Return all objects of a deployment, in the order in which to create them."""
     documents = [] if deployment.service_account else [_account(deployment)]
     documents += _policies(deployment) + _budgets(deployment)
+    if deployment.monitoring:
+        documents += monitoring_manifests(deployment, _metadata(deployment))
     return documents + (
         [_job(deployment, sizes, flags)]
         if deployment.kind == "job"

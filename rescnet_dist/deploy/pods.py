@@ -6,12 +6,14 @@ from typing import Any
 
 from rescnet_dist.deploy.settings import Deployment
 from rescnet_dist.deploy.sizes import MIB, SCRATCH_STORAGE_BYTES, Sizes
+from rescnet_dist.logs import JSON_LOGGING
 
 Manifest = dict[str, Any]
 
 IMAGE_USER_ID = 10001  # of the image, see deploy/image/Dockerfile
 SCHEDULER_PORT, DASHBOARD_PORT = 8786, 8787
 WORKER_DASHBOARD_PORT, WORKER_PORT = 8788, 8789
+METRICS_PORT = 8790  # of the driver
 CERTIFICATE_FOLDER = "/etc/rescnet/tls"
 SPILL_FOLDER = "/dask-worker-space"
 # Seconds that workers and scheduler stay on a node that does not answer, instead of Kubernetes'
@@ -38,7 +40,7 @@ HTTP_ROUTES = (
 
 def scheduler_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
     """Return the pod spec of the scheduler."""
-    environment = common_variables(sizes, **_tls_variables())
+    environment = _pod_variables(sizes)
     if deployment.kind == "cluster":  # the operator has no certificate, so it uses HTTP
         environment["DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES"] = repr(list(HTTP_ROUTES))
     health = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
@@ -78,7 +80,7 @@ def worker_pod(deployment: Deployment, sizes: Sizes) -> Manifest:
             *("--dashboard-address", f":{WORKER_DASHBOARD_PORT}"),
             *("--local-directory", SPILL_FOLDER, "--preload", "rescnet_dist.cluster.warmup"),
         ],
-        common_variables(sizes, **_tls_variables())
+        _pod_variables(sizes)
         | {
             "DASK_SCHEDULER_ADDRESS": deployment.scheduler_address,
             "RESCNET_LEAVE_SECONDS": str(deployment.retire_seconds),
@@ -125,14 +127,15 @@ def driver_pod(deployment: Deployment, sizes: Sizes, flags: list[str]) -> Manife
         deployment,
         "job",
         [
-            *("rescnet", "retry", "--tries", str(deployment.tries)),
+            *("rescnet", "retry", "--tries", str(deployment.tries), "--log-format", "json"),
             *("train", deployment.data, "--store", deployment.store),
             *("--or-resume", "--wait", DRIVER_WAIT),
+            *("--metrics-address", f":{METRICS_PORT}", "--log-format", "json"),
             *flags,
         ],
-        common_variables(sizes, **_tls_variables())
-        | {"DASK_SCHEDULER_ADDRESS": deployment.scheduler_address},
+        _pod_variables(sizes) | {"DASK_SCHEDULER_ADDRESS": deployment.scheduler_address},
         _make_resources(1, sizes.driver_pod),
+        ports={"metrics": METRICS_PORT},
         uses_store=True,
     )
     pod = _make_pod(deployment, container, grace_seconds=60, priority=deployment.priority_class)
@@ -281,6 +284,11 @@ def common_variables(sizes: Sizes, **tls: str) -> dict[str, str]:
         **tls,
         "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": str(sizes.share),  # as in the plan
     }
+
+
+def _pod_variables(sizes: Sizes) -> dict[str, str]:
+    """Return the variables of the pods of a job or cluster: TLS, and logs of Dask as JSON."""
+    return common_variables(sizes, **_tls_variables()) | {"DASK_LOGGING": repr(JSON_LOGGING)}
 
 
 def _tls_variables() -> dict[str, str]:

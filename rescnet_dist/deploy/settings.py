@@ -50,6 +50,8 @@ class Deployment:
         Seconds without a task after which a long-lived cluster is removed; 0 for never.
     priority_class, worker_priority_class : str or None
         Existing priority classes of scheduler and driver, and of the workers.
+    monitoring : str or None
+        Namespace of a Prometheus that may scrape the pods, with the Prometheus operator's kinds.
     """
 
     kind: str = "job"
@@ -69,12 +71,13 @@ class Deployment:
     idle_timeout: int = 3600
     priority_class: str | None = None
     worker_priority_class: str | None = None
+    monitoring: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise SpecError(f"Unknown kind {self.kind!r}. {suggest_name(self.kind, KINDS)}")
         labels = ("name", "namespace", "secret", "service_account", "tls_secret", "operator")
-        for field in (*labels, "priority_class", "worker_priority_class"):
+        for field in (*labels, "priority_class", "worker_priority_class", "monitoring"):
             limit = MAX_NAME_LENGTH if field == "name" else MAX_LABEL_LENGTH
             _check_label(field, getattr(self, field), limit)
         if self.notice < MIN_NOTICE_SECONDS:

@@ -10,6 +10,7 @@ used, as half a minute for each pod would be too long.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import re
@@ -83,6 +84,15 @@ class Pod:
     def log(self) -> str:
         """The output of all containers."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("log-*")))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the lines of the log, all of which must be JSON."""
+        return [json.loads(line) for line in self.log.splitlines() if line]
+
+    def last_layer(self) -> int:
+        """Return the last layer that the log of a driver says is grown, or 0."""
+        grown = (record for record in self.records() if record.get("pass") == "grow")
+        return max((record["layer"] for record in grown), default=0)
 
     def last_log(self) -> str:
         """Return the output of the last container."""
@@ -342,7 +352,7 @@ class Cluster:
             translate(expand(word, environment))
             for word in container["command"] + container["args"]
         ]
-        if "ports" in container:
+        if container["command"][0] == "dask":
             words += ["--host", ip]  # the only address of a pod
         (folder / "root").mkdir(parents=True)  # must stay empty
         command = find_program(words, environment)

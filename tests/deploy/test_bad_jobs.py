@@ -54,12 +54,14 @@ def change_container(manifests: list[Manifest], part: str, **fields: Any) -> lis
 
 
 def wait_for_error(cluster: Cluster, driver: Pod, code: int = USER_ERROR) -> str:
-    """Wait until a job fails; return its one-line error, which must come without a traceback."""
+    """Wait until a job fails; return its error, which must come without a traceback."""
     wait_until(lambda: driver.exits, cluster, 120)
     assert driver.exits == [code], driver.log
     assert "Traceback" not in driver.log
-    (problem,) = (line for line in driver.log.splitlines() if line.startswith("error: "))
-    return problem
+    errors = [r["message"] for r in driver.records() if r["level"] == "ERROR"]
+    problem, last = errors
+    assert last == f"try 1 of 1 ended with exit code {code}; giving up"
+    return str(problem)
 
 
 def wait_for_workers(cluster: Cluster, *workers: Pod) -> None:
@@ -128,7 +130,7 @@ def test_image_without_the_package(
 ) -> None:
     """Workers do not start and log the reason; the job refers to their log.
 
-    Workers that start without the preload are listed in the error.
+    Workers that start without the preload and our logs are listed in the error.
     """
     store = "s3://runs/bad-jobs/without"
     images = {"plain-dask:1": other_image(tmp_path / "plain", rescnet_dist=None)}
@@ -144,10 +146,12 @@ def test_image_without_the_package(
     assert "No module named 'rescnet_dist'" in worker.log
     assert not list_files(store)
 
-    arguments = cluster.spec["worker"]["spec"]["containers"][0]["args"]
+    (container,) = cluster.spec["worker"]["spec"]["containers"]
+    arguments = container["args"]
     index = arguments.index("--preload")
     args = arguments[:index] + arguments[index + 2 :]
-    plain = change_container(good, "worker", image="plain-dask:1", args=args)
+    env = [entry for entry in container["env"] if entry["name"] != "DASK_LOGGING"]
+    plain = change_container(good, "worker", image="plain-dask:1", args=args, env=env)
     cluster = deploy(plain, s3_secret, images, **NO_RESTART)
     cluster.start_scheduler()
     (worker,) = cluster.start_workers()
@@ -211,7 +215,7 @@ def test_too_small_workers(
     small.evict()
     (good,) = cluster.start_workers(1)
     driver = cluster.start_driver()
-    wait_until(lambda: "layer 1/2" in driver.log, cluster)
+    wait_until(driver.last_layer, cluster)
     driver.kill()
     good.evict()
     before = list_files(store)
@@ -230,4 +234,5 @@ def test_too_small_workers(
     driver = cluster.start_driver()
     wait_until(driver.ended.is_set, cluster)
     assert driver.exits == [0], driver.log
-    assert "resuming after layer 1" in driver.log
+    (resumed,) = (r for r in driver.records() if r["message"] == "run resumed")
+    assert resumed["layers"] == 1

@@ -451,12 +451,12 @@ def test_job_options_give_the_same_specs(tmp_path: Path) -> None:
     )
     (_, driver), *_ = pods(find_one(render(*ON_DIGITS, "--config", str(config)), "DaskJob"))
     command = [*driver["containers"][0]["command"], *driver["containers"][0]["args"]]
-    start = ["rescnet", "retry", "--tries", "6", "train", "digits"]
-    start += ["--store", "s3://bucket/runs/1", "--or-resume"]
+    start = ["rescnet", "retry", "--tries", "6", "--log-format", "json"]
+    start += ["train", "digits", "--store", "s3://bucket/runs/1", "--or-resume"]
     assert command[: len(start)] == start
     train = main.get_command(None, "train")  # type: ignore[arg-type]
     assert train
-    flags = train.make_context("train", command[5:]).params
+    flags = train.make_context("train", command[command.index("train") + 1 :]).params
     preset, data = flags.pop("preset"), flags.pop("data")
     given = resolve_specs(preset, None, data, flags)
     expected = resolve_specs(None, str(config), "digits", {})

@@ -127,10 +127,10 @@ def test_deleted_job_leaves_nothing(start: Start, tmp_path: Path) -> None:
     )
     api, cluster, node = start(manifests)
 
-    def driver_log() -> str:
-        return "".join(pod.log for pod in cluster.pods if pod.name == "rescnet-runner")
+    def last_layer() -> int:
+        return sum(pod.last_layer() for pod in cluster.pods if pod.name == "rescnet-runner")
 
-    wait_until(lambda: "layer 1" in driver_log(), cluster, 240)
+    wait_until(last_layer, cluster, 240)
     api.delete_all(manifests)
     wait_until_gone(api, node, cluster)
 
