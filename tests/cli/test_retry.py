@@ -90,9 +90,14 @@ def test_signals_are_passed_on_and_end_the_tries(tmp_path: Path) -> None:
 # Prints one character per SIGINT of the program, which ends half a second after the first.
 INTERRUPTED = """
 import signal, sys, time
-signal.signal(signal.SIGINT, lambda *_: print("i", end="", flush=True))
+got = []
+def interrupt(*_):
+    got.append(1)
+    print("i", end="", flush=True)
+signal.signal(signal.SIGINT, interrupt)
 print("s", end="", flush=True)
-signal.pause()
+while not got:
+    time.sleep(0.05)
 end = time.monotonic() + 0.5
 while time.monotonic() < end:
     time.sleep(0.05)

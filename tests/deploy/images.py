@@ -45,6 +45,8 @@ def other_image(folder: Path, **versions: str | None) -> dict[str, str]:
     for source in Path(sysconfig.get_path("purelib")).iterdir():
         if not source.name.startswith(changed) and source.suffix != ".pth":
             (site / source.name).symlink_to(source)
+    if "rescnet_dist" not in changed and not (site / "rescnet_dist").exists():
+        (site / "rescnet_dist").symlink_to(ROOT / "rescnet_dist")  # installed in place
     for name, version in versions.items():
         if version is None:
             continue
