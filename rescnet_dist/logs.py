@@ -25,15 +25,17 @@ LEVELS = {
     "tornado": "CRITICAL",
     "tornado.application": "ERROR",
 }
-# For `logging.config.dictConfig`, and for Dask's configuration.
+# For `logging.config.dictConfig`, and for Dask's configuration. The name of the formatter is in the
+# error of an image without this module.
+FORMATTER = "rescnet_dist.logs.JsonFormatter"
 JSON_LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"json": {"()": "rescnet_dist.logs.JsonFormatter"}},
+    "formatters": {FORMATTER: {"()": FORMATTER}},
     "handlers": {
         "stderr": {
             "class": "logging.StreamHandler",
-            "formatter": "json",
+            "formatter": FORMATTER,
             "stream": "ext://sys.stderr",
         }
     },

@@ -150,8 +150,8 @@ def _parse_address(address: str | None) -> tuple[str, int] | None:
     host, colon, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > MAX_PORT:
         raise SpecError(
-            f"--metrics-address {address} has no port. Use 9464, :9464 or an address such as "
-            "127.0.0.1:9464."
+            f"--metrics-address {address} has no port from 0 to {MAX_PORT}. Use 9464, :9464 or an "
+            "address such as 127.0.0.1:9464."
         )
     return host.strip("[]") or ("0.0.0.0" if colon else "127.0.0.1"), int(port)
 

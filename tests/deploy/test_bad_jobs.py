@@ -64,6 +64,11 @@ def wait_for_error(cluster: Cluster, driver: Pod, code: int = USER_ERROR) -> str
     return str(problem)
 
 
+def describe(worker: Pod) -> str:
+    """Return the name and address of a worker, as in errors."""
+    return f"{worker.environment['RESCNET_WORKER_NAME']} (tls://{worker.ip}:8789)"
+
+
 def wait_for_workers(cluster: Cluster, *workers: Pod) -> None:
     """Wait until workers have joined the cluster."""
     for worker in workers:
@@ -130,7 +135,7 @@ def test_image_without_the_package(
 ) -> None:
     """Workers do not start and log the reason; the job refers to their log.
 
-    Workers that start without the preload and our logs are listed in the error.
+    Workers that start without the preload, our page and our logs are listed in the error.
     """
     store = "s3://runs/bad-jobs/without"
     images = {"plain-dask:1": other_image(tmp_path / "plain", rescnet_dist=None)}
@@ -143,21 +148,22 @@ def test_image_without_the_package(
     assert "has had no worker for 8 s" in problem
     assert "if one does not join, see its log" in problem
     assert worker.exits[0] != 0
-    assert "No module named 'rescnet_dist'" in worker.log
+    assert "Unable to configure formatter 'rescnet_dist.logs.JsonFormatter'" in worker.log
     assert not list_files(store)
 
     (container,) = cluster.spec["worker"]["spec"]["containers"]
     arguments = container["args"]
     index = arguments.index("--preload")
     args = arguments[:index] + arguments[index + 2 :]
-    env = [entry for entry in container["env"] if entry["name"] != "DASK_LOGGING"]
+    ours = ("DASK_LOGGING", "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES")
+    env = [entry for entry in container["env"] if entry["name"] not in ours]
     plain = change_container(good, "worker", image="plain-dask:1", args=args, env=env)
     cluster = deploy(plain, s3_secret, images, **NO_RESTART)
     cluster.start_scheduler()
     (worker,) = cluster.start_workers()
     wait_for_workers(cluster, worker)
     problem = wait_for_error(cluster, cluster.start_driver())
-    assert f"{worker.name} (tls://{worker.ip}:8789) has rescnet-dist (not installed)" in problem
+    assert f"{describe(worker)} has rescnet-dist (not installed)" in problem
     assert "Install the same versions everywhere, for example with one container image" in problem
     assert not list_files(store)
 
@@ -184,9 +190,7 @@ def test_other_versions_on_the_cluster(
     problem = wait_for_error(cluster, cluster.start_driver())
     assert "The cluster's versions differ from this process's (rescnet-dist 0." in problem
     assert "scheduler has distributed 2024.1.0; " in problem
-    assert f"{worker.name} (tls://{worker.ip}:8789)" in problem
-    assert f"{other.name} (tls://{other.ip}:8789)" in problem
-    assert " have rescnet-dist 0.0.9. " in problem
+    assert f"{describe(worker)}, {describe(other)} have rescnet-dist 0.0.9. " in problem
     assert "with one container image" in problem
     assert not list_files(store)
 
