@@ -127,8 +127,7 @@ class RunMetrics:
     def _update(self, view: RunView, event: Event) -> None:
         """Update the metrics by an event of a run."""
         before = view.current
-        counted = before.images if before and isinstance(event, PassDone) else 0
-        chunks = len(before.chunk_images) if before else 0
+        counted = before.images if before else 0
         view.handle_event(event_to_dict(event))
         if not isinstance(event, PassRetried | RunStopped):
             self._last_progress = time.time()
@@ -136,8 +135,8 @@ class RunMetrics:
             case RunStarted():
                 self._layers = event.layers
                 self._accuracy = event.accuracies[-1] if event.accuracies else None
-            case ChunkDone() if before and len(before.chunk_images) > chunks:
-                self._totals["images"] += event.images  # a chunk that is redone counts once
+            case ChunkDone() if before:
+                self._totals["images"] += max(before.images - counted, 0)  # 0 if it is redone
             case ChunkRebuilt():
                 self._totals["rebuilt"] += 1
             case PassRetried():
