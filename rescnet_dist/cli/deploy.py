@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,11 +31,15 @@ from rescnet_dist.deploy import (
     Deployment,
     Node,
     Sizes,
+    Tenant,
+    aws_policy,
     compute_sizes,
     hub_values,
     kustomize_files,
     manifests,
     monitoring_files,
+    seaweedfs_identity,
+    tenant_manifests,
     to_yaml,
     training_flags,
     with_overlays,
@@ -234,12 +239,17 @@ def monitoring_command(folder: str) -> None:
 
 
 @deploy_command.command("hub", **HELP_SETTINGS)
+@click.option(
+    "--secret-per-user",
+    is_flag=True,
+    help="give each user a Secret of their own, named SECRET-USER",
+)
 @deployment_options(
     *("store", "name", "namespace", "tls_secret", "notice", "operator"),
     *("tries", "deadline", "idle_timeout", "priority_class", "worker_priority_class"),
     "monitoring",
 )
-def hub_command(**flags: Any) -> None:
+def hub_command(secret_per_user: bool, **flags: Any) -> None:
     """Print values for a JupyterHub with a Dask gateway.
 
     They are for the public Helm chart daskhub. Notebooks have this package, and clusters of the
@@ -251,9 +261,70 @@ def hub_command(**flags: Any) -> None:
       helm upgrade --install hub dask/daskhub -f hub.yaml
     """
     request = _make_request("cluster", flags)
-    values = hub_values(request.deployment, request.sizes, request.node)
+    values = hub_values(
+        request.deployment, request.sizes, request.node, secret_per_user=secret_per_user
+    )
     comment = f"values of the Helm chart daskhub\n{request.forecast}{request.hint()}"
     click.echo(to_yaml([values], comment, HUB_COMMENTS), nl=False)
+
+
+@deploy_command.command("tenant", **HELP_SETTINGS)
+@click.argument("name")
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="runs at the same time that the quota has room for",
+)
+@click.option("--user", help="user of Kubernetes who may start runs in the namespace")
+@deployment_options(
+    *("store", "name", "namespace", "image", "secret", "service_account", "tls_secret", "endpoint"),
+    *("notice", "operator", "tries", "deadline", "idle_timeout", "priority_class"),
+    *("worker_priority_class", "monitoring"),
+)
+def tenant_command(name: str, runs: int, user: str | None, **flags: Any) -> None:
+    """Print the namespace of the user or team NAME, with limits for runs of a plan.
+
+    \b
+    Example:
+      rescnet deploy tenant ada --preset cifar10 --images 50000x32x32x3 --workers 8 --threads 4 \\
+          --runs 2 | kubectl apply -f -
+    """
+    request = _make_request("cluster", flags)
+    gpus = request.sizes.workers if flags["array_backend"] == "cupy" else 0
+    documents = tenant_manifests(Tenant(name, runs, user, gpus), request.sizes)
+    comment = f"tenant {name}, with room for this run, {runs} at a time\n{request.forecast}"
+    click.echo(to_yaml(documents, comment), nl=False)
+
+
+@deploy_command.command("s3-policy", **HELP_SETTINGS)
+@click.argument("name")
+@click.option("--store", required=True, help="s3:// URL of the folder for the runs of NAME")
+@click.option(
+    "--data", multiple=True, help="s3:// URL of a folder that NAME may read; can be repeated"
+)
+@click.option(
+    "--server",
+    type=click.Choice(["aws", "seaweedfs"]),
+    default="aws",
+    show_default=True,
+    help="kind of store",
+)
+def s3_policy_command(name: str, store: str, data: tuple[str, ...], server: str) -> None:
+    """Print what the key of the user NAME may do in an S3 store, as JSON.
+
+    For AWS, it is a policy of a user or role. For SeaweedFS, it is an identity of the server's
+    configuration, without the key.
+
+    \b
+    Example:
+      rescnet deploy s3-policy ada --store s3://bucket/runs/ada --data s3://bucket/data
+    """
+    found = aws_policy(store, data)
+    if server == "seaweedfs":
+        found = seaweedfs_identity(name, store, data)
+    click.echo(json.dumps(found, indent=2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from rescnet_dist.deploy.monitoring import alert_rules, monitoring_files
 from rescnet_dist.deploy.overlays import OVERLAYS, with_overlays
 from rescnet_dist.deploy.settings import KINDS, Deployment
 from rescnet_dist.deploy.sizes import Node, Sizes, compute_sizes
+from rescnet_dist.deploy.tenants import Tenant, aws_policy, seaweedfs_identity, tenant_manifests
 from rescnet_dist.deploy.training import training_flags
 from rescnet_dist.deploy.yaml import to_yaml
 
@@ -20,7 +21,9 @@ __all__ = [
     "Deployment",
     "Node",
     "Sizes",
+    "Tenant",
     "alert_rules",
+    "aws_policy",
     "compute_sizes",
     "hub_values",
     "kustomize_files",
@@ -28,6 +31,8 @@ __all__ = [
     "lab_workspace",
     "manifests",
     "monitoring_files",
+    "seaweedfs_identity",
+    "tenant_manifests",
     "to_yaml",
     "training_flags",
     "with_overlays",

@@ -16,6 +16,7 @@ from rescnet_dist.deploy.pods import (
 )
 from rescnet_dist.deploy.settings import Deployment
 from rescnet_dist.deploy.sizes import MIB, Node, Sizes
+from rescnet_dist.errors import SpecError
 
 NOTEBOOK_HOME = "/home/rescnet"
 JUPYTERLAB_BYTES = 512 * MIB  # for JupyterLab, in addition to the driver in a notebook
@@ -51,7 +52,7 @@ c.KubeClusterConfig.cluster_max_workers = {workers}
 c.KubeClusterConfig.idle_timeout = {idle}
 
 
-def cluster_config(options):
+{user_secret}def cluster_config(options{user}):
     memory = int(options.worker_memory * 2**30)
     return {{
         "worker_cores": options.worker_threads,
@@ -60,7 +61,7 @@ def cluster_config(options):
         "worker_memory": memory,
         "worker_memory_limit": memory,
         "image": options.image,
-        "environment": {{**c.KubeClusterConfig.environment, **options.environment}},
+        "environment": {{**c.KubeClusterConfig.environment, **options.environment}},{user_option}
     }}
 
 
@@ -73,17 +74,51 @@ c.Backend.cluster_options = Options(
 )
 """
 
+# The same with a Secret for each user, whose name is checked: other characters might name a Secret
+# of somebody else.
+USER_SECRET = """\
+def user_container(user):
+    import copy
+    import re
 
-def hub_values(deployment: Deployment, sizes: Sizes, node: Node) -> Manifest:
+    if not re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])?", user.name):
+        raise ValueError(
+            f"The user name {user.name!r} cannot be part of a Secret's name. Use lowercase "
+            "letters, digits and hyphens."
+        )
+    container = copy.deepcopy(dict(c.KubeClusterConfig.worker_extra_container_config))
+    for variable in container["env"]:
+        if "valueFrom" in variable:
+            variable["valueFrom"]["secretKeyRef"]["name"] = "SECRET-" + user.name
+    return container
+
+
+"""
+
+
+def hub_values(
+    deployment: Deployment, sizes: Sizes, node: Node, *, secret_per_user: bool = False
+) -> Manifest:
     """Return values for daskhub, for its charts jupyterhub and dask-gateway.
 
     Clusters of the gateway have workers as planned. Users may ask for workers up to the size of a
-    node, or up to the planned size if the size of a node is unknown.
+    node, or up to the planned size if the size of a node is unknown. With `secret_per_user`, the
+    Secret of each user has the user's name after a hyphen.
     """
-    return {
+    if secret_per_user and deployment.service_account:
+        raise SpecError(
+            "--secret-per-user has no effect with --service-account, which is that of all users. "
+            "Use one of them."
+        )
+    values = {
         "jupyterhub": _jupyterhub(deployment, sizes),
-        "dask-gateway": _gateway(deployment, sizes, node),
+        "dask-gateway": _gateway(deployment, sizes, node, secret_per_user=secret_per_user),
     }
+    if secret_per_user:
+        for value in values["jupyterhub"]["singleuser"]["extraEnv"].values():
+            if isinstance(value, dict):  # a key of the Secret; the spawner replaces the name
+                value["valueFrom"]["secretKeyRef"]["name"] = f"{deployment.secret}-{{username}}"
+    return values
 
 
 def _jupyterhub(deployment: Deployment, sizes: Sizes) -> Manifest:
@@ -163,7 +198,9 @@ def _user_policy(deployment: Deployment) -> Manifest:
     return {"egress": egress}
 
 
-def _gateway(deployment: Deployment, sizes: Sizes, node: Node) -> Manifest:
+def _gateway(
+    deployment: Deployment, sizes: Sizes, node: Node, *, secret_per_user: bool
+) -> Manifest:
     """Return the values of the chart dask-gateway."""
     memory = format_quantity(sizes.worker_pod).removesuffix("i")  # the gateway's M is 2**20 bytes
     scheduler = format_quantity(sizes.scheduler_pod).removesuffix("i")
@@ -176,6 +213,11 @@ def _gateway(deployment: Deployment, sizes: Sizes, node: Node) -> Manifest:
         memory=planned,
         max_memory=node.memory / 2**30 if node.memory else planned,
         image=deployment.image,
+        user_secret=USER_SECRET.replace("SECRET", deployment.secret) if secret_per_user else "",
+        user=", user" if secret_per_user else "",
+        user_option='\n        "worker_extra_container_config": user_container(user),'
+        if secret_per_user
+        else "",
     )
     pod: Manifest = {
         "securityContext": pod_security(),

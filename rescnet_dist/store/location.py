@@ -204,6 +204,11 @@ class Location:
             remedy = "Set the credentials, for S3 by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         elif is_clock_wrong(error):
             remedy = CLOCK_REMEDY
+        elif denied and not self.is_local:
+            remedy = (
+                "The store answers, but refuses these credentials. Check them, and whether your "
+                "permissions include this URL: in a shared store, use a folder of your own."
+            )
         return kind(f"{self.url} cannot be reached: {describe_failure(error)}. {remedy}")
 
     def check_bucket(self) -> None:

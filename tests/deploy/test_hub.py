@@ -142,10 +142,10 @@ class GatewayBackend:
         self.options, self._config = c.Backend.cluster_options, c
         self._class = KubeClusterConfig
 
-    def cluster(self, **options: Any) -> Any:
-        """Return the configuration of a cluster with some options."""
+    def cluster(self, user: Any = None, **options: Any) -> Any:
+        """Return the configuration of a user's cluster with some options."""
         parsed = self.options.parse_options(options)
-        overrides = self.options.get_configuration(parsed, None)
+        overrides = self.options.get_configuration(parsed, user)
         return self._class(config=self._config, namespace="hub", **overrides)
 
 
