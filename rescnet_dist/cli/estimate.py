@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from rescnet_dist.cli.clusters import cluster, show_status
-from rescnet_dist.cli.options import HELP_SETTINGS, parse_size, resolve_specs, spec_options
+from rescnet_dist.cli.options import (
+    CONFIG_OPTION,
+    HELP_SETTINGS,
+    PRESET_OPTION,
+    GroupedCommand,
+    grouped_option,
+    parse_size,
+    resolve_specs,
+    spec_options,
+)
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.planning import Problem, calibrate, estimate
@@ -17,33 +26,49 @@ from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.cost import Prices, describe_cost
 from rescnet_dist.spec import DEFAULT_VALIDATION, AugmentSpec, NetworkSpec, RunSpec
 
-GPU_MEMORY_OPTION = click.option(
-    "--gpu-memory", help="memory of each worker's GPU, for --array-backend cupy"
+GPU_MEMORY_OPTION = grouped_option(
+    "Cluster", "--gpu-memory", help="memory of each worker's GPU, for --array-backend cupy"
 )
 
 
-@click.command("estimate", **HELP_SETTINGS)
+@click.command("estimate", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("images")
-@click.option("--classes", type=click.IntRange(2), default=10, show_default=True, help="classes")
-@click.option("--workers", type=click.IntRange(1), required=True, help="number of workers")
-@click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="threads per worker"
+@grouped_option(
+    *("Data", "--classes"), type=click.IntRange(2), default=10, show_default=True, help="classes"
 )
-@click.option("--machines", type=click.IntRange(1), help="machines  [default: one per worker]")
-@click.option("--memory", default="8GiB", show_default=True, help="memory of each worker")
+@grouped_option(
+    *("Cluster", "--workers"), type=click.IntRange(1), required=True, help="number of workers"
+)
+@grouped_option(
+    *("Cluster", "--threads"),
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="threads per worker",
+)
+@grouped_option(
+    *("Cluster", "--machines"), type=click.IntRange(1), help="machines  [default: one per worker]"
+)
+@grouped_option(
+    *("Cluster", "--memory"), default="8GiB", show_default=True, help="memory of each worker"
+)
 @GPU_MEMORY_OPTION
-@click.option(
-    "--stable-price", type=click.FloatRange(0), help="price of a machine for an hour, for the cost"
+@grouped_option(
+    *("Cost", "--stable-price"),
+    type=click.FloatRange(0),
+    help="price of a machine for an hour, for the cost",
 )
-@click.option(
-    "--spot-price", type=click.FloatRange(0), help="the same of one that may be taken away"
+@grouped_option(
+    *("Cost", "--spot-price"),
+    type=click.FloatRange(0),
+    help="the same of one that may be taken away",
 )
-@click.option("--preset", help="preset network to start from; see `rescnet presets`")
-@click.option("--config", help="TOML file with a [network] and a [run] table; flags override it")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@PRESET_OPTION
+@CONFIG_OPTION
 @spec_options(NetworkSpec)
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
+@grouped_option("Output", "--json", "as_json", is_flag=True, help="print JSON")
 def estimate_command(
     images: str,
     classes: int,

@@ -18,6 +18,7 @@ from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
 from rescnet_dist.planning.fastest import choose_fastest
 from rescnet_dist.planning.placement import PlacementCause, describe_placement
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.requests import Requests, count_requests
 from rescnet_dist.planning.requirements import (
     Problem,
     Traffic,
@@ -62,6 +63,8 @@ class Forecast:
         Whether the maps of the last layer stay in the store.
     tree : Tree
         The tree that merges the accumulators of a pass.
+    requests : Requests
+        Requests of a layer to the store, if it is an object store.
     layer_seconds : float or None, default None
         Approximate seconds per layer; None if the speed was not measured.
     free_disk : int or None, default None
@@ -80,6 +83,7 @@ class Forecast:
     checkpoint_every: int
     maps_stay: bool
     tree: Tree
+    requests: Requests
     layer_seconds: float | None = None
     free_disk: int | None = None
 
@@ -125,7 +129,7 @@ class Forecast:
         """Return depth and bytes of the tree of merges, and how long the last worker waits."""
         tree = self.tree
         text = (
-            f"{pluralize(tree.depth, 'merge')} deep, {tree.remote_depth} of them between workers, "
+            f"{pluralize(tree.depth, 'merge')} deep, {tree.remote_depth} between workers, "
             f"{format_bytes(tree.network)} in all"
         )
         if tree.wait_seconds is not None:
@@ -160,6 +164,7 @@ class Forecast:
             )
         threads = pluralize(workers.slots, "thread")
         read, written = format_bytes(moved.read), format_bytes(moved.written)
+        per_layer = "layer that is stored" if self.tier.in_memory else "layer"
         lines = {
             "images": f"{plan.images:,} of {height}×{width}×{channels}{copies}, "
             f"{pluralize(self.problem.classes, 'class')}",
@@ -171,8 +176,9 @@ class Forecast:
             "memory": f"{format_bytes(self.peak_memory)} per worker at most{limit}",
             "maps": self._describe_maps(),
             "driver": f"{format_bytes(moved.driver)} per layer",
-            "traffic": f"{read} read, {written} written per "
-            + ("layer that is stored" if self.tier.in_memory else "layer"),
+            "traffic": f"{read} read, {written} written per {per_layer}",
+            "requests": f"{self.requests.gets:,} reads and {self.requests.puts:,} writes of "
+            f"objects per {per_layer}",
             "store": f"{format_bytes(moved.store)} at most{work}" + self._describe_disk(),
         }
         if workers.gpu_memory is not None and workers.gpu_budget is not None:
@@ -243,12 +249,14 @@ def estimate(
         speed = speed.with_threads(plan.solve_threads)
         seconds = speed.layer_seconds(problem, spec, plan, workers, in_memory=tier.in_memory)
         solve_seconds = speed.solve_seconds(problem, spec) if is_whole else None
-    moved = traffic(
-        problem,
-        spec,
+    stored = max_stored_layers(spec, run_spec, tier)
+    moved = traffic(problem, spec, plan, in_memory=tier.in_memory, stored=stored)
+    requests = count_requests(
         plan,
+        problem.features(spec),
         in_memory=tier.in_memory,
-        stored=max_stored_layers(spec, run_spec, tier),
+        is_stored=bool(stored),
+        iterations=solver.iterations if (solver := spec.head.iterative_solver) else 0,
     )
     placement = spread_groups(plan.accumulators, workers.count, in_memory=tier.in_memory)
     tree = merge_tree(plan, placement, accumulator_bytes(problem, spec, plan))
@@ -268,5 +276,6 @@ def estimate(
         checkpoint_every=run_spec.checkpoint_every,
         maps_stay=run_spec.maps_stay,
         tree=tree,
+        requests=requests,
         layer_seconds=seconds,
     )

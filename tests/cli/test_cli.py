@@ -301,14 +301,21 @@ def test_help_shows_an_example(name: str):
     assert f"rescnet {name}" in result.output.split("Example:")[1]
 
 
-def test_help_of_train_lists_options_by_group() -> None:
+NETWORK_GROUPS = ("Network", "Filters", "Features", "Head", "Run", "Augmented copies")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train", ["Data", *NETWORK_GROUPS, "Cluster", "Output", "Other"]),
+        ("estimate", ["Data", "Cluster", "Cost", *NETWORK_GROUPS, "Output", "Other"]),
+    ],
+)
+def test_help_lists_options_by_group(name: str, expected: list[str]) -> None:
     """Options of components are in the group of the option that chooses the component."""
-    _, *parts = re.split(r"^(\w[\w ]*):\n", run("train", "--help").output, flags=re.MULTILINE)
+    _, *parts = re.split(r"^(\w[\w ]*):\n", run(name, "--help").output, flags=re.MULTILINE)
     groups = dict(zip(parts[::2], parts[1::2], strict=True))
-    assert [*groups] == [
-        *("Data", "Network", "Filters", "Features", "Head", "Run", "Augmented copies"),
-        *("Cluster", "Output", "Other"),
-    ]
+    assert [*groups] == expected
     for group, flag in {
         **{"Data": "--validation", "Filters": "--zca-ridge", "Features": "--hash-bits"},
         **{"Head": "--sigma", "Run": "--seed", "Augmented copies": "--flip", "Other": "--help"},
