@@ -79,15 +79,28 @@ async def ask_versions(
     return dict(await broadcast(msg=message, workers=[*addresses], on_error="ignore"))
 
 
-def remove_restrictions(client: Any, keys: Iterable[str]) -> None:
-    """Let tasks, given by key, run on any worker.
+def are_in_memory(scheduler: Any, keys: Iterable[Any]) -> bool:
+    """Return whether the results of all tasks, given by key, are in memory; runs on a scheduler.
 
-    Tried on distributed 2026.8.0: the scheduler's operation `set_restrictions`. Without it, tasks
-    stay restricted, and wait for their worker if all workers are gone for a moment.
+    Tried on distributed 2026.8.0: `Scheduler.tasks`. Without it, they are taken to be.
     """
-    operation = getattr(client.scheduler, "set_restrictions", None)
-    if operation is not None:
-        client.sync(operation, worker={key: [] for key in keys})
+    tasks = getattr(scheduler, "tasks", None)
+    return tasks is None or all(key in tasks and tasks[key].state == "memory" for key in keys)
+
+
+def remove_restrictions(scheduler: Any, keys: Iterable[Any]) -> bool:
+    """Let tasks, given by key, run on any worker, and return whether the scheduler has them all.
+
+    It runs on a scheduler. Tried on distributed 2026.8.0: `Scheduler.tasks` and
+    `Scheduler.set_restrictions`. Without them, tasks stay restricted, and wait for their worker if
+    all workers are gone for a moment.
+    """
+    tasks, restrict = (getattr(scheduler, name, None) for name in ("tasks", "set_restrictions"))
+    if tasks is None or restrict is None:
+        return True
+    known = [key for key in keys if key in tasks]
+    restrict(worker={key: [] for key in known})
+    return len(known) == len([*keys])
 
 
 def retry_future(client: Any, future: Any) -> None:

@@ -141,19 +141,26 @@ def test_ask_versions(client: Client, scheduler: Scheduler) -> None:
     assert client.run_on_scheduler(ask, "a scheduler without it", [address]) == {}
 
 
-def test_remove_restrictions(
-    client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the operation, tasks stay restricted."""
+def test_remove_restrictions(client: Client, scheduler: Scheduler) -> None:
+    """Tasks that the scheduler does not have are reported; without the method, nothing happens."""
     (worker,) = client.nthreads()
-    for is_there in (False, True):
-        future = client.submit(pow, 2, 3, workers=[worker], key=f"restricted-{is_there}")
-        assert future.result() == 8
-        with monkeypatch.context() as patch:
-            if not is_there:
-                patch.delitem(scheduler.handlers, "set_restrictions")
-            _compat.remove_restrictions(client, [future.key])
-        assert bool(scheduler.tasks[future.key].worker_restrictions) != is_there
+    future = client.submit(pow, 2, 3, workers=[worker], key="restricted")
+    assert future.result() == 8
+    task = scheduler.tasks[future.key]
+    assert _compat.remove_restrictions(SimpleNamespace(tasks=scheduler.tasks), [future.key])
+    assert task.worker_restrictions
+    assert not _compat.remove_restrictions(scheduler, [future.key, "unknown"])
+    assert not task.worker_restrictions
+    assert _compat.remove_restrictions(scheduler, [future.key])
+
+
+def test_are_in_memory(client: Client, scheduler: Scheduler) -> None:
+    """Without the tasks of the scheduler, all are taken to be."""
+    future = client.submit(pow, 2, 3, key="result in memory")
+    assert future.result() == 8
+    assert _compat.are_in_memory(scheduler, [future.key])
+    assert not _compat.are_in_memory(scheduler, [future.key, "unknown"])
+    assert _compat.are_in_memory(SimpleNamespace(), ["unknown"])
 
 
 class FailsOnce:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Future
+from dask.task_spec import TaskRef
 
 from rescnet_dist.events.classes import SolverIteration
 from rescnet_dist.events.metrics import PassMetrics
@@ -29,8 +29,8 @@ Compute = Callable[[Pass, Task, Sequence[tuple[Any, ...]]], tuple[Any, PassMetri
 class Solve:
     """The solve of a layer whose features are in the work area.
 
-    checksums are those of the features, by chunk; caches hold features of each group of chunks, and
-    are empty if these do not stay in memory.
+    checksums are those of the features, by chunk; caches are the keys of the caches with the
+    features of each group of chunks, and empty if these do not stay in memory.
     """
 
     run: RunStore
@@ -39,7 +39,7 @@ class Solve:
     task: Task
     checksums: Sequence[int]
     compute: Compute
-    caches: Sequence[Future] = ()
+    caches: Sequence[str] = ()
 
     def run_iterations(self, save: Callable[[StoredIterate], None]) -> PassMetrics:
         """Continue where the work area is; `save` is called after each iteration.
@@ -68,7 +68,7 @@ class Solve:
             chunks = slice(first, first + len(list(group.chunks())))
             parts.append((self.task, group, stored, tuple(self.checksums[chunks])))
         if self.caches:
-            return [(*part, cache) for part, cache in zip(parts, self.caches, strict=True)]
+            return [(*part, TaskRef(key)) for part, key in zip(parts, self.caches, strict=True)]
         return parts
 
 

@@ -2,30 +2,22 @@
 
 Maps of a GPU that do not fit there wait in pinned main memory.
 
-Each group of chunks has one cache. It is a Dask future that the driver holds and that every task of
-the group takes as an argument: Dask sends the task to the worker that has the cache, and frees the
-cache when the driver is gone. The contents of a cache are never transferred. A task that gets the
-cache on another worker, or after its worker was lost, finds it empty and recomputes the contents
-from the store.
+Each group of chunks has one cache. It is the result of a Dask task, and every task of the group
+takes it as an argument: Dask sends the task to the worker that has the cache. The contents of a
+cache are never transferred. A task that gets the cache on another worker, or after its worker was
+lost, finds it empty and recomputes the contents from the store.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-import uuid
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.sizeof import sizeof
-from dask.task_spec import Task
-from distributed import Client, Future, wait
 
-from rescnet_dist._compat import disable_stealing, remove_restrictions, worker_memory_limit
+from rescnet_dist._compat import worker_memory_limit
 from rescnet_dist.cluster.workers import GPU_MEMORY_FRACTION, spill_fraction
 from rescnet_dist.kernels import Backend
 from rescnet_dist.train.task_events import this_worker
@@ -162,117 +154,3 @@ def has_room(backend: Backend) -> bool:
     limit = worker_memory_limit(this_worker())
     fraction = spill_fraction() + CACHE_TOLERANCE_FRACTION
     return not limit or psutil.Process().memory_info().rss < fraction * limit
-
-
-def place_groups(current: Sequence[str], available: Sequence[str], count: int) -> list[str]:
-    """Return the worker of each of `count` groups, as many on each as on the others.
-
-    Neighbors, whose accumulators are merged first, share a worker. Groups stay on their `current`
-    worker as long as it is there and has not too many.
-
-    >>> place_groups([], ["a", "b"], 4)
-    ['a', 'a', 'b', 'b']
-    >>> place_groups(["a", "a", "b", "b"], ["b", "c"], 4)
-    ['c', 'c', 'b', 'b']
-    """
-    if not current:
-        return [available[group * len(available) // count] for group in range(count)]
-    largest = math.ceil(count / len(available))
-    loads, placed = dict.fromkeys(available, 0), list[str | None]()
-    for worker in current:
-        stays = worker in loads and loads[worker] < largest
-        placed.append(worker if stays else None)
-        if stays:
-            loads[worker] += 1
-    free = (worker for worker, load in loads.items() for _ in range(largest - load))
-    return [worker or next(free) for worker in placed]
-
-
-CACHE_PLACEMENT_SECONDS = 30.0  # for new caches to be placed on their workers
-
-
-class CacheSet:
-    """The caches of a run's groups, distributed over the workers of a cluster."""
-
-    def __init__(self, client: Client, task_names: Sequence[str]) -> None:
-        """Create an empty set; task_names are the Dask names of the tasks that use caches."""
-        self._client = client
-        self._task_names = tuple(task_names)
-        self._workers: list[str] = []  # of each cache
-        self._futures: list[Future] = []
-
-    def futures(self) -> list[Future]:
-        """Return the future of each group's cache."""
-        return self._futures
-
-    def distribute(
-        self, planned_bytes: Sequence[int], device_bytes: int | None = None, *, is_stored: bool
-    ) -> None:
-        """Create one cache per group, of these planned bytes; see `place_groups`.
-
-        The caches of a worker share `device_bytes` of its GPU, if given. If workers have joined or
-        left since, some caches move to other workers, which empties them. They move only if
-        everything in them is stored too (`is_stored`).
-        """
-        if self._futures and not is_stored:
-            return
-        available = sorted(self._client.nthreads())
-        if not available:
-            return
-        workers = place_groups(self._workers, available, len(planned_bytes))
-        if workers == self._workers:
-            return
-        if device_bytes is not None:
-            device_bytes //= math.ceil(len(workers) / len(available))
-        old = self._workers or [""] * len(workers)
-        moved = [group for group, worker in enumerate(workers) if worker != old[group]]
-        futures = self._create_caches(
-            {group: (planned_bytes[group], device_bytes) for group in moved},
-            [workers[group] for group in moved],
-        )
-        kept = dict(enumerate(self._futures)) | dict(zip(moved, futures, strict=True))
-        self._futures = [kept[group] for group in range(len(workers))]
-        self._workers = workers
-        self._remove_restrictions(futures)
-        # A stolen task would find its cache empty, and the cached bytes are not part of what
-        # Dask weighs against the compute time. The call fails if the scheduler does not have
-        # this package; stolen tasks then cost time only.
-        with suppress(Exception):
-            self._client.run_on_scheduler(disable_stealing, self._task_names)
-
-    def _create_caches(
-        self, arguments: dict[int, tuple[int, int | None]], workers: list[str]
-    ) -> list[Future]:
-        """Create the caches of groups, by their arguments, preferably on these workers."""
-        token = uuid.uuid4().hex[:12]
-        keys = [f"rescnet-cache-{token}-{group}" for group in arguments]
-        tasks = {
-            key: Task(key, ChunkCache, *values)
-            for key, values in zip(keys, arguments.values(), strict=True)
-        }
-        annotations = {
-            "workers": dict(zip(keys, ([worker] for worker in workers), strict=True)).__getitem__,
-            "allow_other_workers": True,
-        }
-        layer = MaterializedLayer(tasks, annotations=annotations)
-        graph = HighLevelGraph({token: layer}, {token: set()})
-        futures: list[Future] = self._client.get(graph, keys, sync=False)
-        return futures
-
-    def _remove_restrictions(self, futures: list[Future]) -> None:
-        """Unbind caches from their workers once they are placed.
-
-        If all workers are gone for a moment, Dask would otherwise wait forever for the one that a
-        cache was created on.
-        """
-        # `wait` needs a current client, which this one is not if the caller keeps it to itself; and
-        # a cluster that has just lost its workers may be slow
-        with self._client.as_current(), suppress(TimeoutError):
-            wait(futures, timeout=CACHE_PLACEMENT_SECONDS)
-        remove_restrictions(self._client, [future.key for future in futures])
-
-    def release(self) -> None:
-        """Free all caches, even if the graph of a failed pass still refers to them."""
-        for future in self._futures:
-            future.release()
-        self._workers, self._futures = [], []

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future
+from distributed import Client
 
 from rescnet_dist.cluster import (
     CheckedWorkers,
@@ -51,9 +51,9 @@ from rescnet_dist.runs.history import History, chosen_depth
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
 from rescnet_dist.train import cg_tasks, passes, tiled
+from rescnet_dist.train.cache_set import CacheSet
 from rescnet_dist.train.cg import Solve, make_event
 from rescnet_dist.train.cg_tasks import StoredIterate
-from rescnet_dist.train.chunk_cache import CacheSet
 from rescnet_dist.train.chunks import feature_path
 from rescnet_dist.train.decide import (
     Done,
@@ -304,20 +304,20 @@ class _Driver:
             ) from None
 
     @contextmanager
-    def feature_caches(self, task: Task) -> Iterator[tuple[Task, Sequence[Future]]]:
-        """Provide the task of a solve, and the caches of features if these stay in memory.
+    def feature_caches(self, task: Task) -> Iterator[tuple[Task, Sequence[str]]]:
+        """Provide the task of a solve, and the keys of the caches if features stay in memory.
 
         They are with the maps if these stay in memory too, else in caches of their own.
         """
         if self.tier.in_memory:
-            yield task, self.caches.futures()
+            yield task, self.caches.keys
         elif not self.feature_cache_bytes:
             yield replace(task, cache_features=False), ()
         else:
             caches = CacheSet(self.client, [fold_name(cg_tasks.ITERATION)])
             caches.distribute(self.feature_cache_bytes, is_stored=True)
             try:
-                yield replace(task, cache_features=True), caches.futures()
+                yield replace(task, cache_features=True), caches.keys
             finally:
                 caches.release()
 
@@ -417,8 +417,7 @@ class _Driver:
 
     def compute(self, pass_: Pass, task: Task) -> tuple[Any, PassMetrics]:
         """Run one pass and publish its progress; return its result and its metrics."""
-        keys = tuple(future.key for future in self.caches.futures())
-        parts = GroupParts(task, self.state.plan, self.counts, keys)
+        parts = GroupParts(task, self.state.plan, self.counts, self.caches.keys)
         return self.compute_parts(pass_, task, parts)
 
     def compute_parts(

@@ -70,14 +70,14 @@ class GroupParts(Sequence[tuple[Any, ...]]):
         The plan, which has the groups.
     counts : ndarray of shape (G, C)
         Number of training images of each class in each group; (G, 0) if they are not known.
-    caches : tuple of keys
+    caches : tuple of str
         Keys of the caches of all groups; empty without caches.
     """
 
     task: Task
     plan: Plan
     counts: Array
-    caches: tuple[Any, ...] = ()
+    caches: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.plan.accumulators
@@ -99,13 +99,15 @@ class GroupParts(Sequence[tuple[Any, ...]]):
         counts = self.counts.astype(np.min_scalar_type(self.counts.max(initial=0)))
         packed = zlib.compress(counts.tobytes(), level=1)
         return _unpack_parts, (
-            *(self.task, self.plan, packed, counts.dtype.str, counts.shape, self.caches),
+            *(self.task, self.plan, packed, counts.dtype.str, counts.shape),
+            zlib.compress("\n".join(self.caches).encode()),
         )
 
 
 def _unpack_parts(
-    task: Task, plan: Plan, packed: bytes, dtype: str, shape: tuple[int, int], caches: Any
+    task: Task, plan: Plan, packed: bytes, dtype: str, shape: tuple[int, int], caches: bytes
 ) -> GroupParts:
     """Return the parts that were packed."""
     counts = np.frombuffer(zlib.decompress(packed), dtype).reshape(shape).astype(np.int64)
-    return GroupParts(task, plan, counts, caches)
+    keys = zlib.decompress(caches).decode().split()
+    return GroupParts(task, plan, counts, tuple(keys))

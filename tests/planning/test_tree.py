@@ -45,7 +45,7 @@ def test_ten_million_images_on_a_thousand_workers() -> None:
     assert forecast.traffic.network == tree.network == 999 * tree.accumulator_bytes
     assert forecast.traffic.driver < 0.5e6
     assert tree.wait_seconds == pytest.approx(tree.reduce_seconds + 17_150**3 / 3 / 30e9)
-    assert "12 merges deep, 10 of them between workers" in str(forecast)
+    assert "12 merges deep, 10 between workers" in str(forecast)
     assert forecast.to_dict()["tree"]["wait_seconds"] == tree.wait_seconds
 
 

@@ -21,7 +21,7 @@ from rescnet_dist.planning import Plan
 from rescnet_dist.planning.tree import merge_tree, spread_groups
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.store import RunStore
-from rescnet_dist.train.chunk_cache import CacheSet
+from rescnet_dist.train.cache_set import CacheSet
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.task import GroupParts, Task
 
@@ -64,8 +64,7 @@ def test_tree_is_as_deep_and_moves_as_much_as_estimated(
     ):
         caches = CacheSet(client, [fold_name("grow")])
         caches.distribute([2**30] * groups, is_stored=True)
-        keys = tuple(future.key for future in caches.futures())
-        parts = GroupParts(task, plan, np.zeros((groups, 0), np.int64), keys)
+        parts = GroupParts(task, plan, np.zeros((groups, 0), np.int64), caches.keys)
         run_pass(rig_tasks.GROW, task, parts, plan, client, bus)
     found = json.loads((tmp_path / "tree-1.json").read_text())
     placement = spread_groups(groups, workers, in_memory=True)

@@ -1,0 +1,218 @@
+"""The caches of a run's groups on the workers of a cluster: where they are, and what keeps them.
+
+The driver has one future, whatever the number of caches: that of a task which needs all of them and
+never runs. The scheduler keeps the caches for this task, and frees them when the driver is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.task_spec import List, Task, TaskRef
+from dask.typing import Key
+from distributed import Client, Future
+
+from rescnet_dist._compat import are_in_memory, disable_stealing, remove_restrictions
+from rescnet_dist.train.chunk_cache import ChunkCache
+
+CACHE_PLACEMENT_SECONDS = 30.0  # for new caches to be placed on their workers
+PLACEMENT_CHECK_SECONDS = 0.02  # between two checks whether they are
+MISSING_RESOURCE = "rescnet-none"  # of Dask; no worker has it
+
+
+def place_groups(current: Sequence[str], available: Sequence[str], count: int) -> list[str]:
+    """Return the worker of each of `count` groups, as many on each as on the others.
+
+    Neighbors, whose accumulators are merged first, share a worker. Groups stay on their `current`
+    worker as long as it is there and has not too many.
+
+    >>> place_groups([], ["a", "b"], 4)
+    ['a', 'a', 'b', 'b']
+    >>> place_groups(["a", "a", "b", "b"], ["b", "c"], 4)
+    ['c', 'c', 'b', 'b']
+    """
+    if not current:
+        return [available[group * len(available) // count] for group in range(count)]
+    largest = math.ceil(count / len(available))
+    loads, placed = dict.fromkeys(available, 0), list[str | None]()
+    for worker in current:
+        stays = worker in loads and loads[worker] < largest
+        placed.append(worker if stays else None)
+        if stays:
+            loads[worker] += 1
+    free = (worker for worker, load in loads.items() for _ in range(largest - load))
+    return [worker or next(free) for worker in placed]
+
+
+class CacheLayer(Layer):
+    """The tasks that create caches on workers, and the one that keeps all caches of a run.
+
+    It is sent to the scheduler as it is, a few bytes per cache, and becomes tasks there.
+
+    Parameters
+    ----------
+    name : str
+        Key of the task that keeps the caches. It needs a resource that no worker has.
+    keys : sequence of str
+        Keys of the caches of all groups.
+    created : dict of int to (int, str)
+        Planned bytes and worker of each cache that is created, by group.
+    device_bytes : int or None
+        Bytes of the worker's GPU that each may use.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        created: dict[int, tuple[int, str]],
+        device_bytes: int | None,
+    ) -> None:
+        self.name, self.keys_by_group, self.device_bytes = name, keys, device_bytes
+        self.created = {keys[group]: values for group, values in created.items()}
+        is_cache = self.created.__contains__
+        super().__init__(
+            annotations={
+                "workers": lambda key: [self.created[key][1]] if is_cache(key) else None,
+                "allow_other_workers": lambda key: True if is_cache(key) else None,
+                "resources": lambda key: None if is_cache(key) else {MISSING_RESOURCE: 1},
+            }
+        )
+
+    @cached_property
+    def _tasks(self) -> dict[Key, Task]:
+        """The tasks by key."""
+        caches = [
+            Task(key, ChunkCache, planned_bytes, self.device_bytes)
+            for key, (planned_bytes, _) in self.created.items()
+        ]
+        keeper = Task(self.name, list, List(*map(TaskRef, self.keys_by_group)))
+        return {task.key: task for task in (*caches, keeper)}
+
+    def __getitem__(self, key: Key) -> Task:
+        return self._tasks[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        groups = [group for group, key in enumerate(self.keys_by_group) if key in self.created]
+        created = [*zip(groups, *zip(*self.created.values(), strict=True), strict=True)]
+        record = [self.name, [*self.keys_by_group], created, self.device_bytes]
+        return _unpack_layer, (zlib.compress(json.dumps(record).encode()),)
+
+    def is_materialized(self) -> bool:
+        """Return whether the tasks have been made."""
+        return "_tasks" in self.__dict__
+
+    def get_output_keys(self) -> set[Key]:
+        """Return the keys that other layers may use."""
+        return {self.name}
+
+
+def _unpack_layer(packed: bytes) -> CacheLayer:
+    """Return the layer that was packed."""
+    name, keys, created, device_bytes = json.loads(zlib.decompress(packed))
+    return CacheLayer(
+        name, keys, {group: (size, worker) for group, size, worker in created}, device_bytes
+    )
+
+
+async def _finish_placement(layer: CacheLayer, *, dask_scheduler: Any) -> bool:
+    """Unbind new caches from their workers once they are placed; runs on a scheduler.
+
+    If all workers are gone for a moment, Dask would otherwise wait forever for the one that a cache
+    was created on. Return whether the scheduler has the caches.
+    """
+    waits = math.ceil(CACHE_PLACEMENT_SECONDS / PLACEMENT_CHECK_SECONDS)
+    for _ in range(waits):  # a cluster that has just lost its workers may be slow
+        if are_in_memory(dask_scheduler, layer.created):
+            break
+        await asyncio.sleep(PLACEMENT_CHECK_SECONDS)
+    return remove_restrictions(dask_scheduler, layer.created)
+
+
+class CacheSet:
+    """The caches of a run's groups, distributed over the workers of a cluster."""
+
+    def __init__(self, client: Client, task_names: Sequence[str]) -> None:
+        """Create an empty set; task_names are the Dask names of the tasks that use caches."""
+        self._client = client
+        self._task_names = tuple(task_names)
+        self._workers: list[str] = []  # of each cache
+        self._keys: tuple[str, ...] = ()
+        self._keepers: list[Future] = []
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key of each group's cache; empty without caches."""
+        return self._keys
+
+    def distribute(
+        self, planned_bytes: Sequence[int], device_bytes: int | None = None, *, is_stored: bool
+    ) -> None:
+        """Create one cache per group, of these planned bytes; see `place_groups`.
+
+        The caches of a worker share `device_bytes` of its GPU, if given. If workers have joined or
+        left since, some caches move to other workers, which empties them. They move only if
+        everything in them is stored too (`is_stored`).
+        """
+        if any(keeper.status != "pending" for keeper in self._keepers):
+            self.release()  # Dask has given up tasks that no worker can run, as configured
+        if self._keys and not is_stored:
+            return
+        available = sorted(self._client.nthreads())
+        if not available:
+            return
+        workers = place_groups(self._workers, available, len(planned_bytes))
+        if workers == self._workers:
+            return
+        if device_bytes is not None:
+            device_bytes //= math.ceil(len(workers) / len(available))
+        token = uuid.uuid4().hex[:12]
+        keys = [f"rescnet-cache-{token}-{group}" for group in range(len(workers))]
+        old = zip(self._keys, self._workers, strict=True)
+        for group, (key, worker) in enumerate(old):
+            if worker == workers[group]:
+                keys[group] = key
+        created = {
+            group: (planned_bytes[group], worker)
+            for group, worker in enumerate(workers)
+            if keys[group] not in self._keys
+        }
+        self._create(CacheLayer(f"rescnet-caches-{token}", keys, created, device_bytes))
+        self._keys, self._workers = tuple(keys), workers
+        # A stolen task would find its cache empty, and the cached bytes are not part of what
+        # Dask weighs against the compute time.
+        self._client.run_on_scheduler(disable_stealing, self._task_names)
+
+    def _create(self, layer: CacheLayer) -> None:
+        """Create caches, and keep them in place of the earlier ones."""
+        graph = HighLevelGraph({layer.name: layer}, {layer.name: set()})
+        keeper: Future = self._client.get(graph, layer.name, sync=False)
+        # The earlier ones are kept until the scheduler has the graph, which refers to some of them.
+        if self._client.run_on_scheduler(_finish_placement, layer):
+            self._release_keepers()
+        self._keepers.append(keeper)
+
+    def _release_keepers(self) -> None:
+        """Let the scheduler free caches that nothing else needs."""
+        for keeper in self._keepers:
+            keeper.release()
+        self._keepers = []
+
+    def release(self) -> None:
+        """Free all caches, even if the graph of a failed pass still refers to them."""
+        self._release_keepers()
+        self._workers, self._keys = [], ()

@@ -1,0 +1,75 @@
+"""The caches of groups on workers: kept by one task, and freed with the driver."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+
+from distributed import Client, LocalCluster
+
+from rescnet_dist.train.cache_set import CacheLayer, CacheSet
+
+GROUPS = 6
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_caches_stay_until_they_move_or_their_driver_is_gone() -> None:
+    """The scheduler has each cache, the driver one future. Those that need not move stay."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as driver,
+    ):
+        tasks = cluster.scheduler.tasks
+
+        def cached() -> dict[str, str]:
+            found = sorted(key for key in tasks if key.startswith("rescnet-cache-"))
+            return {key: next(iter(tasks[key].who_has)).address for key in found}
+
+        caches = CacheSet(driver, ["fold"])
+        caches.distribute([100] * GROUPS, is_stored=True)
+        first, workers = caches.keys, cached()
+        assert list(workers) == list(first)
+        assert [*workers.values()] == sorted(3 * [*driver.nthreads()])
+        assert not any(tasks[key].worker_restrictions for key in first)
+        assert len(driver.futures) == 1
+
+        cluster.scale(3)
+        driver.wait_for_workers(3)
+        caches.distribute([100] * GROUPS, is_stored=False)
+        assert caches.keys == first
+        caches.distribute([100] * GROUPS, is_stored=True)
+        kept = set(first) & set(caches.keys)
+        assert len(kept) == 4
+        wait_until(lambda: cached().keys() == set(caches.keys))
+        assert {key: cached()[key] for key in kept} == {key: workers[key] for key in kept}
+        assert sorted(cached().values()) == sorted(2 * [*driver.nthreads()])
+
+        driver.close()
+        wait_until(lambda: not cached())
+
+
+def test_layer_weighs_a_few_bytes_per_cache() -> None:
+    """However many workers have joined."""
+    groups = 4000
+    keys = [f"rescnet-cache-0123456789ab-{group}" for group in range(groups)]
+    created = {
+        group: (10**9, f"tcp://10.0.{group // 800}.7:40123") for group in range(0, groups, 2)
+    }
+    layer = CacheLayer("rescnet-caches-0123456789ab", keys, created, None)
+    packed = pickle.dumps(layer)
+    assert len(packed) < 8 * groups
+    unpacked = pickle.loads(packed)
+    assert dict(unpacked) == dict(layer)
+    assert len(unpacked) == len(created) + 1
+    assert unpacked.annotations["workers"](keys[2]) == ["tcp://10.0.0.7:40123"]
+    assert unpacked.annotations["workers"](layer.name) is None
