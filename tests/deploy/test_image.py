@@ -1,4 +1,4 @@
-"""The image, checked without building it: rules, steps and entry points."""
+"""The images, checked without building them: rules, steps and entry points."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from rescnet_dist.deploy.pods import (
     DASHBOARD_PORT,
     IMAGE_USER_ID,
+    METRICS_PORT,
     SCHEDULER_PORT,
     WORKER_DASHBOARD_PORT,
     WORKER_PORT,
@@ -36,9 +37,9 @@ EXTRAS = ("dashboard", "fast-png", "gateway", "k8s", "prometheus", "s3")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction of a Dockerfile, and its stage."""
+    """One instruction of a Dockerfile, and the name of its stage."""
 
-    stage: int
+    stage: str
     name: str
     text: str
 
@@ -47,13 +48,13 @@ def instructions() -> list[Instruction]:
     """Parse the Dockerfile, with continued lines joined and default arguments filled in."""
     lines = (IMAGE / "Dockerfile").read_text().splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-    found, stage, defaults = [], -1, dict[str, str]()
+    found, stage, defaults = [], "", dict[str, str]()
     for line in text.replace("\\\n", " ").splitlines():
         if not line.strip():
             continue
         name, rest = line.split(maxsplit=1)
         if name == "FROM":
-            stage += 1
+            stage = rest.split()[-1]
         if name == "ARG" and "=" in rest:
             defaults.update([rest.split("=", 1)])
         for key, value in defaults.items():
@@ -62,15 +63,9 @@ def instructions() -> list[Instruction]:
     return found
 
 
-def find_instructions(name: str) -> list[str]:
-    """Return the instructions of one kind."""
-    return [i.text for i in instructions() if i.name == name]
-
-
-def last_stage(name: str) -> list[str]:
-    """Return the instructions of one kind in the last stage."""
-    everything = instructions()
-    return [i.text for i in everything if i.name == name and i.stage == everything[-1].stage]
+def find_instructions(name: str, stage: str | None = None) -> list[str]:
+    """Return the instructions of one kind, of one stage or of all."""
+    return [i.text for i in instructions() if i.name == name and stage in (None, i.stage)]
 
 
 # rules ------------------------------------------------------------------------------------------
@@ -78,10 +73,10 @@ def last_stage(name: str) -> list[str]:
 
 def test_base_images_are_pinned() -> None:
     """By name and version, without a host; never `latest`."""
-    assert len(find_instructions("FROM")) == 2
-    for base in find_instructions("FROM"):
-        image = base.split()[0]
-        assert re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+-slim-[a-z]+", image), image
+    bases = {text.split()[2]: text.split()[0] for text in find_instructions("FROM")}
+    assert list(bases) == ["build-cpu", "build-gpu", "runtime", "gpu", "cpu"]  # the last by default
+    for base in bases.values():
+        assert base in bases or re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+-slim-[a-z]+", base), base
 
 
 def test_only_known_instructions_and_no_downloads() -> None:
@@ -94,28 +89,42 @@ def test_only_known_instructions_and_no_downloads() -> None:
 
 
 def test_pip_installs_are_pinned() -> None:
-    """Each has no cache, and a version, the constraints, the built wheel, or $PACKAGES."""
+    """Each has no cache, and files with hashes, the built wheel, or $PACKAGES."""
     lines = [
         command
         for command in find_instructions("RUN")
         if "pip install" in command or "pip wheel" in command
     ]
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
         assert "--no-cache-dir" in line
-        assert re.search(r"==|--requirement constraints.txt|--no-deps|\$PACKAGES", line), line
+        hashed = r"--only-binary :all: (--no-deps )?--require-hashes --requirement [a-z]+\.txt"
+        assert re.search(rf"{hashed}$|--no-deps (/wheels|--no-build)|\$PACKAGES$", line), line
 
 
 def test_image_user_is_not_root() -> None:
     """It is numeric, and the user of the pods, so that Kubernetes can verify it."""
-    assert last_stage("USER") == [f"{IMAGE_USER_ID}:{IMAGE_USER_ID}"]
-    order = [i.name for i in instructions() if i.stage == 1]
-    assert order.index("USER") > order.index("COPY")  # so root owns the files
+    assert find_instructions("USER") == [f"{IMAGE_USER_ID}:{IMAGE_USER_ID}"]
+    assert find_instructions("USER", "runtime")
+    assert not any(
+        "--chown" in text for text in find_instructions("COPY")
+    )  # so root owns the files
+
+
+def test_gpu_image_differs_by_packages_and_variables() -> None:
+    """It is the same image otherwise; the driver of the node is mounted by NVIDIA's runtime."""
+    for stage in ("cpu", "gpu"):
+        copied = [f"--from=build-{stage} /opt/rescnet /opt/rescnet"]
+        assert find_instructions("COPY", stage) == copied
+    assert {i.name for i in instructions() if i.stage == "cpu"} == {"FROM", "COPY"}
+    assert {i.name for i in instructions() if i.stage == "gpu"} == {"FROM", "ENV", "COPY"}
+    (variables,) = find_instructions("ENV", "gpu")
+    assert variables == "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
 def test_command_is_in_exec_form() -> None:
     """So that signals reach it; directories are absolute."""
-    (command,) = last_stage("CMD")
+    (command,) = find_instructions("CMD", "runtime")
     assert json.loads(command) == ["rescnet", "--help"]
     assert not find_instructions("ENTRYPOINT")  # pods and hubs have their own commands
     assert all(path.startswith("/") for path in find_instructions("WORKDIR"))
@@ -123,20 +132,21 @@ def test_command_is_in_exec_form() -> None:
 
 def test_labels_version_and_ports_match_the_project() -> None:
     """pyproject.toml, the default image of the renderer, and the pods."""
-    (labels,) = last_stage("LABEL")
+    (labels,) = find_instructions("LABEL", "runtime")
     found = dict(part.split("=", 1) for part in shlex.split(labels))
     prefix = "org.opencontainers.image."
     assert found[f"{prefix}title"] == PROJECT["name"]
     assert found[f"{prefix}version"] == PROJECT["version"] == version("rescnet-dist")
     assert found[f"{prefix}licenses"] == PROJECT["license"]
     assert Deployment("cluster").image == f"{PROJECT['name']}:{PROJECT['version']}"
-    ports = set(map(int, last_stage("EXPOSE")[0].split()))
-    assert ports == {SCHEDULER_PORT, DASHBOARD_PORT, WORKER_DASHBOARD_PORT, WORKER_PORT, 8888}
+    ports = set(map(int, find_instructions("EXPOSE", "runtime")[0].split()))
+    served = {SCHEDULER_PORT, DASHBOARD_PORT, WORKER_DASHBOARD_PORT, WORKER_PORT, METRICS_PORT}
+    assert ports == served | {8888}
 
 
 def test_health_check_runs(tmp_path: Path) -> None:
     """In exec form; it passes without a URL, and fails if nothing responds."""
-    (check,) = last_stage("HEALTHCHECK")
+    (check,) = find_instructions("HEALTHCHECK", "runtime")
     options, command = check.split(" CMD ")
     assert all(option in options for option in ("--interval=", "--timeout=", "--start-period="))
     program, *rest = json.loads(command)
@@ -165,33 +175,46 @@ def test_ignore_file_allows_copied_files_only() -> None:
 
 def test_image_has_kernels_compiled_ahead() -> None:
     """They are compiled into the folder where a container looks for them."""
-    (variables,) = last_stage("ENV")
+    (variables,) = find_instructions("ENV", "runtime")
     folder = dict(part.split("=", 1) for part in shlex.split(variables))[FOLDER_VARIABLE]
     assert any(f"compile_ahead('{folder}')" in text for text in find_instructions("RUN"))
-    assert any(folder.startswith(text.split()[-1]) for text in last_stage("COPY"))
+    assert all(folder.startswith(text.split()[-1]) for text in find_instructions("COPY", "cpu"))
 
 
 # constraints ------------------------------------------------------------------------------------
 
 
-def pins() -> dict[str, str]:
-    """Return the versions in the constraints by name."""
-    lines = (IMAGE / "constraints.txt").read_text().splitlines()
-    entries = [line for line in lines if not line.startswith("#")]
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.+]*", entry) for entry in entries)
-    assert entries == sorted(entries, key=lambda entry: entry.split("==")[0])
-    return dict(entry.split("==") for entry in entries)
+def pins(name: str = "constraints.txt") -> dict[str, str]:
+    """Return the versions in a file by name; each must have hashes, and no URL or host."""
+    lines = (IMAGE / name).read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#"))
+    entry = r"([a-z0-9-]+)==([0-9][0-9a-z.+]*)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+    found = re.findall(entry, text + "\n")
+    assert "".join(f"{name}=={version}{hashes}\n" for name, version, hashes in found) == text + "\n"
+    assert [name for name, _, _ in found] == sorted(name for name, _, _ in found)
+    return {name: version for name, version, _ in found}
 
 
 def test_constraints_match_the_project() -> None:
-    """A pin for each direct dependency, within its allowed range; no hash, no host."""
-    found = pins()
-    required = PROJECT["dependencies"] + [
-        line for extra in EXTRAS for line in PROJECT["optional-dependencies"][extra]
-    ]
-    for line in required:
-        requirement = Requirement(line)
-        assert requirement.specifier.contains(found[requirement.name]), line
+    """A pin for each direct dependency, within its allowed range."""
+    extras = PROJECT["optional-dependencies"]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    for name, required in (
+        ("constraints.txt", PROJECT["dependencies"] + [r for e in EXTRAS for r in extras[e]]),
+        ("gpu.txt", extras["gpu"]),
+        ("build.txt", build),
+    ):
+        found = pins(name)
+        for line in required:
+            requirement = Requirement(line)
+            assert requirement.specifier.contains(found[requirement.name]), line
+    assert not pins().keys() & pins("gpu.txt").keys()  # the GPU image has both
+
+
+def test_locked_packages_are_those_of_the_project() -> None:
+    """The script that writes the files names the same extras."""
+    text = (IMAGE / "lock.sh").read_text().replace("\\\n", " ")
+    assert tuple(re.findall(r"--extra ([a-z0-9-]+)", text)) == EXTRAS
 
 
 def test_image_has_the_packages_of_a_hub() -> None:
@@ -226,7 +249,7 @@ def test_steps_and_entry_points_run(tmp_path: Path) -> None:
                 shutil.copy(ROOT / source, target)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= dict(part.split("=", 1) for part in shlex.split(find_instructions("ENV")[0]))
-    for command in find_instructions("RUN"):
+    for command in find_instructions("RUN", "build-cpu"):  # CUDA's libraries are too large
         local = re.sub(r"/(opt|wheels)\b", rf"{tmp_path}/\1", command)
         local = local.replace("python3 -m venv", f"{sys.executable} -m venv")
         done = subprocess.run(
