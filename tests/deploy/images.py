@@ -69,7 +69,7 @@ def other_image(folder: Path, **versions: str | None) -> dict[str, str]:
 
 
 @cache
-def certificates(folder: Path) -> dict[str, str]:
+def certificates(folder: Path, ca: str = "rescnet-ca-1") -> dict[str, str]:
     """Create a CA and a certificate in a folder, by the commands of the guide, as a Secret."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
@@ -77,6 +77,6 @@ def certificates(folder: Path) -> dict[str, str]:
     commands = [line for line in guide.splitlines() if line.startswith("openssl ")]
     assert len(commands) == 3
     for command in commands:
-        faster = command.replace("rsa:3072", "rsa:2048")
+        faster = command.replace("rsa:3072", "rsa:2048").replace("rescnet-ca-1", ca)
         subprocess.run(["sh", "-c", faster], cwd=folder, check=True, capture_output=True)
     return {name: (folder / name).read_text() for name in ("ca.crt", "tls.crt", "tls.key")}

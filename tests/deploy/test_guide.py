@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 
@@ -83,6 +84,18 @@ def test_sh_blocks_are_valid_shell(block: str) -> None:
     """Parsed, not run."""
     done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_operator_is_the_one_of_the_tests() -> None:
+    """Its version is pinned among the packages of the tests, which run its controller."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (pin,) = (
+        line.removeprefix("dask-kubernetes==")
+        for line in project["optional-dependencies"]["test"]
+        if line.startswith("dask-kubernetes")
+    )
+    (install,) = (block for block in blocks("sh") if "helm install" in block)
+    assert re.findall(r"--version (\S+)", install) == [pin]
 
 
 def test_python_blocks_use_existing_names() -> None:
