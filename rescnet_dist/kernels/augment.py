@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+import scipy
 
 from rescnet_dist.kernels.hashing import uniforms
 
@@ -171,7 +171,7 @@ class _Draws:
         """Draw standard normal numbers (n, count) in single precision."""
         keys = (self.index[:, None], self.copy[:, None], int(purpose), np.arange(count))
         u = uniforms(self.seed, *keys)
-        return np.asarray(ndtri(np.maximum(u, 2.0**-54)).astype(np.float32))
+        return np.asarray(scipy.special.ndtri(np.maximum(u, 2.0**-54)).astype(np.float32))
 
 
 # geometry ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import eigh
+import scipy
 
 from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.arrays import Array, asarray_like
@@ -62,7 +62,9 @@ def leading_eigenvectors(matrix: Array, count: int, metric: Array | None = None)
     p = len(matrix)
     if not count:
         return np.zeros((p, 0))
-    return np.asarray(eigh(matrix, metric, subset_by_index=[p - count, p - 1])[1][:, ::-1])
+    return np.asarray(
+        scipy.linalg.eigh(matrix, metric, subset_by_index=[p - count, p - 1])[1][:, ::-1]
+    )
 
 
 def orient_filters(vectors: Array, size: int) -> Array:

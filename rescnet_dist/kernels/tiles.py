@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import blas, solve_triangular
+import scipy
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.discriminant import FeatureMoments, Whitening
@@ -217,9 +217,13 @@ def factor_tile(
         If a tile on the diagonal is not positive definite.
     """
     for left, right in previous:
-        tile = blas.dgemm(-1.0, left, right, beta=1.0, c=tile, trans_b=1, overwrite_c=1)
+        tile = scipy.linalg.blas.dgemm(
+            -1.0, left, right, beta=1.0, c=tile, trans_b=1, overwrite_c=1
+        )
     if diagonal is not None:
-        return np.asarray(solve_triangular(diagonal, tile.T, lower=True, check_finite=False).T)
+        return np.asarray(
+            scipy.linalg.solve_triangular(diagonal, tile.T, lower=True, check_finite=False).T
+        )
     features = len(standardizer.scale)
     try:
         factor = np.linalg.cholesky(tile)
@@ -261,9 +265,11 @@ def tiled_whitening(
         for i, rows in enumerate(blocks):
             for j, others in enumerate(blocks[:i]):
                 x[rows] -= read(i, j) @ x[others]
-            x[rows] = solve_triangular(read(i, i), x[rows], lower=True, check_finite=False)
+            x[rows] = scipy.linalg.solve_triangular(
+                read(i, i), x[rows], lower=True, check_finite=False
+            )
         for i, rows in reversed(list(enumerate(blocks))):
-            x[rows] = solve_triangular(
+            x[rows] = scipy.linalg.solve_triangular(
                 read(i, i), x[rows], lower=True, trans="T", check_finite=False
             )
             for j, others in enumerate(blocks[:i]):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import eigh
+import scipy
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import PatchMoments
@@ -123,7 +123,7 @@ class Whitened(FilterLearner):
 def whitening_matrix(covariance: Array, ridge: float) -> Array:
     """Return the symmetric (Σ + ridge·mean(diag Σ)·I)^-½ of the patch covariance Σ (p, p)."""
     check_patch_scatter(covariance)
-    values, vectors = eigh(covariance)
+    values, vectors = scipy.linalg.eigh(covariance)
     values = np.maximum(values, 0)
     values += ridge * (float(np.mean(values)) or 1.0)
     return np.asarray((vectors / np.sqrt(values)) @ vectors.T)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from rescnet_dist._compat import load_blas_routine
 from rescnet_dist.kernels.arrays import Array

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.linalg import blas
+import scipy
 
 from rescnet_dist.kernels.arrays import Array
 
 WEIGHTED_ROW_BYTES = 4 * 2**20  # size of the rows that are weighted at a time
-
-SYR = {"f": blas.ssyr, "d": blas.dsyr}
 
 
 def new_square(side: int, dtype: np.dtype[Any]) -> Array:
@@ -26,7 +24,8 @@ def new_rows(n: int, scatter: Array) -> Array:
 
 def add_outer(total: Array, vector: Array, factor: float) -> None:
     """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
-    SYR[total.dtype.char](factor, vector.astype(total.dtype), a=total, overwrite_a=1, lower=1)
+    add = getattr(scipy.linalg.blas, f"{'s' if total.dtype == np.float32 else 'd'}syr")
+    add(factor, vector.astype(total.dtype), a=total, overwrite_a=1, lower=1)
 
 
 def column_means(rows: Array, weights: Array | None = None) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, lapack
+import scipy
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.blas import cholesky
@@ -42,12 +42,14 @@ def _factor_double(scatter: Array, mean: Array, count: float, ridge: float) -> t
     diagonal += ridge * diagonal.mean()
     diagonal[scale == 0] = 1
     try:
-        factor = cho_factor(covariance, lower=True, overwrite_a=True, check_finite=False)
+        factor = scipy.linalg.cho_factor(
+            covariance, lower=True, overwrite_a=True, check_finite=False
+        )
         rounding = float(np.finfo(scatter.dtype).eps)
         check_pivots(np.diagonal(factor[0]), rounding, len(scale), count, ridge)
     except np.linalg.LinAlgError:
         raise singular_error(len(scale), count, ridge) from None
-    return scale, lambda columns: cho_solve(factor, columns, check_finite=False)
+    return scale, lambda columns: scipy.linalg.cho_solve(factor, columns, check_finite=False)
 
 
 def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
@@ -103,6 +105,7 @@ def factor_scaled(
 
 def solve_factored(factor: Array, columns: Array) -> Array:
     """Solve for columns (D, K) in the precision of the factor (D, D), single or double."""
+    lapack = scipy.linalg.lapack
     routine = {"f": lapack.spotrs, "d": lapack.dpotrs}[factor.dtype.char]
     return np.asarray(routine(factor, columns.astype(factor.dtype), lower=1)[0])
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import block_diag, eigh
+import scipy
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import PatchMoments
@@ -49,7 +49,7 @@ class TwoViewMoments:
         """Return the moments of matrix·(x − offset) of the patches x of the tower."""
         others = len(self.moments.mean) - self.own
         offset = np.concatenate([offset, np.zeros(others)])
-        matrix = block_diag(matrix, np.eye(others))
+        matrix = scipy.linalg.block_diag(matrix, np.eye(others))
         return TwoViewMoments(self.own, self.moments.transform(matrix, offset))
 
 
@@ -128,7 +128,7 @@ def _ridged_eigen(correlation: Array, ridge: float) -> tuple[Array, Array]:
 
     Rounding makes eigenvalues negative where maps hardly vary; they count as 0.
     """
-    values, vectors = eigh(correlation)
+    values, vectors = scipy.linalg.eigh(correlation)
     return np.maximum(values, 0) + ridge, vectors
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.fft import dct
+import scipy
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.components import FilterLearner
@@ -48,4 +48,4 @@ class DCT(FilterLearner):
 
 def _cosines(length: int) -> Array:
     """Return the orthonormal cosines (length, length), one per row."""
-    return np.asarray(dct(np.eye(length), norm="ortho", axis=0))
+    return np.asarray(scipy.fft.dct(np.eye(length), norm="ortho", axis=0))

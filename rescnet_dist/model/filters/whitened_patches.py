@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import eigh
+import scipy
 
 from rescnet_dist.kernels import Draws, PatchMoments, PatchSample
 from rescnet_dist.kernels.arrays import Array
@@ -93,7 +93,7 @@ class WhitenedPatches(FilterLearner):
         The patches of largest whitened contrast come first, of two drawn per filter.
         """
         moments = statistics.moments
-        values, vectors = eigh(group.center_scatter(moments.scatter) / moments.count)
+        values, vectors = scipy.linalg.eigh(group.center_scatter(moments.scatter) / moments.count)
         values = np.maximum(values, 0) + self.ridge * max(float(np.mean(values)), TINY)
         centered = group.center(statistics.sample.patches.astype(np.float64) - moments.mean)
         coordinates = centered @ vectors / np.sqrt(values)
