@@ -73,13 +73,18 @@ def flat_options(registry: Registry, *, load: bool = True) -> dict[str, Option]:
     return found
 
 
+_OWN_OPTIONS: dict[type[Component], dict[str, Option]] = {}
+
+
 def _own_options(component: type[Component]) -> dict[str, Option]:
-    """Return the options of a component by their flat names."""
-    options = component.__options__.values()
-    return {
-        f"{component.prefix}{option.name}": replace(option, name=f"{component.prefix}{option.name}")
-        for option in options
-    }
+    """Return the options of a component by their flat names; made once, not to be changed."""
+    if component not in _OWN_OPTIONS:
+        options = component.__options__.values()
+        named = {f"{component.prefix}{option.name}": option for option in options}
+        _OWN_OPTIONS[component] = {
+            name: replace(option, name=name) for name, option in named.items()
+        }
+    return _OWN_OPTIONS[component]
 
 
 def flat_values(component: Component) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rescnet_dist.errors import SpecError
+from rescnet_dist.formatting import option_name
 from rescnet_dist.spec import PRESETS, NetworkSpec, Spec
 
 
@@ -37,15 +38,6 @@ def _list_changes(spec: Spec, base: Spec) -> dict[str, Any]:
         for name, value, _ in spec.rows()
         if value is not None and (name not in base_values or value != base_values[name])
     }
-
-
-def option_name(field: str) -> str:
-    """Return the command-line option of a field.
-
-    >>> option_name("max_layers")
-    '--max-layers'
-    """
-    return f"--{field.replace('_', '-')}"
 
 
 def flag(name: str, value: Any) -> list[str]:

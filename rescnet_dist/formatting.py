@@ -89,3 +89,12 @@ def format_time(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def option_name(field: str) -> str:
+    """Return the command-line option of a field.
+
+    >>> option_name("max_layers")
+    '--max-layers'
+    """
+    return f"--{field.replace('_', '-')}"

@@ -25,7 +25,7 @@ from distributed.security import Security
 from parts import Parts, end_leftovers
 
 from rescnet_dist.deploy import lab_settings, lab_workspace
-from rescnet_dist.flags import option_name
+from rescnet_dist.formatting import option_name
 
 HERE = Path(__file__).resolve().parent
 FIRST_NOTEBOOK = HERE / "00-this-stack.ipynb"

@@ -246,7 +246,7 @@ def spec_markdown() -> str:
 
 
 def _spec(spec: Any) -> str:
-    flag = import_module("rescnet_dist.flags").option_name
+    flag = import_module("rescnet_dist.formatting").option_name
     options = import_module("rescnet_dist.options").declared_options(spec)
     rows = [
         (

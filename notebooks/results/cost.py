@@ -22,9 +22,9 @@ from baseline import DEFAULT, Baseline
 from environment import describe_machine, get_commit
 from make import describe_data, format_machine, name_of_data
 
+from rescnet_dist.cli.common import HELP_SETTINGS
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.cli.options import HELP_SETTINGS
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.figures import new_figure
 from rescnet_dist.data import select_validation, training_set

@@ -25,16 +25,10 @@ from environment import get_commit, get_environment
 from make import describe_data, name_of_data, train
 
 from rescnet_dist.cli.clusters import cluster
+from rescnet_dist.cli.common import HELP_SETTINGS, cluster_options, pop_cluster_options
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.cli.options import (
-    HELP_SETTINGS,
-    CommaSeparated,
-    cluster_options,
-    pop_cluster_options,
-    resolve_specs,
-    spec_options,
-)
+from rescnet_dist.cli.options import CommaSeparated, resolve_specs, spec_options
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.figures import new_figure
 from rescnet_dist.data import Images, encode, has_test_split, select_split, training_set

@@ -27,15 +27,10 @@ from environment import get_environment
 from rich.console import Console
 
 from rescnet_dist.cli.clusters import cluster
+from rescnet_dist.cli.common import HELP_SETTINGS, cluster_options, pop_cluster_options
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.cli.options import (
-    HELP_SETTINGS,
-    cluster_options,
-    pop_cluster_options,
-    resolve_specs,
-    spec_options,
-)
+from rescnet_dist.cli.options import resolve_specs, spec_options
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import (

@@ -24,16 +24,10 @@ from make import describe_data, explain_resuming, format_machine, name_of_data
 from rich.console import Console
 
 from rescnet_dist.cli.clusters import cluster
+from rescnet_dist.cli.common import HELP_SETTINGS, cluster_options, pop_cluster_options
 from rescnet_dist.cli.files import check_folder
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.cli.options import (
-    HELP_SETTINGS,
-    AnySpec,
-    cluster_options,
-    pop_cluster_options,
-    resolve_specs,
-    spec_options,
-)
+from rescnet_dist.cli.options import AnySpec, resolve_specs, spec_options
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import TrainingSet, training_set

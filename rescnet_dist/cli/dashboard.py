@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-
 import click
 
-from rescnet_dist.cli.clusters import show_status
-from rescnet_dist.cli.options import HELP_SETTINGS
-from rescnet_dist.cli.signals import raise_on_signal
-from rescnet_dist.errors import RescnetError
+from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.defer import defer
 
 
 @click.command("dashboard", **HELP_SETTINGS)
@@ -33,9 +28,8 @@ from rescnet_dist.errors import RescnetError
     metavar="HOST[:PORT]",
     help="another site that may open the page, such as a proxy",
 )
-def dashboard_command(
-    run_urls: tuple[str, ...], host: str, port: int, token: str | None, origins: tuple[str, ...]
-) -> None:
+@defer("dashboard")
+def dashboard_command() -> None:
     """Show runs in a browser: accuracy, time, memory, store traffic.
 
     Only the run stores are read, at any URL, live during runs and after them. Stop it with Ctrl-C.
@@ -45,20 +39,3 @@ def dashboard_command(
       rescnet dashboard runs/digits-20260101-120000
       rescnet dashboard s3://bucket/runs/1 s3://bucket/runs/2 --port 8080
     """
-    try:
-        from rescnet_dist.dashboard.server import Dashboard
-    except ImportError:
-        raise RescnetError(
-            "The dashboard needs Bokeh. Run pip install 'rescnet-dist[dashboard]'."
-        ) from None
-    with show_status("reading the runs"):
-        dashboard = Dashboard(run_urls, host=host, port=port, token=token, origins=origins)
-    click.echo(f"page      {dashboard.url}", err=True)
-    if dashboard.proxied:
-        click.echo(f"          in JupyterHub: {dashboard.proxied}", err=True)
-    click.echo("          stop with Ctrl-C", err=True)
-    try:
-        with raise_on_signal(signal.SIGINT):
-            dashboard.serve()
-    except KeyboardInterrupt:  # from Ctrl-C or SIGTERM
-        sys.exit(0)

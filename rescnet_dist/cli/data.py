@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Any, Literal
-
 import click
-from rich.console import Console
-from rich.table import Table
 
-from rescnet_dist.cli.clusters import cluster, show_progress, show_status
-from rescnet_dist.cli.files import open_atomic
-from rescnet_dist.cli.options import (
+from rescnet_dist.cli.common import (
     CHANNELS_OPTION,
     HELP_SETTINGS,
     ON_ERROR_OPTION,
     RESIZE_OPTION,
     cluster_options,
-    pop_cluster_options,
-    spec_options,
 )
-from rescnet_dist.data import import_dataset
-from rescnet_dist.data.inspect import inspect_dataset
-from rescnet_dist.data.named import DATASETS, cache_folder, fetch_dataset
-from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
-from rescnet_dist.errors import mask_secrets, pluralize
+from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.options import spec_options
 from rescnet_dist.spec import AugmentSpec
-
-MAX_LISTED_SKIPPED_IMAGES = 5  # of those that an import has skipped
 
 
 @click.group("data", **HELP_SETTINGS)
@@ -45,16 +30,8 @@ def data_command() -> None:
 @click.option("--chunk-images", type=click.IntRange(min=1), help="images per chunk")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
-def import_command(
-    source: str,
-    dest: str,
-    resize: tuple[int, int] | None,
-    channels: str | None,
-    on_error: Literal["error", "skip"],
-    chunk_images: int | None,
-    as_json: bool,
-    **flags: Any,
-) -> None:
+@defer("data.import_images")
+def import_command() -> None:
     """Import SRC into one Zarr store at DEST for training.
 
     SRC is a name (see `rescnet data names`), or the URL of a folder of images (split/class/image or
@@ -66,63 +43,14 @@ def import_command(
       rescnet data import photos/ photos.zarr --resize 64
       rescnet data import cifar10 s3://bucket/cifar10.zarr
     """
-    if source in DATASETS:
-        with show_progress("fetching", "bytes") as progress:
-            fetch_dataset(source, progress=progress)
-    try:
-        with (
-            cluster(pop_cluster_options(flags)) as client,
-            show_progress("importing", "images") as progress,
-        ):
-            imported = import_dataset(
-                source,
-                dest,
-                client,
-                resize=resize,
-                channels=channels,
-                on_error=on_error,
-                chunk_images=chunk_images,
-                progress=progress,
-            )
-    except KeyboardInterrupt as stop:
-        raise type(stop)("run the same command again to resume the import") from None
-    if as_json:
-        record = {
-            "url": imported.url,
-            "splits": imported.splits,
-            "classes": list(imported.classes),
-            "image_shape": imported.image_shape,
-            "skipped": [list(entry) for entry in imported.skipped],
-            "passed_over": list(imported.passed_over),
-        }
-        click.echo(json.dumps(record))
-        return
-    splits = ", ".join(f"{count:,} to {split}" for split, count in imported.splits.items())
-    height, width, depth = imported.image_shape
-    click.echo(f"images    {splits}; {height}×{width}×{depth}, {len(imported.classes)} classes")
-    if count := len(imported.passed_over):
-        are = "is no PNG, JPEG or WebP image" if count == 1 else "are no PNG, JPEG or WebP images"
-        example = imported.passed_over[0]
-        click.echo(f"ignored   {pluralize(count, 'file')} that {are}, such as {example}")
-    print_skipped(len(imported.skipped), imported.skipped)
-    click.echo(f"data      {imported.url}")
-    click.echo(f"next      rescnet data info {imported.url}")
-
-
-def print_skipped(count: int, images: Sequence[tuple[str, str]]) -> None:
-    """Print the number of images that an import has skipped, and name and reason of a few."""
-    if count:
-        more = ", such as" if images else ""
-        click.echo(f"skipped   {pluralize(count, 'image')}{more}")
-    for name, reason in images[:MAX_LISTED_SKIPPED_IMAGES]:
-        click.echo(f"          {mask_secrets(name)}: {reason}")
 
 
 @data_command.command("info", **HELP_SETTINGS)
 @click.argument("data")
 @click.option("--sheet", help="PNG file with samples of each class to write")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def info_command(data: str, sheet: str | None, as_json: bool) -> None:
+@defer("data.info")
+def info_command() -> None:
     """Describe a dataset and its possible problems.
 
     Prints its shape, splits, classes, chunks and bytes. All images are read once to find duplicates
@@ -132,32 +60,6 @@ def info_command(data: str, sheet: str | None, as_json: bool) -> None:
     Example:
       rescnet data info cifar10.zarr --sheet cifar10.png
     """
-    with show_status(f"reading {mask_secrets(data)}"):
-        info = inspect_dataset(data)
-        if sheet:
-            write_picture(class_sheet(data), sheet)
-    if as_json:
-        click.echo(json.dumps(info.to_dict()))
-        return
-    height, width, depth = info.image_shape
-    click.echo(f"data      {mask_secrets(data)}")
-    click.echo(f"images    {info.images:,} of {height}×{width}×{depth}, {info.dtype}")
-    stored = ""
-    if info.stored_bytes is not None:
-        stored = f"{info.stored_bytes / 2**20:,.1f} MiB stored, "
-    click.echo(f"bytes     {stored}{info.decoded_bytes / 2**20:,.1f} MiB decoded")
-    click.echo(f"chunks    of {info.chunk_images:,} images")
-    print_skipped(info.skipped, info.skipped_images)
-    table = Table("class", *info.splits)
-    for name, counts in info.classes.items():
-        table.add_row(name, *(f"{counts[split]:,}" for split in info.splits))
-    table.add_section()
-    table.add_row("all", *(f"{count:,}" for count in info.splits.values()))
-    Console().print(table)
-    for warning in info.warnings:
-        click.echo(f"warning   {warning}")
-    if sheet:
-        click.echo(f"samples   {sheet}")
 
 
 @data_command.command("preview", **HELP_SETTINGS)
@@ -170,7 +72,8 @@ def info_command(data: str, sheet: str | None, as_json: bool) -> None:
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="seed of the run")
 @spec_options(AugmentSpec)
-def preview_command(data: str, output: str, images: int, seed: int, **flags: Any) -> None:
+@defer("data.preview")
+def preview_command() -> None:
     """Write a picture of images and their augmented copies.
 
     The images are those of DATA, and the copies exactly those of a run.
@@ -179,31 +82,13 @@ def preview_command(data: str, output: str, images: int, seed: int, **flags: Any
     Example:
       rescnet data preview cifar10.zarr --copies 8 --flip --shift 4 --rotate 10 -o copies.png
     """
-    augment = AugmentSpec(**{name: value for name, value in flags.items() if value is not None})
-    with show_status(f"reading {mask_secrets(data)}"):
-        write_picture(augmentation_sheet(data, augment, seed, images), output)
-    click.echo(f"preview   {output}")
 
 
 @data_command.command("names", **HELP_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def names_command(as_json: bool) -> None:
+@defer("data.names")
+def names_command() -> None:
     """List the datasets that have a name.
 
     Each with its origin, and the folder of downloads.
     """
-    if as_json:
-        click.echo(json.dumps({name: dataset.home for name, dataset in DATASETS.items()}))
-        return
-    table = Table("name", "MiB", "home")
-    table.add_row("digits", "1", "in the package: a sample of MNIST")
-    for name, dataset in DATASETS.items():
-        table.add_row(name, f"{(dataset.size or 0) / 2**20:,.0f}", dataset.home)
-    Console().print(table)
-    click.echo(f"downloaded to {cache_folder()}")
-
-
-def write_picture(picture: Any, path: str) -> None:
-    """Write a picture as a PNG file."""
-    with open_atomic(path, binary=True) as file:
-        picture.save(file, "PNG")

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
-
 import click
 
-from rescnet_dist.cli.clusters import cluster, show_status
-from rescnet_dist.cli.options import (
-    CONFIG_OPTION,
-    HELP_SETTINGS,
-    PRESET_OPTION,
-    GroupedCommand,
-    grouped_option,
-    parse_size,
-    resolve_specs,
-    spec_options,
-)
-from rescnet_dist.cluster import Workers
-from rescnet_dist.errors import SpecError
-from rescnet_dist.planning import Problem, calibrate, estimate
-from rescnet_dist.planning.backend import get_backend
-from rescnet_dist.planning.cost import Prices, describe_cost
-from rescnet_dist.spec import DEFAULT_VALIDATION, AugmentSpec, NetworkSpec, RunSpec
+from rescnet_dist.cli.common import HELP_SETTINGS, GroupedCommand, grouped_option
+from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.options import CONFIG_OPTION, PRESET_OPTION, spec_options
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 GPU_MEMORY_OPTION = grouped_option(
     "Cluster", "--gpu-memory", help="memory of each worker's GPU, for --array-backend cupy"
@@ -69,21 +52,8 @@ GPU_MEMORY_OPTION = grouped_option(
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="print JSON")
-def estimate_command(
-    images: str,
-    classes: int,
-    workers: int,
-    threads: int,
-    machines: int | None,
-    memory: str,
-    gpu_memory: str | None,
-    stable_price: float | None,
-    spot_price: float | None,
-    preset: str | None,
-    config: str | None,
-    as_json: bool,
-    **flags: Any,
-) -> None:
+@defer("estimate")
+def estimate_command() -> None:
     """Estimate the time and memory of a run on a cluster.
 
     The cluster need not exist; its cores are taken to be as fast as those of this machine. IMAGES
@@ -95,93 +65,3 @@ def estimate_command(
     Example:
       rescnet estimate 50000x32x32x3 --preset cifar10 --workers 4 --threads 16 --memory 64GiB
     """
-    prices = resolve_prices(stable_price, spot_price)
-    number, *shape = parse_shape(images)
-    size = ((shape[0], shape[1], shape[2]), number, classes)
-    spec, run_spec, augment = resolve_specs(preset, config, images, flags, size)
-    problem = make_problem(images, classes, spec, run_spec, augment)
-    if workers % (machines or workers):
-        raise SpecError(
-            f"--machines {machines} cannot share {workers} workers evenly. Give a number that "
-            f"divides {workers}."
-        )
-    per_machine = workers // (machines or workers)
-    described = Workers(
-        count=workers,
-        slots=workers * threads,
-        threads=threads,
-        machine_threads=per_machine * threads,
-        memory=parse_size("--memory", memory),
-        gpu_memory=resolve_gpu_memory(run_spec, gpu_memory),
-    )
-    # Raise for a run that does not fit before anything is measured.
-    forecast = estimate(problem, spec, run_spec, described, None)
-    if described.gpu_memory is None:
-        with cluster({}) as client, show_status("measuring"):
-            speed = calibrate(client, problem, spec, Workers.from_client(client), None)
-        forecast = estimate(problem, spec, run_spec, described, speed)
-    record, cost = forecast.to_dict(), ""
-    if prices and forecast.seconds is not None:
-        amounts = {
-            name: prices.run_cost(forecast.seconds, machines or workers, spot=name == "spot")
-            for name in ("stable", "spot")
-            if getattr(prices, name) is not None
-        }
-        record["cost"] = amounts
-        cost = f"\n{'cost':<9} {describe_cost(forecast.seconds, machines or workers, prices)}"
-    click.echo(json.dumps(record) if as_json else f"{forecast}{cost}")
-
-
-def resolve_prices(stable: float | None, spot: float | None) -> Prices | None:
-    """Return the prices of machines, or None without any; raise SpecError without a stable one."""
-    if stable is None:
-        if spot is not None:
-            raise SpecError(
-                f"--spot-price {spot:g} is for workers; scheduler and driver need a machine that "
-                "stays. Add its price, --stable-price."
-            )
-        return None
-    return Prices(stable, spot)
-
-
-def resolve_gpu_memory(run_spec: RunSpec, given: str | None) -> int | None:
-    """Return the bytes of a GPU, or None for a run without; raise SpecError if they do not fit."""
-    if not get_backend(run_spec).on_gpu:
-        if given is not None:
-            raise SpecError(
-                f"--gpu-memory {given} is for GPUs, but this run uses none. Add --array-backend "
-                "cupy, or leave --gpu-memory out."
-            )
-        return None
-    if given is None:
-        raise SpecError(
-            'array_backend="cupy" uses GPUs, but their memory is not given. Add it, such as '
-            "--gpu-memory 80GiB."
-        )
-    return parse_size("--gpu-memory", given)
-
-
-def make_problem(
-    images: str, classes: int, spec: NetworkSpec, run_spec: RunSpec, augment: AugmentSpec
-) -> Problem:
-    """Return the size of the data from text such as 50000x32x32x3.
-
-    Raise SpecError if the specs do not fit it.
-    """
-    number, *shape = parse_shape(images)
-    spec.check_images(shape[0], shape[1], shape[2])
-    augment.check_images(shape[0], shape[1], shape[2])
-    validation = DEFAULT_VALIDATION if run_spec.validation is None else run_spec.validation
-    rows = round(number * (1 + augment.copies * (1 - validation)))
-    return Problem(rows, (shape[0], shape[1], shape[2]), classes, copies=augment.copies)
-
-
-def parse_shape(images: str) -> list[int]:
-    """Return the numbers of text such as 50000x32x32x3; raise SpecError for other text."""
-    match = re.fullmatch(r"(\d+)[x×](\d+)[x×](\d+)[x×](\d+)", images.replace(",", ""))
-    if not match or 0 in map(int, match.groups()):
-        raise SpecError(
-            f"{images!r} is not a number of images and their shape. Give them as "
-            "IMAGESxHEIGHTxWIDTHxCHANNELS, such as 50000x32x32x3."
-        )
-    return [int(number) for number in match.groups()]

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import math
-from typing import Any
-
 import click
 
-import rescnet_dist
-from rescnet_dist.cli.clusters import cluster, show_status
-from rescnet_dist.cli.files import check_folder, open_atomic
-from rescnet_dist.cli.options import (
+from rescnet_dist.cli.common import (
     BACKEND_OPTION,
     CHANNELS_OPTION,
     HELP_SETTINGS,
@@ -20,19 +12,8 @@ from rescnet_dist.cli.options import (
     SPLIT_OPTION,
     averaging_options,
     cluster_options,
-    pop_cluster_options,
-    resolve_averaging,
 )
-from rescnet_dist.data import (
-    Channels,
-    DecodeOptions,
-    has_test_split,
-    open_for_network,
-    open_split,
-)
-from rescnet_dist.errors import RescnetError, pluralize
-from rescnet_dist.network import Metrics
-from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, RunStore
+from rescnet_dist.cli.defer import defer
 
 
 @click.command("evaluate", **HELP_SETTINGS)
@@ -47,20 +28,8 @@ from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, RunStore
 @cluster_options
 @BACKEND_OPTION
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def evaluate_command(
-    run_url: str,
-    data: str | None,
-    split: str | None,
-    staged: bool,
-    confusion: str | None,
-    resize: tuple[int, int] | None,
-    channels: Channels | None,
-    flips: bool,
-    copies: int | None,
-    array_backend: str,
-    as_json: bool,
-    **flags: Any,
-) -> None:
+@defer("evaluate")
+def evaluate_command() -> None:
     """Evaluate the network at RUN, a run or a saved network, on DATA.
 
     Prints accuracy, top-5 accuracy, log loss and expected calibration error, and precision, recall
@@ -75,64 +44,3 @@ def evaluate_command(
     Example:
       rescnet evaluate runs/digits-20260101-120000 --staged
     """
-    if confusion and staged:
-        raise RescnetError("--confusion and --staged exclude each other. Run the command twice.")
-    if confusion == "-" and as_json:
-        raise RescnetError("--json has the confusion matrix, too. Leave out --confusion -.")
-    if confusion:
-        check_folder(confusion)
-    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    data = data or find_test_data(run_url)
-    chosen: Any = data
-    decoder = clf.network_.photo_decoder(resize, channels)
-    if resize or channels:
-        chosen = open_for_network(data, decoder, DecodeOptions(resize, channels))
-    chosen = open_split(chosen, split, decoder) if split else chosen
-    augment = resolve_averaging(flips, copies)
-    outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
-    metrics = None
-    with cluster(pop_cluster_options(flags), embedded=False), show_status("evaluating"):
-        if staged:
-            accuracies = clf.staged_score(chosen, augment=augment).tolist()
-            outcome["staged"] = [None if math.isnan(value) else value for value in accuracies]
-            outcome["accuracy"] = outcome["staged"][-1]
-        else:
-            metrics = clf.evaluate(chosen, augment=augment)
-            outcome |= metrics.to_dict()
-    if confusion and metrics:
-        write_confusion(confusion, metrics)
-    if as_json:
-        click.echo(json.dumps(outcome))
-        return
-    if metrics:
-        click.echo(f"{pluralize(clf.depth_, 'layer')}, {metrics!r}")
-        return
-    for layer, accuracy in enumerate(outcome["staged"], start=1):
-        text = "no head" if accuracy is None else f"{100 * accuracy:.2f} %"
-        click.echo(f"after layer {layer}: {text}")
-    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
-
-
-def write_confusion(path: str, metrics: Metrics) -> None:
-    """Write the confusion matrix as CSV: a row per true class, a column per predicted class."""
-    with open_atomic(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(["true", *metrics.classes.tolist()])
-        rows = zip(metrics.classes.tolist(), metrics.confusion.tolist(), strict=True)
-        writer.writerows([label, *counts] for label, counts in rows)
-
-
-def find_test_data(run_url: str) -> str:
-    """Return the data that a run was trained on; raise RescnetError without a test split."""
-    if Location.of(run_url).attributes().get("format") in (NETWORK_FORMAT, FUSED_FORMAT):
-        raise RescnetError(
-            f"{run_url} is a saved network, which does not know the data that it was trained on. "
-            "Name the DATA to evaluate on."
-        )
-    source: str | None = RunStore.open(run_url).attributes()["source"]
-    if source is None or not has_test_split(source):
-        raise RescnetError(
-            f"The run at {run_url} was trained on {source or 'arrays'}, which has no known test "
-            "split. Name the DATA to evaluate on."
-        )
-    return source

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.options import HELP_SETTINGS
+from rescnet_dist.cli.common import HELP_SETTINGS
 from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.errors import (
     ClaimLostError,
@@ -54,22 +54,8 @@ COMMANDS = {
     "runs": "List the runs in a folder or bucket.",
     "train": "Train a network on a dataset.",
 }
-# Commands in a module of their own name; the others are in the module `commands`.
-OWN_MODULES = {
-    "ablate",
-    "bench",
-    "dashboard",
-    "data",
-    "deploy",
-    "estimate",
-    "evaluate",
-    "export",
-    "fuse",
-    "predict",
-    "report",
-    "retry",
-    "runs",
-}
+# Modules of commands that are not named after them.
+MODULES = dict.fromkeys(("train", "plan", "resume"), "training")
 
 
 @contextmanager
@@ -119,8 +105,7 @@ class Commands(click.Group):
         """Import a command by its name."""
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name if cmd_name in OWN_MODULES else "commands"
-        module = import_module(f"rescnet_dist.cli.{name}")
+        module = import_module(f"rescnet_dist.cli.{MODULES.get(cmd_name, cmd_name)}")
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command

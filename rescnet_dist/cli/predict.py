@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
-
 import click
-import dask.array as da
-import numpy as np
 
-import rescnet_dist
-from rescnet_dist.cli.batches import compute_batches, count_threads
-from rescnet_dist.cli.clusters import cluster, show_progress
-from rescnet_dist.cli.options import (
+from rescnet_dist.cli.common import (
     BACKEND_OPTION,
     CHANNELS_OPTION,
     HELP_SETTINGS,
@@ -24,34 +13,8 @@ from rescnet_dist.cli.options import (
     SPLIT_OPTION,
     averaging_options,
     cluster_options,
-    pop_cluster_options,
-    resolve_averaging,
 )
-from rescnet_dist.cli.tables import (
-    STANDARD_OUTPUT,
-    Columns,
-    Predictions,
-    check_output,
-    open_table,
-    select_format,
-)
-from rescnet_dist.data import (
-    PhotoSource,
-    Source,
-    evaluation_split,
-    has_photos,
-    is_photo,
-    open_dataset,
-    open_photos,
-    open_source,
-    open_split,
-)
-from rescnet_dist.errors import DataError, mask_secrets, pluralize
-from rescnet_dist.network import BaseNetwork
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-MAX_LISTED_PROBLEMS = 5  # of those that are left out
+from rescnet_dist.cli.defer import defer
 
 
 @click.command("predict", **HELP_SETTINGS)
@@ -60,7 +23,7 @@ MAX_LISTED_PROBLEMS = 5  # of those that are left out
 @click.option(
     "--output",
     "-o",
-    default=STANDARD_OUTPUT,
+    default="-",
     help="file or URL to write: .csv, .jsonl, .parquet or .zarr  [default: standard output]",
 )
 @SPLIT_OPTION
@@ -74,21 +37,8 @@ MAX_LISTED_PROBLEMS = 5  # of those that are left out
 @click.option(
     "--json", "as_json", is_flag=True, help="print JSON lines; with --output, print the outcome"
 )
-def predict_command(
-    run_url: str,
-    data: tuple[str, ...],
-    output: str,
-    split: str | None,
-    proba: bool,
-    resize: tuple[int, int] | None,
-    channels: str | None,
-    on_error: Literal["error", "skip"],
-    flips: bool,
-    copies: int | None,
-    array_backend: str,
-    as_json: bool,
-    **flags: Any,
-) -> None:
+@defer("predict")
+def predict_command() -> None:
     """Predict the labels of photos or of a dataset.
 
     RUN is a run or a saved network. DATA are photos, a folder of photos, or a dataset. Photos may
@@ -102,133 +52,3 @@ def predict_command(
       rescnet predict net.zip photos/ --proba -o labels.parquet
       rescnet predict runs/digits-20260101-120000 digits -o labels.csv
     """
-    form = select_format(output, as_json=as_json)
-    check_output(output, form)
-    augment = resolve_averaging(flips, copies)
-    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
-    with cluster(pop_cluster_options(flags), embedded=False) as client:
-        threads = count_threads(client)
-        images = open_images(data, clf.network_, threads, split, resize, channels)
-        probabilities = clf.predict_proba(images.array, augment=augment)
-        columns = Columns(clf.classes_, images.files is not None, proba, len(images.array))
-        skipped: list[str] = []
-        with (
-            open_table(output, form, columns) as write,
-            show_progress("predicting", "images") as progress,
-        ):
-            progress(0, columns.rows)
-            lazy = [probabilities, *([] if images.problems is None else [images.problems])]
-            for start, (rows, *problems) in compute_batches(lazy, client, threads):
-                is_good = np.ones(len(rows), bool)
-                if problems:
-                    skipped += check_problems(problems[0], on_error)
-                    is_good = np.array([problem is None for problem in problems[0]], bool)
-                numbers = start + np.flatnonzero(is_good)
-                files = (
-                    None
-                    if images.files is None
-                    else [str(images.files[n]) for n in numbers.tolist()]
-                )
-                write(Predictions(numbers, files, rows[is_good]))
-                progress(start + len(rows), columns.rows)
-            if len(skipped) == columns.rows:
-                raise DataError(f"None of the images can be used. {skipped[0]}")
-    report_outcome(output, columns.rows - len(skipped), skipped, as_json=as_json)
-
-
-# images -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ImageTable:
-    """Lazy images (n, H, W, d), problems (n,) of photos that are decoded, and file names (n,)."""
-
-    array: da.Array
-    problems: da.Array | None
-    files: Sequence[str] | Array | None
-
-
-def open_images(
-    data: Sequence[str],
-    network: BaseNetwork,
-    threads: int,
-    split: str | None,
-    resize: tuple[int, int] | None,
-    channels: str | None,
-) -> ImageTable:
-    """Open photos or a dataset as images of a network, in batches that keep all threads busy."""
-
-    def batch_images(count: int) -> int:
-        return max(1, min(network.batch_images, math.ceil(count / threads)))
-
-    source = find_photos(data, has_options=bool(resize or channels or network.input))
-    if source is not None:
-        name = select_split(source, split)
-        decoder = network.photo_decoder(resize, channels)
-        array, problems = open_photos(source, name, decoder, batch_images(source.splits[name]))
-        return ImageTable(array, problems, source.files(name))
-    dataset: Any = data[0]
-    if resize or channels:
-        dataset = open_dataset(dataset, resize=resize, channels=channels)
-    part = evaluation_split(open_split(dataset, split) if split else dataset)
-    network.check_images(part.images)
-    network.look_at(part.images)
-    array = da.asarray(part.images.array)
-    return ImageTable(array.rechunk({0: batch_images(len(array))}), None, part.files)
-
-
-def find_photos(data: Sequence[str], *, has_options: bool) -> Source | None:
-    """Return the source of photos that are given by name, or of a folder or file of photos.
-
-    It is None for a dataset of arrays, and without options to decode photos with.
-    """
-    if all(is_photo(url) for url in data):
-        return PhotoSource(data)
-    if len(data) > 1:
-        other = next(url for url in data if not is_photo(url))
-        raise DataError(
-            f"{mask_secrets(other)} is not an image file (PNG, JPEG or WebP). Give any number of "
-            "image files, or one folder or dataset."
-        )
-    try:
-        source = open_source(data[0]) if has_options else None
-    except DataError:  # such as for a netCDF file, which is a dataset and no source
-        return None
-    return source if source is not None and has_photos(source) else None
-
-
-def select_split(source: Source, split: str | None) -> str:
-    """Return the given split of a source, else its test split, or the only one."""
-    names = list(source.splits)
-    found = split or ("test" if "test" in names or len(names) > 1 else names[0])
-    if found not in names:
-        raise DataError(
-            f"{mask_secrets(source.url)} has no images in {found}. It has images in "
-            f"{', '.join(names)}; name one of these splits by --split."
-        )
-    return found
-
-
-# outcome ----------------------------------------------------------------------------------------
-
-
-def check_problems(problems: Any, on_error: str) -> list[str]:
-    """Return why images cannot be used; raise DataError for the first if none may be skipped."""
-    found = [problem for problem in problems if problem is not None]
-    if found and on_error == "error":
-        raise DataError(f"{found[0]} Add --on-error skip to leave such images out.")
-    return found
-
-
-def report_outcome(output: str, count: int, skipped: list[str], *, as_json: bool) -> None:
-    """Say what was written, on standard error, or as JSON on standard output."""
-    if as_json and output != STANDARD_OUTPUT:
-        record = {"output": mask_secrets(output), "images": count, "skipped": skipped}
-        click.echo(json.dumps(record))
-        return
-    if output != STANDARD_OUTPUT:
-        click.echo(f"wrote {pluralize(count, 'label')} to {mask_secrets(output)}", err=True)
-    if skipped:
-        click.echo(f"skipped {pluralize(len(skipped), 'image')}", err=True)
-    for problem in skipped[:MAX_LISTED_PROBLEMS]:
-        click.echo(f"  {problem}", err=True)

@@ -23,7 +23,6 @@ import rescnet_dist
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.log_lines import LogLines
-from rescnet_dist.cli.options import LOG_FORMAT_OPTION, grouped_option
 from rescnet_dist.cli.progress_file import ProgressFile
 from rescnet_dist.cli.retry import PROGRESS_VARIABLE
 from rescnet_dist.cli.signals import Terminated
@@ -94,28 +93,6 @@ class ReportOptions:
     def is_silent(self) -> bool:
         """Whether no progress is printed."""
         return self.quiet or self.json_lines
-
-
-def reporting_options(command: Any) -> Any:
-    """Add the options that `pop_report_options` reads to a command."""
-    command = LOG_FORMAT_OPTION(command)
-    metrics = "serve metrics for Prometheus; without HOST on all addresses, PORT alone on loopback"
-    command = grouped_option("Output", "--metrics-address", metavar="[HOST]:PORT", help=metrics)(
-        command
-    )
-    mlflow = "also log the layers to MLflow at this URI, such as sqlite:///mlflow.db"
-    models = "log the network at the end to MLflow, as a pyfunc and as ONNX"
-    command = grouped_option("Output", "--mlflow-models", is_flag=True, help=models)(command)
-    command = grouped_option("Output", "--mlflow", metavar="URI", help=mlflow)(command)
-    tensorboard = "also write the layers for TensorBoard, to FOLDER/NAME-OF-THE-RUN"
-    command = grouped_option("Output", "--tensorboard", metavar="FOLDER", help=tensorboard)(command)
-    lines = "print each event, then the outcome, as a line of JSON, and no progress"
-    command = grouped_option("Output", "--json-lines", is_flag=True, help=lines)(command)
-    command = grouped_option(
-        "Output", "--json", "as_json", is_flag=True, help="print the outcome as JSON"
-    )(command)
-    quiet = "print no progress, only warnings, errors and the outcome"
-    return grouped_option("Output", "--quiet", "-q", is_flag=True, help=quiet)(command)
 
 
 def pop_report_options(flags: dict[str, Any]) -> ReportOptions:

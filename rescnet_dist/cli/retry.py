@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.options import HELP_SETTINGS, LOG_FORMAT_OPTION
+from rescnet_dist.cli.common import HELP_SETTINGS, LOG_FORMAT_OPTION
 from rescnet_dist.logs import use_json_logs
 
 # Variable with the path of a file that the command creates once it has finished a layer.

@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from typing import Any
-
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from rescnet_dist.cli.clusters import show_status
-from rescnet_dist.cli.options import HELP_SETTINGS
-from rescnet_dist.errors import mask_secrets, pluralize
-from rescnet_dist.formatting import format_bytes
-from rescnet_dist.runs import scan_runs
-
-FILE_COLUMNS = 1000  # width of the table without a terminal, so that nothing is cut off
-
-
-def _select_accuracy(run: dict[str, Any]) -> float | None:
-    """Return the validation accuracy of a run, or else its training accuracy."""
-    return run["train"] if run["validation"] is None else run["validation"]
-
-
-# Keys to sort runs by: the largest value is first, and runs without a value are last.
-SORT_KEYS: dict[str, Callable[[dict[str, Any]], float | None]] = {
-    "accuracy": _select_accuracy,
-    "age": lambda run: run["updated"],
-    "layers": lambda run: run["layers"],
-    "size": lambda run: run["bytes"],
-}
+from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.defer import defer
 
 
 @click.command("runs", **HELP_SETTINGS)
@@ -40,13 +13,14 @@ SORT_KEYS: dict[str, Callable[[dict[str, Any]], float | None]] = {
 @click.option(
     "--sort",
     "order",
-    type=click.Choice(["name", "state", *SORT_KEYS]),
+    type=click.Choice(["name", "state", "accuracy", "age", "layers", "size"]),
     default="name",
     show_default=True,
     help="sort key; best, newest, deepest or largest first",
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def runs_command(url: str, order: str, as_json: bool) -> None:
+@defer("runs")
+def runs_command() -> None:
     """List the runs in a folder or bucket.
 
     Each with its state, layers, accuracy, age and size. URL is any fsspec URL  [default: runs].
@@ -56,67 +30,3 @@ def runs_command(url: str, order: str, as_json: bool) -> None:
     Example:
       rescnet runs s3://bucket/runs --sort accuracy
     """
-    with show_status(f"looking for runs in {mask_secrets(url)}"):
-        runs, skipped = scan_runs(url)
-    if order in SORT_KEYS:
-        runs.sort(key=lambda run: _sort_last_if_none(SORT_KEYS[order](run)))
-    elif order == "state":
-        runs.sort(key=lambda run: run["state"])
-    if as_json:
-        click.echo(
-            json.dumps({"url": mask_secrets(url), "runs": runs, "others": skipped}, indent=1)
-        )
-        return
-    if runs:
-        console = Console()
-        Console(width=console.width if console.is_terminal else FILE_COLUMNS).print(
-            _make_table(runs)
-        )
-    for run in runs:
-        if run["problem"]:
-            click.echo(f"{run['name']}: {run['state']}: {run['problem']}")
-    if not runs:
-        click.echo(f"no runs in {mask_secrets(url)}")
-    if skipped:
-        click.echo(f"skipped {pluralize(skipped, 'other object')}", err=True)
-
-
-def _sort_last_if_none(value: float | None) -> tuple[bool, float]:
-    """Return a sort key: descending values, None last."""
-    return value is None, -(value or 0)
-
-
-def _make_table(runs: list[dict[str, Any]]) -> Table:
-    """Return a table with a row for each run; names are never cut."""
-    table = Table()
-    table.add_column("run", overflow="fold")
-    table.add_column("state")
-    for name in ("layers", "depth", "accuracy (%)", "age", "size"):
-        table.add_column(name, justify="right")
-    now = time.time()
-    for run in runs:
-        limit = "" if run["max_layers"] is None else f" of {run['max_layers']}"
-        kind = "" if run["validation"] is not None else " (train)"
-        accuracy = _select_accuracy(run)
-        table.add_row(
-            Text(run["name"]),
-            run["state"],
-            "" if run["layers"] is None else f"{run['layers']}{limit}",
-            "" if run["depth"] is None else str(run["depth"]),
-            "" if accuracy is None else f"{100 * accuracy:.2f}{kind}",
-            "" if run["updated"] is None else format_age(now - run["updated"]),
-            "" if run["bytes"] is None else format_bytes(run["bytes"]),
-        )
-    return table
-
-
-def format_age(seconds: float) -> str:
-    """Return a time in its largest unit.
-
-    >>> format_age(3), format_age(7300), format_age(200_000)
-    ('3 s', '2 h', '2 d')
-    """
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length)} {unit}"
-    return f"{max(0, int(seconds))} s"

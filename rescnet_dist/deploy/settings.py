@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from rescnet_dist.errors import SpecError, mask_secrets, suggest_name
-from rescnet_dist.flags import option_name
+from rescnet_dist.formatting import option_name
 
 KINDS = ("job", "cluster")
 MAX_LABEL_LENGTH = 63  # in Kubernetes

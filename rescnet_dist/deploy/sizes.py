@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.formatting import format_mib
-from rescnet_dist.planning import Forecast, Problem, estimate
 from rescnet_dist.spec import NetworkSpec, RunSpec
+
+if TYPE_CHECKING:
+    from rescnet_dist.planning import Forecast, Problem
 
 MIB = 2**20
 POD_STEP_BYTES = 64 * MIB  # memory is rounded up to multiples of this
@@ -92,6 +94,9 @@ def compute_sizes(
     memory and gpu_memory are bytes per worker. By default, memory is what the best plan that fits
     a node needs. Raise SpecError if a pod does not fit a node.
     """
+    from rescnet_dist.cluster.workers import Workers  # slow to import, with Dask
+    from rescnet_dist.planning import estimate
+
     node = node or Node()
     if node.cpus is not None and threads > node.cpus:
         raise SpecError(

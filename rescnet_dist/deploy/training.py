@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rescnet_dist.flags import flags, nearest_preset
-from rescnet_dist.planning.plan import PLAN_FIELDS, Plan
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+
+if TYPE_CHECKING:
+    from rescnet_dist.planning.plan import Plan
 
 
 def training_flags(
@@ -18,6 +22,8 @@ def training_flags(
     They are the nearest preset, and what differs from it and from the defaults. A validation
     fraction that was given takes precedence over a dataset's own validation images.
     """
+    from rescnet_dist.planning.plan import PLAN_FIELDS  # slow to import, with Dask
+
     preset, base = nearest_preset(spec)
     planned = run_spec.replace(**{name: getattr(plan, name) for name in PLAN_FIELDS})
     words = ["--preset", preset, *flags(spec, base), *flags(planned, RunSpec())]

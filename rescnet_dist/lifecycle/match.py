@@ -6,9 +6,8 @@ from typing import Any
 
 from rescnet_dist.data import TrainingSet, classes_to_json
 from rescnet_dist.errors import StoreError
-from rescnet_dist.lifecycle.resume import CHANGEABLE
 from rescnet_dist.planning.plan import PLAN_FIELDS
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
+from rescnet_dist.spec import CHANGEABLE, AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import (
     RUN_FORMAT,
     Location,

@@ -13,7 +13,7 @@ from rescnet_dist.errors import CorruptDataError, SpecError, StoreError, plurali
 from rescnet_dist.events.classes import Listener
 from rescnet_dist.planning.tier import Tier, check_tier, choose_tier
 from rescnet_dist.runs.state import RunState
-from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.spec import CHANGEABLE, NetworkSpec, RunSpec
 from rescnet_dist.store import (
     Claim,
     RunStore,
@@ -44,8 +44,6 @@ class Changes:
 
 
 NO_CHANGES = Changes()
-# fields of RunSpec that do not affect what is learned
-CHANGEABLE = ("maps", "checkpoint_every", "keep_maps")
 
 
 def check_resume(

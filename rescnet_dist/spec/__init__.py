@@ -3,9 +3,10 @@
 from rescnet_dist.spec.augment import AugmentSpec
 from rescnet_dist.spec.base import Spec, read_toml
 from rescnet_dist.spec.network import PRESETS, NetworkSpec
-from rescnet_dist.spec.run import DEFAULT_VALIDATION, RunSpec
+from rescnet_dist.spec.run import CHANGEABLE, DEFAULT_VALIDATION, RunSpec
 
 __all__ = [
+    "CHANGEABLE",
     "DEFAULT_VALIDATION",
     "PRESETS",
     "AugmentSpec",

@@ -10,6 +10,8 @@ from rescnet_dist.options import option
 from rescnet_dist.spec.base import Spec
 
 DEFAULT_VALIDATION = 0.1  # fraction of the training images that is held out
+# Options that do not affect what is learned, and may be changed when a run is resumed.
+CHANGEABLE = ("maps", "checkpoint_every", "keep_maps")
 
 
 @dataclass(frozen=True, slots=True)

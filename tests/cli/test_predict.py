@@ -19,7 +19,8 @@ from PIL import Image
 
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
-from rescnet_dist.cli import predict, tables
+from rescnet_dist.cli import tables
+from rescnet_dist.cli.actions import predict
 from tests.commands import run
 
 Array = np.ndarray[Any, Any]

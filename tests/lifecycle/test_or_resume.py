@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
-from rescnet_dist.cli.options import CLUSTER_HELP, pop_cluster_options
+from rescnet_dist.cli.common import CLUSTER_HELP, pop_cluster_options
 from rescnet_dist.cli.signals import LOST_EXCEPTION_SECONDS, Terminated, raise_on_signal
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.lifecycle import begin
@@ -292,7 +292,7 @@ def test_exit_code_of_command_terminated_while_it_waits_for_a_cluster(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
 
-    monkeypatch.setattr("rescnet_dist.cli.commands.cluster", wait)
+    monkeypatch.setattr("rescnet_dist.cli.actions.training.cluster", wait)
     stopped = train(data_url, tmp_path / "run")
     assert stopped.exit_code == 75, stopped.output
     assert stopped.output.splitlines()[-1] == "terminated"

@@ -80,9 +80,9 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Return the counts of the checks, the plans and the reads of the attributes."""
-    import rescnet_dist.cli.commands  # imported on first use only
+    import rescnet_dist.cli.actions.training  # imported on first use only
 
-    assert rescnet_dist.cli.commands
+    assert rescnet_dist.cli.actions.training
     calls = Calls(monkeypatch)
     for function in (check_run, check_versions, make_plan):
         calls.count(function)

@@ -23,7 +23,7 @@ from zarr.core.sync import sync as zarr_sync
 
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, FusedNetwork, Network, NetworkSpec, RunSpec
-from rescnet_dist.cli.fuse import warn_if_trained_on
+from rescnet_dist.cli.actions.fuse import warn_if_trained_on
 from rescnet_dist.dashboard.mlflow_models import _load_pyfunc
 from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.network import describe_network, load_network

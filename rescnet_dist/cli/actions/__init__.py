@@ -1,0 +1,1 @@
+"""What the commands of `rescnet` do, imported when they are called."""

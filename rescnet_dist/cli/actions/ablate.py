@@ -1,0 +1,198 @@
+"""What `rescnet ablate` does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import click
+import numpy as np
+
+from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.common import (
+    pop_cluster_options,
+)
+from rescnet_dist.cli.options import (
+    is_automatic,
+    resolve_specs,
+)
+from rescnet_dist.cli.reporting import ReportOptions, open_listeners, open_reporter
+from rescnet_dist.dashboard.ablations import (
+    PAPER_PRESET,
+    Ablation,
+    Variant,
+    find_ablation,
+    plot_ablation,
+)
+from rescnet_dist.dashboard.figures import check_matplotlib
+from rescnet_dist.data import Images, encode, has_test_split, select_split, training_set
+from rescnet_dist.errors import SpecError, mask_secrets, pluralize
+from rescnet_dist.formatting import option_name
+from rescnet_dist.lifecycle import begin_or_resume, check_run
+from rescnet_dist.network import Network
+from rescnet_dist.planning.backend import get_available_backend, get_backend
+from rescnet_dist.runs import describe_run
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+from rescnet_dist.store import Location, RunStore, StoredLayers, open_output
+
+RECORD_VERSION = 1
+
+
+def ablate(
+    name: str,
+    data: str,
+    output: str,
+    values: tuple[str, ...] | None,
+    preset: str | None,
+    config: str | None,
+    quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train networks that differ in one option, as in the paper."""
+    check_matplotlib()
+    cluster_flags = pop_cluster_options(flags)
+    ablation = find_ablation(name)
+    ablation = ablation.with_values(values) if values else ablation
+    base, run_spec, augment = resolve_base(ablation, preset, config, data, flags)
+    with show_status(f"opening {mask_secrets(data)}", quiet=quiet):
+        own_validation = flags["validation"] is None
+        training = training_set(data, None, own_validation=own_validation)
+        training = replace(training, augment=augment)
+    folder = Location.of(output)
+    checked = [
+        check_run(
+            (folder / ablation.run_name(variant)).url,
+            spec,
+            run_spec,
+            training,
+            source=data,
+            or_resume=True,
+        )
+        for variant, spec in zip(ablation.variants, ablation.specs(base), strict=True)
+    ]
+    runs = list[RunStore]()
+    gpus = get_backend(run_spec).on_gpu
+    with (
+        open_reporter(ReportOptions(quiet=quiet or as_json)) as reporter,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+    ):
+        for entry, variant in zip(checked, ablation.variants, strict=True):
+            url = entry.store.url
+            if not (quiet or as_json):
+                click.echo(f"{variant.label}: {mask_secrets(url)}", err=True)
+            with open_listeners(url, reporter, client) as listeners:
+                runs.append(begin_or_resume(entry, client, listeners))
+        with show_status("test accuracy", quiet=quiet):
+            record = make_record(ablation, data, base, run_spec, runs)
+    (folder / f"{name}.json").write_json(record)
+    with open_output(folder / f"{name}.png") as file:
+        plot_ablation(record).savefig(file, format="png", dpi=150, bbox_inches="tight")
+    report(record, output, as_json=as_json)
+
+
+def resolve_base(
+    ablation: Ablation, preset: str | None, config: str | None, data: str, flags: dict[str, Any]
+) -> tuple[NetworkSpec, RunSpec, AugmentSpec]:
+    """Return what all runs have in common; raise SpecError if a flag sets what is varied."""
+    if flags.get(ablation.option) is not None:
+        flag = option_name(ablation.option)
+        remedy = "Leave it out." if ablation.form is None else "Name the values by --values."
+        raise SpecError(f"{flag} is what the ablation {ablation.name} varies. {remedy}")
+    automatic = is_automatic(preset, config)
+    specs = resolve_specs(PAPER_PRESET if automatic else preset, config, data, flags)
+    if not automatic:
+        return specs
+    changes = {key: value for key, value in ablation.base.items() if flags.get(key) is None}
+    return specs[0].replace(**changes), *specs[1:]
+
+
+def make_record(
+    ablation: Ablation, data: str, base: NetworkSpec, run_spec: RunSpec, runs: Sequence[RunStore]
+) -> dict[str, Any]:
+    """Return the curves of all runs, with what the paper reports, as JSON-serializable values."""
+    test = open_test_images(data)
+    variants = [
+        describe_variant(ablation, variant, run, test)
+        for variant, run in zip(ablation.variants, runs, strict=True)
+    ]
+    has_validation = all(v["curve"][-1]["validation"] is not None for v in variants)
+    return {
+        "version": RECORD_VERSION,
+        "ablation": ablation.name,
+        "title": ablation.title,
+        "option": ablation.option,
+        "data": mask_secrets(data),
+        "curve": "test" if test else "validation" if has_validation else "train",
+        "network": base.to_dict(),
+        "run": run_spec.to_dict(),
+        "variants": variants,
+    }
+
+
+def open_test_images(data: str) -> tuple[Images, Any] | None:
+    """Return the test images of a dataset, lazy if they are stored, and their labels (n,).
+
+    It is None if there is no test split.
+    """
+    if not has_test_split(data):
+        return None
+    part = select_split(data, None, "test")
+    return part.images, np.asarray(part.labels)
+
+
+def describe_variant(
+    ablation: Ablation, variant: Variant, run: RunStore, test: tuple[Images, Any] | None
+) -> dict[str, Any]:
+    """Return the accuracy of a run after each layer, on the test images too if there are any."""
+    described = describe_run(run.url)
+    layers = [layer for layer in described["layers"] if layer["train"] is not None]
+    accuracies: dict[int, float] = {}
+    if test:
+        backend = get_available_backend(RunSpec.from_stored(described["run"]))
+        network = Network.load(run.url).on(backend)
+        spec = network.spec
+        grown = StoredLayers(run.location, layers[-1]["layer"], spec.head.arrays, spec.first_head)
+        images, labels = test
+        codes = np.asarray(encode(labels, network.classes))
+        correct = replace(network, layers=grown).staged_correct(images, codes)
+        accuracies = dict(enumerate((correct / len(codes)).tolist(), start=1))
+    keys = ("layer", "train", "validation")
+    return {
+        "value": variant.value,
+        "label": variant.label,
+        "run": ablation.run_name(variant),
+        "depth": described["depth"],
+        "layers": layers[-1]["layer"],
+        "curve": [
+            {**{key: layer[key] for key in keys}, "test": accuracies.get(layer["layer"])}
+            for layer in layers
+        ],
+        "seconds": sum(layer["seconds"] for layer in described["layers"]),
+        "published": [asdict(published) for published in variant.published],
+    }
+
+
+def report(record: dict[str, Any], output: str, *, as_json: bool) -> None:
+    """Print the accuracy of each variant at its chosen depth, or the whole record as JSON."""
+    if as_json:
+        click.echo(json.dumps(record))
+        return
+    width = max(len(variant["label"]) for variant in record["variants"])
+    for variant in record["variants"]:
+        chosen = next(e for e in variant["curve"] if e["layer"] == variant["depth"])
+        parts = [
+            f"{key} {100 * chosen[key]:.2f} %"
+            for key in ("train", "validation", "test")
+            if chosen[key] is not None
+        ]
+        layers = f"{variant['depth']} of {pluralize(variant['layers'], 'layer')}"
+        click.echo(f"{variant['label']:<{width}}  {layers}: {', '.join(parts)}")
+        for published in variant["published"]:
+            text = f"{published['layers']} layers: {published['accuracy']:.2f} %"
+            click.echo(f"{'':<{width}}  paper, {text} ({published['reference']})")
+    name = record["ablation"]
+    folder = mask_secrets(output).rstrip("/")
+    click.echo(f"wrote {folder}/{name}.json and {folder}/{name}.png", err=True)

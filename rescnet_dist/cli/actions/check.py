@@ -1,0 +1,35 @@
+"""What `rescnet check` does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.common import (
+    pop_cluster_options,
+)
+from rescnet_dist.data import (
+    is_imported,
+    verify_dataset,
+)
+from rescnet_dist.errors import (
+    mask_secrets,
+)
+from rescnet_dist.train import verify_run
+
+
+def check(url: str, as_json: bool, **flags: Any) -> None:
+    """Verify a run: find chunks that are missing, altered or stale."""
+    with cluster(pop_cluster_options(flags), embedded=False), show_status("reading every chunk"):
+        problems = verify_dataset(url) if is_imported(url) else verify_run(url)
+    if as_json:
+        click.echo(json.dumps({"url": mask_secrets(url), "problems": problems}))
+    else:
+        click.echo(
+            "\n".join(problems) or f"{mask_secrets(url)}: every chunk is as it was committed"
+        )
+    sys.exit(1 if problems else 0)

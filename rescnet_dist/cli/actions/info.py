@@ -1,0 +1,102 @@
+"""What `rescnet info` does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from rescnet_dist.dashboard.progress import copies_suffix
+from rescnet_dist.errors import (
+    pluralize,
+)
+from rescnet_dist.formatting import format_bytes
+from rescnet_dist.network import describe_network
+from rescnet_dist.runs import describe_run
+from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
+
+MAX_CLASSES = 12  # names in the description of a network
+
+
+def info(run_url: str, as_json: bool) -> None:
+    """Describe a run or a saved network."""
+    if saved := describe_network(run_url):
+        click.echo(json.dumps(saved, indent=1) if as_json else _format_network(saved))
+        return
+    run = describe_run(run_url)
+    if as_json:
+        click.echo(json.dumps(run, indent=1))
+        return
+    height, width, channels = run["image_shape"]
+    click.echo(f"run       {run['url']}")
+    click.echo(f"state     {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
+    click.echo(
+        f"data      {run['source'] or 'arrays'}: {run['images']:,} images of "
+        f"{height}×{width}×{channels}, {pluralize(run['classes'], 'class')}"
+    )
+    if run["copies"]:
+        click.echo(f"copies    {run['copies']} of each training image, {run['rows']:,} rows in all")
+    click.echo(f"features  {run['features']:,} per layer")
+    sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in run["bytes"].items())
+    click.echo(f"store     {sizes}")
+    click.echo(f"network   {_format_changes(run['network'], NetworkSpec)}")
+    if settings := _format_changes(run["run"], RunSpec):
+        click.echo(f"settings  {settings}")
+    if not run["layers"]:
+        return
+    train = f"train (%){copies_suffix(run['copies'])}"
+    table = Table("layer", train, "validation (%)", "seconds", "")
+    for layer in run["layers"]:
+        accuracies = [
+            "" if layer[key] is None else f"{100 * layer[key]:.2f}"
+            for key in ("train", "validation")
+        ]
+        chosen = "chosen" if layer["layer"] == run["depth"] else ""
+        table.add_row(str(layer["layer"]), *accuracies, f"{layer['seconds']:.1f}", chosen)
+    Console().print(table)
+
+
+def _format_network(saved: dict[str, Any]) -> str:
+    """Return the description of a saved network as text."""
+    (height, width, channels), made = saved["image_shape"], saved["input"] or {}
+    size = "×".join(map(str, made.get("resize") or ()))
+    resized = f", resized to {size}" if size else ""
+    converted = f", converted to {made['channels']}" if made.get("channels") else ""
+    kind = f"{made.get('dtype', 'unknown type')}{resized}{converted}"
+    lines = [
+        f"network   {saved['url']}",
+        f"images    {height}×{width}×{channels}, {kind}",
+        f"classes   {len(saved['class_names'])}: {', '.join(saved['class_names'][:MAX_CLASSES])}",
+        f"layers    {saved['depth']}",
+        f"store     {format_bytes(saved['bytes'])}",
+    ]
+    if "networks" not in saved:
+        lines.append(f"options   {_format_changes(saved['network'], NetworkSpec)}")
+        return "\n".join(lines)
+    return "\n".join(lines + _format_fused(saved))
+
+
+def _format_fused(saved: dict[str, Any]) -> list[str]:
+    """Return what a fused network averages, and the accuracies on held-out images, as lines."""
+    lines, held_out = [], saved["held_out"]
+    if copies := _format_changes(saved["averaging"], AugmentSpec):
+        lines.append(f"averaged  {copies}")
+    if held_out:
+        images, accuracy = pluralize(held_out["images"], "image"), 100 * held_out["accuracy"]
+        lines.append(f"held out  {images}, accuracy {accuracy:.2f} %")
+    for number, network in enumerate(saved["networks"]):
+        line = f"network {number + 1}: weight {saved['weights'][number]:.3f}"
+        if held_out:
+            line += f", accuracy {100 * held_out['network_accuracies'][number]:.2f} %"
+        lines.append(f"{line}, {pluralize(network['depth'], 'layer')}")
+        lines.append(f"          {_format_changes(network['network'], NetworkSpec)}")
+    return lines
+
+
+def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:
+    """Return the options of a stored spec that are not the default as text."""
+    rows = kind.from_stored(values).rows()
+    return ", ".join(f"{name}={value}" for name, value, is_changed in rows if is_changed)

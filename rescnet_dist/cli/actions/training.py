@@ -1,0 +1,162 @@
+"""What `rescnet train`, `plan` and `resume` do."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from rescnet_dist.automatic import describe_choice
+from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.common import (
+    pop_cluster_options,
+)
+from rescnet_dist.cli.options import (
+    is_automatic,
+    resolve_specs,
+)
+from rescnet_dist.cli.reporting import (
+    open_listeners,
+    open_reporter,
+    pop_report_options,
+    report_outcome,
+)
+from rescnet_dist.data import (
+    TrainingSet,
+    check_test_set,
+    training_set,
+)
+from rescnet_dist.errors import (
+    SpecError,
+    mask_secrets,
+    pluralize,
+)
+from rescnet_dist.lifecycle import (
+    Changes,
+    begin_or_resume,
+    check_resume,
+    check_run,
+    resume_run,
+)
+from rescnet_dist.planning import forecast
+from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.spec import NetworkSpec, RunSpec
+from rescnet_dist.store import RunStore
+
+
+def train(
+    data: str,
+    preset: str | None,
+    config: str | None,
+    store: str | None,
+    or_resume: bool,
+    overwrite: bool,
+    test_data: str | None,
+    **flags: Any,
+) -> None:
+    """Train a network on a dataset."""
+    cluster_flags, report_options = pop_cluster_options(flags), pop_report_options(flags)
+    if or_resume and not store:
+        raise SpecError("--or-resume needs the store of the run. Add --store URL.")
+    quiet = report_options.is_silent
+    training, spec, run_spec = prepare_training(data, preset, config, flags, quiet=quiet)
+    url = store or default_store(data)
+    checked = check_run(
+        url, spec, run_spec, training, source=data, or_resume=or_resume, overwrite=overwrite
+    )
+    if test_data:
+        check_test_set(test_data, training)
+    gpus = get_backend(run_spec).on_gpu
+    with (
+        open_reporter(report_options) as reporter,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+    ):
+        with open_listeners(url, reporter, client) as listeners:
+            if note := checked.plan_difference:
+                click.echo(note, err=True)
+            run = begin_or_resume(checked, client, listeners)
+        report_outcome(run, data, test_data, reporter)
+
+
+def plan(
+    data: str,
+    preset: str | None,
+    config: str | None,
+    store: str | None,
+    measure: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Estimate the memory, tasks, bytes and time of `rescnet train`."""
+    cluster_flags = pop_cluster_options(flags)
+    training, spec, run_spec = prepare_training(data, preset, config, flags)
+    url = store or default_store(data)
+    check_run(url, spec, run_spec, training)
+    gpus = get_backend(run_spec).on_gpu
+    status = "measuring" if measure else "planning"
+    with cluster(cluster_flags, gpus=gpus) as client, show_status(status):
+        estimated = forecast(training, spec, run_spec, client, store=url, measure=measure)
+    click.echo(json.dumps(estimated.to_dict()) if as_json else estimated)
+
+
+def resume(
+    run_url: str,
+    max_layers: int | None,
+    maps: str | None,
+    checkpoint_every: int | None,
+    keep_maps: str | None,
+    take_over: bool,
+    test_data: str | None,
+    **flags: Any,
+) -> None:
+    """Resume a run after its last finished layer."""
+    cluster_flags, report_options = pop_cluster_options(flags), pop_report_options(flags)
+    quiet = report_options.is_silent
+    changes = Changes(max_layers, maps, checkpoint_every, keep_maps)
+    store = RunStore.open(run_url)
+    spec, run_spec = check_resume(store, changes, take_over=take_over)
+    layers = len(store.commits()) - 1
+    if layers >= spec.max_layers and not quiet:
+        click.echo(
+            f"All {pluralize(layers, 'layer')} are finished. Add --max-layers {layers + 1} or more "
+            "to grow more layers.",
+            err=True,
+        )
+    gpus = get_backend(run_spec).on_gpu
+    with (
+        open_reporter(report_options) as reporter,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+    ):
+        with open_listeners(run_url, reporter, client) as listeners:
+            run = resume_run(store, client, listeners, changes=changes, take_over=take_over)
+        report_outcome(run, run.attributes()["source"], test_data, reporter)
+
+
+def prepare_training(
+    data: str,
+    preset: str | None,
+    config: str | None,
+    flags: dict[str, Any],
+    *,
+    quiet: bool = False,
+) -> tuple[TrainingSet, NetworkSpec, RunSpec]:
+    """Return the data and the specs of a run from the options of `train` or `plan`."""
+    with show_status(f"opening {mask_secrets(data)}", quiet=quiet):
+        own_validation = flags["validation"] is None
+        training = training_set(data, None, own_validation=own_validation)
+        spec, run_spec, augment = resolve_specs(preset, config, data, flags, training.size)
+    if is_automatic(preset, config) and not quiet:
+        click.echo(describe_choice(spec.rows(), *training.size), err=True)
+    return replace(training, augment=augment), spec, run_spec
+
+
+def default_store(data: str) -> str:
+    """Return the URL of a new folder under runs/, named after the data and the time."""
+    path = urlsplit(data).path if "://" in data else data  # without user and query: secrets
+    stem = os.path.splitext(os.path.basename(path.rstrip("/")))[0] or "data"
+    return f"runs/{stem}-{datetime.now():%Y%m%d-%H%M%S}"

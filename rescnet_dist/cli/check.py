@@ -1,0 +1,28 @@
+"""The command `rescnet check`: whether all chunks of a run are as committed."""
+
+from __future__ import annotations
+
+import click
+
+from rescnet_dist.cli.common import (
+    HELP_SETTINGS,
+    cluster_options,
+)
+from rescnet_dist.cli.defer import defer
+
+
+@click.command("check", **HELP_SETTINGS)
+@click.argument("url", metavar="RUN")
+@cluster_options
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@defer("check")
+def check_command() -> None:
+    """Verify a run: find chunks that are missing, altered or stale.
+
+    Chunks are compared with the commit records of the run. RUN may be an imported dataset too. The
+    exit code is 0 if all chunks are as committed, else 1.
+
+    \b
+    Example:
+      rescnet check runs/digits-20260101-120000
+    """
