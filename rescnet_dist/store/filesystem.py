@@ -18,7 +18,6 @@ from rescnet_dist.store.retry import with_retries
 
 PROTOCOL = re.compile(r"(\w+)://")
 MISSING_BUCKET = re.compile(r"(?i)\b(bucket|container) does not exist")  # in server messages
-S3_URLS = ("s3://", "s3a://")
 PROTOCOL_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # of this package
 
 
@@ -54,6 +53,15 @@ def file_system(url: str, *, client_retries: bool = False) -> tuple[Any, str]:
     return fs, path
 
 
+def is_s3(protocol: str | tuple[str, ...]) -> bool:
+    """Return whether the protocol of a URL, or those of a file system, are those of s3fs.
+
+    >>> is_s3("s3"), is_s3(("s3", "s3a")), is_s3("memory")
+    (True, True, False)
+    """
+    return not {"s3", "s3a"}.isdisjoint([protocol] if isinstance(protocol, str) else protocol)
+
+
 def client_options(url: str) -> dict[str, Any]:
     """Return the options of the client of a URL with which it makes a single attempt.
 
@@ -61,7 +69,7 @@ def client_options(url: str) -> dict[str, Any]:
     the first wait of `retry`. What users have set themselves is left as it is.
     """
     is_set = "AWS_MAX_ATTEMPTS" in os.environ or "config_kwargs" in fsspec.config.conf.get("s3", {})
-    if is_set or not url.startswith(S3_URLS):
+    if is_set or not is_s3(url.partition("://")[0]):
         return {}
     return {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 1}}}
 

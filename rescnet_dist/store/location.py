@@ -285,10 +285,7 @@ class Location:
 
     def read_json(self) -> Any:
         """Read the JSON record at this location; None if there is none."""
-        fs, path = self._fs()
-        try:
-            text = self._request(lambda: read_object(fs, path), *ABSENT_ERRORS)
-        except ABSENT_ERRORS:
+        if (text := self._read_object()) is None:
             return None
         try:
             return json.loads(text)
@@ -407,18 +404,17 @@ class Location:
             (self / path)._write(lambda: create(**options))
             return
         target = self / path if path else self
-        if (target / ZARR_METADATA)._has_object():
+        if (target / ZARR_METADATA)._read_object() is not None:
             target.remove()
         target._write_objects(self.url, encode_empty_array(path, **options))
 
-    def _has_object(self) -> bool:
-        """Return whether an object is here, by one request."""
+    def _read_object(self) -> bytes | None:
+        """Read the object here, by one request; None if there is none."""
         fs, path = self._fs()
         try:
-            self._request(lambda: read_object(fs, path), *ABSENT_ERRORS)
+            return self._request(lambda: read_object(fs, path), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
-            return False
-        return True
+            return None
 
     def _write_objects(self, root: str, objects: Objects) -> None:
         """Write objects by their keys below a URL, each atomically, several at a time.
@@ -426,12 +422,12 @@ class Location:
         Those that fail for a while are written again, without the others. This location is named
         in errors.
         """
-        pending, is_local = list(objects), self.is_local
+        pending, (fs, folder) = list(objects), file_system(root)
+        is_local = isinstance(fs, LocalFileSystem)
 
         def write(key: str) -> Exception | None:
-            fs, path = file_system(f"{root}/{key}")
             try:
-                _write_object(fs, path, objects[key])
+                _write_object(fs, f"{folder}/{key}", objects[key])
             except Exception as error:
                 return error
             return None

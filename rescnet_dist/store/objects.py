@@ -16,7 +16,7 @@ from zarr.abc.buffer import Buffer
 from zarr.storage import FsspecStore, MemoryStore
 
 from rescnet_dist.store.checksums import Array
-from rescnet_dist.store.filesystem import S3_URLS, client_options, leave_retries_to_us
+from rescnet_dist.store.filesystem import client_options, is_s3, leave_retries_to_us
 
 ZARR_METADATA = "zarr.json"
 
@@ -30,7 +30,7 @@ Objects = dict[str, bytes]  # by key, below a location
 def open_objects(url: str, *, read_only: bool) -> FsspecStore:
     """Open the Zarr store at a URL, which reads whole objects in one request."""
     options = client_options(url)
-    whole_read = WHOLE_READ_OPTIONS if url.startswith(S3_URLS) else {}
+    whole_read = WHOLE_READ_OPTIONS if is_s3(url.partition("://")[0]) else {}
     store = FsspecStore.from_url(url, options | whole_read, read_only)
     if options:
         leave_retries_to_us(store.fs)
@@ -39,7 +39,7 @@ def open_objects(url: str, *, read_only: bool) -> FsspecStore:
 
 def read_object(fs: Any, path: str) -> bytes:
     """Read a whole object in one request; raise FileNotFoundError if there is none."""
-    options = WHOLE_READ_OPTIONS if "s3" in fs.protocol else {}
+    options = WHOLE_READ_OPTIONS if is_s3(fs.protocol) else {}
     return bytes(fs.cat_file(path, **options))
 
 
