@@ -312,19 +312,23 @@ def make_requests(folder: Path) -> Attack:
         if reply.startswith(b"HTTP/1.1 5"):
             raise AssertionError(f"the dashboard has failed: {request!r} {reply[:200]!r}")
         if rng.random() < 0.05:
-            reply = send(ports[0], REQUEST % (b"metadata", ports[0]))
+            reply = send(ports[0], REQUEST % (b"metadata", ports[0]), is_last=False)
             assert reply.startswith(b"HTTP/1.1 "), f"no answer after {request!r}"
 
     return attack
 
 
-def send(port: int, request: bytes) -> bytes:
-    """Send bytes to the dashboard, then return what it answers until it closes the connection."""
+def send(port: int, request: bytes, *, is_last: bool = True) -> bytes:
+    """Send bytes to the dashboard, then return what it answers until it closes the connection.
+
+    It may close the connection without an answer if it learns that they were the last.
+    """
     parts: list[bytes] = []
     with socket.create_connection(("127.0.0.1", port), REPLY_SECONDS) as connection:
         try:
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
+            if is_last:
+                connection.shutdown(socket.SHUT_WR)
             while sum(map(len, parts)) < MAX_REPLY_BYTES and (part := connection.recv(2**16)):
                 parts.append(part)
         except OSError:  # it has closed the connection
