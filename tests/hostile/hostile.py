@@ -31,7 +31,7 @@ from targets import TARGETS, is_rejected
 
 # How many inputs each kind of target gets, relative to the others.
 SHARES = {"source": 2, "store": 6, "spec": 20, "toml": 15, "events": 15, "requests": 10}
-BATCH_INPUTS = 200
+BATCH_INPUTS = 200  # by default; larger batches spend less time on starting their processes
 MAX_INPUT_SECONDS = 60.0
 MAX_MORE_BYTES = 2**30  # that the memory of a process may grow by during a batch
 
@@ -62,7 +62,7 @@ def get_peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def collect(journal: Journal, inputs: int, seed: str, only: str | None) -> bool:
+def collect(journal: Journal, inputs: int, seed: str, only: str | None, batch: int) -> bool:
     """Run batches until the journal has this many inputs; return whether there was no fault."""
     names = [name for name in TARGETS if only is None or name.startswith(only)]
     weights = [SHARES[name.split(":")[0]] for name in names]
@@ -76,12 +76,12 @@ def collect(journal: Journal, inputs: int, seed: str, only: str | None) -> bool:
             tempfile.TemporaryDirectory() as folder,
             ProcessPoolExecutor(1, context) as pool,
         ):
-            arguments = name, batch_seed, BATCH_INPUTS, Path(folder)
+            arguments = name, batch_seed, batch, Path(folder)
             try:
                 outcome = pool.submit(run_batch, *arguments).result()
             except BrokenProcessPool:
                 outcome = {"fault": "crash or hang: " + (Path(folder) / "current").read_text()}
-        journal.append({"seed": batch_seed, "target": name, "inputs": BATCH_INPUTS, **outcome})
+        journal.append({"seed": batch_seed, "target": name, "inputs": batch, **outcome})
         print(f"{batch_seed} {name}: {outcome}", flush=True)
         if "fault" in outcome:
             return False
@@ -113,10 +113,11 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=100_000, help="in the journal at the end")
     parser.add_argument("--journal", type=Path, required=True, help="file of JSON lines")
     parser.add_argument("--seed", default="1", help="of all that is drawn")
+    parser.add_argument("--batch", type=int, default=BATCH_INPUTS, help="inputs of a process")
     parser.add_argument("--only", help="targets whose name starts so")
     options = parser.parse_args()
     journal = Journal(options.journal)
-    good = collect(journal, options.inputs, options.seed, options.only)
+    good = collect(journal, options.inputs, options.seed, options.only, options.batch)
     print(summarize(journal.records))
     sys.exit(0 if good else 1)
 
