@@ -12,12 +12,14 @@ from typing import Any
 import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.retry import report_usage_error
 from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.errors import (
     ClaimLostError,
     ClusterLostError,
     ClusterUnreachableError,
     RescnetError,
+    SpecError,
     StoreFullError,
     StoreUnreachableError,
     suggest_name,
@@ -69,8 +71,13 @@ def exit_codes() -> Iterator[None]:
         click.echo(f"error: {error}", err=True)
         sys.exit(RESUMABLE_EXIT_CODE)
     except RescnetError as error:
+        if isinstance(error, SpecError):
+            report_usage_error()
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
+    except click.UsageError:
+        report_usage_error()
+        raise
     except Terminated as stop:
         click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)
         sys.exit(RESUMABLE_EXIT_CODE)

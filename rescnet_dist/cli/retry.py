@@ -21,6 +21,7 @@ from rescnet_dist.logs import use_json_logs
 
 # Variable with the path of a file that the command creates once it has finished a layer.
 PROGRESS_VARIABLE = "RESCNET_PROGRESS_FILE"
+USAGE_SUFFIX = ".usage"  # of the file that it creates if its own options are wrong
 FIRST_PAUSE_SECONDS = 10.0
 MAX_PAUSE_SECONDS = 300.0
 CHECK_SECONDS = 0.2  # between two checks in a pause whether a signal has arrived
@@ -50,6 +51,7 @@ def retry_command(tries: int, log_format: str, command: tuple[str, ...]) -> None
 
     It is repeated after pauses of 10 s, 20 s and so on, up to 5 minutes. Tries are counted again
     from one after a try that has finished a layer. If all fail, the exit code is that of the last.
+    A command whose options are wrong is not repeated.
     SIGTERM and Ctrl-C are passed on, and end the tries. Its options precede the command; the
     command has a --log-format of its own.
 
@@ -70,6 +72,7 @@ class Supervisor:
 
     def __init__(self, arguments: list[str], tries: int, progress: Path) -> None:
         self.arguments, self.tries, self.progress = arguments, tries, progress
+        self.usage_error = progress.with_suffix(USAGE_SUFFIX)
         self.process: subprocess.Popen[bytes] | None = None
         self.is_stopped = False
 
@@ -93,7 +96,7 @@ class Supervisor:
             if self.progress.exists():
                 failures, pause = 1, FIRST_PAUSE_SECONDS
             failed = f"try {failures} of {self.tries} ended with exit code {code}"
-            if failures >= self.tries:
+            if failures >= self.tries or self.usage_error.exists():
                 click.echo(f"error: {failed}; giving up", err=True)
                 return code
             click.echo(f"warning: {failed}; the next starts in {pause:.0f} s", err=True)
@@ -127,6 +130,12 @@ class Supervisor:
         has_signal = number == signal.SIGINT and _is_in_foreground()
         if self.process is not None and not has_signal:
             self.process.send_signal(number)
+
+
+def report_usage_error() -> None:
+    """Tell `rescnet retry`, if it runs this command, that no other try can succeed."""
+    if path := os.environ.get(PROGRESS_VARIABLE):
+        Path(path).with_suffix(USAGE_SUFFIX).touch()
 
 
 def _is_in_foreground() -> bool:

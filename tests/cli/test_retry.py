@@ -153,6 +153,33 @@ def test_a_finished_pass_is_progress(tmp_path: Path) -> None:
     assert path.exists()
 
 
+@pytest.mark.parametrize("options", [["--block", "0"], ["--no-such-option"]])
+def test_wrong_options_are_reported(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command to the process that would repeat it, which gives up; other errors are not."""
+    progress = tmp_path / "progress"
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(progress))
+    supervisor = Supervisor([sys.executable, "-S", "-c", "raise SystemExit(2)"], 3, progress)
+    assert run("train", str(tmp_path / "missing")).exit_code == 2
+    assert not supervisor.usage_error.exists()
+    assert run("train", *options).exit_code == 2
+    assert supervisor.usage_error.exists()
+
+
+@pytest.mark.parametrize("is_usage", [True, False])
+def test_wrong_options_are_not_repeated(
+    is_usage: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A command that has reported them ends the tries."""
+    program = "import os; open(os.environ['RESCNET_PROGRESS_FILE'] + '.usage', 'w').close()"
+    code = f"{program if is_usage else 'pass'}; raise SystemExit(2)"
+    supervisor = Supervisor([sys.executable, "-S", "-c", code], 2, tmp_path / "progress")
+    assert supervisor.run() == 2
+    last = 1 if is_usage else 2
+    assert f"try {last} of 2 ended with exit code 2; giving up" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_train_that_cannot_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the real command: two tries, and the exit code of the last."""
