@@ -610,3 +610,19 @@ def test_tree_over_a_file_raises(tmp_path: Path) -> None:
     named = ["--cluster-name", "cifar10"]
     failed = CliRunner().invoke(main, ["deploy", "kustomize", str(tmp_path), *EXAMPLE, *named])
     assert "Give two names" in failed.output
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), None),
+        (("--overlay", "gpu"), "warning: The overlay gpu gives workers a GPU each"),
+        (("--array-backend", "cupy", "--gpu-memory", "80GiB"), "warning: The run uses GPUs"),
+        (("--array-backend", "cupy", "--gpu-memory", "80GiB", "--overlay", "gpu"), None),
+    ],
+)
+def test_gpus_are_used_where_they_are(options: tuple[str, ...], expected: str | None) -> None:
+    """Else a warning says so."""
+    done = CliRunner().invoke(main, ["deploy", "render", *EXAMPLE, *options])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith(expected) if expected else not done.stderr

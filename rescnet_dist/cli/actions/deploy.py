@@ -49,6 +49,8 @@ def render(kind: str, overlays: tuple[str, ...], **flags: Any) -> None:
         if overlay not in OVERLAYS:
             raise SpecError(f"Unknown overlay {overlay!r}. {suggest_name(overlay, OVERLAYS)}")
     request = _make_request(kind, flags)
+    if problem := _check_gpus(request, overlays):
+        click.echo(f"warning: {problem}", err=True)
     documents = with_overlays(request.manifests(request.deployment), overlays)
     click.echo(to_yaml(documents, request.comment()), nl=False)
 
@@ -127,6 +129,8 @@ class _Request:
         Options of `rescnet train` in the job.
     node : Node
         Resources of a node.
+    uses_gpu : bool
+        Whether the run uses GPUs.
     """
 
     deployment: Deployment
@@ -134,6 +138,7 @@ class _Request:
     sizes: Sizes
     flags: list[str]
     node: Node
+    uses_gpu: bool
 
     def manifests(self, deployment: Deployment) -> list[dict[str, Any]]:
         """Return the manifests of a deployment with these sizes."""
@@ -176,6 +181,7 @@ def _make_request(kind: str, flags: dict[str, Any]) -> _Request:
         _parse_cpus("--node-cpus", flags["node_cpus"]),
         parse_size("--node-storage", flags["node_storage"]),
     )
+    gpu_memory = resolve_gpu_memory(run_spec, flags["gpu_memory"])
     forecast, sizes = compute_sizes(
         problem,
         spec,
@@ -184,10 +190,22 @@ def _make_request(kind: str, flags: dict[str, Any]) -> _Request:
         flags["threads"],
         parse_size("--memory", flags["memory"]),
         node,
-        resolve_gpu_memory(run_spec, flags["gpu_memory"]),
+        gpu_memory,
     )
     train_flags = training_flags(spec, run_spec, augment, forecast.plan)
-    return _Request(deployment, forecast, sizes, train_flags, node)
+    return _Request(deployment, forecast, sizes, train_flags, node, gpu_memory is not None)
+
+
+def _check_gpus(request: _Request, overlays: tuple[str, ...]) -> str | None:
+    """Return what is wrong if a run uses GPUs and its workers have none, or the reverse."""
+    if request.uses_gpu and "gpu" not in overlays:
+        return "The run uses GPUs, but its workers request none. Add --overlay gpu, or patch them."
+    if "gpu" in overlays and not request.uses_gpu:
+        return (
+            "The overlay gpu gives workers a GPU each, but the run uses none. Add --array-backend "
+            "cupy and --gpu-memory SIZE."
+        )
+    return None
 
 
 def _select_fields(flags: dict[str, Any]) -> dict[str, Any]:
