@@ -159,6 +159,16 @@ def _summarize_workers(*, dask_scheduler: Any) -> tuple[Workers | None, frozense
     return Workers.from_worker_info(found), frozenset(worker_identities(found))
 
 
+def has_workers(client: Client) -> bool:
+    """Return whether a client's cluster has a worker now; their list stays on the scheduler."""
+    return bool(client.run_on_scheduler(_has_workers))
+
+
+def _has_workers(*, dask_scheduler: Any) -> bool:
+    """Return whether there is a worker; runs on a scheduler."""
+    return bool(identify_workers(dask_scheduler))
+
+
 def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT_SECONDS) -> None:
     """Wait for a first worker; raise ClusterUnreachableError if none joins in `seconds`."""
     if client.nthreads():

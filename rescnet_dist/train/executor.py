@@ -10,6 +10,7 @@ from distributed import Client, Future, KilledWorker
 
 from rescnet_dist._compat import retry_future
 from rescnet_dist.cluster.connect import CANCELLED_ERRORS
+from rescnet_dist.cluster.workers import has_workers
 from rescnet_dist.errors import ClusterLostError, PassError, RescnetError, mask_secrets
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.metrics import PassMetrics
@@ -115,7 +116,7 @@ def _wait_for_result(future: Future, monitor: PassMonitor, client: Client) -> An
         if has_published or time.monotonic() - last_check < WORKER_CHECK_SECONDS:
             continue
         last_check = time.monotonic()
-        if client.status == "running" and not client.nthreads():
+        if client.status == "running" and not has_workers(client):
             monitor.publish_retry("There is no worker. Waiting for one to join.")
             has_published = True
 
