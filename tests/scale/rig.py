@@ -61,13 +61,14 @@ class PassCost:
 class Rig:
     """A scheduler and worker processes on loopback, killed at the end of its context."""
 
-    def __init__(self, workers: int, folder: Path) -> None:
+    def __init__(self, workers: int, folder: Path, task_seconds: float = 0.0) -> None:
         self.workers, self.folder = workers, folder
         self.stack = contextlib.ExitStack()
         self.delays = folder / "delays.txt"
         self.environment = os.environ | {
             "RIG_DELAYS": str(self.delays),
             "RIG_FOLDER": str(folder),
+            "RIG_TASK_SECONDS": str(task_seconds),
             "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parents[1]))),
             "OMP_NUM_THREADS": "1",
             "DASK_LOGGING__DISTRIBUTED": "error",
@@ -226,14 +227,20 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.05)
 
 
-def measure(workers: int) -> dict[str, Any]:
-    """Measure passes of the driver on so many workers, and of a bare client."""
-    with tempfile.TemporaryDirectory() as folder, Rig(workers, Path(folder)) as rig:
+def measure(workers: int, task_seconds: float = 0.0) -> dict[str, Any]:
+    """Measure passes of the driver on so many workers, and of a bare client.
+
+    Folds of layers take `task_seconds` on average. If they take no time, all of them end at once,
+    and the scheduler is as busy as it can be.
+    """
+    with tempfile.TemporaryDirectory() as folder, Rig(workers, Path(folder), task_seconds) as rig:
         rig.add_workers(min(PROCESSES, workers) // 2)
         driver = rig.run_driver("train")
-        bare = rig.run_driver("bare", disturb=False)
+        bare = [] if task_seconds else rig.run_driver("bare", disturb=False)
     return {
         "workers": workers,
+        "task_seconds": task_seconds,
+        "load": os.getloadavg()[0],
         "driver": [asdict(cost) for cost in driver],
         "bare": [asdict(cost) for cost in bare],
     }
@@ -275,15 +282,20 @@ def main(arguments: Sequence[str]) -> None:
     """Measure clusters of the given numbers of workers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workers", type=int, nargs="+", help="numbers of workers")
+    parser.add_argument(
+        "--task-seconds", type=float, default=0.0, help="that a fold of a layer takes on average"
+    )
     parser.add_argument("-o", "--output", type=Path, help="file for the results, as JSON")
     options = parser.parse_args(arguments)
     print(HEADER, flush=True)
     results = []
     for workers in options.workers:
-        results.append(measure(workers))
+        results.append(measure(workers, options.task_seconds))
         for row in format_rows(results[-1]):
             print(row, flush=True)
-    print("", *rig_report.format_table(results), sep="\n")
+    is_paced = options.task_seconds > 0
+    table = rig_report.format_paced_table if is_paced else rig_report.format_table
+    print("", *table(results), sep="\n")
     print(*rig_report.find_missed_bars(results), sep="\n")
     if options.output:
         machine = (

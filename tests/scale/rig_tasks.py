@@ -34,7 +34,8 @@ from rescnet_dist.train.task_events import (
     log_task_done,
 )
 
-TASK_SECONDS = float(os.environ.get("RIG_TASK_SECONDS", "0"))  # that a fold sleeps
+TASK_SECONDS = float(os.environ.get("RIG_TASK_SECONDS", "0"))  # that a fold of a layer takes
+GOLDEN_RATIO = 0.618  # spreads the folds of neighbors
 ACCUMULATOR_BYTES = int(os.environ.get("RIG_ACCUMULATOR_BYTES", "1000000000"))
 
 
@@ -82,7 +83,8 @@ def fold(name: str, paths: Sequence[str], task: Task, group: Group) -> Checksumm
         log_chunk_started(task, name, start)
         log_chunk_done(task, name, start, stop)
         checksums = checksums.merge(Checksums(dict.fromkeys(paths, (2**31 + start,))))
-    time.sleep(TASK_SECONDS)
+    if name == "grow":
+        time.sleep(TASK_SECONDS * (0.5 + GOLDEN_RATIO * group.index % 1))
     log_task_done(task, name, TaskMeter())
     return ChecksummedStatistics(Accumulator(get_worker().address, started), checksums)
 

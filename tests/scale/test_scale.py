@@ -28,6 +28,7 @@ from rescnet_dist.train.task import GroupParts, Task
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results.json")
 SIZES = (16, 64, 256, 1000)
+PACED = ((256, 4.0), (1000, 15.0))  # workers, and seconds of a task: some 130 tasks per second
 
 
 @pytest.mark.scale
@@ -35,7 +36,9 @@ def test_driver_and_scheduler_pass_the_bars() -> None:
     """From 16 to 1,000 workers; a tenth of them is lost on the way."""
     results = [rig.measure(workers) for workers in SIZES]
     print("", *rig_report.format_table(results), sep="\n")
-    assert rig_report.find_missed_bars(results) == []
+    paced = [rig.measure(workers, seconds) for workers, seconds in PACED]
+    print("", *rig_report.format_paced_table(paced), sep="\n")
+    assert rig_report.find_missed_bars([*results, *paced]) == []
 
 
 @pytest.mark.parametrize(("workers", "groups", "split_every"), [(4, 16, 2), (3, 12, 4)])
