@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rescnet_dist._lazy import attach
+
 if TYPE_CHECKING:
     __version__: str
     from rescnet_dist.cluster import hold_workers
@@ -58,39 +60,27 @@ __all__ = [
     "sheet",
 ]
 
-# Module of each public name. A name is imported on first use, because imports take time.
-_MODULES = {
-    **dict.fromkeys(
-        ("MLflowWriter", "PrometheusExporter", "TensorBoardWriter", "open_run"), "dashboard"
+# Public names by module. A name is imported on first use, because imports take time.
+_NAMES = {
+    "cluster": ("hold_workers",),
+    "dashboard": ("MLflowWriter", "PrometheusExporter", "TensorBoardWriter", "open_run"),
+    "data": ("import_dataset", "load_digits", "open_dataset"),
+    "data.sheet": ("sheet",),
+    "errors": ("ClusterError", "DataError", "RescnetError", "SpecError", "StoreError"),
+    "estimator": (
+        *("FlatResCNetClassifier", "ResCNetClassifier", "ResCNetTransformer"),
+        *("load", "plan"),
     ),
-    **dict.fromkeys(("import_dataset", "load_digits", "open_dataset"), "data"),
-    "sheet": "data.sheet",
-    **dict.fromkeys(
-        ("ClusterError", "DataError", "RescnetError", "SpecError", "StoreError"), "errors"
-    ),
-    **dict.fromkeys(
-        ("FlatResCNetClassifier", "ResCNetClassifier", "ResCNetTransformer", "load", "plan"),
-        "estimator",
-    ),
-    **dict.fromkeys(("AugmentSpec", "NetworkSpec", "RunSpec"), "spec"),
-    **dict.fromkeys(("FusedNetwork", "ImagePrediction", "Network", "fuse"), "network"),
-    "Callback": "events",
-    "hold_workers": "cluster",
-    "find_runs": "runs",
+    "events": ("Callback",),
+    "network": ("FusedNetwork", "ImagePrediction", "Network", "fuse"),
+    "runs": ("find_runs",),
+    "spec": ("AugmentSpec", "NetworkSpec", "RunSpec"),
 }
+_get, __dir__ = attach(__name__, _NAMES)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use; `__version__` is that of the installed package."""
     if name == "__version__":
         return import_module("importlib.metadata").version("rescnet-dist")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Return the names of the module, those not yet imported included."""
-    return sorted({*globals(), *__all__})
+    return _get(name)

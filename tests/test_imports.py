@@ -7,10 +7,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import rescnet_dist
+import rescnet_dist.data
 from tests.import_graph import (
     UndeclaredImportError,
     build_graph,
@@ -29,7 +31,8 @@ COMPONENTS = (
     "heads",
 )  # scanned packages of rescnet_dist.model
 DECLARED = {
-    "rescnet_dist": {f"rescnet_dist.{name}" for name in rescnet_dist._MODULES.values()},
+    "rescnet_dist": {f"rescnet_dist.{name}" for name in rescnet_dist._NAMES},
+    "rescnet_dist._lazy": set(),  # packages that use it import the same names for type checkers
     "rescnet_dist.model.registry": {
         name
         for name in MODULES
@@ -55,6 +58,7 @@ BELOW_CLI = BELOW_DASHBOARD | {"dashboard", "estimator"}
 MAY_IMPORT = {
     "errors": set(),
     "_compat": {"errors"},
+    "_lazy": set(),
     "logs": set(),
     "formatting": {"errors"},
     "options": {"errors", "formatting"},
@@ -108,7 +112,7 @@ def test_imports_run_one_way(graph: dict[str, set[str]]) -> None:
     for name in MODULES:
         part = get_part(name)
         assert part in MAY_IMPORT, f"{part} is new. Add to MAY_IMPORT what it may import."
-        allowed = MAY_IMPORT[part] | {part, "_compat"}
+        allowed = MAY_IMPORT[part] | {part, "_compat", "_lazy"}
         wrong[name] = {get_part(imported) for imported in graph[name]} - allowed
     assert not {name: parts for name, parts in wrong.items() if parts}
 
@@ -250,6 +254,24 @@ def test_commands_do_not_import_scikit_learn() -> None:
     """It takes most of a second, and few commands need it."""
     code = "import sys, rescnet_dist.cli.actions.training; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_tasks_of_a_pass_do_not_import_xarray() -> None:
+    """With dask.array and pandas, it takes 80 MiB of each worker, and seconds."""
+    code = (
+        "import sys, rescnet_dist.train.passes, rescnet_dist.train.cg_tasks; "
+        "sys.exit(str({'dask.array', 'pandas', 'PIL', 'xarray'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "set()\n"
+
+
+@pytest.mark.parametrize("package", [rescnet_dist, rescnet_dist.data])
+def test_names_that_are_imported_on_first_use_exist(package: ModuleType) -> None:
+    assert set(package.__all__) <= set(dir(package))
+    assert all(hasattr(package, name) for name in package.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = package.no_such_name
 
 
 def test_version_is_that_of_the_installed_package() -> None:

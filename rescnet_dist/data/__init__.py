@@ -1,43 +1,52 @@
-"""Datasets: sources, import, splits, and the images and labels of a run."""
+"""Datasets: sources, import, splits, and the images and labels of a run.
 
-from rescnet_dist.data.dataset import (
-    as_dataset,
-    evaluation_coords,
-    evaluation_images,
-    evaluation_split,
-    get_split,
-    has_test_split,
-    open_dataset,
-    open_for_network,
-    open_source,
-    open_split,
-    select_held_out,
-    select_split,
-)
-from rescnet_dist.data.digits import load_digits
-from rescnet_dist.data.images import ArrayReference, Images, as_images, check_finite
-from rescnet_dist.data.importing import ImportResult, import_dataset
-from rescnet_dist.data.labels import (
-    as_labels,
-    classes_from_json,
-    classes_to_json,
-    encode,
-)
-from rescnet_dist.data.photos import (
-    ImageInput,
-    PhotoDecoder,
-    PhotoSource,
-    has_photos,
-    is_photo,
-    open_photos,
-)
-from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
-from rescnet_dist.data.sources import DecodeOptions, Source
-from rescnet_dist.data.sources.source import Channels
-from rescnet_dist.data.split import choose_held_out_groups, select_validation
-from rescnet_dist.data.stored import is_imported, verify_dataset
-from rescnet_dist.data.training_set import TrainingSet, check_test_set, training_set
-from rescnet_dist.data.weights import Weights
+Workers of a run need few of these modules, and not those that import xarray.
+"""
+
+from typing import TYPE_CHECKING
+
+from rescnet_dist._lazy import attach
+
+if TYPE_CHECKING:
+    from rescnet_dist.data.dataset import (
+        as_dataset,
+        evaluation_coords,
+        evaluation_images,
+        evaluation_split,
+        get_split,
+        has_test_split,
+        open_dataset,
+        open_for_network,
+        open_source,
+        open_split,
+        select_held_out,
+        select_split,
+    )
+    from rescnet_dist.data.digits import load_digits
+    from rescnet_dist.data.finite import check_finite
+    from rescnet_dist.data.images import ArrayReference, Images, as_images
+    from rescnet_dist.data.importing import ImportResult, import_dataset
+    from rescnet_dist.data.labels import (
+        as_labels,
+        classes_from_json,
+        classes_to_json,
+        encode,
+    )
+    from rescnet_dist.data.photos import (
+        ImageInput,
+        PhotoDecoder,
+        PhotoSource,
+        has_photos,
+        is_photo,
+        open_photos,
+    )
+    from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
+    from rescnet_dist.data.sources import DecodeOptions, Source
+    from rescnet_dist.data.sources.source import Channels
+    from rescnet_dist.data.split import choose_held_out_groups, select_validation
+    from rescnet_dist.data.stored import is_imported, verify_dataset
+    from rescnet_dist.data.training_data import TrainingSet, check_test_set, training_set
+    from rescnet_dist.data.weights import Weights
 
 __all__ = [
     "BLOCK_IMAGES",
@@ -85,3 +94,43 @@ __all__ = [
     "training_set",
     "verify_dataset",
 ]
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "dataset": (
+            "as_dataset",
+            "evaluation_coords",
+            "evaluation_images",
+            "evaluation_split",
+            "get_split",
+            "has_test_split",
+            "open_dataset",
+            "open_for_network",
+            "open_source",
+            "open_split",
+            "select_held_out",
+            "select_split",
+        ),
+        "digits": ("load_digits",),
+        "finite": ("check_finite",),
+        "images": ("ArrayReference", "Images", "as_images"),
+        "importing": ("ImportResult", "import_dataset"),
+        "labels": ("as_labels", "classes_from_json", "classes_to_json", "encode"),
+        "photos": (
+            "ImageInput",
+            "PhotoDecoder",
+            "PhotoSource",
+            "has_photos",
+            "is_photo",
+            "open_photos",
+        ),
+        "rows": ("BLOCK_IMAGES", "RowBlock", "Rows", "RowTable"),
+        "sources": ("DecodeOptions", "Source"),
+        "sources.source": ("Channels",),
+        "split": ("choose_held_out_groups", "select_validation"),
+        "stored": ("is_imported", "verify_dataset"),
+        "training_data": ("TrainingSet", "check_test_set", "training_set"),
+        "weights": ("Weights",),
+    },
+)

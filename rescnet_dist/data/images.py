@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from rescnet_dist._compat import array_meta
+from rescnet_dist.data.finite import check_finite
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import IMAGE_DIMS
 
@@ -19,7 +20,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 IMAGE_NAMES = ("images", "image", "X", "x")
 LABEL_NAMES = ("labels", "label", "y")
 COLOR_CHANNELS = (1, 3, 4)  # of gray, RGB and RGBA images
-MAX_PIXEL_VALUE = float(np.finfo(np.float32).max)  # Pixels are converted to float32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +90,6 @@ def looks_channels_first(shape: Sequence[int]) -> bool:
     """
     _, height, width, channels = shape
     return height in COLOR_CHANNELS and min(width, channels) > max(COLOR_CHANNELS)
-
-
-def are_finite(images: Array) -> Array:
-    """Return which of images (n, …) have only pixels that are finite in float32, (n,) bool."""
-    if images.dtype.kind != "f":
-        return np.ones(len(images), bool)
-    finite = (
-        np.isfinite(images) if images.dtype.itemsize <= 4 else np.abs(images) <= MAX_PIXEL_VALUE
-    )
-    return np.asarray(finite.reshape(len(images), -1).all(axis=1))
-
-
-def check_finite(images: Array, numbers: Array | int, name: str = "X") -> None:
-    """Raise DataError if images (n, …) have pixels that are NaN, infinite or too large for float32.
-
-    `numbers` are those of the images in the dataset, (n,), or the number of the first one.
-    """
-    finite = are_finite(images)
-    if not finite.all():
-        first = int(np.flatnonzero(~finite)[0])
-        image = images[first].astype(np.float64)
-        value = image[~(np.abs(image) <= MAX_PIXEL_VALUE)].flat[0]
-        number = numbers + first if isinstance(numbers, int) else numbers[first]
-        if np.isfinite(value):
-            raise DataError(
-                f"Image {number} of {name} has the pixel value {value:g}. The largest value in "
-                f"single precision is {MAX_PIXEL_VALUE:.2g}; divide all images by the same number."
-            )
-        raise DataError(
-            f"Image {number} of {name} has the pixel value {value}. Pixels must be finite; replace "
-            "or drop such images."
-        )
 
 
 def _check_finite_lazily(images: da.Array, name: str) -> da.Array:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
 from rescnet_dist.cluster import Workers, translate_errors
-from rescnet_dist.data import TrainingSet
 from rescnet_dist.errors import ClusterError, SpecError, pluralize
 from rescnet_dist.formatting import format_bytes, format_time, html_table
 from rescnet_dist.planning.backend import get_backend
@@ -31,6 +30,9 @@ from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored
 from rescnet_dist.planning.tree import Tree, merge_tree, spread_groups
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location
+
+if TYPE_CHECKING:
+    from rescnet_dist.data import TrainingSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rescnet_dist.cluster.workers import Workers
-from rescnet_dist.data import TrainingSet
 from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
 from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
@@ -18,6 +18,9 @@ from rescnet_dist.planning.cg import FEATURE_SLAB_COPIES, SolverCosts, count_mer
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store.run import MAX_RECORD_CHUNKS
+
+if TYPE_CHECKING:
+    from rescnet_dist.data import TrainingSet
 
 # Largest number of copies of each array at the same time. `tests/planning/test_plan.py` compares
 # the sum with measurements.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
 
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.store import RUN_FORMAT, Location, RunStore, read_region
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 MASK_READ_ROWS = 2**20  # rows of the training mask read at a time
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -48,6 +50,8 @@ def open_held_out(urls: Sequence[str]) -> tuple[da.Array, Array]:
 
 def _open_rows(run: RunStore, rows: Array) -> tuple[da.Array, Array]:
     """Return images of a run, lazy, and their codes."""
+    import dask.array as da  # slow to import, and workers do not need it
+
     array, first = run.images()
     codes = np.asarray(run.data_array("labels").oindex[rows])
     return da.from_zarr(array)[rows + first], codes

@@ -25,7 +25,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 
-from rescnet_dist.data.images import are_finite
+from rescnet_dist.data.finite import are_finite
 from rescnet_dist.data.sources.files import summarize_error
 from rescnet_dist.data.sources.source import Array, Channels, Encoded, Samples, Source
 from rescnet_dist.errors import DataError, SpecError, suggest_name
