@@ -132,7 +132,7 @@ def test_graph_size_does_not_depend_on_number_of_images_or_tasks(tmp_path: Path)
         counts = np.full((accumulators, 10), images // (10 * accumulators))
         graph = fold_graph(
             passes.grow_group,
-            GroupParts(task, plan, counts, tuple(("cache", i) for i in range(accumulators))),
+            GroupParts(task, plan, counts, tuple(f"cache-{i}" for i in range(accumulators))),
             LayerStatistics.merge,
             passes.finish_layer,
             task,
