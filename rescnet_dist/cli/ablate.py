@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import click
 
-from rescnet_dist.cli.common import (
-    HELP_SETTINGS,
-    GroupedCommand,
-    cluster_options,
-    grouped_option,
-)
+from rescnet_dist.cli.common import HELP_SETTINGS, GroupedCommand, cluster_options, grouped_option
 from rescnet_dist.cli.defer import defer
-from rescnet_dist.cli.options import (
-    CONFIG_OPTION,
-    CommaSeparated,
-    spec_options,
-)
+from rescnet_dist.cli.options import CONFIG_OPTION, CommaSeparated, spec_options
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 

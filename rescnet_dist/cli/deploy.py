@@ -10,15 +10,9 @@ import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS
 from rescnet_dist.cli.defer import defer
-from rescnet_dist.cli.estimate import (
-    GPU_MEMORY_OPTION,
-)
+from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION
 from rescnet_dist.cli.options import spec_options
-from rescnet_dist.deploy import (
-    KINDS,
-    OVERLAYS,
-    Deployment,
-)
+from rescnet_dist.deploy import KINDS, OVERLAYS, Deployment
 from rescnet_dist.formatting import option_name
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rescnet_dist.cli.common import (
-    BACKEND_OPTION,
-    HELP_SETTINGS,
-    SPLIT_OPTION,
-    cluster_options,
-)
+from rescnet_dist.cli.common import BACKEND_OPTION, HELP_SETTINGS, SPLIT_OPTION, cluster_options
 from rescnet_dist.cli.defer import defer
 
 

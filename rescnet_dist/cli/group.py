@@ -56,8 +56,6 @@ COMMANDS = {
     "runs": "List the runs in a folder or bucket.",
     "train": "Train a network on a dataset.",
 }
-# Modules of commands that are not named after them.
-MODULES = dict.fromkeys(("train", "plan", "resume"), "training")
 
 
 @contextmanager
@@ -112,7 +110,7 @@ class Commands(click.Group):
         """Import a command by its name."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"rescnet_dist.cli.{MODULES.get(cmd_name, cmd_name)}")
+        module = import_module(f"rescnet_dist.cli.{cmd_name}")
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command

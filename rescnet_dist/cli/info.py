@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rescnet_dist.cli.common import (
-    HELP_SETTINGS,
-)
+from rescnet_dist.cli.common import HELP_SETTINGS
 from rescnet_dist.cli.defer import defer
 
 

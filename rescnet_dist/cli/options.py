@@ -17,6 +17,12 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
+STORE_OPTION = grouped_option(
+    "Run", "--store", help="URL of the run store  [default: runs/DATA-DATE]"
+)
+TEST_OPTION = grouped_option(
+    "Data", "--test", "test_data", help="data to report the test accuracy on"
+)
 PRESET_OPTION = grouped_option(
     "Network", "--preset", help="preset network to start from; see `rescnet presets`"
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -687,6 +688,23 @@ def _format_components(value: Any) -> str:
     return ",".join(extractor.name for extractor in value)
 
 
-PRESETS: dict[str, NetworkSpec] = {
-    name: NetworkSpec(**options) for name, options in PRESET_OPTIONS.items()
-}
+@cache
+def _make_preset(name: str) -> NetworkSpec:
+    """Return a preset network; raise KeyError if there is none of this name."""
+    return NetworkSpec(**PRESET_OPTIONS[name])
+
+
+class Presets(Mapping[str, NetworkSpec]):
+    """The preset networks by name, made on first use."""
+
+    def __getitem__(self, name: str) -> NetworkSpec:
+        return _make_preset(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PRESET_OPTIONS)
+
+    def __len__(self) -> int:
+        return len(PRESET_OPTIONS)
+
+
+PRESETS = Presets()

@@ -11,9 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rescnet_dist.cli.clusters import cluster, show_progress, show_status
-from rescnet_dist.cli.common import (
-    pop_cluster_options,
-)
+from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset

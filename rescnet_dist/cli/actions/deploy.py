@@ -9,11 +9,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.actions.estimate import (
-    make_problem,
-    parse_shape,
-    resolve_gpu_memory,
-)
+from rescnet_dist.cli.actions.estimate import make_problem, parse_shape, resolve_gpu_memory
 from rescnet_dist.cli.common import parse_size
 from rescnet_dist.cli.options import DataSize, resolve_specs
 from rescnet_dist.data import TrainingSet, training_set

@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rescnet_dist.dashboard.progress import copies_suffix
-from rescnet_dist.errors import (
-    pluralize,
-)
+from rescnet_dist.errors import pluralize
 from rescnet_dist.formatting import format_bytes
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run

@@ -1,4 +1,4 @@
-"""The commands `rescnet train`, `plan` and `resume`."""
+"""The command `rescnet resume`: more layers of a run."""
 
 from __future__ import annotations
 
@@ -12,83 +12,11 @@ from rescnet_dist.cli.common import (
     reporting_options,
 )
 from rescnet_dist.cli.defer import defer
-from rescnet_dist.cli.options import (
-    CONFIG_OPTION,
-    PRESET_OPTION,
-    spec_options,
-)
-from rescnet_dist.errors import (
-    SpecError,
-)
+from rescnet_dist.cli.options import TEST_OPTION, spec_options
+from rescnet_dist.errors import SpecError
 from rescnet_dist.formatting import option_name
 from rescnet_dist.options import declared_options
 from rescnet_dist.spec import CHANGEABLE, AugmentSpec, NetworkSpec, RunSpec, Spec
-
-STORE_OPTION = grouped_option(
-    "Run", "--store", help="URL of the run store  [default: runs/DATA-DATE]"
-)
-
-
-TEST_OPTION = grouped_option(
-    "Data", "--test", "test_data", help="data to report the test accuracy on"
-)
-
-
-@click.command("train", cls=GroupedCommand, **HELP_SETTINGS)
-@click.argument("data", default="digits")
-@TEST_OPTION
-@PRESET_OPTION
-@CONFIG_OPTION
-@spec_options(NetworkSpec)
-@STORE_OPTION
-@grouped_option("Run", "--or-resume", is_flag=True, help="resume this run if it is in the store")
-@grouped_option("Run", "--overwrite", is_flag=True, help="replace the run in the store, if any")
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
-@cluster_options
-@reporting_options
-@defer("training.train")
-def train_command() -> None:
-    """Train a network on a dataset.
-
-    DATA is "digits", or any source or result of `rescnet data import`. Without --preset or
-    --config, settings are chosen for the images, and printed; flags change single ones. With
-    --or-resume the same command can be repeated: it starts the run, resumes it after an
-    interruption, and changes nothing once the run is done.
-
-    \b
-    Example:
-      rescnet train --max-layers 3
-      rescnet train s3://bucket/cifar10.zarr --preset cifar10 --store s3://bucket/runs/1
-    """
-
-
-@click.command("plan", cls=GroupedCommand, **HELP_SETTINGS)
-@click.argument("data", default="digits")
-@PRESET_OPTION
-@CONFIG_OPTION
-@spec_options(NetworkSpec)
-@STORE_OPTION
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
-@cluster_options
-@grouped_option(
-    *("Output", "--measure/--no-measure"),
-    default=True,
-    help="measure the speed of the cluster and the store",
-)
-@grouped_option("Output", "--json", "as_json", is_flag=True, help="print JSON")
-@defer("training.plan")
-def plan_command() -> None:
-    """Estimate the memory, tasks, bytes and time of `rescnet train`.
-
-    Options are the same. Fails with an error if `rescnet train` would.
-
-    \b
-    Example:
-      rescnet plan --max-layers 3
-      rescnet plan s3://bucket/cifar10.zarr --preset cifar10 --scheduler tcp://...:8786
-    """
 
 
 class FixedSettingsCommand(GroupedCommand):
@@ -99,6 +27,8 @@ class FixedSettingsCommand(GroupedCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from rescnet_dist.cli.train import train_command
+
             kinds: tuple[type[Spec], ...] = (NetworkSpec, RunSpec, AugmentSpec)
             options = [found for kind in kinds for found in declared_options(kind).values()]
             names = {"preset", "config", *(found.name for found in options)}
