@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from typing import Any
 import cloudpickle
 from distributed import Client
 
+from rescnet_dist.bench import find_processor
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.kernels import Backend
 
@@ -54,17 +54,6 @@ def describe_machine() -> dict[str, Any]:
         "gpu_memory": memory[2] if memory else None,
         "cupy": cupy.__version__,
     }
-
-
-def find_processor() -> str:
-    """Return the name of the processor, if the system knows it."""
-    if shutil.which("lscpu"):
-        output = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
-        for line in output.splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "Model name" and value.strip() not in ("", "-"):
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def get_commit() -> str | None:

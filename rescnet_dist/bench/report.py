@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from rescnet_dist.bench.timing import NOT_INSTALLED, Result
-from rescnet_dist.errors import RescnetError
+from rescnet_dist.bench.timing import MAX_OTHER_SHARE, NOT_INSTALLED, Result
+from rescnet_dist.errors import RescnetError, pluralize
 
 NO_CHART = (
     'A chart needs matplotlib, which is not installed. Run pip install "rescnet-dist[plot]", or '
@@ -28,10 +28,46 @@ def table(results: Sequence[Result]) -> Table:
         sign = "≤" if result.at_most else "≥"
         bar = "" if result.bar is None else f"{sign} {result.bar:g} ×"
         verdict = {True: "reached", False: "missed", None: ""}[result.passes]
+        if result.is_disturbed:
+            verdict = "machine was busy"
         rows.add_row(
             result.name, _format_seconds(result.ours), "\n".join(others), ratio, bar, verdict
         )
     return rows
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    """Return a machine as one line."""
+    return (
+        f"{machine.get('processor', machine['machine'])}, {pluralize(machine['cores'], 'core')}, "
+        f"{machine['sgemm_gflops']:.0f} GFLOP/s in single precision, {machine['system']} "
+        f"{machine['machine']}, Python {machine['python']}, NumPy {machine['numpy']}"
+    )
+
+
+def machines_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of the ratios of several records, a column for each machine."""
+    rows = Table("case", "bar", *(describe(record["machine"]) for record in records))
+    results = [{found["name"]: found for found in record["results"]} for record in records]
+    for name in dict.fromkeys(name for found in results for name in found):
+        known = [found.get(name) for found in results]
+        first = next(found for found in known if found)
+        sign = "≤" if first["at_most"] else "≥"
+        bar = "" if first["bar"] is None else f"{sign} {first['bar']:g} ×"
+        rows.add_row(name, bar, *(_format_ratio(found) for found in known))
+    return rows
+
+
+def _format_ratio(result: Mapping[str, Any] | None) -> str:
+    """Return the ratio of a recorded result and whether its bar was reached."""
+    if result is None:
+        return "–"
+    ratio = (
+        _format_seconds(result["ours"]) if result["ratio"] is None else f"{result['ratio']:.2f} ×"
+    )
+    verdict = {True: ", reached", False: ", missed", None: ""}[result["passes"]]
+    busy = ", machine was busy" if result.get("other_share", 0) > MAX_OTHER_SHARE else ""
+    return f"{ratio}{verdict}{busy}"
 
 
 def compare_results(results: Sequence[Result], before: dict[str, Any]) -> list[str]:

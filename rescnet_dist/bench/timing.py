@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ Value = TypeVar("Value")
 
 TIMED_MATRIX_SIDE = 3072  # rows and columns of the matrices whose product is timed
 NOT_INSTALLED = "not installed"
+MAX_OTHER_SHARE = 0.05  # of the machine's CPU time that others use, above which it is busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Result:
         accepted ratio ours/floor.
     at_most : bool
         Whether `bar` is an upper limit of ours/floor.
+    other_share : float
+        The share of the machine's CPU time that others used meanwhile, from 0 to 1.
     """
 
     name: str
@@ -52,6 +54,12 @@ class Result:
     floor: float | None = None
     bar: float | None = None
     at_most: bool = False
+    other_share: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others used too much of the machine for a verdict."""
+        return self.other_share > MAX_OTHER_SHARE
 
     @property
     def ratio(self) -> float | None:
@@ -63,8 +71,8 @@ class Result:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the bar is reached, None if that is not known."""
-        if self.ratio is None or self.bar is None:
+        """Whether the bar is reached, None if that is not known, as on a busy machine."""
+        if self.ratio is None or self.bar is None or self.is_disturbed:
             return None
         return self.ratio <= self.bar if self.at_most else self.ratio >= self.bar
 
@@ -121,15 +129,3 @@ def product_rate() -> float:
     )
     with blas_threads(available_cores()):
         return 2 * TIMED_MATRIX_SIDE**3 / best_seconds(lambda: matrix @ matrix)
-
-
-def machine() -> dict[str, Any]:
-    """Describe the machine that the figures were measured on."""
-    return {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "cores": available_cores(),
-        "sgemm_gflops": product_rate() / 1e9,
-    }

@@ -4,32 +4,48 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from rescnet_dist.bench import (
+    CASES,
+    NO_CHART,
+    Result,
+    compare_results,
+    describe,
+    describe_machine,
+    draw_chart,
+    keep_memory,
+    machines_table,
+    measure,
+    name_file,
+    table,
+)
 from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.errors import RescnetError, suggest_name
+from rescnet_dist.kernels import Backend
 
 
 def bench(
-    cases: tuple[str, ...], quick: bool, output: str | None, chart: str | None, compare: str | None
+    cases: tuple[str, ...],
+    quick: bool,
+    output: str | None,
+    chart: str | None,
+    compare: str | None,
+    machines: str | None,
 ) -> None:
     """Benchmark training and prediction on this machine."""
-    from rescnet_dist.bench import (
-        CASES,
-        NO_CHART,
-        compare_results,
-        draw_chart,
-        keep_memory,
-        machine,
-        table,
-    )
-    from rescnet_dist.kernels import Backend
-
+    if machines:
+        Console().print(machines_table(_read_machines(machines)))
+        return
+    cases = cases or _list_cases()
     known = {case.name: case for case in CASES}
     for name in cases:
         if name not in known:
@@ -41,41 +57,78 @@ def bench(
     if chart and find_spec("matplotlib") is None:
         raise RescnetError(NO_CHART)
     keep_memory()
-    results = []
-    if not cases:
-        gpus = Backend("cupy").available()
-        cases = tuple(case.name for case in CASES if gpus or not case.on_gpu)
+    results: list[Result] = []
     for name in cases:
         with show_status(f"timing {name}"):
-            results += known[name].run(quick)
+            results += measure(partial(known[name].run, quick), partial(click.echo, err=True))
+    machine = describe_machine()
+    click.echo(describe(machine))
     Console().print(table(results))
     if compare:
         lines = compare_results(results, earlier)
         click.echo("\n".join(lines) or "no ratio has changed by more than 10 %")
     if output:
-        with open_atomic(output) as file:
-            record = {"machine": machine(), "quick": quick}
-            record["results"] = [result.to_dict() for result in results]
-            json.dump(record, file, indent=1)
+        _write_record(output, machine, results, quick)
     if chart:
         draw_chart(results, chart)
 
 
-def _read_earlier(path: str, quick: bool) -> dict[str, Any]:
-    """Read the results of an earlier benchmark; raise RescnetError if they are not comparable."""
+def _list_cases() -> tuple[str, ...]:
+    """Return the names of all cases that can run on this machine."""
+    gpus = Backend("cupy").available()
+    return tuple(case.name for case in CASES if gpus or not case.on_gpu)
+
+
+def _write_record(
+    output: str, machine: dict[str, Any], results: Sequence[Result], quick: bool
+) -> None:
+    """Write results to a file, or to the file of the machine in a folder.
+
+    In a folder, results of other cases of the same machine are kept.
+    """
+    found = {result.name: result.to_dict() for result in results}
+    if os.path.isdir(output):
+        output = os.path.join(output, name_file(machine))
+        if os.path.exists(output):
+            before = _read_record(output, "--output")
+            if before["quick"] == quick:
+                found = {entry["name"]: entry for entry in before["results"]} | found
+    with open_atomic(output) as file:
+        record = {"machine": machine, "quick": quick, "results": list(found.values())}
+        json.dump(record, file, indent=1)
+
+
+def _read_machines(folder: str) -> list[dict[str, Any]]:
+    """Read the records of all machines in a folder; raise RescnetError if there is none."""
+    paths = sorted(Path(folder).glob("*.json"))
+    if not paths:
+        raise RescnetError(
+            f"--machines {folder} has no results. Write some with `rescnet bench -o {folder}`."
+        )
+    return [_read_record(str(path), "--machines") for path in paths]
+
+
+def _read_record(path: str, flag: str) -> dict[str, Any]:
+    """Read the results of a benchmark; raise RescnetError if the file has none."""
     try:
         with open(path) as file:
-            earlier = json.load(file)
-        was_quick = bool(earlier["quick"])
-        earlier["results"] = [result for result in earlier["results"] if "name" in result]
+            record = json.load(file)
+        bool(record["quick"])
+        record["results"] = [result for result in record["results"] if "name" in result]
     except (OSError, ValueError, KeyError, TypeError):
         raise RescnetError(
-            f"--compare {path} is not a file that `rescnet bench -o` has written. Check the path."
+            f"{flag} {path} is not a file that `rescnet bench -o` has written. Check the path."
         ) from None
-    if was_quick != quick:
-        kind = "a quick run" if was_quick else "a full run"
+    return dict(record)
+
+
+def _read_earlier(path: str, quick: bool) -> dict[str, Any]:
+    """Read the results of an earlier benchmark; raise RescnetError if they are not comparable."""
+    earlier = _read_record(path, "--compare")
+    if earlier["quick"] != quick:
+        kind = "a quick run" if earlier["quick"] else "a full run"
         raise RescnetError(
             f"--compare {path} is of {kind}, whose numbers are not comparable. "
             + ("Leave --quick out." if quick else "Add --quick, or compare with a full run.")
         )
-    return dict(earlier)
+    return earlier
