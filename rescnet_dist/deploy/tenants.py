@@ -183,7 +183,8 @@ def aws_policy(store: str, data: tuple[str, ...]) -> Manifest:
                 "Effect": "Allow",
                 "Action": "s3:ListBucket",
                 "Resource": f"arn:aws:s3:::{bucket}",
-                "Condition": {"StringLike": {"s3:prefix": [path, f"{path}/*"]}},
+                # Without the slash, the names of a folder that begins with this one's are listed.
+                "Condition": {"StringLike": {"s3:prefix": f"{path}/*"}},
             }
         )
     return {"Version": "2012-10-17", "Statement": statements}
