@@ -75,16 +75,16 @@ c.Backend.cluster_options = Options(
 """
 
 # The same with a Secret for each user, whose name is checked: other characters might name a Secret
-# of somebody else.
+# of somebody else. KubeSpawner uses the same names as they are, and hashes others after `---`.
 USER_SECRET = """\
 def user_container(user):
     import copy
     import re
 
-    if not re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])?", user.name):
+    if not re.fullmatch("[a-z][a-z0-9]*(-[a-z0-9]+)*", user.name):
         raise ValueError(
             f"The user name {user.name!r} cannot be part of a Secret's name. Use lowercase "
-            "letters, digits and hyphens."
+            "letters, digits and single hyphens, with a letter first."
         )
     container = copy.deepcopy(dict(c.KubeClusterConfig.worker_extra_container_config))
     for variable in container["env"]:

@@ -155,7 +155,7 @@ def test_each_user_of_a_hub_gets_an_own_secret() -> None:
         secrets = {v["valueFrom"]["secretKeyRef"]["name"] for v in env if "valueFrom" in v}
         assert secrets == {f"rescnet-s3-{user}"}
         assert "DASK_TEMPORARY_DIRECTORY" in {v["name"] for v in env}
-    for wrong in ("Ada", "../ada", "ada@example.org", ""):
+    for wrong in ("Ada", "../ada", "ada@example.org", "1ada", "ada---1f2e3d4c", ""):
         with pytest.raises(ValueError, match="cannot be part of a Secret's name"):
             backend.cluster(SimpleNamespace(name=wrong))
 
