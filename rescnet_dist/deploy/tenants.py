@@ -17,7 +17,8 @@ from rescnet_dist.errors import SpecError, mask_secrets
 GPU_RESOURCE = "nvidia.com/gpu"
 DASK_GROUP = "kubernetes.dask.org"
 READ_ACTIONS, WRITE_ACTIONS = ("Read", "List"), ("Write", "Tagging")  # of SeaweedFS
-# What a tenant may do in its namespace, by API group. Limits and Secrets are not among it.
+# What a tenant may do in its namespace, by API group: what `kubectl apply` of a run needs. Limits
+# and Secrets are not among it.
 ALLOWED = {
     DASK_GROUP: ["daskjobs", "daskclusters", "daskautoscalers", "daskworkergroups"],
     "networking.k8s.io": ["networkpolicies"],
@@ -106,12 +107,19 @@ def _quota(tenant: Tenant, sizes: Sizes) -> dict[str, str]:
         f"requests.{GPU_RESOURCE}": str(tenant.runs * tenant.gpus),
         "pods": str(tenant.runs * (sizes.workers + 2)),
         f"count/daskclusters.{DASK_GROUP}": str(tenant.runs),  # a job has one
+        # The operator makes what a DaskCluster describes. Runs need none of these.
+        **dict.fromkeys(("services.loadbalancers", "services.nodeports"), "0"),
+        "persistentvolumeclaims": "0",
     }
 
 
 def _limits(sizes: Sizes) -> Manifest:
     """Return the limits of containers: those of a worker at most, a driver's without any."""
-    own = {"cpu": "1", "memory": format_quantity(sizes.driver_pod)}
+    own = {  # all that the quota limits, as it refuses containers that lack one
+        "cpu": "1",
+        "memory": format_quantity(sizes.driver_pod),
+        "ephemeral-storage": format_quantity(SCRATCH_STORAGE_BYTES),
+    }
     largest = max(sizes.worker_pod, sizes.scheduler_pod, sizes.driver_pod)
     return {
         "type": "Container",

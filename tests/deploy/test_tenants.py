@@ -86,6 +86,26 @@ def test_quota_is_the_sum_of_the_pods_of_rendered_runs() -> None:
         assert amount(hard[f"limits.{name}"]) == amount(hard[f"requests.{name}"]) == total
     assert hard["pods"] == "10"
     assert hard["count/daskclusters.kubernetes.dask.org"] == "2"
+    limited = {name.removeprefix("limits.") for name in hard if name.startswith("limits.")}
+    assert limits["default"].keys() == limits["defaultRequest"].keys() == limited
+
+
+@pytest.mark.parametrize("kind", ["job", "cluster"])
+def test_role_is_enough_to_apply_a_run(kind: str) -> None:
+    """And to delete it: the role has all verbs for each kind of object."""
+    allowed = {
+        (group, name)
+        for rule in tenant("--user", "ada@example.org")["Role"]["rules"]
+        if {"get", "create", "patch", "delete"} <= set(rule["verbs"])
+        for group in rule["apiGroups"]
+        for name in rule["resources"]
+    }
+    for document in yaml.safe_load_all(deploy("render", *SIZE, *URLS, "--kind", kind)):
+        group, _, _ = document["apiVersion"].rpartition("/")
+        name = document["kind"].lower().removesuffix("y") + (
+            "ies" if document["kind"].endswith("y") else "s"
+        )
+        assert (group, name) in allowed
 
 
 def test_nothing_of_another_namespace_may_connect_to_a_run() -> None:
