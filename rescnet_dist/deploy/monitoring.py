@@ -20,6 +20,7 @@ from rescnet_dist.deploy.yaml import to_yaml
 MONITORING_API_VERSION = "monitoring.coreos.com/v1"  # of the Prometheus operator
 DRIVER_PORT = 9464  # of a driver outside of pods, as in the guide
 NO_PROGRESS_SECONDS = 1800
+NOT_STARTED_SECONDS = 900  # less than DRIVER_WAIT, after which the driver is another process
 MEMORY_RATIO = 0.9  # of Dask's memory limit of a worker; Dask pauses workers at 0.8 of it
 MAX_RETRIES = 3  # of passes in half an hour
 MAX_RESTARTS = 3  # of the driver in an hour
@@ -119,7 +120,9 @@ def alert_rules(selector: str = "") -> Manifest:
         labels = ", ".join(filter(None, (selector, matchers)))
         return f"{name}{{{labels}}}" if labels else name
 
-    active = series("rescnet_run_state", 'state=~"waiting|running"')
+    waiting, running = (
+        series("rescnet_run_state", f'state="{state}"') for state in ("waiting", "running")
+    )
     last = series("rescnet_last_progress_timestamp_seconds")
     used, limit = (
         series("rescnet_worker_memory_max_bytes"),
@@ -132,10 +135,17 @@ def alert_rules(selector: str = "") -> Manifest:
     rules = [
         _rule(
             "RescnetNoProgress",
-            f"time() - {last} > {NO_PROGRESS_SECONDS} and ignoring (state) {active} == 1",
+            f"time() - {last} > {NO_PROGRESS_SECONDS} and ignoring (state) {running} == 1",
             "1m",
             "critical",
             "No chunk, solver iteration or pass was finished for {{ $value | humanizeDuration }}.",
+        ),
+        _rule(
+            "RescnetNotStarted",
+            f"time() - {last} > {NOT_STARTED_SECONDS} and ignoring (state) {waiting} == 1",
+            "1m",
+            "warning",
+            "The driver has waited for {{ $value | humanizeDuration }}, and the run has not begun.",
         ),
         _rule(
             "RescnetWorkerMemoryHigh",
@@ -167,10 +177,11 @@ def alert_rules(selector: str = "") -> Manifest:
         ),
         _rule(
             "RescnetDriverRestarts",
-            f"changes({started}[1h]) > {MAX_RESTARTS} and on (instance) {last}",
+            # also between two tries and after the last, when no driver is scraped
+            f"changes({started}[1h]) > {MAX_RESTARTS} and on (instance) max_over_time({last}[1h])",
             "0m",
             "critical",
-            "The driver was started {{ $value }} times in an hour.",
+            "The driver was started again {{ $value }} times in an hour.",
         ),
     ]
     return {"groups": [{"name": "rescnet", "rules": rules}]}

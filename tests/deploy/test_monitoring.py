@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from dask.utils import parse_timedelta
 from test_manifests import EXAMPLE, render
 
 pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
@@ -20,6 +21,8 @@ from schemas import check, pods  # type: ignore[import-not-found]
 
 from rescnet_dist.cli import main
 from rescnet_dist.deploy import PANELS, alert_rules
+from rescnet_dist.deploy.monitoring import NOT_STARTED_SECONDS
+from rescnet_dist.deploy.pods import DRIVER_WAIT
 from rescnet_dist.logs import JSON_LOGGING
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +160,10 @@ FIRING = {
         "rescnet_last_progress_timestamp_seconds{S}": "0+60x10 600x60",
         'rescnet_run_state{S, state="running"}': "1x70",
     },
+    "RescnetNotStarted": {
+        "rescnet_last_progress_timestamp_seconds{S}": "_x40 2400x30",
+        'rescnet_run_state{S, state="waiting"}': "_x40 1x30",
+    },
     "RescnetWorkerMemoryHigh": {
         "rescnet_worker_memory_max_bytes{S}": "50x50 95x20",
         "rescnet_worker_memory_limit_bytes{S}": "100x70",
@@ -165,8 +172,8 @@ FIRING = {
     "RescnetPassRetries": {'rescnet_pass_retries_total{S, pass="grow"}': "0x40 0+1x30"},
     "RescnetChunksRebuilt": {"rescnet_rebuilt_chunks_total{S}": "0x50 4x20"},
     "RescnetDriverRestarts": {
-        "process_start_time_seconds{S}": "0x10 600x10 1200x10 1800x10 2400x40",
-        "rescnet_last_progress_timestamp_seconds{S}": "0+60x70",
+        "process_start_time_seconds{S}": "0x10 600x10 1200x10 1800x10 2400x5 stale",
+        "rescnet_last_progress_timestamp_seconds{S}": "0+60x49 stale",
     },
 }
 QUIET = {
@@ -174,6 +181,11 @@ QUIET = {
         "rescnet_last_progress_timestamp_seconds{S}": "600x70",
         'rescnet_run_state{S, state="done"}': "1x70",
         'rescnet_run_state{S, state="running"}': "0x70",
+    },
+    "RescnetNotStarted": {
+        "rescnet_last_progress_timestamp_seconds{S}": "600x70",
+        'rescnet_run_state{S, state="waiting"}': "1x20 0x50",
+        'rescnet_run_state{S, state="running"}': "0x20 1x50",
     },
     "RescnetWorkerMemoryHigh": {
         "rescnet_worker_memory_max_bytes{S}": "80x70",
@@ -210,6 +222,11 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": tests})
     )
     run_promtool("test", "rules", "test.yaml", folder=tmp_path)
+
+
+def test_alert_fires_before_a_driver_gives_up_waiting() -> None:
+    """The next try is another process, whose waiting time begins at zero."""
+    assert parse_timedelta(DRIVER_WAIT) > NOT_STARTED_SECONDS + 120
 
 
 def expect(name: str, fires: bool, rule: dict[str, Any]) -> dict[str, Any]:
