@@ -96,8 +96,11 @@ class Supervisor:
             if self.progress.exists():
                 failures, pause = 1, FIRST_PAUSE_SECONDS
             failed = f"try {failures} of {self.tries} ended with exit code {code}"
-            if failures >= self.tries or self.usage_error.exists():
+            if failures >= self.tries:
                 click.echo(f"error: {failed}; giving up", err=True)
+                return code
+            if self.usage_error.exists():
+                click.echo(f"error: {failed}; giving up, as its options are wrong", err=True)
                 return code
             click.echo(f"warning: {failed}; the next starts in {pause:.0f} s", err=True)
             self._wait(pause)
