@@ -212,9 +212,17 @@ def test_constraints_match_the_project() -> None:
 
 
 def test_locked_packages_are_those_of_the_project() -> None:
-    """The script that writes the files names the same extras."""
+    """The script that writes the files names the same extras, and the Python of the image."""
     text = (IMAGE / "lock.sh").read_text().replace("\\\n", " ")
     assert tuple(re.findall(r"--extra ([a-z0-9-]+)", text)) == EXTRAS
+    (python,) = re.findall(r"--python-version (\S+)", text)
+    assert find_instructions("FROM", "build-cpu")[0].startswith(f"python:{python}-")
+    for name, file in (("packages", "constraints"), ("gpu", "gpu"), ("build", "build")):
+        found = pins(f"{file}.txt")
+        for line in (IMAGE / f"{name}.in").read_text().splitlines():
+            if entry := line.partition("#")[0].strip():
+                requirement = Requirement(entry)
+                assert requirement.specifier.contains(found[requirement.name]), line
 
 
 def test_image_has_the_packages_of_a_hub() -> None:
