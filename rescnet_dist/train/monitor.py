@@ -35,7 +35,7 @@ class PassTracker(SchedulerPlugin):
         self, scheduler: Any, topic: str, client: str, phase: str, layer: int, chunks: int
     ) -> None:
         self.send, self.topic, self.client = scheduler.log_event, topic, client
-        self.name = _tracker_name(topic)
+        self.name = _tracker_name(topic, client)
         self.phase, self.layer, self.chunks = phase, layer, chunks
         self.chunks_per_report = math.ceil(chunks / MAX_CHUNK_REPORTS)
         self.done: set[int] = set()  # first images of the chunks that are done
@@ -84,52 +84,51 @@ class PassTracker(SchedulerPlugin):
 
     def report(self, message: dict[str, Any]) -> None:
         """Send a message to the driver."""
-        self.send(_driver_topic(self.topic), message)
+        self.send(self.name, message)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Stop if the driver has disconnected."""
         if client == self.client:
-            _stop(scheduler, self.topic)
+            _stop(scheduler, self.name)
 
 
-def _driver_topic(topic: str) -> str:
-    """Return the topic of Dask's event log that carries the reports to the driver."""
-    return f"{topic}-driver"
+def _tracker_name(topic: str, client: str) -> str:
+    """Return the name of the tracker of a driver, and of the topic of its reports to this driver.
+
+    Two drivers may follow the topic of a run for a while, as one that was frozen and replaced. Each
+    has a tracker of its own, which the other one does not remove.
+    """
+    return f"{topic}-{client}"
 
 
-def _tracker_name(topic: str) -> str:
-    """Return the name of the tracker of a topic."""
-    return f"{topic}-tracker"
+def _stop(scheduler: Any, name: str) -> None:
+    """Remove a tracker, if there is one of this name."""
+    if find_scheduler_plugin(scheduler, name):
+        scheduler.remove_plugin(name)
 
 
-def _stop(scheduler: Any, topic: str) -> None:
-    """Remove the tracker of a topic, if there is one."""
-    if find_scheduler_plugin(scheduler, _tracker_name(topic)):
-        scheduler.remove_plugin(_tracker_name(topic))
-
-
-def start_tracking(topic: str, *arguments: Any, dask_scheduler: Any) -> None:
-    """Install the tracker of a pass on a scheduler, in place of that of an earlier one."""
-    _stop(dask_scheduler, topic)
-    tracker = PassTracker(dask_scheduler, topic, *arguments)
+def start_tracking(*arguments: Any, dask_scheduler: Any) -> None:
+    """Install the tracker of a pass on a scheduler, in place of the driver's earlier one."""
+    tracker = PassTracker(dask_scheduler, *arguments)
+    _stop(dask_scheduler, tracker.name)
     dask_scheduler.add_plugin(tracker, name=tracker.name)
 
 
-def stop_tracking(topic: str, *, dask_scheduler: Any) -> PassMetrics:
-    """Remove the tracker of a topic from a scheduler; return the metrics of its pass."""
-    tracker = find_scheduler_plugin(dask_scheduler, _tracker_name(topic))
-    _stop(dask_scheduler, topic)
+def stop_tracking(name: str, *, dask_scheduler: Any) -> PassMetrics:
+    """Remove a tracker from a scheduler; return the metrics of its pass."""
+    tracker = find_scheduler_plugin(dask_scheduler, name)
+    _stop(dask_scheduler, name)
     return tracker.metrics.finish() if tracker else PassMetrics()
 
 
 def find_progress(
-    topic: str, first: int, last: int, *, dask_scheduler: Any
+    name: str, first: int, last: int, *, dask_scheduler: Any
 ) -> tuple[int, list[int], list[int]]:
     """Return the number of chunks that are done, and those done and started from `first` to `last`.
 
-    Chunks are given by their first image.
+    `name` is that of the tracker. Chunks are given by their first image.
     """
-    tracker = find_scheduler_plugin(dask_scheduler, _tracker_name(topic))
+    tracker = find_scheduler_plugin(dask_scheduler, name)
     if tracker is None:
         return 0, [], []
     done, started = (
@@ -145,19 +144,19 @@ class PassMonitor:
     def __init__(self, phase: str, task: Task, client: Client, bus: EventBus) -> None:
         self.phase, self.layer, self.client, self.bus = phase, task.layer, client, bus
         self.topic = progress_topic(task.run)
+        self.tracker = _tracker_name(self.topic, client.id)
 
     @contextmanager
     def follow(self, plan: Plan) -> Iterator[None]:
         """Receive the messages of the pass in the body."""
-        topic = _driver_topic(self.topic)
-        self.client.subscribe_topic(topic, self)
+        self.client.subscribe_topic(self.tracker, self)
         try:
-            arguments = self.client.id, self.phase, self.layer, plan.chunks
-            self.client.run_on_scheduler(start_tracking, self.topic, *arguments)
+            arguments = self.topic, self.client.id, self.phase, self.layer, plan.chunks
+            self.client.run_on_scheduler(start_tracking, *arguments)
             yield
         finally:
             if self.client.status == "running":
-                self.client.unsubscribe_topic(topic)
+                self.client.unsubscribe_topic(self.tracker)
 
     def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
         """Publish a message of the tracker as an event."""
@@ -168,24 +167,24 @@ class PassMonitor:
 
     def finish(self) -> PassMetrics:
         """Return the metrics of the pass, which has ended."""
-        metrics: PassMetrics = self.client.run_on_scheduler(stop_tracking, self.topic)
+        metrics: PassMetrics = self.client.run_on_scheduler(stop_tracking, self.tracker)
         return metrics
 
     def cancel(self) -> None:
-        """Stop to count the messages of a pass that has failed."""
+        """Stop counting the messages of a pass that has failed."""
         with suppress(Exception):  # the connection may be lost
-            self.client.run_on_scheduler(stop_tracking, self.topic)
+            self.client.run_on_scheduler(stop_tracking, self.tracker)
 
     def count_done(self) -> int:
         """Return the number of chunks that are done."""
-        count: int = self.client.run_on_scheduler(find_progress, self.topic, 0, 0)[0]
+        count: int = self.client.run_on_scheduler(find_progress, self.tracker, 0, 0)[0]
         return count
 
     def describe_suspect(self, group: int, plan: Plan) -> str:
         """Describe the chunk of a group that was started last, or that comes next."""
         chunks = list(plan.groups()[group].chunks())
         limits = chunks[0][0], chunks[-1][1]
-        _, done, started = self.client.run_on_scheduler(find_progress, self.topic, *limits)
+        _, done, started = self.client.run_on_scheduler(find_progress, self.tracker, *limits)
         remaining = [chunk for chunk in chunks if chunk[0] not in done]
         if not remaining:
             return f"group {group}"

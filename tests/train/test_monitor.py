@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from distributed import Client, LocalCluster
 
+from rescnet_dist.events.bus import EventBus
+from rescnet_dist.planning import Plan
 from rescnet_dist.planning.requirements import MAX_CHUNK_REPORTS
-from rescnet_dist.train.monitor import MAX_REBUILT_REPORTS, PassTracker
+from rescnet_dist.store import Location, RunStore
+from rescnet_dist.train.monitor import MAX_REBUILT_REPORTS, PassMonitor, PassTracker
+from rescnet_dist.train.task import Task
+from rescnet_dist.train.task_events import progress_topic
 
 TOPIC = "rescnet-run"
 
@@ -59,3 +65,20 @@ def test_rebuilt_chunks_are_reported_up_to_a_number() -> None:
     for number in range(2 * MAX_REBUILT_REPORTS):
         tracker.log_event(TOPIC, {"kind": "rebuilt", "layer": 1, "start": number})
     assert len(log.messages) == MAX_REBUILT_REPORTS
+
+
+def test_driver_that_was_replaced_does_not_stop_the_next_one() -> None:
+    """A run has had two drivers on one cluster, of which the first was frozen for a while."""
+    task, plan = Task(RunStore(Location.of("memory://replaced")), 1), Plan(20, 10, 1, 2, 1)
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as frozen,
+        Client(cluster, set_as_default=False) as driver,
+        EventBus([]) as bus,
+    ):
+        old, new = (PassMonitor("grow", task, client, bus) for client in (frozen, driver))
+        with old.follow(plan), new.follow(plan):
+            old.cancel()
+            driver.log_event(progress_topic(task.run), make_chunk(0, layer=1))
+            assert new.count_done() == 1
+            assert old.count_done() == 0
