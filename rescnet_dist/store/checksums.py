@@ -46,3 +46,9 @@ class Checksums:
     def plus(self, values: dict[str, Array]) -> Checksums:
         """Return these checksums with one more chunk of each of the arrays, by path."""
         return self.merge(Checksums({path: (checksum(v),) for path, v in values.items()}))
+
+    def split(self, prefix: str) -> tuple[Checksums, Checksums]:
+        """Return the checksums of the arrays whose path has a prefix, and those of the others."""
+        found = {path: sums for path, sums in self.chunks.items() if path.startswith(prefix)}
+        others = {path: sums for path, sums in self.chunks.items() if path not in found}
+        return Checksums(found), Checksums(others)

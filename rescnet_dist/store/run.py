@@ -348,7 +348,7 @@ class RunStore:
         record = _read_record(self.location / f"commits/{step:04d}.json", COMMIT_TYPES)
         found = dict(record["checksums"]) if record else {}
         for path in [path for path in found if path.startswith(CHECKSUM_PREFIX)]:
-            found |= self._read_checksum_file(path, *found.pop(path))
+            found |= self._read_checksum_file(step, path, *found.pop(path))
         return found
 
     def store_checksums(self, step: int, checksums: Checksums) -> Checksums:
@@ -365,13 +365,14 @@ class RunStore:
         (self.location / path).write_json(chunks)
         return Checksums({**dict.fromkeys(chunks, ()), path: (crc,)})
 
-    def _read_checksum_file(self, path: str, crc: int) -> dict[str, list[int]]:
+    def _read_checksum_file(self, step: int, path: str, crc: int) -> dict[str, list[int]]:
         """Read checksums that `store_checksums` has written."""
         found = (self.location / path).read_json()
         if not isinstance(found, dict) or _json_checksum(found) != crc:
             raise StoreReadError(
-                f"{self.location.url}/{path} is missing or damaged. Remove the commit record that "
-                "names it and all later ones, then resume the run, which writes them anew."
+                f"{self.location.url}/{path} is missing or damaged. Restore a copy of it. Without "
+                f"one, remove commits/{step:04d}.json, then resume the run, which computes this "
+                "step and later ones again."
             )
         return found
 

@@ -32,6 +32,7 @@ from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train import object_cache
 from rescnet_dist.train.chunk_cache import ChunkCache
 from rescnet_dist.train.chunks import Chunk, Reader
+from rescnet_dist.train.grown import WORK_PREFIX
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.object_cache import load_state
 from rescnet_dist.train.overlap import read_ahead
@@ -62,7 +63,7 @@ MOMENT_DIMS: dict[str, tuple[str, ...]] = {
 def finish_features(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Checksums]:
     """Fit the next layer's bank; store the moments of the features.
 
-    Return the tally of the layers before, and all checksums, those of the work area included.
+    Return the tally of the layers before, the checksums to commit, and those of the work area.
     """
     state, statistics = load_state(task), merged.statistics
     log_solving(task, "grow")
@@ -74,7 +75,8 @@ def finish_features(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, C
         name: (dims, np.asarray(getattr(moments, name))) for name, dims in MOMENT_DIMS.items()
     }
     task.run.location.write_small("work/moments", values)
-    return statistics.tally, merged.checksums
+    work, lasting = merged.checksums.split(WORK_PREFIX)
+    return statistics.tally, task.run.store_checksums(task.layer, lasting).merge(work)
 
 
 def _read_moments(task: Task) -> FeatureMoments:

@@ -52,12 +52,11 @@ class GrownLayer:
         has_scores: bool,
     ) -> GrownLayer:
         """Return what the pass of a layer has found; has_scores: a layer before it has a head."""
-        found = checksums.chunks
-        work = {path: sums for path, sums in found.items() if path.startswith(WORK_PREFIX)}
+        work, lasting = checksums.split(WORK_PREFIX)
         return cls(
             layer,
-            {path: sums for path, sums in found.items() if path not in work},
-            work,
+            lasting.chunks,
+            work.chunks,
             get_accuracy(layer - 1, tally) if has_scores else None,
             tally.residual,
             Calibration.of(tally).to_dict() if has_scores else None,

@@ -25,6 +25,7 @@ from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
+from rescnet_dist.train.grown import WORK_PREFIX
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.object_cache import load_state
 from rescnet_dist.train.passes import (
@@ -174,9 +175,8 @@ def finish_tiled_layer(
             store_bank(task, fit_bank(statistics.inputs, architecture, task.layer + 1))
     store_head(task, head)
     log_io(task, "grow", meter)
-    chunks = merged.checksums.chunks
-    lasting = {path: sums for path, sums in chunks.items() if not path.startswith("work/")}
-    return statistics.tally, run.store_checksums(task.layer, Checksums(lasting))
+    _, lasting = merged.checksums.split(WORK_PREFIX)
+    return statistics.tally, run.store_checksums(task.layer, lasting)
 
 
 def _read_tile(array: Any, block: tuple[slice, slice], expected: int, meter: TaskMeter) -> Array:

@@ -40,11 +40,15 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
     steps = range(len(commits))
     stored_layer = last_saved(commits)
     problems += _check_result(run, len(steps) - 1)
-    tasks = [
-        delayed(_verify_chunks, pure=False)(run, path, first, chunks)
-        for step in steps
-        for path, first, chunks in _list_committed_chunks(run, step, is_last=step == stored_layer)
-    ]
+    tasks = []
+    for step in steps:
+        try:
+            tasks += [
+                delayed(_verify_chunks, pure=False)(run, *batch)
+                for batch in _list_committed_chunks(run, step, is_last=step == stored_layer)
+            ]
+        except StoreReadError as error:  # a file with checksums is damaged
+            problems.append(str(error))
     tasks += [delayed(_verify_layer, pure=False)(run, step) for step in steps]
     return problems + [problem for found in dask.compute(*tasks) for problem in found]
 

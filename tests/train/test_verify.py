@@ -30,6 +30,7 @@ from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.events import ChunkRebuilt
 from rescnet_dist.lifecycle import begin
 from rescnet_dist.store import Checksums, checksum
+from rescnet_dist.store import run as store_run
 from rescnet_dist.train import verify_run
 
 SPEC = NetworkSpec.preset("digits").replace(
@@ -250,6 +251,43 @@ def test_exit_code_of_check_command(run: Path) -> None:
     assert broken.exit_code == 1
     assert "maps/0002, chunk 1" in json.loads(broken.output)["problems"][0]
     assert CliRunner().invoke(main, ["check", str(run / "no")]).exit_code == 2
+
+
+MANY_CHUNKS = {
+    "one factorization": SPEC,
+    "tiles": SPEC,
+    "conjugate gradients": SPEC.replace(head="regress", solver="cg", cg_iterations=3),
+}
+
+
+@pytest.mark.parametrize("kind", MANY_CHUNKS)
+def test_checksums_in_files_are_checked_and_resumed_from(
+    kind: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing file is a problem; without the record that names it, its layer is grown again."""
+    monkeypatch.setattr(store_run, "MAX_RECORD_CHUNKS", 3)
+    url, (images, labels) = tmp_path / "run", (array[:150] for array in load_digits())
+    run_spec = RUN.replace(tile_features=64 if kind == "tiles" else None, maps="store")
+    classifier = ResCNetClassifier(MANY_CHUNKS[kind], store=url, run=run_spec)
+    classifier.fit(images[:, ::2, ::2], labels)
+    expected = {file.name: file.read_bytes() for file in (url / "checksums").iterdir()}
+    assert {name[:4] for name in expected} == {"0000", "0001", "0002"}
+    for step in range(3):
+        record = json.loads((url / f"commits/{step:04d}.json").read_text())
+        paths = [path for path in record["checksums"] if path.startswith(("maps", "scores"))]
+        assert not any(record["checksums"][path] for path in paths)
+    assert verify_run(url) == []
+    (last,) = (url / "checksums").glob("0002-*")
+    last.unlink()
+    (problem,) = verify_run(url)
+    assert f"{last.name} is missing or damaged" in problem
+    with pytest.raises(StoreError, match=r"remove commits/0002\.json"):
+        ResCNetClassifier.resume(url, max_layers=3)
+    (url / "commits/0002.json").unlink()
+    ResCNetClassifier.resume(url)
+    found = {file.name: file.read_bytes() for file in (url / "checksums").iterdir()}
+    assert found.items() > expected.items()
+    assert verify_run(url) == []
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=5), st.data())
