@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -214,13 +214,19 @@ class RunStore:
         """Open the scores (N, C) that are the input of a layer."""
         return self._open(f"scores/{layer:04d}", write=write)
 
-    def remove_maps_except(self, *keep: int) -> None:
-        """Remove the maps and scores of all layers except the given ones."""
+    def remove_maps_except(self, *keep: int, among: Collection[int] | None = None) -> None:
+        """Remove the maps and scores of all layers except the given ones.
+
+        `among` are the layers that may have any. Without it they are listed, and some stores list
+        the empty folders of all earlier layers.
+        """
         kept_names = {f"{layer:04d}" for layer in keep}
         for kind in ("maps", "scores"):
-            for name in (self.location / kind).names():
+            folder = self.location / kind
+            names = folder.names() if among is None else [f"{layer:04d}" for layer in sorted(among)]
+            for name in names:
                 if name.isdigit() and name not in kept_names:
-                    (self.location / kind / name).remove()
+                    (folder / name).remove()
 
     def has_maps(self, layer: int) -> bool:
         """Return whether the arrays of maps and scores of a layer exist, whatever they contain."""

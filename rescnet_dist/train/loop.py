@@ -141,6 +141,7 @@ class _Driver:
         self.gpu_memory = checked.workers.gpu_memory if checked else None
         self.checked_workers = checked.identities if checked else frozenset[int]()
         self.stored_layer = 0  # the last layer whose maps are in the store
+        self.created_layers: set[int] | None = None  # that may have arrays; None: not known yet
         self.tier = NO_WORKERS
         self.feature_cache_bytes: list[int] = []  # of each group, if features are cached alone
         self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event
@@ -341,7 +342,8 @@ class _Driver:
         elif self.state.writes_features:
             self.run.remove_work()
         if self.state.run_spec.keep_maps != "all":
-            self.run.remove_maps_except(*kept)
+            self.run.remove_maps_except(*kept, among=self.created_layers)
+            self.created_layers = kept - {0}
 
     def score(self, layer: int) -> None:
         """Compute the accuracy after the last layer and write it to the result."""
@@ -490,6 +492,8 @@ class _Driver:
 
     def create_layer_arrays(self, layer: int) -> None:
         """Create the empty arrays of a layer's maps and scores, in place of existing ones."""
+        if self.created_layers is not None:
+            self.created_layers.add(layer)
         images, (height, width, _) = self.state.plan.images, self.state.image_shape
         self.run.create_layer(
             layer,
