@@ -16,7 +16,6 @@ from distributed import Client
 
 from rescnet_dist.cluster import (
     CheckedWorkers,
-    Workers,
     check_versions,
     find_workers,
     passes_span,
@@ -446,8 +445,9 @@ class _Driver:
             check_versions(self.client)
         present, identities = find_workers(self.client)
         if (new := identities - self.checked_workers) and state.backend.on_gpu:
-            self.gpu_memory = Workers.from_client(self.client, state.backend).gpu_memory
-            present, identities = find_workers(self.client)
+            checked = CheckedWorkers.from_client(self.client, state.backend)
+            self.gpu_memory, identities = checked.workers.gpu_memory, checked.identities
+            present, _ = find_workers(self.client)
         elif new and self.checked_workers:
             check_versions(self.client, self.checked_workers)
         self.checked_workers = identities
