@@ -22,7 +22,14 @@ def mask_secrets(text: str) -> str:
 
     >>> mask_secrets("https://me:word@host/a.zarr?sig=abc&x=1")
     'https://***@host/a.zarr?sig=***&x=1'
+
+    A password is also replaced where a library repeats a part of the URL:
+
+    >>> mask_secrets('s3://me:word@host/a cannot be reached: Invalid bucket name "me:word@host"')
+    's3://***@host/a cannot be reached: Invalid bucket name "***@host"'
     """
+    for secret in SECRET_PATTERNS[0].findall(text):
+        text = text.replace(secret, "***") if ":" in secret else text
     text = SECRET_PATTERNS[0].sub("***", text)
     return SECRET_PATTERNS[1].sub(r"\g<1>***", text)
 
