@@ -23,6 +23,7 @@ from rescnet_dist.events import (
     RunStopped,
     event_to_dict,
 )
+from rescnet_dist.formatting import url_name
 
 STATES = ("waiting", "running", "done", "unfinished")  # waiting: for the cluster, before the run
 
@@ -184,7 +185,8 @@ class RunMetrics:
         )
         if view is None:
             return
-        info = {"name": view.name, "url": mask_secrets(view.url)}
+        url = mask_secrets(view.url)
+        info = {"name": url_name(url), "url": url}
         yield InfoMetricFamily("rescnet_run", "Run store", info)
         yield gauge("layers", "Committed layers", self._layers)
         yield gauge("max_layers", "Largest number of layers that the run may grow", view.max_layers)

@@ -187,8 +187,11 @@ def test_busy_port_is_an_error() -> None:
         rd.PrometheusExporter(port).close()
 
 
-def test_secrets_are_masked() -> None:
-    """The URL of a store may have a token."""
+@pytest.mark.parametrize("url", ["memory://user:hidden@host", "memory://no-store/run?sig=hidden"])
+def test_secrets_are_masked(url: str) -> None:
+    """In the URL of a store, and in the name of the run, which is its last part."""
     metrics = RunMetrics()
-    metrics.handle_event(RunStarted("https://user:secret@host/run", 60, 5, 0, ()))
-    assert "secret" not in json.dumps(read_families(list(metrics.collect())))
+    metrics.handle_event(RunStarted(url, 60, 5, 0, ()))
+    found = json.dumps(read_families(list(metrics.collect())))
+    assert "***" in found
+    assert "hidden" not in found
