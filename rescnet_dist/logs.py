@@ -97,6 +97,8 @@ def use_json_logs() -> None:
         return
     context.update(run=None, layer=None)
     logging.config.dictConfig(JSON_LOGGING)
+    # The scheduler of an embedded cluster is in this process, and logs each of its calls.
+    logging.getLogger("distributed").setLevel(logging.WARNING)
     sys.stderr = JsonStream(sys.stderr)
     sys.excepthook = _log_exception
 

@@ -70,12 +70,14 @@ def test_commands_log_json_only() -> None:
 
 
 def test_records_and_exceptions_are_json() -> None:
-    """Those of any logger, and exceptions that are not caught."""
+    """Warnings of any logger, and exceptions that are not caught."""
     code = """
 import logging
 from rescnet_dist.logs import use_json_logs
 use_json_logs()
-logging.getLogger("distributed.scheduler").warning("of Dask")
+log = logging.getLogger("distributed.scheduler")
+log.info("a call of an embedded cluster")
+log.warning("of Dask")
 raise RuntimeError("a bug")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
