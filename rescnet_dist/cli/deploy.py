@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.common import HELP_SETTINGS, GroupedCommand, grouped_option
 from rescnet_dist.cli.defer import defer
 from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION
-from rescnet_dist.cli.options import spec_options
+from rescnet_dist.cli.options import CONFIG_OPTION, PRESET_OPTION, spec_options
 from rescnet_dist.deploy import KINDS, OVERLAYS, Deployment
 from rescnet_dist.formatting import option_name
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -35,40 +35,48 @@ def deploy_command() -> None:
 def deployment_options(*without: str) -> Callable[[Any], Any]:
     """Return a decorator that adds the options of a deployment, except some."""
     options: dict[str, Callable[[Any], Any]] = {
-        "data": click.option("--data", help="s3:// URL of the data, or digits"),
-        "store": click.option("--store", help="s3:// URL of the run store"),
-        "preset": click.option(
-            "--preset", help="preset network to start from; see `rescnet presets`"
+        "data": grouped_option("Data", "--data", help="s3:// URL of the data, or digits"),
+        "images": grouped_option(
+            *("Data", "--images"),
+            metavar="NxHxWxD",
+            help="number and shape of the images, such as 50000x32x32x3  [default: read from "
+            "--data]",
         ),
-        "config": click.option("--config", help="TOML file with a [network] and a [run] table"),
-        "images": click.option(
-            "--images", metavar="NxHxWxD", help="such as 50000x32x32x3  [default: read from DATA]"
+        "classes": grouped_option(
+            *("Data", "--classes"),
+            type=click.IntRange(2),
+            help="number of classes  [default: of the preset, or read from --data]",
         ),
-        "classes": click.option(
-            "--classes", type=click.IntRange(2), help="[default: of the preset, or read from DATA]"
+        "store": grouped_option("Data", "--store", help="s3:// URL of the run store"),
+        "workers": grouped_option(
+            *("Cluster", "--workers"),
+            type=click.IntRange(1),
+            required=True,
+            help="number of worker pods",
         ),
-        "workers": click.option(
-            "--workers", type=click.IntRange(1), required=True, help="number of worker pods"
-        ),
-        "threads": click.option(
-            "--threads",
+        "threads": grouped_option(
+            *("Cluster", "--threads"),
             type=click.IntRange(1),
             default=1,
             show_default=True,
             help="threads per worker",
         ),
-        "memory": click.option(
-            "--memory", help="Dask memory limit of each worker  [default: what the plan needs]"
+        "memory": grouped_option(
+            *("Cluster", "--memory"),
+            help="Dask memory limit of each worker  [default: what the plan needs]",
         ),
         "gpu_memory": GPU_MEMORY_OPTION,
-        "node_memory": click.option(
-            "--node-memory", help="memory of a node without its DaemonSets, such as 60GiB"
+        "node_memory": grouped_option(
+            *("Cluster", "--node-memory"),
+            help="memory of a node without its DaemonSets, such as 60GiB",
         ),
-        "node_cpus": click.option(
-            "--node-cpus", help="CPUs of a node without its DaemonSets, such as 7.9 or 7910m"
+        "node_cpus": grouped_option(
+            *("Cluster", "--node-cpus"),
+            help="CPUs of a node without its DaemonSets, such as 7.9 or 7910m",
         ),
-        "node_storage": click.option(
-            "--node-storage", help="ephemeral storage of a node without its DaemonSets, as 90GiB"
+        "node_storage": grouped_option(
+            *("Cluster", "--node-storage"),
+            help="ephemeral storage of a node without its DaemonSets, such as 90GiB",
         ),
     }
     texts = {
@@ -91,14 +99,14 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
     for field in fields(Deployment):
         if field.name in texts:
             default = getattr(DEFAULT_DEPLOYMENT, field.name)
-            options[field.name] = click.option(
-                option_name(field.name),
-                field.name,
+            options[field.name] = grouped_option(
+                *("Kubernetes", option_name(field.name), field.name),
                 type=int if isinstance(default, int) else str,
                 help=texts[field.name],
                 default=default,
                 show_default=default is not None,
             )
+    options |= {"preset": PRESET_OPTION, "config": CONFIG_OPTION}
 
     def decorate(command: Any) -> Any:
         for spec in (AugmentSpec, RunSpec, NetworkSpec):  # the last is listed first
@@ -111,13 +119,15 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
     return decorate
 
 
-@deploy_command.command("render", **HELP_SETTINGS)
-@click.option(
-    "--kind", default="job", show_default=True, help="kind of deployment: " + " or ".join(KINDS)
+@deploy_command.command("render", cls=GroupedCommand, **HELP_SETTINGS)
+@grouped_option(
+    *("Kubernetes", "--kind"),
+    default="job",
+    show_default=True,
+    help="kind of deployment: " + " or ".join(KINDS),
 )
-@click.option(
-    "--overlay",
-    "overlays",
+@grouped_option(
+    *("Kubernetes", "--overlay", "overlays"),
     multiple=True,
     help="one of " + ", ".join(OVERLAYS) + "; can be repeated to combine them",
 )
@@ -137,10 +147,10 @@ def render_command() -> None:
     """
 
 
-@deploy_command.command("kustomize", **HELP_SETTINGS)
+@deploy_command.command("kustomize", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("folder")
-@click.option(
-    "--cluster-name",
+@grouped_option(
+    *("Kubernetes", "--cluster-name"),
     default="rescnet-cluster",
     show_default=True,
     help="name of the objects of the long-lived cluster",
@@ -177,9 +187,9 @@ def monitoring_command() -> None:
     """
 
 
-@deploy_command.command("hub", **HELP_SETTINGS)
-@click.option(
-    "--secret-per-user",
+@deploy_command.command("hub", cls=GroupedCommand, **HELP_SETTINGS)
+@grouped_option(
+    *("Kubernetes", "--secret-per-user"),
     is_flag=True,
     help="give each user a Secret of their own, named SECRET-USER",
 )
@@ -202,16 +212,18 @@ def hub_command() -> None:
     """
 
 
-@deploy_command.command("tenant", **HELP_SETTINGS)
+@deploy_command.command("tenant", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("name")
-@click.option(
-    "--runs",
+@grouped_option(
+    *("Kubernetes", "--runs"),
     type=click.IntRange(1),
     default=1,
     show_default=True,
     help="runs at the same time that the quota has room for",
 )
-@click.option("--user", help="user of Kubernetes who may start runs in the namespace")
+@grouped_option(
+    *("Kubernetes", "--user"), help="user of Kubernetes who may start runs in the namespace"
+)
 @deployment_options(
     *("store", "name", "namespace", "image", "secret", "service_account", "tls_secret", "endpoint"),
     *("notice", "operator", "tries", "deadline", "idle_timeout", "priority_class"),
