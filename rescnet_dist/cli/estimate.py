@@ -39,12 +39,12 @@ GPU_MEMORY_OPTION = grouped_option(
 @grouped_option(
     *("Cost", "--stable-price"),
     type=click.FloatRange(0),
-    help="price of a machine for an hour, for the cost",
+    help="price of a machine for an hour, in any currency",
 )
 @grouped_option(
     *("Cost", "--spot-price"),
     type=click.FloatRange(0),
-    help="the same of one that may be taken away",
+    help="price of a spot machine for an hour, for workers; needs --stable-price",
 )
 @PRESET_OPTION
 @CONFIG_OPTION
@@ -59,9 +59,10 @@ def estimate_command() -> None:
     The cluster need not exist; its cores are taken to be as fast as those of this machine. IMAGES
     is their number and shape, such as 50000x32x32x3. The speed of a core is measured here, in half
     a minute; the rest is the arithmetic of `rescnet plan`. The store is taken to be fast enough. No
-    time is estimated for GPUs. With the price of a machine for an hour, the cost is printed too.
+    time is estimated for GPUs. With --stable-price, the cost is printed too.
 
     \b
     Example:
       rescnet estimate 50000x32x32x3 --preset cifar10 --workers 4 --threads 16 --memory 64GiB
+      rescnet estimate 50000x32x32x3 --workers 4 --stable-price 0.20 --spot-price 0.06
     """

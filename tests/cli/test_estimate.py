@@ -88,6 +88,20 @@ def test_command_measures_this_machine_and_estimates_the_cluster() -> None:
         (["100x28x28x1", "--workers", "2", "--copies", "1", "--shift", "28"], "shift=28"),
         (["50000x32x32x3", "--workers", "2", "--memory", "300MiB"], "MiB of memory per worker"),
         (["100x28x28x1", "--workers", "2", "--gpu-memory", "8GiB"], "Add --array-backend cupy"),
+        (["100x28x28x1", "--workers", "2", "--stable-price", "-1"], "-1.0 is not in the range"),
+        (["100x28x28x1", "--workers", "2", "--stable-price", "nan"], "nan is not a price"),
+        (
+            ["100x28x28x1", "--workers", "2", "--stable-price", "1", "--spot-price", "inf"],
+            "--spot-price inf is not a price",
+        ),
+        (["100x28x28x1", "--workers", "2", "--spot-price", "1"], "Add its price, --stable-price"),
+        (
+            [
+                *("100x28x28x1", "--workers", "2", "--stable-price", "1"),
+                *("--array-backend", "cupy", "--gpu-memory", "8GiB"),
+            ],
+            "no time is estimated for GPUs",
+        ),
     ],
 )
 def test_bad_input_is_an_error_before_measuring(arguments: list[str], expected: str) -> None:

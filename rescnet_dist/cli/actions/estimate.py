@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -55,6 +56,11 @@ def estimate(
         memory=parse_size("--memory", memory),
         gpu_memory=resolve_gpu_memory(run_spec, gpu_memory),
     )
+    if prices and described.gpu_memory is not None:
+        raise SpecError(
+            f"--stable-price {prices.stable:g} is for the cost, but no time is estimated for GPUs. "
+            "Leave prices out."
+        )
     # Raise for a run that does not fit before anything is measured.
     forecast = planning.estimate(problem, spec, run_spec, described, None)
     if described.gpu_memory is None:
@@ -75,6 +81,9 @@ def estimate(
 
 def resolve_prices(stable: float | None, spot: float | None) -> Prices | None:
     """Return the prices of machines, or None without any; raise SpecError without a stable one."""
+    for option, price in (("--stable-price", stable), ("--spot-price", spot)):
+        if price is not None and not math.isfinite(price):
+            raise SpecError(f"{option} {price:g} is not a price. Give a number, such as 0.20.")
     if stable is None:
         if spot is not None:
             raise SpecError(
