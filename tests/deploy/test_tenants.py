@@ -140,6 +140,7 @@ def test_nothing_of_another_namespace_may_connect_to_a_run() -> None:
     ("arguments", "words"),
     [
         (("tenant", "Ada", *SIZE), "NAME 'Ada' is not a Kubernetes name"),
+        (("s3-policy", "Ada", "--store", "s3://b/ada"), "NAME 'Ada' is not a Kubernetes name"),
         (("s3-policy", "ada", "--store", "s3://bucket"), "s3://bucket is not the folder"),
         (("s3-policy", "ada", "--store", "s3://b/runs/*"), "has a wildcard"),
         (("s3-policy", "ada", "--store", "s3://k:s@b/runs"), "without credentials"),

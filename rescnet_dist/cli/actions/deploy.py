@@ -103,9 +103,10 @@ def tenant(name: str, runs: int, user: str | None, **flags: Any) -> None:
 
 def s3_policy(name: str, store: str, data: tuple[str, ...], server: str) -> None:
     """Print what the key of the user NAME may do in an S3 store, as JSON."""
+    user = Tenant(name)
     found = aws_policy(store, data)
     if server == "seaweedfs":
-        found = seaweedfs_identity(name, store, data)
+        found = seaweedfs_identity(user.name, store, data)
     click.echo(json.dumps(found, indent=2))
 
 
