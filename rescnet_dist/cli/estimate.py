@@ -17,7 +17,9 @@ GPU_MEMORY_OPTION = grouped_option(
 @click.command("estimate", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("images")
 @grouped_option(
-    *("Data", "--classes"), type=click.IntRange(2), default=10, show_default=True, help="classes"
+    *("Data", "--classes"),
+    type=click.IntRange(2),
+    help="number of classes  [default: of the preset, or 10]",
 )
 @grouped_option(
     *("Cluster", "--workers"), type=click.IntRange(1), required=True, help="number of workers"

@@ -69,6 +69,22 @@ def test_command_measures_this_machine_and_estimates_the_cluster() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "classes"),
+    [
+        (["--preset", "cifar100"], 100),
+        (["--preset", "cifar100", "--classes", "7"], 7),
+        (["--preset", "pcanet"], 10),
+        ([], 10),
+    ],
+)
+def test_classes_are_those_of_the_preset(options: list[str], classes: int) -> None:
+    """Unless they are given; GPUs, as nothing is measured for them."""
+    gpus = ["--array-backend", "cupy", "--gpu-memory", "80GiB", "--memory", "64GiB"]
+    arguments = ["estimate", "50000x32x32x3", "--workers", "2", *gpus, *options]
+    assert f"32×32×3, {classes} classes" in CliRunner().invoke(main, arguments).stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["digits", "--workers", "2"], "'digits' is not a number of images and their shape"),

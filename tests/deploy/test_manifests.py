@@ -567,6 +567,7 @@ SECRET = "AKIA-a-secret"
         (["--image", "rescnet-dist@latest"], "does not name one version"),
         (["--images", "many", "--classes", "3"], "such as 50000x32x32x3"),
         (["--preset", "cifar"], "Unknown preset 'cifar'"),
+        (["--preset", "cifar", "--images", "9000x32x32x3"], "Unknown preset 'cifar'"),
         (["--first-filter-size", "29"], "first_filter_size=29"),
     ],
 )

@@ -9,7 +9,12 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.actions.estimate import make_problem, parse_shape, resolve_gpu_memory
+from rescnet_dist.cli.actions.estimate import (
+    make_problem,
+    parse_shape,
+    resolve_classes,
+    resolve_gpu_memory,
+)
 from rescnet_dist.cli.common import parse_size
 from rescnet_dist.cli.options import DataSize, resolve_specs
 from rescnet_dist.data import TrainingSet, training_set
@@ -34,9 +39,6 @@ from rescnet_dist.deploy import (
 )
 from rescnet_dist.errors import RescnetError, SpecError, suggest_name
 from rescnet_dist.planning import Forecast, Problem
-
-# Number of classes of the data that each preset is for.
-PRESET_CLASSES = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}
 
 
 def render(kind: str, overlays: tuple[str, ...], **flags: Any) -> None:
@@ -216,7 +218,7 @@ def _resolve_size(flags: dict[str, Any], training: TrainingSet | None) -> DataSi
     if training is not None:
         return training.size
     number, *shape = parse_shape(flags["images"])
-    classes = flags["classes"] or PRESET_CLASSES.get(flags["preset"])
+    classes = resolve_classes(flags["classes"], flags["preset"])
     if classes is None:
         raise SpecError(
             f"--images {flags['images']} is given without a number of classes. Add --classes."

@@ -20,10 +20,14 @@ from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.planning.cost import Prices, describe_cost
 from rescnet_dist.spec import DEFAULT_VALIDATION, AugmentSpec, NetworkSpec, RunSpec
 
+DEFAULT_CLASSES = 10
+# Number of classes of the data that each preset is for.
+PRESET_CLASSES = {"digits": 10, "mnist": 10, "cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}
+
 
 def estimate(
     images: str,
-    classes: int,
+    classes: int | None,
     workers: int,
     threads: int,
     machines: int | None,
@@ -38,6 +42,7 @@ def estimate(
 ) -> None:
     """Estimate the time and memory of a run on a cluster."""
     prices = resolve_prices(stable_price, spot_price)
+    classes = resolve_classes(classes, preset) or DEFAULT_CLASSES
     number, *shape = parse_shape(images)
     size = ((shape[0], shape[1], shape[2]), number, classes)
     spec, run_spec, augment = resolve_specs(preset, config, images, flags, size)
@@ -92,6 +97,13 @@ def resolve_prices(stable: float | None, spot: float | None) -> Prices | None:
             )
         return None
     return Prices(stable, spot)
+
+
+def resolve_classes(given: int | None, preset: str | None) -> int | None:
+    """Return the number of classes: as given, or of the data that a preset is for, if known."""
+    if preset is not None:
+        NetworkSpec.preset(preset)  # raises SpecError for an unknown name
+    return PRESET_CLASSES.get(preset or "") if given is None else given
 
 
 def resolve_gpu_memory(run_spec: RunSpec, given: str | None) -> int | None:
