@@ -95,7 +95,8 @@ def pop_cluster_options(flags: dict[str, Any]) -> dict[str, Any]:
         raise ClusterError(f"--wait {wait} is for a cluster to start, but none is named. {named}")
     if workers is not None and not options:
         raise ClusterError(
-            f"--workers {workers} is for a cluster with an autoscaler, but none is named. {named}"
+            f"--workers {workers} is for a cluster with an autoscaler, but none is named. {named} "
+            "Without --workers, all cores of this machine are used."
         )
     more = {"wait": None if wait is None else _parse_seconds(wait), "workers": workers}
     return options | {name: value for name, value in more.items() if value is not None}
@@ -189,7 +190,7 @@ def reporting_options(command: Any) -> Any:
     """Add the options that `pop_report_options` reads to a command."""
     command = LOG_FORMAT_OPTION(command)
     metrics = "serve metrics for Prometheus; without HOST on all addresses, PORT alone on loopback"
-    command = grouped_option("Output", "--metrics-address", metavar="[HOST]:PORT", help=metrics)(
+    command = grouped_option("Output", "--metrics-address", metavar="[[HOST]:]PORT", help=metrics)(
         command
     )
     mlflow = "also log the layers to MLflow at this URI, such as sqlite:///mlflow.db"
