@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from distributed import Client, LocalCluster
 
@@ -56,6 +56,39 @@ def test_caches_stay_until_they_move_or_their_driver_is_gone() -> None:
 
         driver.close()
         wait_until(lambda: not cached())
+
+
+def test_caches_return_after_workers_are_lost() -> None:
+    """Under their keys, also if no worker was left; those of another driver stay."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as driver,
+        Client(cluster, set_as_default=False) as other,
+    ):
+        tasks = cluster.scheduler.tasks
+
+        def are_cached(keys: Sequence[str]) -> bool:
+            return all(tasks[key].state == "memory" for key in keys)
+
+        caches, others = CacheSet(driver, ["fold"]), CacheSet(other, ["fold"])
+        for created in (caches, others):
+            created.distribute([100] * GROUPS, is_stored=True)
+        first = caches.keys
+        for left in (1, 0):
+            cluster.scale(left)
+            wait_until(lambda left=left: len(driver.nthreads()) == left)
+            if left:
+                wait_until(lambda: are_cached(first))
+        assert not are_cached(first)
+        cluster.scale(2)
+        wait_until(lambda: are_cached(first) and are_cached(others.keys))
+        caches.distribute([100] * GROUPS, is_stored=False)
+        assert caches.keys == first
+        driver.close()
+        wait_until(lambda: not any(key in tasks for key in first))
+        assert are_cached(others.keys)
 
 
 def test_layer_weighs_a_few_bytes_per_cache() -> None:
