@@ -191,7 +191,7 @@ class Forecast:
         if workers.count > 1 and self.tree.depth:
             lines["tree"] = self._describe_tree()
         if workers.count > 1:
-            lines["traffic"] += f"; {format_bytes(moved.network)} between workers at most"
+            lines["traffic"] += f"; about {format_bytes(moved.network)} between workers"
         if self.layer_seconds is not None and self.seconds is not None:
             lines["time"] = (
                 f"about {format_time(self.layer_seconds)} per layer, "

@@ -328,7 +328,7 @@ class Traffic:
     read, written : int
         Bytes per layer that are read from and written to the store.
     network : int
-        Largest number of bytes per layer that the reductions send between workers.
+        Bytes per layer that the reductions send between workers, if none joins or is lost.
     driver : int
         Bytes per layer that reach the driver.
     store : int
