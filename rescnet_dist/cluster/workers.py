@@ -166,7 +166,7 @@ def has_workers(client: Client) -> bool:
 
 def _has_workers(*, dask_scheduler: Any) -> bool:
     """Return whether there is a worker; runs on a scheduler."""
-    return bool(identify_workers(dask_scheduler))
+    return bool(dask_scheduler.workers)
 
 
 def wait_for_worker(client: Client, seconds: float = WORKER_TIMEOUT_SECONDS) -> None:
