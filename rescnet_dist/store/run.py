@@ -13,8 +13,8 @@ A Zarr v3 group, readable with plain xarray and zarr:
     commits/0000.json …  one record per finished step, written last: 0 is the survey of the data
     checksums/           checksums of a step with very many chunks, which its record refers to
     claims/000001.json … the driver that may write to the run
-    work/                features of the layer being fitted, and what solves with them
-                         matrix, if it is too large for memory; removed when the layer is committed
+    work/                features of the layer being fitted and the state of its solver, if that
+                         works in tiles or by iterations; removed when the layer is committed
     result.json          the accuracies of all layers, and the chosen depth
 """
 
