@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.errors import ClusterError, SpecError
+from rescnet_dist.errors import ClusterError, SpecError, suggest_name
 from rescnet_dist.formatting import format_bytes, option_name
 
 MIN_MEMORY_BYTES = 64 * 2**20  # smaller sizes are taken for a missing unit
@@ -24,6 +24,19 @@ ARRAY_BACKENDS = ("numpy", "cupy")  # those of RunSpec
 HELP_SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 }
+
+
+class SuggestingGroup(click.Group):
+    """A group of commands that suggests a name for one that there is not."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; suggest the nearest if there is none."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {name!r}. {suggest_name(name, known)}")
+        return super().resolve_command(ctx, args)
 
 
 class GroupedOption(click.Option):

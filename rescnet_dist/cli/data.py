@@ -9,6 +9,7 @@ from rescnet_dist.cli.common import (
     HELP_SETTINGS,
     ON_ERROR_OPTION,
     RESIZE_OPTION,
+    SuggestingGroup,
     cluster_options,
 )
 from rescnet_dist.cli.defer import defer
@@ -16,7 +17,7 @@ from rescnet_dist.cli.options import spec_options
 from rescnet_dist.spec import AugmentSpec
 
 
-@click.group("data", **HELP_SETTINGS)
+@click.group("data", cls=SuggestingGroup, **HELP_SETTINGS)
 def data_command() -> None:
     """Datasets: import and inspect them, and preview augmentation."""
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.common import HELP_SETTINGS, GroupedCommand, grouped_option
+from rescnet_dist.cli.common import (
+    HELP_SETTINGS,
+    GroupedCommand,
+    SuggestingGroup,
+    grouped_option,
+)
 from rescnet_dist.cli.defer import defer
 from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION
 from rescnet_dist.cli.options import CONFIG_OPTION, PRESET_OPTION, spec_options
@@ -19,7 +24,7 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 DEFAULT_DEPLOYMENT = Deployment("cluster")
 
 
-@click.group("deploy", **HELP_SETTINGS)
+@click.group("deploy", cls=SuggestingGroup, **HELP_SETTINGS)
 def deploy_command() -> None:
     """Write Kubernetes manifests, or values for a JupyterHub.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.common import HELP_SETTINGS, SuggestingGroup
 from rescnet_dist.cli.retry import report_usage_error
 from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.errors import (
@@ -22,7 +22,6 @@ from rescnet_dist.errors import (
     SpecError,
     StoreFullError,
     StoreUnreachableError,
-    suggest_name,
 )
 
 RESUMABLE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command may succeed later
@@ -99,7 +98,7 @@ def _find_message(interrupt: BaseException) -> tuple[Any, ...]:
     return ()
 
 
-class Commands(click.Group):
+class Commands(SuggestingGroup):
     """A group that imports commands when they are called; bad input ends with exit code 2."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -114,15 +113,6 @@ class Commands(click.Group):
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name; suggest the nearest if there is none."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {name!r}. {suggest_name(name, COMMANDS)}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

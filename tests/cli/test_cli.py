@@ -348,6 +348,8 @@ def test_help_lists_options_by_group(name: str, expected: list[str]) -> None:
         (["presets", "imagenet"], "Unknown preset 'imagenet'"),
         (["fit"], "No such command 'fit'"),
         (["trian"], "No such command 'trian'. Did you mean 'train'? Known: ablate, bench,"),
+        (["deploy", "rendr"], "No such command 'rendr'. Did you mean 'render'? Known: hub,"),
+        (["data", "improt"], "No such command 'improt'. Did you mean 'import'? Known: import,"),
     ],
 )
 def test_bad_input_prints_a_message_without_traceback(
