@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-import rescnet_dist.train  # noqa: F401, which takes seconds at the first graph otherwise
+import rescnet_dist.train  # noqa: F401, which would delay the loop at the first graph
 
 TICK_SECONDS = 0.02
 MIN_DELAY_SECONDS = 0.02  # that is written
