@@ -1,7 +1,8 @@
 """Requests to an object store in a layer, by arithmetic.
 
-The numbers were counted at a proxy in front of an S3 server; `tests/planning/test_requests.py` has
-them, and `tests/store/test_requests.py` compares some with a run.
+The numbers were counted at a proxy in front of an S3 server.
+`tests/planning/test_estimated_requests.py` has them, and `tests/store/test_requests.py` compares
+some with a run.
 """
 
 from __future__ import annotations

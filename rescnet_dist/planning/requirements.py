@@ -385,7 +385,7 @@ def traffic(
         read=read,
         written=written,
         network=network,
-        driver=_pass_driver_bytes(plan) + checksums + solve_tasks * DRIVER_BYTES_PER_TASK,
+        driver=pass_driver_bytes(plan) + checksums + solve_tasks * DRIVER_BYTES_PER_TASK,
         store=images
         + stored * maps
         + work
@@ -395,7 +395,7 @@ def traffic(
     )
 
 
-def _pass_driver_bytes(plan: Plan) -> int:
+def pass_driver_bytes(plan: Plan) -> int:
     """Return the bytes that the driver sends and receives in a pass over the images."""
     checksums = 2 * plan.chunks if plan.chunks <= MAX_RECORD_CHUNKS else 0
     return (

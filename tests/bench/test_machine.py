@@ -52,7 +52,7 @@ def test_share_of_others_leaves_out_own_time_and_adds_stolen_time() -> None:
     assert start.other_share(start) == 0.0
 
 
-def test_counters_tell_own_processes_from_others() -> None:
+def test_counters_separate_own_processes_from_others() -> None:
     """One that burns CPU time as a child is ours; one that was left to the system is not."""
     burn = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
     start = CpuTimes.now()

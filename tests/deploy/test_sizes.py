@@ -16,11 +16,8 @@ from rescnet_dist.deploy.sizes import (
     SCHEDULER_BASE_BYTES,
     SCHEDULER_BYTES_PER_TASK,
 )
-from rescnet_dist.planning.requirements import (
-    DRIVER_BYTES_PER_CHUNK,
-    DRIVER_BYTES_PER_PASS,
-    DRIVER_BYTES_PER_TASK,
-)
+from rescnet_dist.planning import Plan
+from rescnet_dist.planning.requirements import pass_driver_bytes
 
 MIN_MARGIN_RATIO = 1.5
 
@@ -45,9 +42,8 @@ def test_scheduler_and_driver_take_less_than_their_pods(
     assert driver.exits == [0], driver.log
     tasks = 2 * accumulators
     scheduler_bytes = SCHEDULER_BASE_BYTES + tasks * SCHEDULER_BYTES_PER_TASK
-    traffic = DRIVER_BYTES_PER_PASS + accumulators * DRIVER_BYTES_PER_CHUNK
-    traffic += tasks * DRIVER_BYTES_PER_TASK
-    driver_bytes = DRIVER_BASE_BYTES + DRIVER_TRAFFIC_RATIO * traffic
+    plan = Plan(accumulators, 1, accumulators, split_every=2, solve_threads=1)
+    driver_bytes = DRIVER_BASE_BYTES + DRIVER_TRAFFIC_RATIO * pass_driver_bytes(plan)
     for pod, size in ((scheduler, scheduler_bytes), (driver, driver_bytes)):
         print(f"{tasks:,} tasks: {pod.name} {pod.peak / MIB:.0f} MiB of {size / MIB:.0f} MiB")
         assert MIN_MARGIN_RATIO * pod.peak < size
