@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from rescnet_dist.kernels.cg import FEATURE_SLAB_BYTES, MIN_SLAB_ROWS
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.planning.plan import Plan
+from rescnet_dist.reduce import count_levels
 
 # Largest number of copies at the same time.
 CHUNK_COPIES = 3  # of the features of a chunk: as read, decompressed, and those of the next chunk
@@ -78,8 +78,4 @@ class SolverCosts:
 
 def count_merges(plan: Plan) -> int:
     """Return the number of tasks that merge the accumulators of a pass."""
-    merges, partials = 0, plan.accumulators
-    while partials > 1:
-        partials = math.ceil(partials / plan.split_every)
-        merges += partials
-    return merges
+    return sum(count_levels(plan.accumulators, plan.split_every)[1:])

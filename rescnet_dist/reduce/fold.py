@@ -9,9 +9,11 @@ from functools import cached_property, reduce
 from typing import Any
 
 from dask.delayed import Delayed, delayed
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import List, Task, TaskRef
 from dask.typing import Key
+
+from rescnet_dist.reduce.layer import DescribedLayer
 
 
 def fold_name(name: str) -> str:
@@ -68,13 +70,13 @@ def fold_graph(
     layer = FoldLayer(fold, parts, merge, split_every, name, token)
     layer_name = f"{name}-{token}"
     graph = HighLevelGraph({layer_name: layer}, {layer_name: set()})
-    merged = Delayed(layer.last_key, graph, layer=layer_name)
+    merged = Delayed(layer.output_key, graph, layer=layer_name)
     if lazy_finish:
         return finish(shared, merged, token)
     return delayed(finish, pure=False)(shared, merged, dask_key_name=f"{name}-finish-{token}")
 
 
-class FoldLayer(Layer):
+class FoldLayer(DescribedLayer):
     """The tasks of a fold and of the tree that merges its accumulators.
 
     It is sent to the scheduler as it is and becomes tasks there: what it weighs does not depend on
@@ -96,14 +98,11 @@ class FoldLayer(Layer):
 
     @cached_property
     def levels(self) -> list[int]:
-        """The number of accumulators at each level of the tree, from the folds to the last one."""
-        counts = [len(self.parts)]
-        while counts[-1] > 1:
-            counts.append(math.ceil(counts[-1] / self.split_every))
-        return counts
+        """The number of accumulators at each level of the tree; see `count_levels`."""
+        return count_levels(len(self.parts), self.split_every)
 
     @property
-    def last_key(self) -> Key:
+    def output_key(self) -> Key:
         """The key of the merge of all accumulators."""
         return self._get_key(len(self.levels) - 1, 0)
 
@@ -120,42 +119,33 @@ class FoldLayer(Layer):
         """Return how many accumulators of the level below one of `level` merges."""
         return min(self.split_every, counts[level - 1] - index * self.split_every)
 
-    @cached_property
-    def _tasks(self) -> dict[Key, Task]:
-        """The tasks by key."""
-        counts, tasks = self.levels, list[Task]()
+    def make_tasks(self) -> Iterator[Task]:
+        """Yield the folds, then the merges, level by level."""
+        counts = self.levels
         for index, part in enumerate(self.parts):
-            key = self._get_key(0, index)
-            tasks.append(Task(key, self.fold, *part))
+            yield Task(self._get_key(0, index), self.fold, *part)
         for level, count in enumerate(counts[1:], start=1):
             for index in range(count):
                 if (batch := self._batch(counts, level, index)) > 1:
                     first = index * self.split_every
                     merged = (TaskRef(self._get_key(level - 1, first + i)) for i in range(batch))
-                    key = self._get_key(level, index)
-                    tasks.append(Task(key, _merge_all, self.merge, List(*merged)))
-        return {task.key: task for task in tasks}
-
-    def __getitem__(self, key: Key) -> Task:
-        return self._tasks[key]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+                    yield Task(self._get_key(level, index), _merge_all, self.merge, List(*merged))
 
     def __reduce__(self) -> tuple[Any, ...]:
         tree = self.split_every, self.name, self.token
         return FoldLayer, (self.fold, self.parts, self.merge, *tree)
 
-    def is_materialized(self) -> bool:
-        """Return whether the tasks have been made."""
-        return "_tasks" in self.__dict__
 
-    def get_output_keys(self) -> set[Key]:
-        """Return the keys that other layers may use."""
-        return {self.last_key}
+def count_levels(accumulators: int, split_every: int) -> list[int]:
+    """Return how many accumulators each level of a tree has, from the folds to the last one.
+
+    >>> count_levels(9, 4)
+    [9, 3, 1]
+    """
+    counts = [accumulators]
+    while counts[-1] > 1:
+        counts.append(math.ceil(counts[-1] / split_every))
+    return counts
 
 
 def tree_merge(

@@ -12,15 +12,16 @@ import math
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import List, Task, TaskRef
 from dask.typing import Key
 from distributed import Client, Future
 
 from rescnet_dist._compat import are_in_memory, disable_stealing, remove_restrictions
+from rescnet_dist.planning.tree import spread_groups
+from rescnet_dist.reduce import DescribedLayer
 from rescnet_dist.train.chunk_cache import ChunkCache
 
 CACHE_PLACEMENT_SECONDS = 30.0  # for new caches to be placed on their workers
@@ -40,7 +41,7 @@ def place_groups(current: Sequence[str], available: Sequence[str], count: int) -
     ['c', 'c', 'b', 'b']
     """
     if not current:
-        return [available[group * len(available) // count] for group in range(count)]
+        return [available[n] for n in spread_groups(count, len(available), in_memory=True)]
     largest = math.ceil(count / len(available))
     loads, placed = dict.fromkeys(available, 0), list[str | None]()
     for worker in current:
@@ -52,7 +53,7 @@ def place_groups(current: Sequence[str], available: Sequence[str], count: int) -
     return [worker or next(free) for worker in placed]
 
 
-class CacheLayer(Layer):
+class CacheLayer(DescribedLayer):
     """The tasks that create caches on workers, and the one that keeps all caches of a run.
 
     It is sent to the scheduler as it is, a few bytes per cache, and becomes tasks there.
@@ -87,38 +88,22 @@ class CacheLayer(Layer):
             }
         )
 
-    @cached_property
-    def _tasks(self) -> dict[Key, Task]:
-        """The tasks by key."""
-        caches = [
-            Task(key, ChunkCache, planned_bytes, self.device_bytes)
-            for key, (planned_bytes, _) in self.created.items()
-        ]
-        keeper = Task(self.name, list, List(*map(TaskRef, self.keys_by_group)))
-        return {task.key: task for task in (*caches, keeper)}
+    @property
+    def output_key(self) -> Key:
+        """The key of the task that keeps the caches."""
+        return self.name
 
-    def __getitem__(self, key: Key) -> Task:
-        return self._tasks[key]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+    def make_tasks(self) -> Iterator[Task]:
+        """Yield those that create caches, then the one that keeps all."""
+        for key, (planned_bytes, _) in self.created.items():
+            yield Task(key, ChunkCache, planned_bytes, self.device_bytes)
+        yield Task(self.name, list, List(*map(TaskRef, self.keys_by_group)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         groups = [group for group, key in enumerate(self.keys_by_group) if key in self.created]
         created = [*zip(groups, *zip(*self.created.values(), strict=True), strict=True)]
         record = [self.name, [*self.keys_by_group], created, self.device_bytes]
         return _unpack_layer, (zlib.compress(json.dumps(record).encode()),)
-
-    def is_materialized(self) -> bool:
-        """Return whether the tasks have been made."""
-        return "_tasks" in self.__dict__
-
-    def get_output_keys(self) -> set[Key]:
-        """Return the keys that other layers may use."""
-        return {self.name}
 
 
 def _unpack_layer(packed: bytes) -> CacheLayer:
