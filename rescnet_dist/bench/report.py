@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rescnet_dist.bench.timing import MAX_OTHER_SHARE, NOT_INSTALLED, Result
+from rescnet_dist.bench.timing import NOT_INSTALLED, Result
 from rescnet_dist.errors import RescnetError, pluralize
 
 NO_CHART = (
@@ -25,14 +25,8 @@ def table(results: Sequence[Result]) -> Table:
         if result.floor is not None:
             others.append(f"floor {_format_seconds(result.floor)}")
         ratio = "" if result.ratio is None else f"{result.ratio:.2f} ×"
-        sign = "≤" if result.at_most else "≥"
-        bar = "" if result.bar is None else f"{sign} {result.bar:g} ×"
-        verdict = {True: "reached", False: "missed", None: ""}[result.passes]
-        if result.is_disturbed:
-            verdict = "machine was busy"
-        rows.add_row(
-            result.name, _format_seconds(result.ours), "\n".join(others), ratio, bar, verdict
-        )
+        ours, compared = _format_seconds(result.ours), "\n".join(others)
+        rows.add_row(result.name, ours, compared, ratio, result.bar_text, result.verdict)
     return rows
 
 
@@ -48,26 +42,23 @@ def describe(machine: Mapping[str, Any]) -> str:
 def machines_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of the ratios of several records, a column for each machine."""
     rows = Table("case", "bar", *(describe(record["machine"]) for record in records))
-    results = [{found["name"]: found for found in record["results"]} for record in records]
+    results = [
+        {found.name: found for found in map(Result.from_dict, record["results"])}
+        for record in records
+    ]
     for name in dict.fromkeys(name for found in results for name in found):
         known = [found.get(name) for found in results]
-        first = next(found for found in known if found)
-        sign = "≤" if first["at_most"] else "≥"
-        bar = "" if first["bar"] is None else f"{sign} {first['bar']:g} ×"
+        bar = next(found.bar_text for found in known if found)
         rows.add_row(name, bar, *(_format_ratio(found) for found in known))
     return rows
 
 
-def _format_ratio(result: Mapping[str, Any] | None) -> str:
-    """Return the ratio of a recorded result and whether its bar was reached."""
+def _format_ratio(result: Result | None) -> str:
+    """Return the ratio of a result, or else its time, and whether its bar was reached."""
     if result is None:
         return "–"
-    ratio = (
-        _format_seconds(result["ours"]) if result["ratio"] is None else f"{result['ratio']:.2f} ×"
-    )
-    verdict = {True: ", reached", False: ", missed", None: ""}[result["passes"]]
-    busy = ", machine was busy" if result.get("other_share", 0) > MAX_OTHER_SHARE else ""
-    return f"{ratio}{verdict}{busy}"
+    text = _format_seconds(result.ours) if result.ratio is None else f"{result.ratio:.2f} ×"
+    return f"{text}, {result.verdict}" if result.verdict else text
 
 
 def compare_results(results: Sequence[Result], before: dict[str, Any]) -> list[str]:

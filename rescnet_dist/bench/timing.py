@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -76,9 +76,26 @@ class Result:
             return None
         return self.ratio <= self.bar if self.at_most else self.ratio >= self.bar
 
+    @property
+    def verdict(self) -> str:
+        """Whether the bar is reached, as text; empty if that is not known."""
+        if self.is_disturbed:
+            return "machine was busy"
+        return {True: "reached", False: "missed", None: ""}[self.passes]
+
+    @property
+    def bar_text(self) -> str:
+        """The bar as text; empty without one."""
+        return "" if self.bar is None else f"{'≤' if self.at_most else '≥'} {self.bar:g} ×"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-serializable values."""
         return asdict(self) | {"ratio": self.ratio, "passes": self.passes}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """Return the result that `to_dict` has described."""
+        return cls(**{own.name: values[own.name] for own in fields(cls) if own.name in values})
 
 
 def keep_memory() -> None:

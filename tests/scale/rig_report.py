@@ -62,10 +62,15 @@ def summarize(result: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def format_head(columns: Sequence[str]) -> Iterator[str]:
+    """Yield the lines above the rows of a Markdown table."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{' --- |' * len(columns)}"
+
+
 def format_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a Markdown table, a row for each size."""
-    yield f"| {' | '.join(COLUMNS)} |"
-    yield f"|{' --- |' * len(COLUMNS)}"
+    yield from format_head(COLUMNS)
     for result in results:
         found = summarize(result)
         cells = (
@@ -86,8 +91,7 @@ def format_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def format_paced_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a Markdown table about tasks that take time, a row for each size."""
-    yield f"| {' | '.join(PACED_COLUMNS)} |"
-    yield f"|{' --- |' * len(PACED_COLUMNS)}"
+    yield from format_head(PACED_COLUMNS)
     for result in results:
         found = summarize(result)
         cells = (
