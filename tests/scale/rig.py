@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class PassCost:
     first_task_seconds: float | None = None
     moved_bytes: int | None = None
     depth: int | None = None
+    messages: dict[str, tuple[int, int]] = field(default_factory=dict)  # bytes and number by kind
 
 
 class Rig:
@@ -182,6 +183,7 @@ class Rig:
                     driver_rss=record["rss"],
                     scheduler_cpu_seconds=now - cpu,
                     scheduler_rss=scheduler.memory_info().rss,
+                    messages=record["messages"],
                     **self._read_delays(since),
                     **self._read_tree(name, record["started"]),
                 )
@@ -272,6 +274,14 @@ def format_rows(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def format_messages(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the driver's bytes by kind of message, a line each, if they were counted."""
+    for cost in (*result["driver"], *result["bare"]):
+        place = f"{result['workers']:>5,} | {cost['name']:<9}"
+        for kind, (size, number) in cost["messages"].items():
+            yield f"{place} | {size:>9,} B in {number:>5,} {kind}"
+
+
 HEADER = (
     "workers | pass | tasks | time | driver CPU/task | scheduler CPU/task | loop delay | of it CPU "
     "| first task | driver bytes | driver memory | scheduler memory | tree"
@@ -285,14 +295,20 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--task-seconds", type=float, default=0.0, help="that a fold of a layer takes on average"
     )
+    parser.add_argument(
+        "--messages", action="store_true", help="print the driver's bytes by kind of message"
+    )
     parser.add_argument("-o", "--output", type=Path, help="file for the results, as JSON")
     options = parser.parse_args(arguments)
+    if options.messages:
+        os.environ["RIG_MESSAGES"] = "1"
     print(HEADER, flush=True)
     results = []
     for workers in options.workers:
         results.append(measure(workers, options.task_seconds))
         for row in format_rows(results[-1]):
             print(row, flush=True)
+        print(*format_messages(results[-1]), sep="\n", flush=True)
     is_paced = options.task_seconds > 0
     table = rig_report.format_paced_table if is_paced else rig_report.format_table
     print("", *table(results), sep="\n")

@@ -7,6 +7,7 @@ each pass. A line of standard input lets it go on.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import dask
 import psutil
+import rig_messages
 from dask.delayed import Delayed, delayed
 from distributed import Client
 
@@ -55,6 +57,7 @@ class Meter:
             started=self.started,
             ended=time.time(),
             rss=self.process.memory_info().rss,
+            messages=self.messages.take() if self.messages else {},
         )
         self.cpu = cpu
 
@@ -67,6 +70,7 @@ class Meter:
                 self.stop(f"{phase} {layer}", self.tasks)
 
     tasks = 0  # of a pass
+    messages: rig_messages.MessageCounter | None = None  # if they are counted
 
 
 def say(**values: Any) -> None:
@@ -150,6 +154,8 @@ def run_bare(client: Client, store: str, layers: int) -> None:
 
 def main(kind: str, address: str, store: str, layers: str, workers: str) -> None:
     """Run a driver."""
+    if os.environ.get("RIG_MESSAGES"):
+        Meter.messages = rig_messages.count_messages()
     with Client(address) as client:
         if kind == "train":
             run_train(client, store, int(layers), int(workers))
