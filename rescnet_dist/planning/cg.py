@@ -15,7 +15,7 @@ FEATURE_SLAB_COPIES = 2  # of a slab of features in float32
 DIRECTION_COPIES = 5  # of directions and products in a task, in float64
 STATE_COPIES = 12  # of weights, basis and directions in the last task and the fit, in float64
 STATE_ARRAYS = 3  # weights, basis and directions
-CHECKSUM_BYTES = 12  # as the driver gets and sends them
+CHECKSUM_BYTES = 12  # as the driver gets them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SolverCosts:
     network : int
         Bytes that are sent between workers.
     driver : int
-        Bytes of checksums that the driver receives and sends.
+        Bytes of checksums that the driver receives.
     tasks : int
         Number of tasks.
     """
@@ -71,7 +71,7 @@ class SolverCosts:
             read=iterations * (stored + groups * weights + state) + weights,
             written=stored + (1 + iterations) * state,
             network=iterations * (groups - 1) * weights,
-            driver=CHECKSUM_BYTES * plan.chunks * (1 + iterations),
+            driver=CHECKSUM_BYTES * plan.chunks,
             tasks=iterations * (groups + count_merges(plan) + 1) + 4,
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask.task_spec import TaskRef
+import numpy as np
 
 from rescnet_dist.events.classes import SolverIteration
 from rescnet_dist.events.metrics import PassMetrics
@@ -19,7 +19,7 @@ from rescnet_dist.planning.plan import Plan
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.cg_tasks import FIT, START, StoredIterate, make_iteration_pass
 from rescnet_dist.train.passes import Pass
-from rescnet_dist.train.task import Task
+from rescnet_dist.train.task import GroupParts, Task
 
 # Computes a pass with these arguments of each fold.
 Compute = Callable[[Pass, Task, Sequence[tuple[Any, ...]]], tuple[Any, PassMetrics]]
@@ -29,15 +29,14 @@ Compute = Callable[[Pass, Task, Sequence[tuple[Any, ...]]], tuple[Any, PassMetri
 class Solve:
     """The solve of a layer whose features are in the work area.
 
-    checksums are those of the features, by chunk; caches are the keys of the caches with the
-    features of each group of chunks, and empty if these do not stay in memory.
+    caches are the keys of the caches with the features of each group of chunks, and empty if these
+    do not stay in memory.
     """
 
     run: RunStore
     plan: Plan
     solver: ConjugateGradients
     task: Task
-    checksums: Sequence[int]
     compute: Compute
     caches: Sequence[str] = ()
 
@@ -60,16 +59,10 @@ class Solve:
         _, observed = self.compute(FIT, self.task, [(self.task, stored)])
         return metrics.plus_solve(observed)
 
-    def make_parts(self, stored: StoredIterate) -> list[tuple[Any, ...]]:
+    def make_parts(self, stored: StoredIterate) -> GroupParts:
         """Return the arguments of the task of each group in an iteration."""
-        parts: list[tuple[Any, ...]] = []
-        for group in self.plan.groups():
-            first = group.start // group.chunk_images
-            chunks = slice(first, first + len(list(group.chunks())))
-            parts.append((self.task, group, stored, tuple(self.checksums[chunks])))
-        if self.caches:
-            return [(*part, TaskRef(key)) for part, key in zip(parts, self.caches, strict=True)]
-        return parts
+        no_counts = np.zeros((self.plan.accumulators, 0), np.int64)
+        return GroupParts(self.task, self.plan, no_counts, tuple(self.caches), (stored,))
 
 
 def is_done(stored: StoredIterate, solver: ConjugateGradients) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from dask.sizeof import sizeof
 
+from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.kernels import (
     CovarianceProduct,
     FeatureMoments,
@@ -31,7 +32,7 @@ from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train import object_cache
 from rescnet_dist.train.chunk_cache import ChunkCache
-from rescnet_dist.train.chunks import Chunk, Reader
+from rescnet_dist.train.chunks import Chunk, Reader, feature_path
 from rescnet_dist.train.grown import WORK_PREFIX
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.object_cache import load_state
@@ -174,19 +175,37 @@ def start_iterations(task: Task) -> StoredIterate:
 
 @dataclass(frozen=True, slots=True)
 class FeatureReader:
-    """Reads the features in the work area; checksums are those of the chunks of a group."""
+    """Reads the features in the work area; checksums are those of all chunks."""
 
     array: Any
-    group: Group
-    checksums: tuple[int, ...]
+    checksums: Array
     meter: TaskMeter
 
     def read(self, chunk: Chunk) -> Array:
         """Return the features (n, D) of a chunk."""
-        expected = self.checksums[(chunk.start - self.group.start) // self.group.chunk_images]
+        expected = int(self.checksums[chunk.start // self.array.chunks[0]])
         values = read_block(self.array, (slice(chunk.start, chunk.stop),), expected)
         self.meter.read += values.nbytes
         return values
+
+
+def _load_checksums(task: Task) -> Array:
+    """Return the checksums of the features of the task's layer, by chunk.
+
+    They are in the record of the pass over the images, which each worker reads once: an iteration
+    would send as many bytes through the driver as there are chunks.
+    """
+
+    def load() -> Array:
+        record = task.run.read_work_record("grown")
+        if record is None or record["layer"] != task.layer:
+            raise CorruptDataError(
+                f"work/grown.json of {task.run} has no checksums of the features of layer "
+                f"{task.layer}."
+            )
+        return np.array(record["work_checksums"][feature_path(0)], np.uint32)
+
+    return object_cache.get(task, "feature checksums", load, task.layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +226,6 @@ def multiply_group(
     task: Task,
     group: Group,
     stored: StoredIterate,
-    checksums: tuple[int, ...],
     cache: ChunkCache | None = None,
 ) -> Products:
     """Multiply the features of a group of chunks, and then their transpose, with the directions."""
@@ -215,7 +233,7 @@ def multiply_group(
     reader, backend = Reader.of(task, group, state, 0), state.backend
     meter, cache = reader.meter, cache or ChunkCache()
     array = task.run.work("features")
-    feature_reader = FeatureReader(array, group, checksums, meter)
+    feature_reader = FeatureReader(array, _load_checksums(task), meter)
 
     def get_features(chunk: Chunk) -> Array:
         features = cache.get_features(chunk.start, task.layer)

@@ -53,7 +53,6 @@ from rescnet_dist.train import cg_tasks, passes, tiled
 from rescnet_dist.train.cache_set import CacheSet
 from rescnet_dist.train.cg import Solve, make_event
 from rescnet_dist.train.cg_tasks import StoredIterate
-from rescnet_dist.train.chunks import feature_path
 from rescnet_dist.train.decide import (
     Done,
     Grow,
@@ -229,7 +228,7 @@ class _Driver:
         grown = self.find_grown_layer() or self.pass_over_images(task)
         metrics = grown.metrics
         if self.iterative_solver(layer):
-            metrics = metrics.plus_solve(self.solve_iteratively(task, grown))
+            metrics = metrics.plus_solve(self.solve_iteratively(task))
         seconds = _seconds_since(started)
         done = PassDone("grow", layer, seconds, grown.accuracy, grown.residual, metrics)
         record = {"checksums": grown.checksums, "calibration": grown.calibration}
@@ -279,7 +278,7 @@ class _Driver:
             return None
         return GrownLayer.from_dict(record)
 
-    def solve_iteratively(self, task: Task, grown: GrownLayer) -> PassMetrics:
+    def solve_iteratively(self, task: Task) -> PassMetrics:
         """Fit the head of a layer to the features in the work area; commit each iteration there."""
         solver = self.state.spec.head.iterative_solver
         assert solver is not None
@@ -290,11 +289,10 @@ class _Driver:
             if stored.number:
                 self.bus.publish(make_event(stored, task.layer, solver))
 
-        checksums = grown.work_checksums[feature_path(0)]
         try:
             with self.feature_caches(task) as (own_task, caches):
                 context = self.run, self.state.plan, solver, own_task
-                solve = Solve(*context, checksums, self.compute_parts, caches)
+                solve = Solve(*context, self.compute_parts, caches)
                 return solve.run_iterations(save)
         except CorruptDataError as error:
             self.claim.check()

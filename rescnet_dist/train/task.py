@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,9 @@ class Task:
     class_offsets : ndarray of shape (C,)
         Number of training images of each class before those of the task, in the same way; zeros of
         shape (1,) for a task without a group of images.
+    packed : bytes
+        All of these but the offsets, as they are sent; empty if they are packed when they are sent.
+        Nothing but the offsets may be replaced in a packed task.
     """
 
     run: RunStore
@@ -53,6 +58,29 @@ class Task:
     driver: str = ""
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     class_offsets: Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    packed: bytes = field(default=b"", repr=False)
+
+    def pack(self) -> Task:
+        """Return the same task with what all groups share packed, once for all of them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, packed=pickle.dumps({**values, "packed": b""}))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A scheduler serializes the tasks of all workers at once, while its event loop waits.
+        offsets = self.class_offsets
+        packed = self.packed or replace(self, class_offsets=offsets[:0]).pack().packed
+        return _unpack_task, (packed, offsets.dtype.str, offsets.tobytes())
+
+
+def _unpack_task(packed: bytes, dtype: str, offsets: bytes) -> Task:
+    """Return the task that was packed; what many tasks share is unpacked once."""
+    return replace(_unpack_shared(packed), class_offsets=np.frombuffer(offsets, dtype).copy())
+
+
+@lru_cache(maxsize=16)
+def _unpack_shared(packed: bytes) -> Task:
+    """Return a task without its offsets."""
+    return Task(**pickle.loads(packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +100,15 @@ class GroupParts(Sequence[tuple[Any, ...]]):
         Number of training images of each class in each group; (G, 0) if they are not known.
     caches : tuple of str
         Keys of the caches of all groups; empty without caches.
+    others : tuple
+        Other arguments of all tasks, between the group and the cache.
     """
 
     task: Task
     plan: Plan
     counts: Array
     caches: tuple[str, ...] = ()
+    others: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return self.plan.accumulators
@@ -88,12 +119,13 @@ class GroupParts(Sequence[tuple[Any, ...]]):
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         counts, known = self.counts, bool(self.counts.size)
         offsets, total = np.cumsum(counts, axis=0) - counts, counts.sum(axis=0)
+        shared = (replace(self.task, counts=total) if known else self.task).pack()
         for group in self.plan.groups():
-            task, index = self.task, group.index
+            task, index = shared, group.index
             if known:
-                task = replace(task, counts=total, class_offsets=offsets[index].copy())
+                task = replace(task, class_offsets=offsets[index].copy())
             cache = (TaskRef(self.caches[index]),) if self.caches else ()
-            yield (task, group, *cache)
+            yield (task, group, *self.others, *cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         counts = self.counts.astype(np.min_scalar_type(self.counts.max(initial=0)))
@@ -101,13 +133,20 @@ class GroupParts(Sequence[tuple[Any, ...]]):
         return _unpack_parts, (
             *(self.task, self.plan, packed, counts.dtype.str, counts.shape),
             zlib.compress("\n".join(self.caches).encode()),
+            self.others,
         )
 
 
 def _unpack_parts(
-    task: Task, plan: Plan, packed: bytes, dtype: str, shape: tuple[int, int], caches: bytes
+    task: Task,
+    plan: Plan,
+    packed: bytes,
+    dtype: str,
+    shape: tuple[int, int],
+    caches: bytes,
+    others: tuple[Any, ...],
 ) -> GroupParts:
     """Return the parts that were packed."""
     counts = np.frombuffer(zlib.decompress(packed), dtype).reshape(shape).astype(np.int64)
     keys = zlib.decompress(caches).decode().split()
-    return GroupParts(task, plan, counts, tuple(keys))
+    return GroupParts(task, plan, counts, tuple(keys), others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -21,12 +22,14 @@ from training_cases import PLAN, REGRESS, SPEC, Array, X, fit
 from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.errors import ClusterLostError, CorruptDataError
-from rescnet_dist.events import SolverIteration
+from rescnet_dist.events import PassMetrics, SolverIteration
 from rescnet_dist.model import ConjugateGradients
+from rescnet_dist.planning import Plan
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import cg_tasks, loop
-from rescnet_dist.train.cg import is_done, make_event
+from rescnet_dist.train.cg import Solve, is_done, make_event
 from rescnet_dist.train.cg_tasks import StoredIterate
+from rescnet_dist.train.task import Task
 
 SHORT = REGRESS.replace(solver="cg", cg_iterations=3, cg_tolerance=0.0, max_layers=2)
 
@@ -282,3 +285,23 @@ def test_histograms_are_stored_as_small_integers(
     assert found == [(np.dtype("uint8"), (len(X), 64), True)]
     expected, scores = exact.decision_function(X), iterative.decision_function(X)
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_graph_of_an_iteration_does_not_depend_on_number_of_chunks(tmp_path: Path) -> None:
+    """Its tasks read the checksums of the features from the record of the layer."""
+    task, stored = Task(RunStore.create(tmp_path / "run", {}), 1), StoredIterate(1, 1, 0.5, {})
+    solver = ConjugateGradients(3, 0.0)
+
+    def graph_size(chunks: int, groups: int) -> int:
+        plan = Plan(chunks, 1, groups, 4, 1)
+        solve = Solve(task.run, plan, solver, task, lambda *_: (None, PassMetrics()))
+        return len(pickle.dumps(solve.make_parts(stored)))
+
+    assert graph_size(4_000_000, 4_000) < graph_size(100, 10) + 100
+
+
+def test_lost_checksums_of_features_are_named(tmp_path: Path) -> None:
+    """The record that has them is of another layer, or gone."""
+    run = RunStore.create(tmp_path / "run", {})
+    with pytest.raises(CorruptDataError, match=r"work/grown\.json .* of layer 1"):
+        cg_tasks._load_checksums(Task(run, 1))

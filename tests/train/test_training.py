@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,26 @@ def test_graph_size_does_not_depend_on_number_of_images_or_tasks(tmp_path: Path)
     tasks, size = graph_size(30_000_000, 4_000)
     assert tasks > 5_000
     assert size < 100_000
+
+
+def test_tasks_are_sent_as_they_are(tmp_path: Path) -> None:
+    """What all tasks of a pass share is packed once; a task has that and its own numbers."""
+    plan = Plan(40, 2, 5, 4, 1)
+    shared = Task(RunStore.create(tmp_path / "run", {}), 3, 2, driver="name")
+    counts = np.arange(15).reshape(5, 3)
+    parts = GroupParts(shared, plan, counts, others=("other",))
+    for index, part in enumerate(parts):
+        task, group, other = pickle.loads(pickle.dumps(part))
+        assert (group, other) == (plan.groups()[index], "other")
+        assert (task.run.url, task.layer, task.stored_layer) == (shared.run.url, 3, 2)
+        assert task.driver == "name"
+        np.testing.assert_array_equal(task.counts, counts.sum(axis=0))
+        np.testing.assert_array_equal(task.class_offsets, counts[:index].sum(axis=0))
+        task.class_offsets[:] = -1  # its own copy
+        assert pickle.loads(pickle.dumps(replace(task, layer=4))).layer == 4
+        assert len({part[0].packed for part in parts}) == 1
+    found = pickle.loads(pickle.dumps(shared))
+    assert (found.layer, found.counts.shape, found.class_offsets.tolist()) == (3, (0,), [0])
 
 
 # images at a URL -------------------------------------------------------------------------------
