@@ -210,6 +210,32 @@ def test_disable_stealing(monkeypatch: pytest.MonkeyPatch) -> None:
     _compat.disable_stealing(["a"])
 
 
+def test_skip_unwanted_reports(client: Client, scheduler: Scheduler) -> None:
+    """A client is told of a result with the prefix only if it has a future of it."""
+    reported: list[str] = []
+    own = scheduler.report_on_key
+    target = SimpleNamespace(report_on_key=lambda *_, ts, client: reported.append(ts.key))
+    for _ in range(2):  # the second call changes nothing
+        _compat.skip_unwanted_reports(target, "skipped-")
+    first, other = (client.submit(pow, 2, 3, key=key) for key in ("skipped-1", "other-1"))
+    assert [first.result(), other.result()] == [8, 8]
+    for future in (first, other):
+        task = scheduler.tasks[future.key]
+        target.report_on_key(ts=task, client="a")
+        target.report_on_key(
+            ts=SimpleNamespace(key=task.key, state=task.state, who_wants=None), client="a"
+        )
+    assert reported == ["skipped-1", "other-1", "other-1"]
+    _compat.skip_unwanted_reports(scheduler, "skipped-")
+    try:  # the scheduler calls it with such arguments
+        assert client.submit(pow, 3, 2, key="skipped-2").result() == 9
+        assert client.submit(sum, [first, other]).result() == 16
+        assert client.submit(pow, 2, 3, key="skipped-1").result() == 8
+    finally:
+        scheduler.report_on_key = own
+    _compat.skip_unwanted_reports(SimpleNamespace(), "skipped-")
+
+
 def test_profiler(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The history of a worker is cut and its profiler stopped, if there are any."""
     (worker,) = client.cluster.workers.values()

@@ -19,13 +19,19 @@ from dask.task_spec import List, Task, TaskRef
 from dask.typing import Key
 from distributed import Client, Future
 
-from rescnet_dist._compat import are_in_memory, disable_stealing, remove_restrictions
+from rescnet_dist._compat import (
+    are_in_memory,
+    disable_stealing,
+    remove_restrictions,
+    skip_unwanted_reports,
+)
 from rescnet_dist.planning.tree import spread_groups
 from rescnet_dist.reduce import DescribedLayer
 from rescnet_dist.train.chunk_cache import ChunkCache
 
 CACHE_PLACEMENT_SECONDS = 30.0  # for new caches to be placed on their workers
 PLACEMENT_CHECK_SECONDS = 0.02  # between two checks whether they are
+CACHE_PREFIX = "rescnet-cache-"  # of the keys of all caches
 MISSING_RESOURCE = "rescnet-none"  # of Dask; no worker has it
 
 
@@ -114,18 +120,34 @@ def _unpack_layer(packed: bytes) -> CacheLayer:
     )
 
 
-async def _finish_placement(layer: CacheLayer, *, dask_scheduler: Any) -> bool:
+def _prepare_scheduler(task_names: Sequence[str], *, dask_scheduler: Any) -> None:
+    """Adapt a scheduler to caches and to the tasks of these names, which use them; runs there."""
+    # A stolen task would find its cache empty, and the cached bytes are not part of what
+    # Dask weighs against the compute time.
+    disable_stealing(task_names)
+    skip_unwanted_reports(dask_scheduler, CACHE_PREFIX)
+
+
+async def _finish_placement(token: str, packed: bytes, *, dask_scheduler: Any) -> bool:
     """Unbind new caches from their workers once they are placed; runs on a scheduler.
 
     If all workers are gone for a moment, Dask would otherwise wait forever for the one that a cache
-    was created on. Return whether the scheduler has the caches.
+    was created on. Return whether the scheduler has the caches: those with a token, of the groups
+    whose packed flag is set.
     """
+    flags = zlib.decompress(packed)
+    keys = [_cache_key(token, group) for group, is_created in enumerate(flags) if is_created]
     waits = math.ceil(CACHE_PLACEMENT_SECONDS / PLACEMENT_CHECK_SECONDS)
     for _ in range(waits):  # a cluster that has just lost its workers may be slow
-        if are_in_memory(dask_scheduler, layer.created):
+        if are_in_memory(dask_scheduler, keys):
             break
         await asyncio.sleep(PLACEMENT_CHECK_SECONDS)
-    return remove_restrictions(dask_scheduler, layer.created)
+    return remove_restrictions(dask_scheduler, keys)
+
+
+def _cache_key(token: str, group: int) -> str:
+    """Return the key of the cache of a group, among those created with a token."""
+    return f"{CACHE_PREFIX}{token}-{group}"
 
 
 class CacheSet:
@@ -166,7 +188,7 @@ class CacheSet:
         if device_bytes is not None:
             device_bytes //= math.ceil(len(workers) / len(available))
         token = uuid.uuid4().hex[:12]
-        keys = [f"rescnet-cache-{token}-{group}" for group in range(len(workers))]
+        keys = [_cache_key(token, group) for group in range(len(workers))]
         old = zip(self._keys, self._workers, strict=True)
         for group, (key, worker) in enumerate(old):
             if worker == workers[group]:
@@ -176,18 +198,20 @@ class CacheSet:
             for group, worker in enumerate(workers)
             if keys[group] not in self._keys
         }
-        self._create(CacheLayer(f"rescnet-caches-{token}", keys, created, device_bytes))
+        self._client.run_on_scheduler(_prepare_scheduler, self._task_names)
+        layer = CacheLayer(f"rescnet-caches-{token}", keys, created, device_bytes)
+        self._create(layer, token, bytes(group in created for group in range(len(workers))))
         self._keys, self._workers = tuple(keys), workers
-        # A stolen task would find its cache empty, and the cached bytes are not part of what
-        # Dask weighs against the compute time.
-        self._client.run_on_scheduler(disable_stealing, self._task_names)
 
-    def _create(self, layer: CacheLayer) -> None:
-        """Create caches, and keep them in place of the earlier ones."""
+    def _create(self, layer: CacheLayer, token: str, created: bytes) -> None:
+        """Create caches, and keep them in place of the earlier ones.
+
+        `created` tells of each group, by a byte, whether its cache is created with the token.
+        """
         graph = HighLevelGraph({layer.name: layer}, {layer.name: set()})
         keeper: Future = self._client.get(graph, layer.name, sync=False)
         # The earlier ones are kept until the scheduler has the graph, which refers to some of them.
-        if self._client.run_on_scheduler(_finish_placement, layer):
+        if self._client.run_on_scheduler(_finish_placement, token, zlib.compress(created)):
             self._release_keepers()
         self._keepers.append(keeper)
 

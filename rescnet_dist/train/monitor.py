@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
+from dask.base import tokenize
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
@@ -25,6 +26,7 @@ from rescnet_dist.train.metrics import MetricsCollector
 from rescnet_dist.train.task import Task
 from rescnet_dist.train.task_events import progress_topic
 
+TRACKER_TOKEN_LENGTH = 12  # in hexadecimal digits
 MAX_REBUILT_REPORTS = 100  # that reach the driver in a pass
 
 
@@ -96,9 +98,10 @@ def _tracker_name(topic: str, client: str) -> str:
     """Return the name of the tracker of a driver, and of the topic of its reports to this driver.
 
     Two drivers may follow the topic of a run for a while, as one that was frozen and replaced. Each
-    has a tracker of its own, which the other one does not remove.
+    has a tracker of its own, which the other one does not remove. The name is short, as each report
+    has it.
     """
-    return f"{topic}-{client}"
+    return f"rescnet-{tokenize(topic, client)[:TRACKER_TOKEN_LENGTH]}"
 
 
 def _stop(scheduler: Any, name: str) -> None:
