@@ -132,7 +132,8 @@ class ClusterError(RescnetError):
     """The Dask cluster cannot be used.
 
     Raised if no scheduler or no worker answers, if versions differ, or if workers are too small for
-    the run. Fix the cluster as the message says, then run again.
+    the run, in part as one of the classes below. Fix the cluster as the message says, then run
+    again.
     """
 
 
@@ -147,6 +148,14 @@ class ClusterLostError(ClusterError):
     """The connection to the Dask cluster was lost during a run.
 
     Finished layers are kept. Resume the run on a running cluster.
+    """
+
+
+class WorkersTooSmallError(ClusterError):
+    """No plan of the run fits the memory of the workers or of their GPUs.
+
+    Larger workers may join later. Start them, or change the option that the message names, then run
+    again.
     """
 
 

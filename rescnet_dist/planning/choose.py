@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from rescnet_dist.cluster.workers import Workers
-from rescnet_dist.errors import ClusterError, SpecError
+from rescnet_dist.errors import SpecError, WorkersTooSmallError
 from rescnet_dist.formatting import format_bytes, format_mib
 from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.planning.plan import Plan
@@ -33,8 +33,8 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     """Return the plan for training on the images of `problem` within the memory of the workers.
 
     Options that the run spec sets are used as they are. Otherwise chunks are as large, accumulators
-    as many and the scatter matrix as whole as fits. Raise SpecError if nothing fits, with a value
-    that would.
+    as many and the scatter matrix as whole as fits. Raise WorkersTooSmallError if nothing fits,
+    with a value that would.
     """
     check_backend(get_backend(run_spec), spec, problem.image_shape)
     if run_spec.tile_features and spec.head.iterative_solver:
@@ -46,7 +46,7 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
     fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
     best = next(fitting, None)
     if best is None:
-        raise SpecError(_explain_no_plan(problem, spec, run_spec, workers))
+        raise WorkersTooSmallError(_explain_no_plan(problem, spec, run_spec, workers))
     if workers.gpu_memory is None:
         return best
     # Chunks of half or a quarter of the size cost less than computing features twice, and that
@@ -60,17 +60,17 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
 
 
 def check_fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> None:
-    """Raise ClusterError if workers are too small for the plan of a run, which never changes."""
+    """Raise WorkersTooSmallError if the plan of a run, which never changes, does not fit."""
     if _fits(plan, problem, spec, workers):
         return
     if shortage := _describe_gpu_shortage(problem, spec, plan, workers):
-        raise ClusterError(
+        raise WorkersTooSmallError(
             f"The run keeps the plan it started with. {shortage} Assign fewer workers to each GPU, "
             "or use larger GPUs, then resume the run."
         )
     need = peak_memory(problem, spec, plan, workers)
     fewer = ", or with fewer threads" if workers.threads > 1 else ""
-    raise ClusterError(
+    raise WorkersTooSmallError(
         "The run keeps the plan it started with, and these workers are too small for it. "
         f"{_describe_shortage(need, workers)} Use workers of at least "
         f"{_advise_mib(need, workers)} MiB{fewer}, then resume the run."

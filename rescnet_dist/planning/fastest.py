@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rescnet_dist.cluster.workers import Workers
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import SpecError, WorkersTooSmallError
 from rescnet_dist.planning.calibrate import Speed
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.plan import Plan
@@ -43,7 +43,10 @@ def choose_fastest(
                 tiled.append(
                     make_plan(problem, spec, run_spec.replace(tile_features=side), workers)
                 )
-            except SpecError:  # it does not fit, or maps are to stay in memory
+            except (
+                SpecError,
+                WorkersTooSmallError,
+            ):  # it does not fit, or maps are to stay in memory
                 continue
     fastest = min(tiled, key=estimate_seconds, default=plan)
     is_faster = MIN_GAIN * estimate_seconds(fastest) < estimate_seconds(plan)

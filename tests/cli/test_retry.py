@@ -167,6 +167,20 @@ def test_wrong_options_are_reported(
     assert supervisor.usage_error.exists()
 
 
+def test_workers_that_are_too_small_are_not_wrong_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is repeated, as larger workers may join."""
+    progress = tmp_path / "progress"
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(progress))
+    supervisor = Supervisor([sys.executable, "-S", "-c", "raise SystemExit(2)"], 3, progress)
+    options = ("--classes", "10", "--preset", "cifar10", "--workers", "2")
+    result = run("estimate", "50000x32x32x3", *options, "--memory", "600MiB")
+    assert result.exit_code == 2
+    assert "Use workers of at least" in result.output.replace("use", "Use")
+    assert not supervisor.usage_error.exists()
+
+
 @pytest.mark.parametrize("is_usage", [True, False])
 def test_wrong_options_are_not_repeated(
     is_usage: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]

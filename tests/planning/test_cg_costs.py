@@ -8,6 +8,7 @@ import pytest
 
 from rescnet_dist import NetworkSpec, RunSpec, SpecError
 from rescnet_dist.cluster import Workers
+from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.planning import Plan, Problem, keeps_features, make_plan, peak_memory
 from rescnet_dist.planning.cg import SolverCosts
 from rescnet_dist.planning.forecast import estimate
@@ -106,7 +107,7 @@ def test_iterations_read_less_than_tiles() -> None:
 def test_error_of_a_matrix_that_is_too_large_names_the_solver() -> None:
     """On a GPU, where there are no tiles."""
     exact, run = PCANET.replace(solver="exact"), RunSpec(array_backend="cupy")
-    with pytest.raises(SpecError, match=r'Solve by conjugate gradients, solver="cg"'):
+    with pytest.raises(WorkersTooSmallError, match=r'Solve by conjugate gradients, solver="cg"'):
         make_plan(CIFAR, exact, run, GPU)
 
 

@@ -14,8 +14,9 @@ import zarr
 from distributed import Client, LocalCluster
 
 import rescnet_dist as rd
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError, load_digits
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cluster import Workers
+from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.model.architecture import SLAB_BYTES
 from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.filters.pca import PCA
@@ -221,7 +222,7 @@ def test_error_of_a_run_that_does_not_fit_has_a_value_that_does(
     spec: NetworkSpec, run: RunSpec, message: str
 ) -> None:
     """With a margin, because workers grow; one more than that value does not fit."""
-    with pytest.raises(SpecError, match=message.format(r"(\d+)")) as caught:
+    with pytest.raises(WorkersTooSmallError, match=message.format(r"(\d+)")) as caught:
         make_plan(MANY, spec, run, WORKERS)
     assert f"of each worker's {WORKERS.memory // MIB} MiB" in str(caught.value)
     value = int(re.search(message.format(r"(\d+)"), str(caught.value))[1])
@@ -234,7 +235,7 @@ def test_error_of_a_run_that_does_not_fit_has_a_value_that_does(
 
     with_value(value, WORKERS.memory)
     with_value(value, WORKERS.memory / ADVISED_MEMORY_MARGIN)
-    with pytest.raises(SpecError):
+    with pytest.raises(WorkersTooSmallError):
         with_value(value + 1, WORKERS.memory / ADVISED_MEMORY_MARGIN)
     needed = int(
         re.search(r"workers of at least ([\d,]+) MiB", str(caught.value))[1].replace(",", "")
@@ -253,7 +254,9 @@ def test_train_and_plan_raise_the_same_error(small_workers: Client, tmp_path: Pa
         lambda: rd.plan(X, y, spec, run=run, measure=False),
         lambda: ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(X, y),
     ):
-        with pytest.raises(SpecError, match="chunk_images=5000 by chunk_images of") as caught:
+        with pytest.raises(
+            WorkersTooSmallError, match="chunk_images=5000 by chunk_images of"
+        ) as caught:
             action()
         messages.append(re.sub(r"[\d,]+ MiB|at most \d+", "", str(caught.value)))
     assert messages[0] == messages[1]

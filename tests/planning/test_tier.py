@@ -10,7 +10,7 @@ import pytest
 
 from rescnet_dist import ClusterError, NetworkSpec, RunSpec
 from rescnet_dist.cluster import Workers
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.planning import Problem, choose_tier, describe_placement, estimate, make_plan
 from rescnet_dist.planning.requirements import extractor_bytes
 from rescnet_dist.planning.tier import cached_bytes, group_cache_bytes
@@ -139,14 +139,14 @@ def test_estimated_writes_are_the_maps_of_a_layer() -> None:
 def test_error_for_a_small_gpu_has_a_value_that_fits() -> None:
     """Of the option that was set, or else of the filters."""
     cluster, run = workers(64, 1, 80), RunSpec(array_backend="cupy", chunk_images=50_000)
-    with pytest.raises(SpecError, match="Replace chunk_images=50000 by chunk_images of at mo") as e:
+    with pytest.raises(WorkersTooSmallError, match="Replace chunk_images=50000 by chunk_") as e:
         estimate(CIFAR, BIG, run, cluster, None)
     advised = int(str(e.value).split("at most ")[1].split(",")[0])
     assert 1000 < advised < 50_000
     estimate(CIFAR, BIG, run.replace(chunk_images=advised), cluster, None)
-    with pytest.raises(SpecError, match="Replace filters=200 by filters of at most"):
+    with pytest.raises(WorkersTooSmallError, match="Replace filters=200 by filters of at most"):
         estimate(CIFAR, BIG.replace(filters=200), RunSpec(array_backend="cupy"), cluster, None)
-    with pytest.raises(SpecError, match=r"GiB of a GPU.*[Uu]se larger GPUs"):
+    with pytest.raises(WorkersTooSmallError, match=r"GiB of a GPU.*[Uu]se larger GPUs"):
         estimate(CIFAR, BIG, RunSpec(array_backend="cupy"), workers(64, 1, 0.5), None)
 
 
