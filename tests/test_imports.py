@@ -256,6 +256,15 @@ def test_commands_do_not_import_scikit_learn() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_s3_policy_does_not_import_dask() -> None:
+    """Nor what needs it, which takes seconds."""
+    code = (
+        "import sys, rescnet_dist.cli.deploy, rescnet_dist.cli.actions.s3_policy; "
+        "sys.exit(not {'dask', 'distributed', 'zarr'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_tasks_of_a_pass_do_not_import_xarray() -> None:
     """With dask.array and pandas, it takes 80 MiB of each worker, and seconds."""
     code = (

@@ -260,7 +260,7 @@ def tenant_command() -> None:
     show_default=True,
     help="kind of store",
 )
-@defer("deploy.s3_policy")
+@defer("s3_policy")
 def s3_policy_command() -> None:
     """Print what the key of a user may do in an S3 store.
 

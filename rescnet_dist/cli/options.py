@@ -114,6 +114,11 @@ def is_automatic(preset: str | None, config: str | None) -> bool:
     return not (preset or tables.get("preset") or NetworkSpec.table in tables)
 
 
+def find_preset(preset: str | None, config: str | None) -> str | None:
+    """Return the name of the preset that is given, or else of the one in the file, if any."""
+    return preset or (read_toml(Path(config)).get("preset") if config else None)
+
+
 def resolve_specs(
     preset: str | None,
     config: str | None,
@@ -126,7 +131,7 @@ def resolve_specs(
     Without a preset or a network in the file, settings are chosen for the size of the data.
     """
     tables = read_toml(Path(config)) if config else {}
-    name = preset or tables.get("preset")
+    name = find_preset(preset, config)
     automatic = is_automatic(preset, config)
     if automatic and size is None:
         raise SpecError(

@@ -121,16 +121,25 @@ def pop_report_options(flags: dict[str, Any]) -> ReportOptions:
 
 
 def _parse_address(address: str | None) -> tuple[str, int] | None:
-    """Return host and port of an address, as Dask understands it; a port alone is of loopback."""
+    """Return host and port of an address, as Dask understands it.
+
+    A port alone is of loopback, and the host of one after a colon is empty: all addresses.
+    """
     if address is None:
         return None
+    if "/" in address:
+        found = address.partition("//")[2].partition("/")[0] or "127.0.0.1:9464"
+        raise SpecError(
+            f"--metrics-address {address} is a URL. Use the address to listen on, such as {found}; "
+            "metrics are served at its path /metrics."
+        )
     host, colon, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > MAX_PORT:
         raise SpecError(
             f"--metrics-address {address} has no port from 0 to {MAX_PORT}. Use 9464, :9464 or an "
             "address such as 127.0.0.1:9464."
         )
-    return host.strip("[]") or ("0.0.0.0" if colon else "127.0.0.1"), int(port)
+    return host.strip("[]") if colon else "127.0.0.1", int(port)
 
 
 @dataclass(slots=True)

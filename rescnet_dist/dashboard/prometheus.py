@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections import Counter
@@ -42,7 +43,8 @@ class PrometheusExporter:
     port : int
         Port to listen on; 0 selects a free one.
     host : str
-        Address to listen on. By default, only this machine can read the metrics.
+        Address to listen on; an empty one stands for all addresses, of IPv4 and IPv6. By default,
+        only this machine can read the metrics.
 
     Attributes
     ----------
@@ -73,12 +75,12 @@ class PrometheusExporter:
         registry.register(self._metrics)
         try:
             serve = prometheus_client.start_http_server
-            self._server, self._thread = serve(port, host, registry)
+            self._server, self._thread = serve(port, host or _find_any_address(), registry)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RescnetError(
-                f"Metrics cannot be served at port {port} of {host} ({reason}). Use another port, "
-                "or 0 for any free port, and an address of this machine."
+                f"Metrics cannot be served at port {port} of {host or 'all addresses'} ({reason}). "
+                "Use another port, or 0 for any free port, and an address of this machine."
             ) from None
         self.port = int(self._server.server_port)
 
@@ -97,6 +99,15 @@ class PrometheusExporter:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _find_any_address() -> str:
+    """Return the address that stands for all of IPv4 and IPv6, or of IPv4 alone."""
+    if not socket.has_dualstack_ipv6():
+        return "0.0.0.0"
+    with socket.socket(socket.AF_INET6) as probe:
+        is_ipv6_only = probe.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    return "0.0.0.0" if is_ipv6_only else "::"
 
 
 class RunMetrics:

@@ -43,10 +43,8 @@ def choose_fastest(
                 tiled.append(
                     make_plan(problem, spec, run_spec.replace(tile_features=side), workers)
                 )
-            except (
-                SpecError,
-                WorkersTooSmallError,
-            ):  # it does not fit, or maps are to stay in memory
+            # it does not fit, or maps are to stay in memory
+            except (SpecError, WorkersTooSmallError):
                 continue
     fastest = min(tiled, key=estimate_seconds, default=plan)
     is_faster = MIN_GAIN * estimate_seconds(fastest) < estimate_seconds(plan)

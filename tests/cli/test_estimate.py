@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -82,6 +83,18 @@ def test_classes_are_those_of_the_preset(options: list[str], classes: int) -> No
     gpus = ["--array-backend", "cupy", "--gpu-memory", "80GiB", "--memory", "64GiB"]
     arguments = ["estimate", "50000x32x32x3", "--workers", "2", *gpus, *options]
     assert f"32×32×3, {classes} classes" in CliRunner().invoke(main, arguments).stdout
+
+
+@pytest.mark.parametrize(("options", "classes"), [([], 100), (["--preset", "tiny-imagenet"], 200)])
+def test_classes_are_those_of_the_preset_in_the_file(
+    options: list[str], classes: int, tmp_path: Path
+) -> None:
+    """Unless another preset is given."""
+    file = tmp_path / "run.toml"
+    file.write_text('preset = "cifar100"\n')
+    gpus = ["--array-backend", "cupy", "--gpu-memory", "80GiB", "--memory", "64GiB"]
+    arguments = ["estimate", "50000x64x64x3", "--workers", "2", *gpus, "--config", str(file)]
+    assert f"64×64×3, {classes} classes" in CliRunner().invoke(main, [*arguments, *options]).stdout
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,8 @@ def test_dask_processes_log_json() -> None:
         (["--log-format", "json", "--json-lines"], "Give one of them"),
         (["--metrics-address", "here"], "has no port"),
         (["--metrics-address", "127.0.0.1:70000"], "has no port"),
+        (["--metrics-address", "http://host:9464/metrics"], "such as host:9464; metrics are"),
+        (["--metrics-address", "https://host"], "is a URL"),
     ],
 )
 def test_bad_options_are_errors(options: list[str], expected: str) -> None:

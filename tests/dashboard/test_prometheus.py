@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import socket
@@ -17,6 +18,8 @@ pytest.importorskip("prometheus_client", reason="needs prometheus-client")
 from prometheus_client.parser import text_string_to_metric_families
 
 import rescnet_dist as rd
+from rescnet_dist.cli.reporting import _parse_address
+from rescnet_dist.dashboard import prometheus
 from rescnet_dist.dashboard.prometheus import RunMetrics
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.events import (
@@ -195,3 +198,45 @@ def test_secrets_are_masked(url: str) -> None:
     found = json.dumps(read_families(list(metrics.collect())))
     assert "***" in found
     assert "hidden" not in found
+
+
+def test_an_empty_host_stands_for_all_addresses() -> None:
+    """Of IPv4, and of IPv6 where there is any."""
+    with rd.PrometheusExporter(0, "") as exporter:
+        assert get_state(scrape(exporter.port)) == "waiting"
+        if not socket.has_dualstack_ipv6():
+            pytest.skip("needs IPv6")
+        try:
+            connection = socket.create_connection(("::1", exporter.port), timeout=10)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            pytest.skip("needs a loopback address of IPv6")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("dual", "only", "address"), [(True, 0, "::"), (True, 1, "0.0.0.0"), (False, 0, "0.0.0.0")]
+)
+def test_ipv4_is_served_on_all_systems(
+    dual: bool, only: int, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if sockets of IPv6 exclude it, or if there are none."""
+    if dual and not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: dual)
+    monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: only)
+    assert prometheus._find_any_address() == address
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        (":9464", ("", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+        ("10.0.0.7:0", ("10.0.0.7", 0)),
+    ],
+)
+def test_addresses_of_the_command_line(address: str, expected: tuple[str, int]) -> None:
+    assert _parse_address(address) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rescnet_dist.cli.actions.estimate import (
     resolve_gpu_memory,
 )
 from rescnet_dist.cli.common import parse_size
-from rescnet_dist.cli.options import DataSize, resolve_specs
+from rescnet_dist.cli.options import DataSize, find_preset, resolve_specs
 from rescnet_dist.data import TrainingSet, training_set
 from rescnet_dist.deploy import (
     HUB_COMMENTS,
@@ -25,13 +24,11 @@ from rescnet_dist.deploy import (
     Node,
     Sizes,
     Tenant,
-    aws_policy,
     compute_sizes,
     hub_values,
     kustomize_files,
     manifests,
     monitoring_files,
-    seaweedfs_identity,
     tenant_manifests,
     to_yaml,
     training_flags,
@@ -101,15 +98,6 @@ def tenant(name: str, runs: int, user: str | None, **flags: Any) -> None:
     documents = tenant_manifests(Tenant(name, runs, user, gpus), request.sizes)
     comment = f"tenant {name}, with room for this run, {runs} at a time\n{request.forecast}"
     click.echo(to_yaml(documents, comment), nl=False)
-
-
-def s3_policy(name: str, store: str, data: tuple[str, ...], server: str) -> None:
-    """Print what the key of the user NAME may do in an S3 store, as JSON."""
-    user = Tenant(name)
-    found = aws_policy(store, data)
-    if server == "seaweedfs":
-        found = seaweedfs_identity(user.name, store, data)
-    click.echo(json.dumps(found, indent=2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +206,7 @@ def _resolve_size(flags: dict[str, Any], training: TrainingSet | None) -> DataSi
     if training is not None:
         return training.size
     number, *shape = parse_shape(flags["images"])
-    classes = resolve_classes(flags["classes"], flags["preset"])
+    classes = resolve_classes(flags["classes"], find_preset(flags["preset"], flags["config"]))
     if classes is None:
         raise SpecError(
             f"--images {flags['images']} is given without a number of classes. Add --classes."

@@ -12,7 +12,7 @@ import click
 from rescnet_dist import planning
 from rescnet_dist.cli.clusters import cluster, show_status
 from rescnet_dist.cli.common import parse_size
-from rescnet_dist.cli.options import resolve_specs
+from rescnet_dist.cli.options import find_preset, resolve_specs
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import SpecError
 from rescnet_dist.planning import Problem, calibrate
@@ -42,7 +42,7 @@ def estimate(
 ) -> None:
     """Estimate the time and memory of a run on a cluster."""
     prices = resolve_prices(stable_price, spot_price)
-    classes = resolve_classes(classes, preset) or DEFAULT_CLASSES
+    classes = resolve_classes(classes, find_preset(preset, config)) or DEFAULT_CLASSES
     number, *shape = parse_shape(images)
     size = ((shape[0], shape[1], shape[2]), number, classes)
     spec, run_spec, augment = resolve_specs(preset, config, images, flags, size)
