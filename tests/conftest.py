@@ -19,11 +19,16 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster
+from s3_proxy import S3Proxy, open_s3_proxy
 
 from rescnet_dist.cluster.connect import PROFILER_CONFIG
 from rescnet_dist.kernels import prepare
 
 S3_SECRET = "a-secret-of-this-test"
+# Clients without credentials would ask the network that the tests run in for some.
+os.environ["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ["GCE_METADATA_HOST"] = os.environ["GCE_METADATA_IP"] = "127.0.0.1:1"
 
 
 @pytest.fixture
@@ -264,6 +269,24 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     clear_s3_cache()
     yield
     clear_s3_cache()
+
+
+@pytest.fixture
+def s3_proxy(s3: None, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
+    """Yield a proxy that all requests to the S3 server go through."""
+    with open_s3_proxy(endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        clear_s3_cache()
+        yield proxy
+
+
+@pytest.fixture(params=["fsspec", "obstore"])
+def object_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Open object stores with fsspec, then with obstore, here and in processes that start now."""
+    pytest.importorskip(request.param)
+    monkeypatch.setenv("DASK_RESCNET__OBJECT_STORE", request.param)
+    with dask.config.set({"rescnet.object-store": request.param}):
+        yield request.param
 
 
 def clear_s3_cache() -> None:

@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server: counts its requests by kind, and throttles some of them."""
+"""A proxy in front of an S3 server: counts its requests by kind, and disturbs some of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 
 from aiohttp import ClientSession, DummyCookieJar, web
 from multidict import CIMultiDict
@@ -17,6 +18,8 @@ SLOW_DOWN = (
     '<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code>'
     "<Message>Please reduce your request rate.</Message></Error>"
 )
+INTERNAL_ERROR = SLOW_DOWN.replace("SlowDown", "InternalError")
+AMZ_DATE, AMZ_DATE_FORMAT = "X-Amz-Date", "%Y%m%dT%H%M%SZ"  # when a request was signed
 THROTTLED = {503: SLOW_DOWN, 429: SLOW_DOWN.replace("SlowDown", "TooManyRequests")}
 MAX_BODY_BYTES = 2**30
 
@@ -25,7 +28,8 @@ class S3Proxy:
     """An HTTP proxy on loopback that forwards requests with their signed headers.
 
     `requests` counts those that were forwarded, and `throttled` those that were answered with 503
-    or 429, by kind: GET, HEAD, LIST, PUT, POST or DELETE.
+    or 429, by kind: GET, HEAD, LIST, PUT, POST or DELETE. While `failing` is positive, requests
+    are answered with 500 instead; `failed` counts them.
     """
 
     def __init__(self, target: str) -> None:
@@ -33,6 +37,8 @@ class S3Proxy:
         self.requests: Counter[str] = Counter()
         self.throttled: Counter[str] = Counter()
         self.share, self.rng = 0.0, random.Random(0)
+        self.failing, self.failed = 0, 0
+        self.clock_offset = timedelta(0)  # added to the time of each request
         self.ready = threading.Event()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._serve, daemon=True)
@@ -64,6 +70,10 @@ class S3Proxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         kind = describe_request(request)
+        if self.failing > 0:
+            self.failing, self.failed = self.failing - 1, self.failed + 1
+            await request.read()
+            return web.Response(status=500, text=INTERNAL_ERROR, content_type="text/xml")
         if self.rng.random() < self.share:
             self.throttled[kind] += 1
             status = self.rng.choice(tuple(THROTTLED))
@@ -73,7 +83,7 @@ class S3Proxy:
         async with self.session.request(
             request.method,
             self.target + request.raw_path,
-            headers=keep_headers(request.headers),
+            headers=self._shift_clock(keep_headers(request.headers)),
             data=await request.read(),
             allow_redirects=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -83,6 +93,13 @@ class S3Proxy:
             if request.method == "HEAD":
                 headers["Content-Length"] = answer.headers.get("Content-Length", "0")
             return web.Response(status=answer.status, headers=headers, body=body)
+
+    def _shift_clock(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
+        """Change the time at which a request was signed."""
+        if self.clock_offset and AMZ_DATE in headers:
+            signed = datetime.strptime(headers[AMZ_DATE], AMZ_DATE_FORMAT)
+            headers[AMZ_DATE] = (signed + self.clock_offset).strftime(AMZ_DATE_FORMAT)
+        return headers
 
 
 def describe_request(request: web.Request) -> str:

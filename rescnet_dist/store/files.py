@@ -8,12 +8,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import IO, Any
-
-from fsspec.implementations.local import LocalFileSystem
+from typing import IO
 
 from rescnet_dist.errors import StoreError, mask_secrets
-from rescnet_dist.store.filesystem import file_system
+from rescnet_dist.store.backend import Backend, open_backend
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import with_retries
 
@@ -25,9 +23,11 @@ def open_output(location: Location) -> Iterator[IO[bytes]]:
     An existing file is replaced. What goes to another file system is first written to a temporary
     file of this machine.
     """
-    fs, path = file_system(location.url)
-    is_local = isinstance(fs, LocalFileSystem)
-    with _create_local_file(path) if is_local else _upload_file(fs, path, location) as file:
+    backend, path = open_backend(location.url)
+    writing = (
+        _create_local_file(path) if backend.is_local else _upload_file(backend, path, location)
+    )
+    with writing as file:
         yield file
 
 
@@ -52,14 +52,14 @@ def _create_local_file(path: str) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _upload_file(fs: Any, path: str, location: Location) -> Iterator[IO[bytes]]:
-    """Yield a temporary file, which is then copied to `path` of another file system."""
+def _upload_file(backend: Backend, path: str, location: Location) -> Iterator[IO[bytes]]:
+    """Yield a temporary file, which is then copied to `path` of another backend."""
     with tempfile.NamedTemporaryFile(prefix="rescnet-") as file:
         yield file
         file.flush()
         try:
-            with_retries(partial(fs.put_file, file.name, path), mask_secrets(location.url))
+            with_retries(partial(backend.upload, file.name, path), mask_secrets(location.url))
         except BaseException:
             with suppress(Exception):  # The first error is the one to report.
-                fs.rm(path)
+                backend.remove(path)
             raise

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import zarr
-from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.codecs import ZstdCodec
 from zarr.errors import (
@@ -29,7 +27,7 @@ from zarr.errors import (
     GroupNotFoundError,
     NodeTypeValidationError,
 )
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import StorePath
 
 from rescnet_dist._compat import read_zarr_arrays
 from rescnet_dist.errors import (
@@ -42,21 +40,15 @@ from rescnet_dist.errors import (
     mask_secrets,
 )
 from rescnet_dist.store.arrays import StoredArray, read_verified
+from rescnet_dist.store.backend import Backend, open_backend
 from rescnet_dist.store.checksums import Array, checksum
-from rescnet_dist.store.filesystem import (
-    create_file,
-    describe_missing_bucket,
-    file_system,
-    replace_file,
-)
+from rescnet_dist.store.filesystem import describe_missing_bucket
 from rescnet_dist.store.half import from_half, to_half
 from rescnet_dist.store.objects import (
     ZARR_METADATA,
     Objects,
     encode_arrays,
     encode_empty_array,
-    open_objects,
-    read_object,
 )
 from rescnet_dist.store.retry import (
     CLOCK_REMEDY,
@@ -73,8 +65,6 @@ from rescnet_dist.store.zipped import open_zip, split_zip_url
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
-
-CREATE_LOCK = threading.Lock()  # memory:// takes two steps to create a record
 
 ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError)
 NODE_TYPE_ERRORS = (
@@ -102,8 +92,8 @@ class Location:
     def of(cls, url: str | os.PathLike[str]) -> Location:
         """Return the location of a URL; local paths become absolute, as workers need them."""
         text = os.fspath(url)
-        fs, path = file_system(text)
-        return cls(path if isinstance(fs, LocalFileSystem) else text.rstrip("/"))
+        backend, path = open_backend(text)
+        return cls(path if backend.is_local else text.rstrip("/"))
 
     def __truediv__(self, name: str) -> Location:
         return Location(f"{self.url}/{name}")
@@ -117,30 +107,23 @@ class Location:
     @property
     def is_local(self) -> bool:
         """Whether this is a path of the local file system."""
-        return isinstance(self._fs()[0], LocalFileSystem)
+        return self._open()[0].is_local
 
     @property
     def has_secret(self) -> bool:
         """Whether the URL itself carries credentials."""
         return mask_secrets(self.url) != self.url
 
-    def _fs(self) -> tuple[Any, str]:
-        """Return the file system and the path there."""
-        return file_system(self.url)
-
-    def _uncached_fs(self) -> tuple[Any, str]:
-        """Return file system and path with an invalidated cache, as other processes write too."""
-        fs, path = self._fs()
-        fs.invalidate_cache(path)
-        return fs, path
+    def _open(self) -> tuple[Backend, str]:
+        """Return the backend and the path there."""
+        return open_backend(self.url)
 
     def zarr_store(self, *, read_only: bool = False, is_new: bool = False) -> Store | StorePath:
         """Open the Zarr store at this location; `is_new` if a user has just named it."""
         if read_only and (zipped := self._open_zip(is_new=is_new)):
             return zipped
-        if self.is_local:
-            return LocalStore(self.url, read_only=read_only)
-        return open_objects(self.url, read_only=read_only)
+        backend, path = self._open()
+        return backend.zarr_store(self.url, path, read_only=read_only)
 
     def _open_zip(self, *, is_new: bool) -> Store | StorePath | None:
         """Return the store in the zip file here, or the group in one above; None without any."""
@@ -168,14 +151,8 @@ class Location:
 
     def exists(self) -> bool:
         """Return whether anything is stored here."""
-        fs, path = self._uncached_fs()
-        try:
-            return self._request(
-                lambda: bool(fs.exists(path) and (not fs.isdir(path) or fs.ls(path))),
-                FileNotFoundError,
-            )
-        except FileNotFoundError:
-            return False
+        backend, path = self._open()
+        return self._request(lambda: backend.exists(path))
 
     def _request(self, action: Callable[[], Result], *expected: type[Exception]) -> Result:
         """Return the result of a request to the file system.
@@ -213,11 +190,11 @@ class Location:
 
     def check_bucket(self) -> None:
         """Raise StoreError if the bucket does not exist; some servers create it at a write."""
-        fs, path = self._uncached_fs()
-        if isinstance(fs, LocalFileSystem):
+        backend, path = self._open()
+        if backend.is_local:
             return
         try:
-            self._request(lambda: fs.ls(path), FileNotFoundError)
+            self._request(lambda: backend.names(path), FileNotFoundError)
             return
         except FileNotFoundError as error:
             problem = describe_missing_bucket(error, self.url)
@@ -231,7 +208,7 @@ class Location:
         """
         if not self.is_local:
             return None
-        folder = os.path.abspath(self._fs()[1])
+        folder = os.path.abspath(self._open()[1])
         while not os.path.exists(folder):
             folder = os.path.dirname(folder)
         try:
@@ -241,14 +218,14 @@ class Location:
 
     def size(self) -> int:
         """Return the number of bytes stored here; raise FileNotFoundError if files vanish."""
-        fs, path = self._fs()
-        return self._request(lambda: int(fs.du(path)) if fs.exists(path) else 0, *ABSENT_ERRORS)
+        backend, path = self._open()
+        return self._request(lambda: backend.size(path), *ABSENT_ERRORS)
 
     def names(self) -> list[str]:
         """Return the sorted names directly under this location; empty if it does not exist."""
-        fs, path = self._uncached_fs()
+        backend, path = self._open()
         try:
-            entries = self._request(lambda: fs.ls(path, detail=False), *ABSENT_ERRORS)
+            entries = self._request(lambda: backend.names(path), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
             return []
         return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
@@ -258,30 +235,16 @@ class Location:
 
         It is None if nothing, or a file, is here.
         """
-        fs, path = self._uncached_fs()
+        backend, path = self._open()
         try:
-            entries = self._request(lambda: fs.ls(path, detail=True), *ABSENT_ERRORS)
+            return self._request(lambda: backend.entries(path), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
             return None
-        own = path.rstrip("/")
-        if any(e["name"].rstrip("/") == own and e["type"] == "file" for e in entries):
-            entries = [e for e in entries if e["name"].rstrip("/") != own]
-            if not entries:  # This is a file, and not the marker of a folder in S3.
-                return None
-        return {e["name"].rstrip("/").rsplit("/", 1)[-1]: e["type"] != "file" for e in entries}
 
     def remove(self) -> None:
         """Remove everything that is stored here, if anything is."""
-        fs, path = self._uncached_fs()
-
-        def remove() -> None:
-            try:
-                fs.rm(path, recursive=True)
-            except FileNotFoundError:
-                if self.is_local and os.path.lexists(path):
-                    raise  # A file in it has vanished, and others are left.
-
-        self._write(remove)
+        backend, path = self._open()
+        self._write(lambda: backend.remove(path))
 
     def read_json(self) -> Any:
         """Read the JSON record at this location; None if there is none."""
@@ -298,27 +261,15 @@ class Location:
     def write_json(self, record: Any) -> None:
         """Write a JSON record as one object, so that readers see all of it or nothing."""
         text = json.dumps(record, indent=1).encode()
-        fs, path = self._fs()
-        self._write(lambda: _write_object(fs, path, text))
+        backend, path = self._open()
+        self._write(lambda: backend.write(path, text))
 
     def create_json(self, record: Any) -> bool:
         """Write a JSON record atomically unless there is one; return whether it is this one."""
         text = json.dumps(record, indent=1).encode()
-        fs, path = self._fs()
-        if isinstance(fs, LocalFileSystem):
-            return self._write(lambda: create_file(path, text))
-
-        def create() -> bool:
-            with CREATE_LOCK:
-                try:
-                    fs.pipe_file(path, text, mode="create")
-                except Exception:  # File systems differ in what they raise if it exists.
-                    fs.invalidate_cache(path)
-                    if not fs.exists(path):
-                        raise
-                return read_object(fs, path) == text
-
-        return self._request(create)
+        backend, path = self._open()
+        make_request = self._write if backend.is_local else self._request
+        return make_request(lambda: backend.create(path, text))
 
     def attributes(self) -> dict[str, Any]:
         """Read the attributes of the Zarr group here; raise StoreError if there is none."""
@@ -410,9 +361,9 @@ class Location:
 
     def _read_object(self) -> bytes | None:
         """Read the object here, by one request; None if there is none."""
-        fs, path = self._fs()
+        backend, path = self._open()
         try:
-            return self._request(lambda: read_object(fs, path), *ABSENT_ERRORS)
+            return self._request(lambda: backend.read(path), *ABSENT_ERRORS)
         except ABSENT_ERRORS:
             return None
 
@@ -422,18 +373,17 @@ class Location:
         Those that fail for a while are written again, without the others. This location is named
         in errors.
         """
-        pending, (fs, folder) = list(objects), file_system(root)
-        is_local = isinstance(fs, LocalFileSystem)
+        pending, (backend, folder) = list(objects), open_backend(root)
 
         def write(key: str) -> Exception | None:
             try:
-                _write_object(fs, f"{folder}/{key}", objects[key])
+                backend.write(f"{folder}/{key}", objects[key])
             except Exception as error:
                 return error
             return None
 
         def write_pending() -> None:
-            with ThreadPoolExecutor(1 if is_local else MAX_CONCURRENT_WRITES) as pool:
+            with ThreadPoolExecutor(1 if backend.is_local else MAX_CONCURRENT_WRITES) as pool:
                 errors = dict(zip(pending, pool.map(write, pending), strict=True))
             pending[:] = [key for key in pending if errors[key]]
             for error in errors.values():
@@ -541,14 +491,6 @@ class Location:
             return None
         is_whole = [checksum(value) for value in values] == expected
         return dict(zip(names, values, strict=True)) if is_whole else None
-
-
-def _write_object(fs: Any, path: str, content: bytes) -> None:
-    """Write an object, so that readers see all of it or nothing."""
-    if isinstance(fs, LocalFileSystem):
-        replace_file(path, content)
-    else:
-        fs.pipe_file(path, content)
 
 
 def _list_codecs(array: zarr.Array[Any]) -> list[str]:

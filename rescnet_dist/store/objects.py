@@ -1,4 +1,4 @@
-"""Objects of a store: each is read and written in one request.
+"""Arrays as objects of a store: each is written in one request.
 
 Zarr and s3fs make sure of everything before they read or write: they ask for the size of an object,
 for groups above an array, and for names that could be folders. At an object store each question is
@@ -13,34 +13,13 @@ from typing import Any
 
 import zarr
 from zarr.abc.buffer import Buffer
-from zarr.storage import FsspecStore, MemoryStore
+from zarr.storage import MemoryStore
 
 from rescnet_dist.store.checksums import Array
-from rescnet_dist.store.filesystem import client_options, is_s3, leave_retries_to_us
 
 ZARR_METADATA = "zarr.json"
 
-# s3fs reads objects of more than 50 MB in concurrent parts, and asks for the size of all others
-# too. Our chunks are about as large, and tasks read them ahead.
-WHOLE_READ_OPTIONS = {"max_concurrency": 1}
-
 Objects = dict[str, bytes]  # by key, below a location
-
-
-def open_objects(url: str, *, read_only: bool) -> FsspecStore:
-    """Open the Zarr store at a URL, which reads whole objects in one request."""
-    options = client_options(url)
-    whole_read = WHOLE_READ_OPTIONS if is_s3(url.partition("://")[0]) else {}
-    store = FsspecStore.from_url(url, options | whole_read, read_only)
-    if options:
-        leave_retries_to_us(store.fs)
-    return store
-
-
-def read_object(fs: Any, path: str) -> bytes:
-    """Read a whole object in one request; raise FileNotFoundError if there is none."""
-    options = WHOLE_READ_OPTIONS if is_s3(fs.protocol) else {}
-    return bytes(fs.cat_file(path, **options))
 
 
 def encode_arrays(

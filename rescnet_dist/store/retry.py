@@ -24,6 +24,12 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from rescnet_dist.errors import StoreError, StoreFullError, StoreUnreachableError
+from rescnet_dist.store.object_errors import (
+    RETRIABLE_CLIENT_STATUS,
+    THROTTLED_STATUS,
+    MissingCredentialsError,
+    translate_error,
+)
 
 RETRY_SECONDS = 120.0  # time limit for all attempts
 THROTTLED_SECONDS = 30.0  # the same under `limit_retries` if the server asks for fewer requests
@@ -38,8 +44,6 @@ PERMANENT_ERRORS = (
 )
 OUT_OF_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PERMANENT_ERRNOS = (errno.EROFS, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG)
-RETRIABLE_CLIENT_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
-THROTTLED_STATUS = (429, 503)
 THROTTLED_MESSAGE = re.compile(r"(?i)slow ?down|too ?many ?requests|throttl|\b429\b|\b503\b")
 CLOCK_CODE = "RequestTimeTooSkewed"  # of S3
 CLOCK_TOLERANCE_SECONDS = 900  # of S3
@@ -84,17 +88,20 @@ def retry(action: Callable[[], Result]) -> Result:
     """Return the result of an idempotent action on a store; retry transient errors.
 
     Retries end after `RETRY_SECONDS`, or earlier under `limit_retries`. Then the last error is
-    raised as it is.
+    raised as it is, or as an OSError if it is one of obstore.
     """
     started, wait = time.monotonic(), FIRST_RETRY_WAIT_SECONDS
     while True:
         try:
             return action()
-        except Exception as error:
+        except Exception as raised:
+            error = translate_error(raised)
             limit = max(_limit_seconds.get(), THROTTLED_SECONDS if is_throttled(error) else 0)
             elapsed = time.monotonic() - started
             if not is_transient(error) or elapsed + wait > min(RETRY_SECONDS, limit):
-                raise
+                if error is raised:
+                    raise
+                raise error from None
         time.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
 
@@ -148,12 +155,14 @@ def is_throttled(error: BaseException) -> bool:
     """
     if getattr(error, "status", None) in THROTTLED_STATUS:
         return True
-    is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY  # s3fs, for 503
+    is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY  # for 503
     return is_busy or (is_transient(error) and THROTTLED_MESSAGE.search(str(error)) is not None)
 
 
 def lacks_credentials(error: BaseException) -> bool:
     """Return whether an error of a client library says that there are no usable credentials."""
+    if isinstance(error, MissingCredentialsError):
+        return True
     return _is_of_client(error) and _is_named(error, CREDENTIAL_ERRORS)
 
 

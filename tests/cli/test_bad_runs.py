@@ -142,7 +142,7 @@ STORES: dict[str, Case] = {
         ["nonsense://x/y cannot be opened", "Use a path, or a URL such as s3://"],
     ),
     "a protocol without its package": (
-        None, (*TRAIN[:-1], "gs://bucket/run"), ["gs://bucket/run cannot be opened", "gcsfs"]
+        None, (*TRAIN[:-1], "oss://bucket/run"), ["oss://bucket/run cannot be opened", "ossfs"]
     ),
     "a secret in the URL": (
         None,

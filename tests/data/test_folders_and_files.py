@@ -101,6 +101,7 @@ def test_error_names_missing_package(
         monkeypatch.delitem(FSSPEC_PROTOCOLS, protocol, raising=False)
     monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(dask.config.config, "rescnet", {"object-store": "fsspec"})
     reason = (
         rf'a\.npz cannot be opened \(.*{package}.*\)\. Run pip install "rescnet-dist\[{extra}\]"'
     )

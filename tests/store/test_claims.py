@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import psutil
@@ -48,7 +49,9 @@ SPEC = NetworkSpec(filters=3, first_filter_size=3, block=7, stride=7, head="regr
 RUN = RunSpec(validation=0, chunk_images=20, accumulators=2, solve_threads=1)
 TEST_TIMEOUT_SECONDS = 60  # after which a waiting test fails
 slow_on_s3 = pytest.mark.parametrize(  # where training takes longer than the test
-    "url", ["folder", "memory", pytest.param("s3", marks=pytest.mark.slow)], indirect=True
+    "url",
+    ["folder", "memory", *(pytest.param(s, marks=pytest.mark.slow) for s in ("fsspec", "obstore"))],
+    indirect=True,
 )
 
 CLAIM_SCRIPT = """
@@ -87,12 +90,14 @@ with Claim.take(Location.of(sys.argv[1])).hold():
 """
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture(params=["folder", "memory", "fsspec", "obstore"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL of each kind of store, at which nothing is stored yet."""
-    if request.param == "s3":
+    """A URL of each kind of store, at which nothing is stored yet; S3 with two clients."""
+    if request.param in ("fsspec", "obstore"):
         request.getfixturevalue("s3")
-        yield f"s3://runs/{uuid.uuid4().hex}"
+        pytest.importorskip(request.param)
+        with dask.config.set({"rescnet.object-store": request.param}):
+            yield f"s3://runs/{uuid.uuid4().hex}"
     elif request.param == "memory":
         url = f"memory://{uuid.uuid4().hex}"
         yield url
@@ -209,7 +214,7 @@ def test_one_of_many_threads_gets_claim(url: str, frequent_thread_switches: None
                 )
 
 
-def test_one_of_many_processes_gets_claim(s3: None, tmp_path: Path) -> None:
+def test_one_of_many_processes_gets_claim(s3: None, object_store: str, tmp_path: Path) -> None:
     """In a folder and in a bucket."""
     urls = [str(tmp_path / "run"), f"s3://runs/{uuid.uuid4().hex}"]
     done = subprocess.run(
@@ -326,7 +331,9 @@ def test_claim_of_other_host_holds_until_it_expires(url: str) -> None:
     assert Claim.take(location).number == 2
 
 
-def test_renewal_extends_claim(s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewal_extends_claim(
+    s3: None, object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it the claim expires, though its process runs, as one that hangs does."""
     monkeypatch.setattr(claim, "CLAIM_LIFETIME_SECONDS", 1.5)
     monkeypatch.setattr(claim, "RENEW_INTERVAL_SECONDS", 0.1)
@@ -348,19 +355,20 @@ def test_renewal_extends_claim(s3: None, tmp_path: Path, monkeypatch: pytest.Mon
         assert Claim.take(Location.of(url)).number == 3
 
 
-def test_renewal_after_two_takeovers_is_noticed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewal_after_two_takeovers_is_noticed(url: str) -> None:
     """As of a driver that was suspended before it wrote: its record is not left behind."""
     location, make_record = Location.of(url), claim._make_record
     suspended = Claim.take(location)
 
     def take_over_twice(writer: str) -> dict[str, Any]:
-        monkeypatch.undo()
+        patch.undo()
         for _ in range(2):
             Claim.take(location, take_over=True)
         return make_record(writer)
 
-    monkeypatch.setattr(claim, "_make_record", take_over_twice)
-    suspended.renew()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claim, "_make_record", take_over_twice)
+        suspended.renew()
     with pytest.raises(ClaimLostError, match="taken over"):
         suspended.check()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 from distributed import Client
-from s3_proxy import S3Proxy, open_s3_proxy
+from s3_proxy import S3Proxy
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.data.sources.files import File
@@ -18,7 +17,7 @@ from rescnet_dist.errors import StoreUnreachableError
 from rescnet_dist.events import PassDone
 from rescnet_dist.planning import Plan
 from rescnet_dist.planning.requests import count_requests
-from rescnet_dist.store import Location, retry
+from rescnet_dist.store import Location, claim, retry
 from rescnet_dist.store.retry import limit_retries
 
 X, Y = (array[:120] for array in load_digits())
@@ -37,17 +36,11 @@ RUN = RunSpec(
 PLAN = Plan(len(X), RUN.chunk_images, TASKS, RUN.split_every, 1)
 
 
-@pytest.fixture
-def proxy(s3: None, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
-    """Yield a proxy that all requests to the S3 server go through."""
-    with open_s3_proxy(endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-        yield proxy
-
-
-def test_layer_makes_few_requests(proxy: S3Proxy, client: Client, tmp_path: Path) -> None:
+def test_layer_makes_few_requests(
+    s3_proxy: S3Proxy, object_store: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each chunk is read and written once, each task opens its arrays, and nobody looks around."""
+    monkeypatch.setattr(claim, "RENEW_INTERVAL_SECONDS", 600)  # whose requests are not counted
     counts: dict[int, Counter[str]] = {}
     before = Counter[str]()
 
@@ -55,15 +48,18 @@ def test_layer_makes_few_requests(proxy: S3Proxy, client: Client, tmp_path: Path
         nonlocal before
         if isinstance(event, PassDone):
             if event.phase == "grow":
-                counts[event.layer] = proxy.requests - before
-            before = Counter(proxy.requests)
+                counts[event.layer] = s3_proxy.requests - before
+            before = Counter(s3_proxy.requests)
 
-    ResCNetClassifier(SPEC, store="s3://runs/few", run=RUN, listeners=[count]).fit(X, Y)
+    ResCNetClassifier(SPEC, store=f"s3://runs/few-{object_store}", run=RUN, listeners=[count]).fit(
+        X, Y
+    )
     found = counts[2]
     print(dict(found))
     # images, maps and scores; by task: two commits, labels and mask, four arrays of maps and scores
     expected = count_requests(PLAN, 126, in_memory=False)
-    assert expected.gets <= found["GET"] <= expected.gets + 4
+    # (the driver may have made the first of them before it publishes the event)
+    assert expected.gets - 1 <= found["GET"] <= expected.gets + 4
     # maps and scores; the arrays of a layer, and records
     assert expected.puts <= found["PUT"] <= expected.puts + 2
     assert found["HEAD"] <= 4
@@ -74,38 +70,38 @@ def test_layer_makes_few_requests(proxy: S3Proxy, client: Client, tmp_path: Path
 
 
 def test_run_continues_while_store_throttles(
-    proxy: S3Proxy, client: Client, tmp_path: Path
+    s3_proxy: S3Proxy, object_store: str, client: Client, tmp_path: Path
 ) -> None:
     """A sixth of all requests are answered with 503 or 429; the network is the same."""
     spec = SPEC.replace(max_layers=2)
     on_disk = ResCNetClassifier(spec, store=tmp_path / "run", run=RUN).fit(X, Y)
-    proxy.throttle(1 / 6, seed=1)
-    on_s3 = ResCNetClassifier(spec, store="s3://runs/throttled", run=RUN).fit(X, Y)
+    s3_proxy.throttle(1 / 6, seed=1)
+    on_s3 = ResCNetClassifier(spec, store=f"s3://runs/throttled-{object_store}", run=RUN).fit(X, Y)
     np.testing.assert_array_equal(on_s3.decision_function(X), on_disk.decision_function(X))
-    assert min(proxy.throttled[kind] for kind in ("GET", "PUT")) >= 5
+    assert min(s3_proxy.throttled[kind] for kind in ("GET", "PUT")) >= 5
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])
 def test_throttled_requests_do_not_multiply(
-    proxy: S3Proxy, operation: str, monkeypatch: pytest.MonkeyPatch
+    s3_proxy: S3Proxy, object_store: str, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request is one attempt: waits of 0.1 s and more, doubled each time, come in between."""
     location = Location.of("s3://runs/record.json")
     location.write_json({})
-    proxy.throttle(1)
+    s3_proxy.throttle(1)
     act = location.read_json if operation == "read" else lambda: location.write_json({})
     monkeypatch.setattr(retry, "RETRY_SECONDS", 1)
     with limit_retries(0), pytest.raises(StoreUnreachableError, match=r"record\.json"):
         act()
-    assert 2 <= proxy.throttled.total() <= 5
+    assert 2 <= s3_proxy.throttled.total() <= 5
 
 
-def test_files_are_read_while_store_throttles(proxy: S3Proxy) -> None:
+def test_files_are_read_while_store_throttles(s3_proxy: S3Proxy) -> None:
     """Readers of archives do not repeat requests, so the client does."""
     content = bytes(range(256))
     with fsspec.open("s3://runs/archive.tar", "wb") as output:
         output.write(content)
-    proxy.throttle(1 / 2, seed=2)
+    s3_proxy.throttle(1 / 2, seed=2)
     with File.at("s3://runs/archive.tar").open() as file:
         assert file.read() == content
-    assert proxy.throttled.total()
+    assert s3_proxy.throttled.total()

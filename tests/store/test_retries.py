@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from fsspec.implementations.memory import MemoryFileSystem
+from s3_proxy import S3Proxy
 from s3fs.errors import translate_boto_error
 
 import rescnet_dist
@@ -78,10 +80,54 @@ class FailingStore:
         self.seconds += seconds
 
 
+class FailingServer:
+    """An S3 server whose requests fail in turns; see `FailingStore`."""
+
+    def __init__(self, proxy: S3Proxy) -> None:
+        self.url, self.proxy, self.seconds = f"s3://runs/{uuid.uuid4().hex}", proxy, 0.0
+
+    @property
+    def failing(self) -> int:
+        """The number of requests that are going to fail."""
+        return self.proxy.failing
+
+    @failing.setter
+    def failing(self, count: int) -> None:
+        self.proxy.failing = count
+
+    @property
+    def errors(self) -> int:
+        """The number of requests that have failed."""
+        return self.proxy.failed
+
+    monotonic, sleep = FailingStore.monotonic, FailingStore.sleep
+
+
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingStore]:
     """Yield a failing store with a run that has labels, maps, one commit and a claim."""
-    store = FailingStore(monkeypatch)
+    yield from run_in(FailingStore(monkeypatch), monkeypatch)
+
+
+@pytest.fixture(params=["memory", "fsspec", "obstore"])
+def any_store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FailingStore | FailingServer]:
+    """Yield a failing store in memory, or at a server that is reached with each client."""
+    if request.param == "memory":
+        yield from run_in(FailingStore(monkeypatch), monkeypatch)
+        return
+    pytest.importorskip(request.param)
+    server = FailingServer(request.getfixturevalue("s3_proxy"))
+    with dask.config.set({"rescnet.object-store": request.param}):
+        yield from run_in(server, monkeypatch)
+
+
+Failing = TypeVar("Failing", FailingStore, FailingServer)
+
+
+def run_in(store: Failing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
+    """Yield a store with a run in it; retries do not take time."""
     monkeypatch.setattr(retry, "time", store)
     run = RunStore.create(store.url, {"data_complete": True})
     run.create_labels(6, 4)
@@ -144,22 +190,24 @@ OPERATIONS: dict[str, tuple[Callable[[RunStore], Any], Any]] = {
 
 @pytest.mark.parametrize(("action", "expected"), OPERATIONS.values(), ids=OPERATIONS.keys())
 def test_operations_survive_transient_errors(
-    store: FailingStore, action: Callable[[RunStore], Any], expected: Any
+    any_store: FailingStore | FailingServer, action: Callable[[RunStore], Any], expected: Any
 ) -> None:
     """Each gives its result though the first three requests fail, and none is made in vain."""
-    store.failing = 3
-    assert action(RunStore(Location(store.url))) == expected
-    assert store.errors == 3
+    any_store.failing = 3
+    assert action(RunStore(Location(any_store.url))) == expected
+    assert any_store.errors == 3
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_operations_end_after_one_time_limit(store: FailingStore, name: str) -> None:
+def test_operations_end_after_one_time_limit(
+    any_store: FailingStore | FailingServer, name: str
+) -> None:
     """The error has the URL and is not one of damage; retries are not made of retries."""
-    store.failing = 10**9
+    any_store.failing = 10**9
     with pytest.raises(StoreUnreachableError) as caught:
-        OPERATIONS[name][0](RunStore(Location(store.url)))
-    assert store.url in str(caught.value)
-    assert 100 < store.seconds <= retry.RETRY_SECONDS
+        OPERATIONS[name][0](RunStore(Location(any_store.url)))
+    assert any_store.url in str(caught.value)
+    assert 100 < any_store.seconds <= retry.RETRY_SECONDS
 
 
 def test_errors_of_arrays_name_the_operation(store: FailingStore) -> None:
@@ -255,13 +303,15 @@ def test_clock_is_not_blamed_without_the_time_of_the_server() -> None:
         lambda url: Claim(Location(url), 1, "me").release(),
     ],
 )
-def test_opening_a_store_is_tried_once(store: FailingStore, open_store: Callable[..., Any]) -> None:
+def test_opening_a_store_is_tried_once(
+    any_store: FailingStore | FailingServer, open_store: Callable[..., Any]
+) -> None:
     """A wrong URL is reported at once; claims are renewed again soon."""
-    store.failing = 10**9
+    any_store.failing = 10**9
     with pytest.raises(StoreError, match="cannot be reached") as caught:
-        open_store(store.url)
+        open_store(any_store.url)
     assert isinstance(caught.value, StoreUnreachableError)
-    assert store.errors == 1
+    assert any_store.errors == 1
 
 
 def test_limit_of_retries_does_not_outlive_its_body(store: FailingStore) -> None:
