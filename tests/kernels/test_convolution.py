@@ -30,6 +30,29 @@ def test_convolve_equals_oracle(size, channels, height, width, rng):
     assert np.abs(maps - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("count", [1, 7, 50, 64])
+def test_convolve_many_filters_equals_oracle(count, rng):
+    """Whole tiles of registers, and their remainders, of images that are not in order."""
+    maps, images = (rng.normal(size=(4, 9, 11, c)).astype(np.float32) for c in (20, 3))
+    filters, bias = rng.normal(size=(3, 3, 23, count)), rng.normal(size=count)
+    low, scale = rng.normal(size=23), rng.uniform(0.5, 2, 23)
+    inputs = LayerInput.of(images, maps).select(np.array([3, 0, 1]))
+    together = np.concatenate([maps, images], axis=3)[[3, 0, 1]].astype(np.float64)
+    expected = oracle.convolve((together - low) * scale, filters, bias)
+    found = convolve(inputs, filters, bias, low, scale)
+    assert np.abs(found - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_maps_of_a_filter_do_not_depend_on_the_others(rng):
+    """They are equal bit for bit, wherever the filter is in a tile."""
+    inputs = LayerInput.of(rng.normal(size=(2, 6, 5, 9)).astype(np.float32))
+    filters, bias = rng.normal(size=(3, 3, 9, 50)), rng.normal(size=50)
+    whole = convolve(inputs, filters, bias)
+    for own in (slice(0, 1), slice(13, 50), slice(49, 50)):
+        alone = convolve(inputs, filters[..., own], bias[own])
+        np.testing.assert_array_equal(alone, whole[..., own])
+
+
 @pytest.mark.parametrize("first", [0, 2])
 def test_convolve_each_is_the_oracle_on_one_channel_at_a_time(first, rng):
     """The maps of one channel are consecutive; maps of the layer before come first."""

@@ -85,6 +85,28 @@ def test_patch_scatter_of_a_whole_chunk(rng):
     assert np.abs(moments.scatter - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("side", [3, 4, 5, 33])
+@pytest.mark.parametrize("channels", [1, 8, 53])
+def test_displacements_of_many_channels_equal_unfolded_patches(channels, side, rng):
+    """Whole tiles of registers, and their remainders; also more pixels than single sums have."""
+    maps, images = (
+        rng.normal(size=(5, side, side + 2, c)).astype(np.float32) for c in (channels - 1, 1)
+    )
+    shift = rng.normal(size=channels).astype(np.float32)
+    inputs = LayerInput.of(images, maps).select(np.array([4, 1, 0]))
+    together = np.concatenate([maps, images], axis=3)[[4, 1, 0]].astype(np.float64)
+    flat = unfold(together - shift, 3).reshape(-1, 9 * channels)
+    expected = flat.T @ flat
+    found = products.sum_displacement_products(inputs, 3, shift)
+    assert np.abs(found - expected).max() <= 1e-6 * expected.max()
+    np.testing.assert_array_equal(found, found.T)
+
+
+def test_displacement_bytes_bound_the_sums():
+    """The plan of a run counts what the kernel allocates."""
+    assert products.displacement_bytes(32, 32, 53, 3) >= 2**20 + 12 * 45 * 53 * 265
+
+
 def test_large_mean_does_not_lose_precision(rng):
     """The covariance of 1000 ± 1 is as precise as that of ± 1."""
     wiggle = rng.choice([-1.0, 1.0], size=(6, 9, 8, 2)) * np.linspace(0.5, 1, 8)[:, None]
@@ -102,7 +124,7 @@ def test_uint8_and_float64_pixels(rng):
 @pytest.mark.parametrize("batch_bytes", [1, 3000])
 def test_moments_do_not_depend_on_batch_size(batch_bytes, rng, monkeypatch):
     """Any number of images may be processed at a time."""
-    monkeypatch.setattr(products, "ROW_WINDOW_BYTES", batch_bytes)
+    monkeypatch.setattr(products, "BATCH_BYTES", batch_bytes)
     monkeypatch.setattr(products, "MAX_PAIR_PIXELS", 0)
     images = make_images((7, 6, 7, 2), rng)
     assert_moments(patch_scatter(images, 3), images, 3)

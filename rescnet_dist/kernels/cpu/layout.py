@@ -1,4 +1,4 @@
-"""Compiled kernels: patch matrices (im2col) and row windows of pixels, and their sums.
+"""Compiled kernels: patch matrices (im2col) of pixels, and sums of pixels.
 
 The channels of an image come in two arrays, the maps of a layer (n, H, W, f) and the image itself
 (n, H, W, d), which are never concatenated in memory: the channels of a pixel are those of the first
@@ -16,13 +16,6 @@ WRITE_PATCHES_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], "
     "int64, float32[:,:,:,::1])"
 )
-WRITE_ROW_WINDOWS_SIGNATURE = (
-    "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], int64, "
-    "float32[:,:,:,:,::1])"
-)
-WRITE_DOUBLE_ROW_WINDOWS_SIGNATURE = WRITE_ROW_WINDOWS_SIGNATURE.replace(
-    "float32[:,:,:,:,::1]", "float64[:,:,:,:,::1]"
-)
 GATHER_SUMS_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], "
     "float64[:,:,::1])"
@@ -30,7 +23,7 @@ GATHER_SUMS_SIGNATURE = (
 
 
 @compile_kernel
-def _write_line(first: Array, second: Array, low: Array, scale: Array, line: Array) -> None:
+def write_line(first: Array, second: Array, low: Array, scale: Array, line: Array) -> None:
     """Write (pixel − low)·scale of a row, first (W, f) and second (W, d), to line (W·c,)."""
     width, f, d = first.shape[0], first.shape[1], second.shape[1]
     for x in range(width):
@@ -72,38 +65,13 @@ def write_patches(
     for i in range(len(rows)):
         for y in range(height):
             line = padded[before + y, before * channels : (before + width) * channels]
-            _write_line(first[rows[i], y], second[rows[i], y], low, scale, line)
+            write_line(first[rows[i], y], second[rows[i], y], low, scale, line)
         for y in range(height):
             for x in range(width):
                 patch = patches[i, y, x]
                 for down in range(size):
                     source = padded[y + down, x * channels : x * channels + row]
                     _copy(source, patch[down * row : (down + 1) * row])
-
-
-@compile_kernel
-def write_row_windows(
-    first: Array, second: Array, rows: Array, shift: Array, reach: int, windows: Array
-) -> None:
-    """Write the row window of every pixel of the images `rows` (m,) to windows.
-
-    A row window is the pixel with its neighbors up to `reach` to the left and right, minus shift
-    (c,), 0 outside the image. first (n, H, W, f), second (n, H, W, d), windows (H, m, W,
-    2·reach + 1, c).
-    """
-    height, width = first.shape[1:3]
-    channels = first.shape[3] + second.shape[3]
-    one = np.ones(channels, shift.dtype)
-    across = (2 * reach + 1) * channels
-    line = np.zeros((width + 2 * reach) * channels, windows.dtype)
-    for y in range(height):
-        for i in range(len(rows)):
-            inside = line[reach * channels : (reach + width) * channels]
-            _write_line(first[rows[i], y], second[rows[i], y], shift, one, inside)
-            flat = windows[y, i].reshape(width * across)
-            for x in range(width):
-                source = line[x * channels : x * channels + across]
-                _copy(source, flat[x * across : (x + 1) * across])
 
 
 @compile_kernel

@@ -8,7 +8,7 @@ from functools import cache
 from rescnet_dist.kernels.cpu.ahead import use_kernels_compiled_ahead
 
 Kernel = Callable[..., None]
-FORWARD_KERNELS = ("pool_blocks", "write_patches")  # those of a prediction, compiled together
+FORWARD_KERNELS = ("pool_blocks", "convolve_images")  # those of a prediction, compiled together
 
 
 @cache
@@ -18,16 +18,14 @@ def _get_kernels() -> dict[str, tuple[Kernel, tuple[str, ...]]]:
     The first takes longer to compile than all others.
     """
     use_kernels_compiled_ahead()  # before Numba is imported
-    from rescnet_dist.kernels.cpu import blocks, codes, layout, sliding
+    from rescnet_dist.kernels.cpu import blocks, codes, direct, layout, sliding
 
     return {
         "pool_blocks": (blocks.pool_blocks, (blocks.POOL_BLOCKS_SIGNATURE,)),
+        "convolve_images": (direct.convolve_images, (direct.CONVOLVE_SIGNATURE,)),
+        "sum_rectangles": (direct.sum_rectangles, (direct.SUM_RECTANGLES_SIGNATURE,)),
         "sum_over_patches": (sliding.sum_over_patches, (sliding.SUM_OVER_PATCHES_SIGNATURE,)),
         "write_patches": (layout.write_patches, (layout.WRITE_PATCHES_SIGNATURE,)),
-        "write_row_windows": (
-            layout.write_row_windows,
-            (layout.WRITE_ROW_WINDOWS_SIGNATURE, layout.WRITE_DOUBLE_ROW_WINDOWS_SIGNATURE),
-        ),
         "hash_blocks": (codes.hash_blocks, codes.HASH_BLOCKS_SIGNATURES),
         "gather_sums": (layout.gather_sums, (layout.GATHER_SUMS_SIGNATURE,)),
     }
@@ -37,6 +35,17 @@ def kernel(name: str) -> Kernel:
     """Return a kernel, compiled for single precision."""
     _load(FORWARD_KERNELS if name in FORWARD_KERNELS else (name,))
     return _get_kernels()[name][0]
+
+
+def tile_shape() -> tuple[int, int]:
+    """Return the rows of a tile of sums, and the floats of a vector of the processor.
+
+    The sums that kernels write to must have a multiple of both.
+    """
+    use_kernels_compiled_ahead()  # before Numba is imported
+    from rescnet_dist.kernels.cpu.registers import LANES, TILE_ROWS
+
+    return TILE_ROWS, LANES
 
 
 def prepare() -> None:

@@ -1,4 +1,4 @@
-"""The pixels of a layer's input on the CPU: patch matrices (im2col), row windows, sums."""
+"""The pixels of a layer's input on the CPU: patch matrices (im2col), sums."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ def write_patches(inputs: LayerInput, size: int, low: Array, scale: Array, into:
     """
     low, scale = low.astype(into.dtype), scale.astype(into.dtype)
     kernel("write_patches")(inputs.maps, inputs.images, inputs.rows, low, scale, size, into)
-
-
-def write_row_windows(inputs: LayerInput, shift: Array, reach: int, into: Array) -> None:
-    """Write the row window of every pixel, minus shift (c,), to `into` (H, m, W, 2·reach + 1, c).
-
-    It holds the pixel and its neighbors up to `reach` to the left and right, 0 outside the image.
-    """
-    kernel("write_row_windows")(inputs.maps, inputs.images, inputs.rows, shift, reach, into)
 
 
 def gather_sums(inputs: LayerInput) -> tuple[Array, Array, Array]:

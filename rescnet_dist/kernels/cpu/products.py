@@ -7,20 +7,21 @@ visits and the other does not. Two algorithms follow from that; the cheaper one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.blas import add_scatter
-from rescnet_dist.kernels.cpu.loading import kernel
-from rescnet_dist.kernels.cpu.pixels import write_patches, write_row_windows
+from rescnet_dist.kernels.cpu.loading import kernel, tile_shape
+from rescnet_dist.kernels.cpu.pixels import write_patches
 from rescnet_dist.kernels.inputs import LayerInput
 
-ROW_WINDOW_BYTES = 16 * 2**20  # size of the row windows of pixels that are held at a time
-MAX_SUMMED_PIXELS = 4096  # in single precision: sums of more would lose digits
-# With fewer channels BLAS sums one by one; double precision is used then, as it costs little
-MIN_FLOAT32_CHANNELS = 8
+ROW_WINDOW_BYTES = 16 * 2**20  # of buffers, at least, in the plan of a run
+BATCH_BYTES = 2**20  # size of the padded images that are held at a time, for the cache
+MAX_SUMMED_PIXELS = 1024  # one by one in single precision: sums of more would lose digits
+PAIR_BATCH_IMAGES = 512  # whose products are summed in single precision
+MAX_PADDING = 16  # rows and columns of sums beyond the channels
 MAX_PAIR_PIXELS = 4096  # times channels, up to which products of all pairs of pixels are held
 
 
@@ -49,6 +50,14 @@ def displacement_cost(height: int, width: int, channels: int, size: int) -> floa
     return border * height * width * channels**2 * per_pixel
 
 
+def displacement_bytes(height: int, width: int, channels: int, size: int) -> int:
+    """Return the bytes that `sum_displacement_products` uses for images of this shape."""
+    image = 4 * height * (width + 2 * size - 2) * channels
+    rectangles = size**2 * (2 * size - 1)  # Σ (2·border + 1) parts of rows, times those of columns
+    sums = (channels + MAX_PADDING) * ((2 * size - 1) * channels + MAX_PADDING)
+    return max(BATCH_BYTES, image) + 12 * rectangles * sums
+
+
 # all pairs of pixels: for small images and large patches ------------------------------------------
 
 
@@ -58,7 +67,7 @@ def sum_pair_products(inputs: LayerInput, size: int, shift: Array) -> Array:
     pixels = height * width * channels
     total = np.zeros((size * size * channels,) * 2)
     batch_total = np.empty_like(total)
-    for batch in inputs.batches(MAX_SUMMED_PIXELS // 8):
+    for batch in inputs.batches(PAIR_BATCH_IMAGES):
         centered = np.empty((len(batch), height, width, channels), np.float32)
         write_patches(batch, 1, shift, np.ones_like(shift), centered)
         if batch.row_weights is not None:
@@ -74,133 +83,81 @@ def sum_pair_products(inputs: LayerInput, size: int, shift: Array) -> Array:
 
 
 def sum_displacement_products(inputs: LayerInput, size: int, shift: Array) -> Array:
-    """Compute `patch_products` with one matrix product for all displacements by `down` rows.
+    """Compute `patch_products` from sums for all displacements by `down` rows at a time.
 
     Every pixel is multiplied with the row window of its neighbors, size − 1 to the left and right,
-    in the row `down` below it. The border rows and columns that a pair of offsets does not visit
-    are subtracted from the sum.
+    in the row `down` below it. Rows and columns at the border that not all pairs of offsets visit
+    are summed on their own.
     """
     height, width, channels = inputs.shape
-    dtype = np.dtype(np.float64 if channels < MIN_FLOAT32_CHANNELS else np.float32)
-    reach, across = size - 1, (2 * size - 1) * channels
-    sums = [_BorderSums.zeros(size, down, channels) for down in range(size)]
-    window_values = height * width * across  # of one image
-    step = max(
-        1,
-        min(ROW_WINDOW_BYTES // (dtype.itemsize * window_values), MAX_SUMMED_PIXELS // width),
+    tile_rows, lanes = tile_shape()
+    grids = [_divide_pixels(height, width, size, down) for down in range(size)]
+    rectangles = np.array(
+        [
+            (down, *rows, *columns)
+            for down, (all_rows, all_columns) in enumerate(grids)
+            for rows in pairwise(all_rows)
+            for columns in pairwise(all_columns)
+        ]
     )
-    buffer = np.empty(min(step, len(inputs)) * window_values, dtype)
-    for batch in inputs.batches(step):
-        windows = buffer[: len(batch) * window_values].reshape(
-            height, len(batch), width, -1, channels
-        )
-        write_row_windows(batch, shift, reach, windows)
-        if batch.row_weights is not None:
-            windows *= np.sqrt(batch.row_weights)[:, None, None, None].astype(dtype)
-        for down in range(size):
-            sums[down].add(windows, down)
-    total = np.zeros((size, size, channels, size, size, channels))
-    for down in range(size):
-        _write_offset_pairs(sums[down], down, total)
+    side = -(-channels // tile_rows) * tile_rows
+    span = -(-(2 * size - 1) * channels // lanes) * lanes
+    totals = np.zeros((len(rectangles), side, span))
+    roots = np.ones(len(inputs), np.float32)
+    if inputs.row_weights is not None:
+        roots = np.sqrt(inputs.row_weights).astype(np.float32)
+    image_bytes = 4 * height * (width + 2 * size - 2) * channels
+    kernel("sum_rectangles")(
+        inputs.maps,
+        inputs.images,
+        inputs.rows,
+        roots,
+        shift.astype(np.float32),
+        size,
+        max(1, min(BATCH_BYTES // image_bytes, len(inputs))),
+        rectangles,
+        MAX_SUMMED_PIXELS,
+        totals,
+    )
+    total, start = np.zeros((size, size, channels, size, size, channels)), 0
+    for down, (rows, columns) in enumerate(grids):
+        shape = len(rows) - 1, len(columns) - 1
+        sums = totals[start : start + shape[0] * shape[1], :channels, : (2 * size - 1) * channels]
+        _write_offset_pairs(sums.reshape(*shape, *sums.shape[1:]), rows, columns, down, total)
+        start += shape[0] * shape[1]
     return total.reshape(size * size * channels, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class _BorderSums:
-    """Σ pixel·window for all pixels and the row windows `down` rows below them.
+def _divide_pixels(height: int, width: int, size: int, down: int) -> tuple[list[int], list[int]]:
+    """Return the first rows and columns of the parts that pixels are divided into, and their ends.
 
-    whole (c, wc) is the sum over all pixels, w = 2k − 1. The others are its parts at the border:
-    rows (2, k', c, wc) at the top and bottom, k' = k − 1 − down; columns (2, k − 1, c, wc) at the
-    left and right; and corners (2, k', 2, k − 1, c, wc), pixels where these meet. In columns and
-    corners, the neighbors that no offset leaves out stay 0.
+    An offset `down` rows above another in a patch visits all pixels but some rows and columns at
+    the border, which are parts of their own.
     """
-
-    whole: Array
-    rows: Array
-    columns: Array
-    corners: Array
-
-    @classmethod
-    def zeros(cls, size: int, down: int, channels: int) -> _BorderSums:
-        """Return sums over no pixel."""
-        shape, reach, border = (channels, (2 * size - 1) * channels), size - 1, size - 1 - down
-        return cls(
-            np.zeros(shape),
-            np.zeros((2, border, *shape)),
-            np.zeros((2, reach, *shape)),
-            np.zeros((2, border, 2, reach, *shape)),
-        )
-
-    def add(self, windows: Array, down: int) -> None:
-        """Add the products of windows (H, m, W, 2k − 1, c)."""
-        height, m, width, positions, channels = windows.shape
-        reach, across = positions // 2, positions * channels
-        pixels = windows[: height - down, :, :, reach]  # (H', m, W, c)
-        neighbors = windows[down:].reshape(height - down, m, width, across)
-        first = 0 if down else reach * channels  # in the same row, only those to the right
-        border = self.rows.shape[1]
-        whole, *rows = _multiply_rows(
-            pixels.reshape(height - down, m * width, channels),
-            neighbors.reshape(height - down, m * width, across)[:, :, first:],
-            border,
-        )
-        self.whole[:, first:] += whole
-        for side in range(2):
-            self.rows[side, :, :, first:] += rows[side]
-        for column in range(reach):
-            used = slice((reach - column) * channels, (2 * reach - column) * channels)
-            for side, x in enumerate((column, width - reach + column)):
-                column_sum, *corners = _multiply_rows(
-                    pixels[:, :, x], neighbors[:, :, x, used], border
-                )
-                self.columns[side, column, :, used] += column_sum
-                for edge in range(2):
-                    self.corners[edge, :, side, column, :, used] += corners[edge]
-
-
-def _multiply_rows(pixels: Array, neighbors: Array, border: int) -> tuple[Array, Array, Array]:
-    """Return Σ pixelsᵀ·neighbors over all rows, and for each of the first and last `border` rows.
-
-    pixels (H', m, c), neighbors (H', m, w); the sums are (c, w), (border, c, w) and (border, c, w).
-    A limited number of pixels is summed at a time, so that sums in single precision keep their
-    digits.
-    """
-    height, m, channels = pixels.shape
-    top, bottom = (
-        pixels[rows].transpose(0, 2, 1) @ neighbors[rows]
-        for rows in (slice(border), slice(height - border, height))
+    return tuple(  # type: ignore[return-value]
+        sorted({edge for i in range(border + 1) for edge in (i, length - border + i)})
+        for length, border in ((height - down, size - 1 - down), (width, size - 1))
     )
-    total = np.zeros((channels, neighbors.shape[2]))
-    first, last = 0, height
-    if height >= 2 * border:
-        first, last = border, height - border
-        total += top.sum(axis=0, dtype=np.float64) + bottom.sum(axis=0, dtype=np.float64)
-    step = max(1, MAX_SUMMED_PIXELS // m)
-    for start in range(first, last, step):
-        rows = slice(start, min(start + step, last))
-        total += pixels[rows].reshape(-1, channels).T @ neighbors[rows].reshape(
-            -1, neighbors.shape[2]
-        )
-    return total, top, bottom
 
 
-def _write_offset_pairs(sums: _BorderSums, down: int, total: Array) -> None:
+def _write_offset_pairs(
+    sums: Array, rows: list[int], columns: list[int], down: int, total: Array
+) -> None:
     """Write the sums of all pairs of offsets, one `down` below the other, to total.
 
-    Each is the sum over all pixels minus the border that the pair does not visit. total (k, k, c,
-    k, k, c).
+    Each is the sum over the parts of the image that the pair visits. sums (parts of rows, parts of
+    columns, c, w), the edges of the parts are rows and columns; total (k, k, c, k, k, c).
     """
     size, channels = total.shape[1:3]
-    outside = [  # of the rows that an offset in row `top` of the patch visits
-        ((0, slice(top)), (1, slice(top, None))) for top in range(size)
-    ]
+    border = size - 1 - down
+    skipped = 0 if down else size - 1  # positions of windows
     for top in range(size - down):
-        visited = sums.whole - sum(sums.rows[part].sum(axis=0) for part in outside[top])
-        sides = sums.columns - sum(sums.corners[part].sum(axis=0) for part in outside[top])
+        first, last = rows.index(top), rows.index(rows[-1] - border + top)
+        visited = sums[first:last].sum(axis=0)
         for left in range(size):
-            value = visited - sum(sides[part].sum(axis=0) for part in outside[left])
-            first = 0 if down else left  # column of the leftmost neighbor in the patch
-            neighbors = value.reshape(channels, 2 * size - 1, channels)
-            neighbors = neighbors[:, size - 1 + first - left :][:, : size - first]
-            total[top, left, :, top + down, first:] = neighbors
-            total[top + down, first:, :, top, left] = neighbors.transpose(1, 2, 0)
+            first, last = columns.index(left), columns.index(columns[-1] - size + 1 + left)
+            value = visited[first:last].sum(axis=0).reshape(channels, 2 * size - 1, channels)
+            begin = 0 if down else left  # column of the leftmost neighbor in the patch
+            neighbors = value[:, size - 1 + begin - left - skipped :][:, : size - begin]
+            total[top, left, :, top + down, begin:] = neighbors
+            total[top + down, begin:, :, top, left] = neighbors.transpose(1, 2, 0)

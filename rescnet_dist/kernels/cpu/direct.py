@@ -1,0 +1,227 @@
+"""Compiled kernels: convolution, and sums of products of pixels, from padded images in the cache.
+
+A pixel and its neighbors to the right are consecutive in memory. So a row of a patch is a part of a
+row of the padded image, and no patch is ever copied.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.jit import compile_kernel
+from rescnet_dist.kernels.cpu.layout import write_line
+from rescnet_dist.kernels.cpu.registers import (
+    LANES,
+    MAX_VECTORS,
+    TILE_ROWS,
+    add_tile,
+    split_vectors,
+)
+
+BLOCK_PIXELS = 112  # whose products are summed at a time: their neighbors stay in the fastest cache
+SLACK = 64  # floats after the last pixel, which vectors and tiles that end there read, too
+CONVOLVE_SIGNATURE = (
+    "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], int64, "
+    "float32[:,::1], float32[::1], float32[:,:,:,::1])"
+)
+SUM_RECTANGLES_SIGNATURE = (
+    "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], int64, "
+    "int64, int64[:,::1], int64, float64[:,:,::1])"
+)
+
+
+@compile_kernel
+def convolve_images(
+    first: Array,
+    second: Array,
+    rows: Array,
+    low: Array,
+    scale: Array,
+    size: int,
+    weights: Array,
+    bias: Array,
+    maps: Array,
+) -> None:
+    """Convolve the images `rows` (m,), as (pixel − low)·scale and 0 outside, to maps (m, H, W, f).
+
+    first (n, H, W, f'), second (n, H, W, d), low and scale (c,), weights (size²·c, f), bias (f,).
+    """
+    height, width = first.shape[1:3]
+    channels = first.shape[3] + second.shape[3]
+    depth, filters = weights.shape
+    before, line = (size - 1) // 2, (width + size - 1) * channels
+    padded = np.zeros((height + size - 1) * line + SLACK, np.float32)
+    pixels = height * width
+    starts = np.empty(pixels + TILE_ROWS, np.int64)  # of the patch of each pixel
+    for p in range(len(starts)):
+        pixel = min(p, pixels - 1)
+        starts[p] = pixel // width * line + pixel % width * channels
+    all_vectors = (filters + LANES - 1) // LANES
+    parts = split_vectors(all_vectors)
+    packed = np.zeros(depth * all_vectors * LANES, np.float32)  # columns of each part together
+    padded_bias = np.zeros(all_vectors * LANES, np.float32)
+    for b in range(filters):  # one assignment would take seconds to compile
+        padded_bias[b] = bias[b]
+    x = 0
+    for vectors in parts:
+        for d in range(depth):
+            place = depth * x + d * vectors * LANES
+            for b in range(min(vectors * LANES, filters - x)):
+                packed[place + b] = weights[d, x + b]
+        x += vectors * LANES
+    sums = np.empty(TILE_ROWS * MAX_VECTORS * LANES, np.float32)
+    row = size * channels
+    for i in range(len(rows)):
+        for y in range(height):
+            start = (before + y) * line + before * channels
+            inside = padded[start : start + width * channels]
+            write_line(first[rows[i], y], second[rows[i], y], low, scale, inside)
+        flat, x = maps[i].reshape(pixels * filters), 0
+        for vectors in parts:
+            count = vectors * LANES
+            used = min(count, filters - x)
+            own_bias = padded_bias[x : x + count]
+            for p in range(0, pixels, TILE_ROWS):
+                # the last sums of rows or of columns may not fit into the maps
+                fits = used == count and p + TILE_ROWS <= pixels
+                into, begin = (flat, p * filters + x) if fits else (sums, 0)
+                step = filters if fits else count
+                for r in range(TILE_ROWS):
+                    line_sums = into[begin + r * step : begin + r * step + count]
+                    for b in range(count):
+                        line_sums[b] = own_bias[b]
+                add_tile(
+                    padded, 0, starts, p, line, 1,
+                    packed, depth * x, row * count, count,
+                    into, begin, step, size, row, vectors,
+                )  # fmt: skip
+                if not fits:
+                    for r in range(min(TILE_ROWS, pixels - p)):
+                        place = (p + r) * filters + x
+                        line_maps, line_sums = flat[place : place + used], sums[r * count :]
+                        for b in range(used):
+                            line_maps[b] = line_sums[b]
+            x += count
+
+
+@compile_kernel
+def sum_rectangles(
+    first: Array,
+    second: Array,
+    rows: Array,
+    roots: Array,
+    shift: Array,
+    size: int,
+    batch: int,
+    rectangles: Array,
+    max_pixels: int,
+    totals: Array,
+) -> None:
+    """Add Σ pixel·window over the pixels of each rectangle to totals (R, c', w').
+
+    The window of a pixel are its neighbors in a row below it: up to size − 1 to the left and right,
+    or in its own row the pixel itself and those to the right. Pixels are those of the images `rows`
+    (m,), minus shift (c,), times the root of the image, roots (m,). rectangles (R, 5) are how many
+    rows the window is below the pixel, and first and last row and column of the pixels, the last
+    ones excluded. At most max_pixels are summed in single precision; `batch` images are held at a
+    time. totals have a multiple of TILE_ROWS rows, and columns for whole vectors.
+    """
+    height, width = first.shape[1:3]
+    channels = first.shape[3] + second.shape[3]
+    reach = size - 1
+    line = (width + 2 * reach) * channels
+    image = height * line
+    padded = np.zeros(batch * image + SLACK, np.float32)
+    own_rows = np.arange(TILE_ROWS)
+    count, side, span = totals.shape
+    sums = np.zeros((count, side, span), np.float32)
+    pending = np.zeros(count, np.int64)
+    scale = np.empty(channels, np.float32)
+    for start in range(0, len(rows), batch):
+        m = min(batch, len(rows) - start)
+        for i in range(m):
+            scale[:] = roots[start + i]
+            n = rows[start + i]
+            for y in range(height):
+                place = i * image + y * line + reach * channels
+                inside = padded[place : place + width * channels]
+                write_line(first[n, y], second[n, y], shift, scale, inside)
+        for index in range(count):
+            down, top, bottom, left, right = rectangles[index]
+            skipped = 0 if down else reach  # positions of a window
+            width_used = (2 * reach + 1 - skipped) * channels
+            parts = split_vectors((width_used + LANES - 1) // LANES)
+            a_start = top * line + (reach + left) * channels
+            b_start = (top + down) * line + (left + skipped) * channels
+            if bottom - top == 1 or right - left == 1:
+                # one line of pixels of each image: all images at a time
+                length = (bottom - top) * (right - left)
+                step = channels if bottom - top == 1 else line
+                most = max(1, max_pixels // length)
+                for i in range(0, m, most):
+                    images = min(most, m - i)
+                    if pending[index] + images * length > max_pixels:
+                        _flush(sums[index], totals[index], pending, index)
+                    pending[index] += images * length
+                    _add_products(
+                        padded, a_start + i * image, b_start + i * image, image, step,
+                        images, length, parts, channels, own_rows, sums[index],
+                    )  # fmt: skip
+                continue
+            step = max(1, BLOCK_PIXELS // (right - left))
+            for i in range(m):
+                for y in range(0, bottom - top, step):
+                    lines = min(step, bottom - top - y)
+                    if pending[index] + lines * (right - left) > max_pixels:
+                        _flush(sums[index], totals[index], pending, index)
+                    pending[index] += lines * (right - left)
+                    place = i * image + y * line
+                    _add_products(
+                        padded, a_start + place, b_start + place, line, channels,
+                        lines, right - left, parts, channels, own_rows, sums[index],
+                    )  # fmt: skip
+    for index in range(count):
+        _flush(sums[index], totals[index], pending, index)
+
+
+@compile_kernel
+def _add_products(
+    padded: Array,
+    pixel: int,
+    window: int,
+    outer_step: int,
+    inner_step: int,
+    outer: int,
+    inner: int,
+    parts: Array,
+    channels: int,
+    own_rows: Array,
+    sums: Array,
+) -> None:
+    """Add the products of pixels and their windows to sums (c', w').
+
+    The first pixel and its window begin at these places of `padded`. parts are the vectors of each
+    part of a window that is multiplied at a time.
+    """
+    flat, span = sums.reshape(sums.size), sums.shape[1]
+    for a in range(0, channels, TILE_ROWS):
+        x = 0
+        for vectors in parts:
+            add_tile(
+                padded, pixel + a, own_rows, 0, outer_step, inner_step,
+                padded, window + x, outer_step, inner_step,
+                flat, a * span + x, span, outer, inner, vectors,
+            )  # fmt: skip
+            x += vectors * LANES
+
+
+@compile_kernel
+def _flush(sums: Array, total: Array, pending: Array, index: int) -> None:
+    """Add sums (c', w') to total (c', w'), and set them to 0; pending[index] pixels were summed."""
+    if pending[index]:
+        for a in range(len(sums)):
+            for b in range(sums.shape[1]):
+                total[a, b] += sums[a, b]
+                sums[a, b] = 0
+        pending[index] = 0
