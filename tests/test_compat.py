@@ -236,6 +236,18 @@ def test_skip_unwanted_reports(client: Client, scheduler: Scheduler) -> None:
     _compat.skip_unwanted_reports(SimpleNamespace(), "skipped-")
 
 
+def test_forget_topic(client: Client, scheduler: Scheduler) -> None:
+    """Of its events, none are left; without the API, nothing happens."""
+    client.log_event("first", 1)
+    client.log_event("second", 2)
+    assert [len(client.get_events(topic)) for topic in ("first", "second")] == [1, 1]
+    _compat.forget_topic(scheduler, "first")
+    _compat.forget_topic(scheduler, "unknown")
+    assert [len(client.get_events(topic)) for topic in ("first", "second")] == [0, 1]
+    _compat.forget_topic(SimpleNamespace(), "second")
+    assert len(client.get_events("second")) == 1
+
+
 def test_profiler(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The history of a worker is cut and its profiler stopped, if there are any."""
     (worker,) = client.cluster.workers.values()

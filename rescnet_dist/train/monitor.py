@@ -16,7 +16,7 @@ from dask.base import tokenize
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from rescnet_dist._compat import find_scheduler_plugin
+from rescnet_dist._compat import find_scheduler_plugin, forget_topic
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.classes import ChunkDone, ChunkRebuilt, PassRetried
 from rescnet_dist.events.metrics import PassMetrics
@@ -92,6 +92,7 @@ class PassTracker(SchedulerPlugin):
         """Stop if the driver has disconnected."""
         if client == self.client:
             _stop(scheduler, self.name)
+            forget_topic(scheduler, self.name)
 
 
 def _tracker_name(topic: str, client: str) -> str:
@@ -118,9 +119,13 @@ def start_tracking(*arguments: Any, dask_scheduler: Any) -> None:
 
 
 def stop_tracking(name: str, *, dask_scheduler: Any) -> PassMetrics:
-    """Remove a tracker from a scheduler; return the metrics of its pass."""
+    """Remove a tracker from a scheduler, with its reports; return the metrics of its pass.
+
+    A scheduler may outlive many drivers, and nobody reads the reports again.
+    """
     tracker = find_scheduler_plugin(dask_scheduler, name)
     _stop(dask_scheduler, name)
+    forget_topic(dask_scheduler, name)
     return tracker.metrics.finish() if tracker else PassMetrics()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -82,3 +83,27 @@ def test_driver_that_was_replaced_does_not_stop_the_next_one() -> None:
             driver.log_event(progress_topic(task.run), make_chunk(0, layer=1))
             assert new.count_done() == 1
             assert old.count_done() == 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_scheduler_keeps_no_reports_of_a_pass(is_lost: bool) -> None:
+    """That has ended, or whose driver is gone: a scheduler may outlive thousands of drivers."""
+    task, plan = Task(RunStore(Location.of("memory://reports")), 1), Plan(20, 10, 1, 2, 1)
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as other,
+        Client(cluster, set_as_default=False) as driver,
+        EventBus([]) as bus,
+    ):
+        monitor = PassMonitor("grow", task, driver, bus)
+        with monitor.follow(plan):
+            other.log_event(progress_topic(task.run), make_chunk(0, layer=1))
+            assert len(other.get_events(monitor.tracker)) == 1
+            if is_lost:
+                driver.close()
+            else:
+                monitor.finish()
+        deadline = time.monotonic() + 20
+        while other.get_events(monitor.tracker):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
