@@ -8,8 +8,9 @@ stopped, the same command resumes the run; samples before that count for the res
 processes are the same. The slope is that of a linear regression, without the first layers.
 
 Dask keeps logs of messages, events and transitions of limited length, which take some hundreds of
-layers or an hour to fill up. They are made so short here that they are full after the first layers:
-what grows then, grows for ever.
+layers or an hour to fill up. They are made so short here that they are full after the first layers,
+and what Python allocates once is allocated before them (`interned.py`): what grows then, grows for
+ever.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 if __name__ == "__main__":  # tests/ is on the path of pytest only
     sys.path.append(str(Path(__file__).parents[1]))
 
+import interned
 import numpy as np
 import psutil
 from contents import write_data
@@ -101,6 +103,7 @@ def start(
     file, dask = folder / "scheduler.json", [sys.executable, "-m", "dask"]
     file.unlink(missing_ok=True)
     address = ["--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0"]
+    address += ["--preload", interned.__file__]
     environment = os.environ | SHORT_LOGS
 
     def run(name: str, *command: str) -> subprocess.Popen[bytes]:
@@ -118,7 +121,7 @@ def start(
         found[name] = run(name, *dask, "worker", *address, *options)
     command = ["train", str(data), "--store", str(store), "--or-resume", "--max-layers"]
     command += [str(layers), "--scheduler-file", str(file), "--wait", "120s", "-q", *NETWORK]
-    found["driver"] = run("driver", sys.executable, "-m", "rescnet_dist", *command)
+    found["driver"] = run("driver", sys.executable, interned.__file__, *command)
     return found
 
 
