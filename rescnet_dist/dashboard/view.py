@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,8 +27,11 @@ def _optional_float(value: Any) -> float | None:
 
 
 def _numbers(values: Any, kind: Callable[[Any], Number]) -> dict[str, Number]:
-    """Return the values of a dict as numbers, by name."""
-    return {str(name): kind(value) for name, value in dict(values).items()}
+    """Return the values of a dict as numbers, by name.
+
+    All layers share their names: a scheduler keeps those of every layer.
+    """
+    return {sys.intern(str(name)): kind(value) for name, value in dict(values).items()}
 
 
 @dataclass(slots=True)

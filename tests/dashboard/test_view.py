@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rescnet_dist.dashboard import RunView, StoredRun
 from rescnet_dist.dashboard import scheduler as dashboard_scheduler
 from rescnet_dist.dashboard.plots import short_names
 from rescnet_dist.dashboard.scheduler import MAX_BOARD_RUNS, Board, RunsPlugin, SchedulerPage
+from rescnet_dist.dashboard.view import LayerView
 from rescnet_dist.events import Event, PassStarted, RunStarted, event_to_dict
 from tests.dashboard.conftest import LAYERS, train
 
@@ -171,3 +173,11 @@ def test_scheduler_without_this_package_warns_once(
     (message,) = [r.getMessage() for r in caplog.records if r.name.startswith("rescnet_dist")]
     assert message == "The run is not shown in Dask's dashboard: No module named 'rescnet_dist'"
     assert clf.depth_
+
+
+def test_layers_share_the_names_of_phases() -> None:
+    """A scheduler keeps the view of every layer, made from a message of its own."""
+    message = json.dumps({"layer": 1, "seconds": 2.0, "observed": {"seconds": {"compute": 1.5}}})
+    first, second = (LayerView.of(json.loads(message)) for _ in range(2))
+    assert first.phases == {"compute": 1.5}
+    assert next(iter(first.phases)) is next(iter(second.phases))
