@@ -122,15 +122,13 @@ class LayerInput:
         Returns
         -------
         LayerInput
-            The same images and weights; the channels are copied.
+            The same images and weights, copied.
         """
-        first = self.maps.shape[3]
-        parts = [
-            self.maps[..., index] if index < first else self.images[..., index - first]
-            for index in channels
-        ]
-        taken = LayerInput.of(np.stack(parts, axis=3), None, self.weights)
-        return replace(taken, rows=self.rows)
+        maps, images = self.select_arrays()
+        first, indices = maps.shape[3], np.asarray(channels)
+        own, others = indices[indices < first], indices[indices >= first] - first
+        taken = np.concatenate([maps[..., own], images[..., others]], axis=3)
+        return LayerInput.of(taken, None, self.row_weights)
 
     def batches(self, step: int) -> Iterator[LayerInput]:
         """Yield the input in batches.

@@ -206,6 +206,7 @@ class Observation:
         self._sums: InputSums | None = None
         self._class_sums: ClassSums | None = None
         self._moments: dict[int, PatchMoments] = {}
+        self._taken: dict[tuple[int, ...], LayerInput] = {}
 
     @property
     def sums(self) -> InputSums:
@@ -288,16 +289,22 @@ class Observation:
         PatchMoments of k²c elements
             The moments of the patches, of the channels of the group.
         """
-        own = self.inputs.weights
-        weighted = replace(self.inputs, weights=weights if own is None else weights * own)
-        inputs = weighted.select(self._observed & (weights > 0))
+        inputs, observed = self.inputs, self._observed
+        if group.is_partial:
+            inputs, weights = self._take_observed(group), weights[observed]
+            observed = np.ones(len(inputs), bool)
+        own = inputs.weights
+        inputs = replace(inputs, weights=weights if own is None else weights * own)
+        inputs = inputs.select(observed & (weights > 0))
         if not len(inputs):
             return PatchMoments.empty(group.directions)
-        if group.sharing:
-            inputs = inputs.take(group.channels)
-            return patch_moments(inputs, group.size, InputSums.of(inputs))
-        moments = patch_moments(inputs, group.size, InputSums.of(inputs))
-        return moments.select(group.elements) if group.is_partial else moments
+        return patch_moments(inputs, group.size, InputSums.of(inputs))
+
+    def _take_observed(self, group: FilterGroup) -> LayerInput:
+        """Return the observed training images, of the channels of a group, copied once."""
+        if group.channels not in self._taken:
+            self._taken[group.channels] = self._observed_inputs.take(group.channels)
+        return self._taken[group.channels]
 
     def joint_moments(self, group: FilterGroup) -> PatchMoments:
         """Return the moments of all patches of the observed training images, of all channels.

@@ -70,3 +70,14 @@ def test_statistics_of_no_rows(inputs_and_array):
     assert np.isinf(high).all()
     assert moments.count == 0
     assert moments.scatter.shape == (9 * concatenated.shape[3],) * 2
+
+
+def test_taken_channels_are_those_of_the_rows(inputs_and_array):
+    """Rows and their weights are copied, too."""
+    inputs, concatenated = inputs_and_array
+    weights = np.array([1.0, 2, 3, 4, 5])
+    channels = (0, concatenated.shape[3] - 1)
+    taken = LayerInput.of(inputs.images, inputs.maps, weights).select(ROWS).take(channels)
+    found = np.concatenate(taken.select_arrays(), axis=3)
+    np.testing.assert_array_equal(found, concatenated[..., channels])
+    np.testing.assert_array_equal(taken.row_weights, weights[ROWS])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import oracle
 import pytest
 
 from rescnet_dist import NetworkSpec
-from rescnet_dist.model import Bank, GrowingLayer, ImageScale
+from rescnet_dist.kernels import LayerInput
+from rescnet_dist.model import Bank, GrowingLayer, ImageScale, Observation
 from rescnet_dist.model.filters.residual_metric import ResidualMetric
 from tests.observations import (
     CLASSES,
@@ -134,3 +136,21 @@ def test_constant_images_give_finite_filters() -> None:
     group = make_group(learner, 4)
     statistics = observe(learner, group, np.ones_like(make_images()))
     assert np.isfinite(learner.fit(statistics, group)[0]).all()
+
+
+@pytest.mark.parametrize("channels", [(0, 1), (1,)])
+def test_few_images_are_those_that_are_selected(channels: tuple[int, ...]) -> None:
+    """Patches of `filter_images` images of each class, in turns, with their weights."""
+    learner, images, scores = ResidualMetric(ridge=RIDGE), make_images(), make_scores()
+    group, count = make_group(learner, 3, channels), int(TRAIN.sum()) // 2
+    counts, none = np.bincount(LABELS[TRAIN], minlength=CLASSES), np.zeros(CLASSES, np.int64)
+    inputs = LayerInput.of(images, None, WEIGHTS)
+    chunk = Observation(inputs, LABELS, TRAIN, none, counts, scores=scores, filter_images=count)
+    selected = oracle.observed_images(LABELS, TRAIN, count)
+    assert 0 < selected.sum() < TRAIN.sum()
+    rows = selected[TRAIN]
+    errors = (np.eye(CLASSES)[LABELS] - scores)[TRAIN][rows]
+    patches = list_patches(images, channels)[rows]
+    expected = leading(metric(patches, errors, WEIGHTS[TRAIN][rows]), 3)
+    filters, _ = learner.fit(learner.observe(chunk, group), group)
+    np.testing.assert_allclose(filters.reshape(-1, 3), expected, atol=2e-3)
