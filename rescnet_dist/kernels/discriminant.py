@@ -141,15 +141,16 @@ class FeatureMoments:
         np.subtract(features, rounded, out=rows[:m])
         offset = operations.column_means(rows[:m], weights)  # the rounding error of the mean
         mean = rounded + offset
+        if on_gpu(scatter):  # rows are quick to correct there, the scatter is not
+            rows[:m] -= offset.astype(scatter.dtype)
         if weights is not None:
             rows[:m] *= asarray_like(np.sqrt(weights).astype(scatter.dtype), scatter)[:, None]
         if self.count:
             rows[m] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
         operations.add_scatter(scatter, rows)
-        # on a GPU, the check would need a synchronization
         if (
-            on_gpu(scatter)
-            or (n * offset**2 > MAX_SCATTER_ERROR_FRACTION * np.diagonal(scatter)).any()
+            not on_gpu(scatter)
+            and (n * offset**2 > MAX_SCATTER_ERROR_FRACTION * np.diagonal(scatter)).any()
         ):
             operations.add_outer(scatter, offset, -float(n))
         return mean

@@ -13,6 +13,7 @@ from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
 from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
+from rescnet_dist.kernels.solving import MIN_SINGLE_FEATURES
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
 from rescnet_dist.planning.cg import FEATURE_SLAB_COPIES, SolverCosts, count_merges
 from rescnet_dist.planning.plan import Plan
@@ -28,6 +29,7 @@ SLAB_COPIES = 3  # features and maps of a slab, and their inputs
 EACH_COPIES = 2  # maps and inputs of a slab by channel, for filters on each channel
 FEATURE_COPIES = 3  # as computed, those of training images, centered
 TILE_COPIES = 7  # in float64
+FACTOR_ACCUMULATORS = 3  # an accumulator, and its factor in double precision
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
 # Bytes that the driver sends and receives.
 DRIVER_BYTES_PER_PASS = 40_000
@@ -165,7 +167,9 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     else:
         per_image += GPU_FEATURE_COPIES * 4 * features
         working = plan.chunk_images * per_image
-        working += max_resident_accumulators(plan, 1) * 4 * features**2
+        # The factor of many features is in single precision.
+        factor = 2 if features >= MIN_SINGLE_FEATURES else FACTOR_ACCUMULATORS
+        working += max_resident_accumulators(plan, 1, factor) * 4 * features**2
     working += max(
         patch_products_bytes(
             architecture.filter_size(layer),
@@ -293,15 +297,17 @@ def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     return scatter + vector_accumulator_bytes(problem, spec) // 2 + gathered
 
 
-def max_resident_accumulators(plan: Plan, threads: int) -> int:
+def max_resident_accumulators(plan: Plan, threads: int, factor: int = FACTOR_ACCUMULATORS) -> int:
     """Return the largest number of accumulators in one worker.
 
     These are the ones being filled, those waiting for their partner in the tree, and two with
-    their sum; or one and its factor in double precision, which takes as much as three.
+    their sum; or those that one and its factor take as much memory as.
     """
+    if plan.accumulators == 1:
+        return factor
     waiting = math.ceil(math.log2(max(plan.accumulators, 1))) + plan.split_every - 2
     limit = plan.accumulators + math.ceil(plan.accumulators / plan.split_every)
-    return max(3, min(threads + 1 + waiting, limit))
+    return max(factor, min(threads + 1 + waiting, limit))
 
 
 def bank_bytes(problem: Problem, spec: NetworkSpec) -> int:

@@ -84,7 +84,7 @@ def test_features_of_several_extractors_need_a_copy() -> None:
             "not even the scatter matrix of 17,150 features, 1.1 GiB, fits",
         ),
         (workers(64, 1, 80), RunSpec(array_backend="cupy"), True, "in workers' GPU memory, with "),
-        (workers(8, 1, 16), RunSpec(array_backend="cupy"), False, "do not fit in GPU memory: "),
+        (workers(8, 1, 14), RunSpec(array_backend="cupy"), False, "do not fit in GPU memory: "),
         (
             workers(64, 1, 16),
             RunSpec(array_backend="cupy"),

@@ -91,12 +91,13 @@ def _factor_double(
 ) -> Solve:
     """Factorize in double precision and return the solve function.
 
-    problem: the number of features, the number of samples and the ridge.
+    problem: the number of features, the number of samples and the ridge. For many features, plans
+    have no room for this factor.
     """
     try:
         factor = factor_scaled(scatter, scale / np.sqrt(problem[1]), diagonal, np.dtype(np.float64))
         check_pivots(cupy.diagonal(factor), float(np.finfo(scatter.dtype).eps), *problem)
-    except np.linalg.LinAlgError:
+    except (np.linalg.LinAlgError, cupy.cuda.memory.OutOfMemoryError):
         raise singular_error(*problem) from None
     return lambda columns: solve_factored(factor, columns)
 
