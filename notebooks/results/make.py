@@ -86,6 +86,12 @@ RESULTS = {
     "cifar10": Result("CIFAR-10", "cifar10", 0.8754, "937 layers, stride 1"),
     "cifar10-stride1": Result("CIFAR-10, stride 1", "cifar10", 0.8754, "937 layers"),
     "cifar10-flips": Result("CIFAR-10, flips", "cifar10", 0.8835, "flips"),
+    "cifar10-max-mean": Result(
+        "CIFAR-10, max and mean pooling", "cifar10", 0.8754, "937 layers, stride 1"
+    ),
+    "cifar10-max-mean-flips": Result(
+        "CIFAR-10, flips, max and mean pooling", "cifar10", 0.8835, "flips"
+    ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"

@@ -13,7 +13,14 @@ from tests.docs.pages import BOOK, README, ROOT, anchors, book_pages, links
 MAX_LINES = 200
 MAX_WORDS = 2_000
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *book_pages()]
-RESULTS = ("digits", "mnist", "mnist-shifts", "cifar10", "cifar10-flips", "cifar10-rich")
+RESULTS = (
+    "digits",
+    "mnist",
+    "mnist-shifts",
+    "cifar10-max-mean",
+    "cifar10-max-mean-flips",
+    "cifar10-rich",
+)
 each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 

@@ -321,9 +321,10 @@ def test_page_lists_all_runs() -> None:
 def format_row(result: dict[str, Any], path: Path) -> str:
     """Format a row of the table of all runs, in bold if the run is a result."""
     network = result["spec"]["network"]
+    levels = network.get("levels") or network["features"][0]["levels"]
     values = (
         network["filters"],
-        "–".join(map(str, network["levels"])),
+        "–".join(map(str, levels)),
         result["data"]["held_out"],
         f"{result['depth']} of {len(result['curve'])}",
         f"{100 * result['validation']:.2f}",
