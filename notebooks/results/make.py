@@ -1,12 +1,14 @@
 """Make the results of the book, one command each: python make.py NAME writes NAME.json.
 
 NAME.toml holds the settings, as `rescnet train --config` takes them. The depth is chosen on images
-held out of the training data; the test images are read once, at the end.
+held out of the training data; the test images are read once, at the end. With another seed than
+that of the settings, --seed K, the record is NAME-seedK.json.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -92,6 +94,9 @@ RESULTS = {
     "cifar10-max-mean-flips": Result(
         "CIFAR-10, flips, max and mean pooling", "cifar10", 0.8835, "flips"
     ),
+    "cifar10-max-mean-rich": Result(
+        "CIFAR-10, flips, shifts, max and mean pooling", "cifar10", 0.8835, "flips alone"
+    ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"
@@ -142,17 +147,25 @@ def main(
         if name not in RESULTS:
             problem = f"There is no result {name!r}." if name else "No result is named."
             raise RescnetError(f"{problem} {suggest_name(name or '', RESULTS)}")
-        cluster_flags, path = pop_cluster_options(flags), os.path.join(into, f"{name}.json")
+        cluster_flags = pop_cluster_options(flags)
+        given = {key: value for key, value in flags.items() if value is not None}
+        record_name = name_record(name, given.get("seed"))
+        path = os.path.join(into, f"{record_name}.json")
         with suppress(OSError):
             os.makedirs(into, exist_ok=True)
         check_folder(path)  # raises an error that says what is wrong
-        given = {key: value for key, value in flags.items() if value is not None}
-        location = store or f"runs/{name}"
+        location = store or f"runs/{record_name}"
         record = make(name, data, test_data, location, cluster_flags, given)
         with open_atomic(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         click.echo(format_table([record]))
         click.echo(f"wrote {path}; the run is at {mask_secrets(location)}", err=True)
+
+
+def name_record(name: str, seed: int | None) -> str:
+    """Return the name of a result's record, without suffix, if its run has this seed."""
+    default = RunSpec.from_toml(HERE / f"{name}.toml").seed
+    return name if seed in (None, default) else f"{name}-seed{seed}"
 
 
 # making a result ------------------------------------------------------------------------------
@@ -328,30 +341,67 @@ def name_of_data(url: str) -> str:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Read all results in a folder, in the order of `RESULTS`."""
+    """Read all results in a folder, in the order of `RESULTS`, those of one result by seed."""
     if not folder.is_dir():
         raise RescnetError(f"There is no folder {folder}. Name the folder of results with --into.")
     found = []
-    for path in (folder / f"{name}.json" for name in RESULTS):
-        if path.exists():
-            try:
-                found.append(json.loads(path.read_text()))
-                format_table(found[-1:])
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-                raise RescnetError(
-                    f"{path} is not a result of this command ({type(error).__name__}: {error}). "
-                    "Remove it, or make it again."
-                ) from None
+    for name in RESULTS:
+        paths = [folder / f"{name}.json", *folder.glob(f"{name}-seed*.json")]
+        records = [read_result(path) for path in paths if path.exists()]
+        found += sorted(records, key=lambda record: record["seed"])
     if not found:
         raise RescnetError(f"There is no result in {folder}. Name another folder with --into.")
     return found
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """Read the record of a result."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        format_table([record])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RescnetError(
+            f"{path} is not a result of this command ({type(error).__name__}: {error}). "
+            "Remove it, or make it again."
+        ) from None
+    return record
+
+
 def format_table(results: list[dict[str, Any]]) -> str:
-    """Return results as a Markdown table, with a row of its own for averaging over flips."""
+    """Return results as a Markdown table, with a row of its own for averaging over flips.
+
+    Results of several seeds are followed by the mean and the standard deviation of all.
+    """
     lines = [HEAD, ("---",) * len(HEAD)]
+    for _, group in itertools.groupby(results, key=lambda result: result["name"]):
+        records = list(group)
+        lines += format_runs(records)
+        if len(records) > 1:
+            lines.append(format_mean(records))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def format_mean(results: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the row of the mean and the standard deviation over the seeds of a result."""
+    values = {
+        key: [100 * result[key] for result in results if result[key] is not None]
+        for key in ("validation", "test", "test_averaged_over_flips")
+    }
+    validation, test, averaged = (
+        f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}" if found else ""
+        for found in values.values()
+    )
+    what = f"… mean of {len(results)} seeds" + (f"; over flips {averaged}" if averaged else "")
+    return (f"`{results[0]['name']}`", what, "", validation, test, "", "", "")
+
+
+def format_runs(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the rows of runs."""
+    lines = list[tuple[str, ...]]()
     for result in results:
         paper, name, title = result["paper"], f"`{result['name']}`", result["title"]
+        if len(results) > 1:
+            title = f"{title}, seed {result['seed']}"
         count = result["data"]["train"]["images"]
         if count != TRAINING_IMAGES[result["data"]["name"]]:  # the paper's figure is for all images
             paper, title = None, f"{title}, {count:,} images"
@@ -366,7 +416,7 @@ def format_table(results: list[dict[str, Any]]) -> str:
         lines.append((name, title, layers, validation, test, paper_text, seconds, machine))
         if averaged:
             lines.append((name, "… averaged over flips", layers, "", averaged, "", "", ""))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return lines
 
 
 def format_accuracy(share: float | None, count: int) -> str:

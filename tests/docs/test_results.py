@@ -258,6 +258,26 @@ def test_settings_fit_their_data(script: Any) -> None:
         assert read_toml(path)["preset"] == script.RESULTS[name].data
 
 
+def test_several_seeds_have_a_row_of_their_mean(script: Any, tmp_path: Path) -> None:
+    """Each seed has a record of its own, and the table ends with mean and standard deviation."""
+    assert script.name_record("digits", None) == script.name_record("digits", 0) == "digits"
+    stored = json.loads((SCRIPT.parent / "digits.json").read_text())
+    for seed, test in ((2, 0.98), (0, 0.97), (1, 0.99)):
+        record = json.dumps(stored | {"seed": seed, "test": test})
+        (tmp_path / f"{script.name_record('digits', seed)}.json").write_text(record)
+    assert sorted(p.stem for p in tmp_path.iterdir()) == ["digits", "digits-seed1", "digits-seed2"]
+    rows = [
+        [cell.strip() for cell in line.split("|")[2:6]]
+        for line in make(script, "--table", "--into", tmp_path).stdout.splitlines()[2:]
+    ]
+    assert [row[0] for row in rows] == [
+        *(f"embedded digits, seed {seed}" for seed in range(3)),
+        "… mean of 3 seeds",
+    ]
+    assert [row[3] for row in rows[:3]] == ["97.00 ± 0.54", "99.00 ± 0.31", "98.00 ± 0.44"]
+    assert rows[3][2:] == [f"{100 * stored['validation']:.2f} ± 0.00", "98.00 ± 1.00"]
+
+
 def test_digits_are_stored() -> None:
     """The table and the picture need at least one result."""
     assert "digits" in [path.stem for path in STORED]
@@ -266,10 +286,12 @@ def test_digits_are_stored() -> None:
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
     """A record follows from NAME.toml and the options of its command, and is consistent."""
-    found, result = json.loads(path.read_text()), script.RESULTS[path.stem]
+    found = json.loads(path.read_text())
+    name, result = found["name"], script.RESULTS[found["name"]]
+    assert path.stem == script.name_record(name, found["seed"])
     words = found["command"].split()
-    assert words[:3] == ["python", "notebooks/results/make.py", path.stem]
-    settings = path.with_suffix(".toml")
+    assert words[:3] == ["python", "notebooks/results/make.py", name]
+    settings = path.with_name(f"{name}.toml")
     kinds: tuple[Any, ...] = (rd.NetworkSpec, rd.RunSpec, rd.AugmentSpec)
     for kind in kinds:
         asked = kind.from_toml(settings).to_dict()
@@ -277,10 +299,10 @@ def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
             found["spec"][kind.table]
         ).to_dict()  # with options that are newer than the record
         names = used.keys() | asked.keys()
-        for name in (n for n in names if used.get(n) != asked.get(n)):
-            option = script.flag(name, used[name])
+        for option_name in (n for n in names if used.get(n) != asked.get(n)):
+            option = script.flag(option_name, used[option_name])
             assert option == words[words.index(option[0]) :][: len(option)], path.stem
-    assert (found["name"], found["title"]) == (path.stem, result.title)
+    assert found["title"] == result.title
     assert (found["paper"] or {}).get("test") == result.paper
     validation = [layer["validation"] for layer in found["curve"]]
     chosen = found["curve"][found["depth"] - 1]
