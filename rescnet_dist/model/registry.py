@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -196,7 +197,7 @@ class Registry:
         """Return the entry points of the group by name, which are looked up once."""
         if self._found_entry_points is None:
             found: dict[str, EntryPoint] = {}
-            for entry_point in entry_points(group=self.group):
+            for entry_point in scan_entry_points().select(group=self.group):
                 if entry_point.name in found or entry_point.name in self._members:
                     raise SpecError(
                         f"The {self.kind} {entry_point.name!r} of {_describe_owner(entry_point)} "
@@ -223,6 +224,15 @@ class Registry:
                 f"{getattr(component, 'name', None)!r}. Give both the same name."
             )
         self.register(component)
+
+
+@cache
+def scan_entry_points() -> Any:
+    """Return the entry points of all installed packages, whose metadata is read once.
+
+    Python 3.11 and 3.12 have different types for them, both with `select`.
+    """
+    return entry_points()
 
 
 def _is_same_class(one: type, other: type) -> bool:

@@ -17,6 +17,7 @@ from distributed import Client
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError
 from rescnet_dist.model import FEATURES, FILTERS, HEADS
+from rescnet_dist.model.registry import scan_entry_points
 from tests.commands import run
 from tests.models import assert_same_bits, read_model
 
@@ -64,12 +65,16 @@ main(["train", *sys.argv[1:]])
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install the package for this process, for the time of a test."""
+    for registry in (FILTERS, FEATURES, HEADS):
+        registry.names()  # Modules are scanned once, and must not be forgotten after the test.
     monkeypatch.syspath_prepend(PLUGIN)
+    scan_entry_points.cache_clear()
     for registry in (FILTERS, FEATURES, HEADS):
         monkeypatch.setattr(registry, "_found_entry_points", None)
         monkeypatch.setattr(registry, "_members", dict(registry._members))
     yield
     sys.modules.pop("rescnet_example", None)
+    scan_entry_points.cache_clear()
 
 
 @pytest.mark.usefixtures("plugin")

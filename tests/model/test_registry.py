@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, ClassVar
 
 import pytest
 
 from rescnet_dist import NetworkSpec, SpecError
-from rescnet_dist.model import FILTERS, HEADS, FilterLearner, Registry, registry
+from rescnet_dist.model import FEATURES, FILTERS, HEADS, VIEWS, FilterLearner, Registry, registry
 from rescnet_dist.model.filters.gaussian import Gaussian
 from rescnet_dist.model.heads.regress import Regress
 from rescnet_dist.options import option
@@ -19,6 +19,7 @@ from rescnet_dist.options import option
 @pytest.fixture
 def filters(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """The registry of filter learners, restored after the test."""
+    FILTERS.names()  # Modules are scanned once, and must not be forgotten after the test.
     monkeypatch.setattr(FILTERS, "_members", dict(FILTERS._members))
     monkeypatch.setattr(FILTERS, "_found_entry_points", None)
     return FILTERS
@@ -27,7 +28,7 @@ def filters(monkeypatch: pytest.MonkeyPatch) -> Registry:
 def set_entry_points(monkeypatch: pytest.MonkeyPatch, *values: tuple[str, str]) -> None:
     """Let installed packages have these entry points of filter learners."""
     found = [EntryPoint(name, value, FILTERS.group) for name, value in values]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    monkeypatch.setattr(registry, "scan_entry_points", lambda: EntryPoints(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,18 @@ def test_errors_of_entry_points(
     set_entry_points(monkeypatch, *entries)
     with pytest.raises(SpecError, match=message):
         filters.get(name) if name != "pca" else filters.names()
+
+
+def test_installed_packages_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all kinds of components: reading the metadata of packages takes milliseconds."""
+    scans: list[int] = []
+    monkeypatch.setattr(registry, "entry_points", lambda: scans.append(1) or EntryPoints())
+    registry.scan_entry_points.cache_clear()
+    for members in (FILTERS, FEATURES, HEADS, VIEWS):
+        monkeypatch.setattr(members, "_found_entry_points", None)
+        assert members.names()
+    registry.scan_entry_points.cache_clear()  # which has none
+    assert scans == [1]
 
 
 def test_learners_are_abstract() -> None:
