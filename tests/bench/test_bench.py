@@ -13,7 +13,15 @@ from rescnet_dist.bench import CASES, Result, compare_results, draw_chart
 from rescnet_dist.cli import main
 from rescnet_dist.kernels import Backend
 
-KERNELS = ["scatter", "scatter of large patches", "features", "discriminants", "filters", "layer"]
+KERNELS = [
+    "scatter",
+    "products",
+    "scatter of large patches",
+    "features",
+    "discriminants",
+    "filters",
+    "layer",
+]
 OTHERS = [case.name for case in CASES if case.name not in KERNELS and not case.on_gpu]
 ON_GPU = [case.name for case in CASES if case.on_gpu]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rescnet_dist.kernels.cpu.loading import tile_shape
-from rescnet_dist.kernels.cpu.registers import MAX_VECTORS, add_tile, split_vectors
+from rescnet_dist.kernels.cpu.registers import MAX_VECTORS, add_tile, choose_lanes, split_vectors
 
 ROWS, LANES = tile_shape()
 
@@ -58,3 +58,19 @@ def test_vectors_are_divided_evenly():
         assert parts.sum() == vectors
         assert parts.max() <= MAX_VECTORS
         assert parts.max() - parts.min() <= 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "features", "lanes"),
+    [
+        ("aarch64", None, {"neon"}, 4),
+        ("x86_64", None, {"avx2", "fma", "avx512f"}, 16),
+        ("x86_64", None, {"avx2", "fma"}, 8),
+        ("x86_64", None, {"sse2"}, 4),
+        ("x86_64", "x86-64-v4", set(), 16),  # kernels compiled ahead
+        ("x86_64", "x86-64-v3", set(), 8),
+    ],
+)
+def test_vectors_are_those_of_the_processor(machine, name, features, lanes):
+    """A target that kernels are compiled for ahead is known by its name."""
+    assert choose_lanes(machine, name, features) == lanes

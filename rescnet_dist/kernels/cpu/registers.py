@@ -24,19 +24,25 @@ TILE_ROWS = 6  # of sums: with the widest tile, they take 24 of 32 registers
 SIGNATURE_ARRAYS = (0, 2, 6, 10)  # arguments of a tile that are arrays
 
 
+def choose_lanes(machine: str, name: str | None, features: set[str]) -> int:
+    """Return the floats of a vector of a processor, by LLVM's name of it and its features."""
+    if machine.lower() not in ("x86_64", "amd64"):
+        return 4
+    if name == "x86-64-v4" or "avx512f" in features:
+        return 16
+    return 8 if name == "x86-64-v3" or "avx2" in features else 4
+
+
 def _vector_lanes() -> int:
     """Return the floats of a vector of the processor that Numba compiles for."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return 4
     settings: Any = config
-    name, features = settings.CPU_NAME, settings.CPU_FEATURES
-    if name and features is not None:
-        enabled = {part[1:] for part in features.split(",") if part.startswith("+")}
-        if name == "x86-64-v4" or "avx512f" in enabled:
-            return 16
-        return 8 if name == "x86-64-v3" or "avx2" in enabled else 4
-    host = llvmlite.binding.get_host_cpu_features()
-    return 16 if host.get("avx512f") else 8 if host.get("avx2") else 4
+    if settings.CPU_NAME:
+        enabled = (settings.CPU_FEATURES or "").split(",")
+        features = {part[1:] for part in enabled if part.startswith("+")}
+    else:
+        host = llvmlite.binding.get_host_cpu_features()
+        features = {feature for feature, is_there in host.items() if is_there}
+    return choose_lanes(platform.machine(), settings.CPU_NAME, features)
 
 
 LANES = _vector_lanes()
