@@ -17,11 +17,10 @@ from rescnet_dist.kernels.cpu.loading import kernel, tile_shape
 from rescnet_dist.kernels.cpu.pixels import write_patches
 from rescnet_dist.kernels.inputs import LayerInput
 
-ROW_WINDOW_BYTES = 16 * 2**20  # of buffers, at least, in the plan of a run
+ROW_WINDOW_BYTES = 16 * 2**20  # that plans count for the buffers of patch products, at least
 BATCH_BYTES = 2**20  # size of the padded images that are held at a time, for the cache
 MAX_SUMMED_PIXELS = 1024  # one by one in single precision: sums of more would lose digits
 PAIR_BATCH_IMAGES = 512  # whose products are summed in single precision
-MAX_PADDING = 16  # rows and columns of sums beyond the channels
 MAX_PAIR_PIXELS = 4096  # times channels, up to which products of all pairs of pixels are held
 
 
@@ -48,14 +47,6 @@ def displacement_cost(height: int, width: int, channels: int, size: int) -> floa
     border = 1 + 2 * (size - 1) * (1 / height + 1 / width)
     per_pixel = size + (size - 1) * (2 * size - 1)
     return border * height * width * channels**2 * per_pixel
-
-
-def displacement_bytes(height: int, width: int, channels: int, size: int) -> int:
-    """Return the bytes that `sum_displacement_products` uses for images of this shape."""
-    image = 4 * height * (width + 2 * size - 2) * channels
-    rectangles = size**2 * (2 * size - 1)  # Σ (2·border + 1) parts of rows, times those of columns
-    sums = (channels + MAX_PADDING) * ((2 * size - 1) * channels + MAX_PADDING)
-    return max(BATCH_BYTES, image) + 12 * rectangles * sums
 
 
 # all pairs of pixels: for small images and large patches ------------------------------------------
