@@ -33,9 +33,9 @@ FACTOR_ACCUMULATORS = 3  # an accumulator, and its factor in double precision
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
 # Bytes that the driver sends and receives.
 DRIVER_BYTES_PER_PASS = 40_000
-DRIVER_BYTES_PER_REPORT = 200  # of a chunk that is done
+DRIVER_BYTES_PER_REPORT = 170  # of a chunk that is done
 DRIVER_BYTES_PER_CHECKSUM = 7
-DRIVER_BYTES_PER_GROUP = 50  # of the description of a graph
+DRIVER_BYTES_PER_GROUP = 20  # of the description of a graph, and the lists of workers
 DRIVER_BYTES_PER_TASK = 1_000  # of tiles and blocks, whose graphs are sent task by task
 MAX_CHUNK_REPORTS = 400  # that reach the driver in a pass; each is of several chunks if need be
 FIRST_PASS_BYTES = 48 * 2**20  # by which a process grows in its first pass, whatever it computes
