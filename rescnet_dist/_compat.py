@@ -144,18 +144,21 @@ def skip_unwanted_reports(scheduler: Any, prefix: str) -> None:
     A scheduler sends the client of a graph a message for each result in memory that the graph
     needs. The client ignores it, unless it has a future of that key; it is still told then.
 
-    Tried on distributed 2026.8.0: the method `Scheduler.report_on_key` and `TaskState.who_wants`.
-    Without them, a client gets about 60 bytes for each of these results with each graph.
+    Tried on distributed 2026.8.0: the method `Scheduler.report_on_key` with the argument `ts`, and
+    `TaskState.key` and `who_wants`. Without them, or if Dask passes other arguments, a client gets
+    about 60 bytes for each of these results with each graph.
     """
     own = getattr(scheduler, "report_on_key", None)
     if own is None or hasattr(own, "skipped_prefix"):  # which an earlier call has set
         return
 
-    def report_on_key(key: Any = None, *, ts: Any = None, client: Any = None) -> None:
-        name = getattr(ts, "key", None)
+    def report_on_key(*args: Any, **kwargs: Any) -> Any:
+        task = kwargs.get("ts")
+        name = getattr(task, "key", None)
         is_skipped = isinstance(name, str) and name.startswith(prefix)
-        if not is_skipped or getattr(ts, "who_wants", True):
-            own(key, ts=ts, client=client)
+        if is_skipped and not getattr(task, "who_wants", True):
+            return None
+        return own(*args, **kwargs)
 
     report_on_key.skipped_prefix = prefix  # type: ignore[attr-defined]
     scheduler.report_on_key = report_on_key

@@ -236,6 +236,27 @@ def test_skip_unwanted_reports(client: Client, scheduler: Scheduler) -> None:
     _compat.skip_unwanted_reports(SimpleNamespace(), "skipped-")
 
 
+def test_skip_unwanted_reports_with_other_arguments() -> None:
+    """A release of Dask that passes others, or other tasks, gets its own method."""
+    calls: list[Any] = []
+
+    def own(*args: Any, **kwargs: Any) -> str:
+        calls.append((args, kwargs))
+        return "done"
+
+    target = SimpleNamespace(report_on_key=own)
+    _compat.skip_unwanted_reports(target, "skipped-")
+    other = SimpleNamespace(key="skipped-1")  # without who_wants
+    assert target.report_on_key("skipped-1", client="a") == "done"
+    assert target.report_on_key(task=other, reason="new") == "done"
+    assert target.report_on_key(ts=other) == "done"
+    assert calls == [
+        (("skipped-1",), {"client": "a"}),
+        ((), {"task": other, "reason": "new"}),
+        ((), {"ts": other}),
+    ]
+
+
 def test_forget_topic(client: Client, scheduler: Scheduler) -> None:
     """Of its events, none are left; without the API, nothing happens."""
     client.log_event("first", 1)
