@@ -164,15 +164,15 @@ def skip_unwanted_reports(scheduler: Any, prefix: str) -> None:
     scheduler.report_on_key = report_on_key
 
 
-def forget_topic(scheduler: Any, topic: str) -> None:
-    """Forget a topic of Dask's event log, with its events and subscribers; runs on a scheduler.
+def forget_events(scheduler: Any, topic: str) -> None:
+    """Forget the events of a topic of Dask's event log, not its subscribers; runs on a scheduler.
 
-    Tried on distributed 2026.8.0: `Scheduler._broker` and `Broker._topics`. Without them, a
+    Tried on distributed 2026.8.0: `Scheduler._broker` and `Broker.truncate`. Without them, a
     scheduler keeps the last events of each topic, 1,000 by default, as long as it lives.
     """
-    topics = getattr(getattr(scheduler, "_broker", None), "_topics", None)
-    if topics is not None:
-        topics.pop(topic, None)
+    truncate = getattr(getattr(scheduler, "_broker", None), "truncate", None)
+    if truncate is not None:
+        truncate(topic)
 
 
 def limit_profile_history(worker: Any, limit: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -257,15 +258,22 @@ def test_skip_unwanted_reports_with_other_arguments() -> None:
     ]
 
 
-def test_forget_topic(client: Client, scheduler: Scheduler) -> None:
-    """Of its events, none are left; without the API, nothing happens."""
-    client.log_event("first", 1)
+def test_forget_events(client: Client, scheduler: Scheduler) -> None:
+    """None of a topic are left, its subscribers are; without the API, nothing happens."""
+    received: SimpleQueue[Any] = SimpleQueue()
+    client.subscribe_topic("first", received.put)
     client.log_event("second", 2)
-    assert [len(client.get_events(topic)) for topic in ("first", "second")] == [1, 1]
-    _compat.forget_topic(scheduler, "first")
-    _compat.forget_topic(scheduler, "unknown")
+    while received.empty():  # until the scheduler has the subscription
+        client.log_event("first", 1)
+    assert client.get_events("first")
+    _compat.forget_events(scheduler, "first")
+    _compat.forget_events(scheduler, "unknown")
     assert [len(client.get_events(topic)) for topic in ("first", "second")] == [0, 1]
-    _compat.forget_topic(SimpleNamespace(), "second")
+    client.log_event("first", 3)
+    while received.get(timeout=10)[1] != 3:
+        pass
+    client.unsubscribe_topic("first")
+    _compat.forget_events(SimpleNamespace(), "second")
     assert len(client.get_events("second")) == 1
 
 

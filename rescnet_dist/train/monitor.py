@@ -16,7 +16,7 @@ from dask.base import tokenize
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from rescnet_dist._compat import find_scheduler_plugin, forget_topic
+from rescnet_dist._compat import find_scheduler_plugin, forget_events
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.classes import ChunkDone, ChunkRebuilt, PassRetried
 from rescnet_dist.events.metrics import PassMetrics
@@ -91,8 +91,17 @@ class PassTracker(SchedulerPlugin):
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Stop if the driver has disconnected."""
         if client == self.client:
-            _stop(scheduler, self.name)
-            forget_topic(scheduler, self.name)
+            self.stop(scheduler)
+
+    def stop(self, scheduler: Any) -> None:
+        """Leave the scheduler, which forgets what the tasks and this tracker have sent.
+
+        A scheduler may outlive many runs, and nobody reads these messages again. The tracker of
+        another driver of the run has counted those of the tasks as they came.
+        """
+        _remove(scheduler, self.name)
+        for topic in (self.topic, self.name):
+            forget_events(scheduler, topic)
 
 
 def _tracker_name(topic: str, client: str) -> str:
@@ -105,7 +114,7 @@ def _tracker_name(topic: str, client: str) -> str:
     return f"rescnet-{tokenize(topic, client)[:TRACKER_TOKEN_LENGTH]}"
 
 
-def _stop(scheduler: Any, name: str) -> None:
+def _remove(scheduler: Any, name: str) -> None:
     """Remove a tracker, if there is one of this name."""
     if find_scheduler_plugin(scheduler, name):
         scheduler.remove_plugin(name)
@@ -114,19 +123,18 @@ def _stop(scheduler: Any, name: str) -> None:
 def start_tracking(*arguments: Any, dask_scheduler: Any) -> None:
     """Install the tracker of a pass on a scheduler, in place of the driver's earlier one."""
     tracker = PassTracker(dask_scheduler, *arguments)
-    _stop(dask_scheduler, tracker.name)
+    _remove(dask_scheduler, tracker.name)
     dask_scheduler.add_plugin(tracker, name=tracker.name)
 
 
 def stop_tracking(name: str, *, dask_scheduler: Any) -> PassMetrics:
-    """Remove a tracker from a scheduler, with its reports; return the metrics of its pass.
-
-    A scheduler may outlive many drivers, and nobody reads the reports again.
-    """
+    """Remove a tracker from a scheduler; return the metrics of its pass."""
     tracker = find_scheduler_plugin(dask_scheduler, name)
-    _stop(dask_scheduler, name)
-    forget_topic(dask_scheduler, name)
-    return tracker.metrics.finish() if tracker else PassMetrics()
+    if tracker is None:
+        return PassMetrics()
+    tracker.stop(dask_scheduler)
+    metrics: PassMetrics = tracker.metrics.finish()
+    return metrics
 
 
 def find_progress(
