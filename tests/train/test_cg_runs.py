@@ -6,7 +6,9 @@ import io
 import json
 import pickle
 import threading
+import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,67 @@ def test_damaged_features_are_computed_again(
             fit(store, SHORT, PLAN.replace(maps="store"))
     ResCNetClassifier.resume(store)
     assert_same_bits(read_model(store), short_model)
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["features in store", "in memory"])
+@pytest.mark.parametrize("event", ["nothing", "resume", "lost worker"])
+def test_features_are_verified_in_every_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, is_kept: bool
+) -> None:
+    """Those that are damaged after the second iteration end the run whenever they are read again.
+
+    Only features that a worker has kept in memory since it verified them are not.
+    """
+    store, numbers = tmp_path / "run", list[int]()
+    monkeypatch.setattr(loop, "keeps_features", lambda *_: is_kept)
+    real_run_pass = loop.run_pass
+
+    def run_pass(pass_: Any, *arguments: Any) -> Any:
+        result = real_run_pass(pass_, *arguments)
+        if pass_.name == cg_tasks.ITERATION:
+            numbers.append(result[0].number)
+            if numbers == [1, 2]:
+                features = RunStore.open(store).work("features", write=True)
+                features[-1] = features[-1] + 1.0
+                if event == "resume":
+                    raise KeyboardInterrupt
+                if event == "lost worker":
+                    _replace_worker(cluster)
+        return result
+
+    monkeypatch.setattr(loop, "run_pass", run_pass)
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster),
+    ):
+        spec = SHORT.replace(max_layers=1)
+        if event == "resume":
+            with pytest.raises(KeyboardInterrupt):
+                fit(store, spec, PLAN.replace(maps="store"))
+            train = partial(ResCNetClassifier.resume, store)
+        else:
+            train = partial(fit, store, spec, PLAN.replace(maps="store"))
+        if event == "nothing" and is_kept:
+            train()
+            return
+        with pytest.raises(CorruptDataError, match=r"work/features are missing or altered.*Resume"):
+            train()
+    assert numbers == [1, 2]
+
+
+def _replace_worker(cluster: LocalCluster) -> None:
+    """Remove the only worker of a cluster, with all that it keeps in memory, and start another."""
+    (old,) = cluster.scheduler.workers
+    cluster.scale(0)
+    deadline = time.monotonic() + 30
+    while cluster.scheduler.workers:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    cluster.scale(1)
+    cluster.wait_for_workers(1, timeout=30)
+    assert old not in cluster.scheduler.workers
 
 
 # decisions --------------------------------------------------------------------------------------
