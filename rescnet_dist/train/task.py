@@ -45,8 +45,8 @@ class Task:
         Number of training images of each class before those of the task, in the same way; zeros of
         shape (1,) for a task without a group of images.
     packed : bytes
-        All of these but the offsets, as they are sent; empty if they are packed when they are sent.
-        Nothing but the offsets may be replaced in a packed task.
+        All of these but the offsets, as they are sent; empty if they are packed when they are sent,
+        as in a task from `dataclasses.replace`. See `pack`.
     """
 
     run: RunStore
@@ -58,18 +58,28 @@ class Task:
     driver: str = ""
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     class_offsets: Array = field(default_factory=lambda: np.zeros(1, np.int64))
-    packed: bytes = field(default=b"", repr=False)
+    packed: bytes = field(default=b"", init=False, repr=False)
 
     def pack(self) -> Task:
         """Return the same task with what all groups share packed, once for all of them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, packed=pickle.dumps({**values, "packed": b""}))
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+        return _set_packed(replace(self), pickle.dumps(values))
+
+    def with_offsets(self, class_offsets: Array) -> Task:
+        """Return the same task with other offsets (C,), packed if this one is."""
+        return _set_packed(replace(self, class_offsets=class_offsets), self.packed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A scheduler serializes the tasks of all workers at once, while its event loop waits.
         offsets = self.class_offsets
         packed = self.packed or replace(self, class_offsets=offsets[:0]).pack().packed
         return _unpack_task, (packed, offsets.dtype.str, offsets.tobytes())
+
+
+def _set_packed(task: Task, packed: bytes) -> Task:
+    """Set what is packed of a new task, and return it."""
+    object.__setattr__(task, "packed", packed)
+    return task
 
 
 def _unpack_task(packed: bytes, dtype: str, offsets: bytes) -> Task:
@@ -123,7 +133,7 @@ class GroupParts(Sequence[tuple[Any, ...]]):
         for group in self.plan.groups():
             task, index = shared, group.index
             if known:
-                task = replace(task, class_offsets=offsets[index].copy())
+                task = task.with_offsets(offsets[index].copy())
             cache = (TaskRef(self.caches[index]),) if self.caches else ()
             yield (task, group, *self.others, *cache)
 

@@ -166,6 +166,7 @@ def test_tasks_are_sent_as_they_are(tmp_path: Path) -> None:
         np.testing.assert_array_equal(task.counts, counts.sum(axis=0))
         np.testing.assert_array_equal(task.class_offsets, counts[:index].sum(axis=0))
         task.class_offsets[:] = -1  # its own copy
+        assert pickle.loads(pickle.dumps(replace(part[0], layer=4))).layer == 4  # packed anew
         assert pickle.loads(pickle.dumps(replace(task, layer=4))).layer == 4
         assert len({part[0].packed for part in parts}) == 1
     found = pickle.loads(pickle.dumps(shared))
