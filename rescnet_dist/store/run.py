@@ -450,7 +450,8 @@ def _is_valid_record(record: dict[str, Any]) -> bool:
     accuracies = [record.get("accuracy"), *record.get("accuracies", ())]
     calibrations = [record.get("calibration"), *record.get("calibrations", ())]
     counts = record.get("counts", [])
-    lists = [*record.get("checksums", {}).values(), *counts]
+    checksums = {**record.get("checksums", {}), **record.get("work_checksums", {})}
+    lists = [*checksums.values(), *counts]
     return (
         _are_records(accuracies, ACCURACY_FIELDS)
         and _are_records(calibrations, CALIBRATION_FIELDS)

@@ -189,8 +189,8 @@ class FeatureReader:
         return values
 
 
-def _load_checksums(task: Task) -> Array:
-    """Return the checksums of the features of the task's layer, by chunk.
+def _load_checksums(task: Task, chunks: int) -> Array:
+    """Return the checksums (chunks,) of the features of the task's layer.
 
     They are in the record of the pass over the images, which each worker reads once: an iteration
     would send as many bytes through the driver as there are chunks.
@@ -198,12 +198,15 @@ def _load_checksums(task: Task) -> Array:
 
     def load() -> Array:
         record = task.run.read_work_record("grown")
-        if record is None or record["layer"] != task.layer:
+        found = []
+        if record and record["layer"] == task.layer:
+            found = record["work_checksums"].get(feature_path(0), [])
+        if len(found) != chunks:
             raise CorruptDataError(
-                f"work/grown.json of {task.run} has no checksums of the features of layer "
-                f"{task.layer}."
+                f"work/grown.json of {task.run} has {len(found)} checksums of the features of "
+                f"layer {task.layer}, not {chunks}."
             )
-        return np.array(record["work_checksums"][feature_path(0)], np.uint32)
+        return np.array(found, np.uint32)
 
     return object_cache.get(task, "feature checksums", load, task.layer)
 
@@ -233,7 +236,7 @@ def multiply_group(
     reader, backend = Reader.of(task, group, state, 0), state.backend
     meter, cache = reader.meter, cache or ChunkCache()
     array = task.run.work("features")
-    feature_reader = FeatureReader(array, _load_checksums(task), meter)
+    feature_reader = FeatureReader(array, _load_checksums(task, state.plan.chunks), meter)
 
     def get_features(chunk: Chunk) -> Array:
         features = cache.get_features(chunk.start, task.layer)

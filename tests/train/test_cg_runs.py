@@ -23,7 +23,7 @@ from training_cases import PLAN, REGRESS, SPEC, Array, X, fit
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
 from rescnet_dist.dashboard.progress import TerminalProgress
-from rescnet_dist.errors import ClusterLostError, CorruptDataError
+from rescnet_dist.errors import ClusterLostError, CorruptDataError, StoreReadError
 from rescnet_dist.events import PassMetrics, SolverIteration
 from rescnet_dist.model import ConjugateGradients
 from rescnet_dist.planning import Plan
@@ -31,6 +31,7 @@ from rescnet_dist.store import RunStore
 from rescnet_dist.train import cg_tasks, loop
 from rescnet_dist.train.cg import Solve, is_done, make_event
 from rescnet_dist.train.cg_tasks import StoredIterate
+from rescnet_dist.train.chunks import feature_path
 from rescnet_dist.train.task import Task
 
 SHORT = REGRESS.replace(solver="cg", cg_iterations=3, cg_tolerance=0.0, max_layers=2)
@@ -364,7 +365,23 @@ def test_graph_of_an_iteration_does_not_depend_on_number_of_chunks(tmp_path: Pat
 
 
 def test_lost_checksums_of_features_are_named(tmp_path: Path) -> None:
-    """The record that has them is of another layer, or gone."""
+    """The record that has them is of another layer or gone, or some or all of them are."""
     run = RunStore.create(tmp_path / "run", {})
-    with pytest.raises(CorruptDataError, match=r"work/grown\.json .* of layer 1"):
-        cg_tasks._load_checksums(Task(run, 1))
+    record = {"layer": 1, "checksums": {}, "work_checksums": {feature_path(0): [5, 6]}}
+    run.write_work_record("grown", record | {"observed": {}})
+    np.testing.assert_array_equal(cg_tasks._load_checksums(Task(run, 1), 2), [5, 6])
+    for layer, found, expected in ((1, 2, 3), (2, 0, 2)):
+        with pytest.raises(
+            CorruptDataError,
+            match=rf"work/grown\.json .* {found} checksums .* layer {layer}, not {expected}",
+        ):
+            cg_tasks._load_checksums(Task(run, layer), expected)
+    run.write_work_record("grown", record | {"work_checksums": {}, "observed": {}})
+    with pytest.raises(CorruptDataError, match=r"0 checksums"):
+        cg_tasks._load_checksums(Task(run, 1), 2)
+    run.write_work_record("grown", record | {"work_checksums": {"a": ["b"]}, "observed": {}})
+    with pytest.raises(StoreReadError, match=r"work/grown\.json is damaged"):
+        cg_tasks._load_checksums(Task(run, 1), 2)
+    run.remove_work()
+    with pytest.raises(CorruptDataError, match=r"0 checksums"):
+        cg_tasks._load_checksums(Task(run, 1), 2)
