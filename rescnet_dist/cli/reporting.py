@@ -128,7 +128,8 @@ def _parse_address(address: str | None) -> tuple[str, int] | None:
     if address is None:
         return None
     if "/" in address:
-        found = address.partition("//")[2].partition("/")[0] or "127.0.0.1:9464"
+        server = address.partition("//")[2].partition("/")[0]
+        found = server.rpartition("@")[2] or "127.0.0.1:9464"
         raise SpecError(
             f"--metrics-address {address} is a URL. Use the address to listen on, such as {found}; "
             "metrics are served at its path /metrics."

@@ -21,7 +21,7 @@ import rescnet_dist as rd
 from rescnet_dist.cli.reporting import _parse_address
 from rescnet_dist.dashboard import prometheus
 from rescnet_dist.dashboard.prometheus import RunMetrics
-from rescnet_dist.errors import RescnetError
+from rescnet_dist.errors import RescnetError, SpecError
 from rescnet_dist.events import (
     ChunkDone,
     ChunkRebuilt,
@@ -240,3 +240,17 @@ def test_ipv4_is_served_on_all_systems(
 )
 def test_addresses_of_the_command_line(address: str, expected: tuple[str, int]) -> None:
     assert _parse_address(address) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://me:hidden@node:9470/metrics", "node:9470"),
+        ("node:9470/metrics", "127.0.0.1:9464"),
+    ],
+)
+def test_url_is_not_an_address(url: str, address: str) -> None:
+    """The error has an address that can be given."""
+    with pytest.raises(SpecError, match=rf"is a URL\. .* such as {address};") as caught:
+        _parse_address(url)
+    assert "hidden" not in str(caught.value)
