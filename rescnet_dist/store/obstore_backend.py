@@ -7,6 +7,7 @@ and workers share the client that they have.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore as Client
 
+S3_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 MAX_CLIENTS = 16  # of a process: one for each bucket, and one for each Zarr store
 MAX_SINGLE_PUT_BYTES = 2**32  # Servers take up to 5 GB in one request.
 LIST_PAGE_OBJECTS = 1000
@@ -203,6 +205,8 @@ def _split_url(url: str) -> tuple[str, str, str]:
     path = path.rstrip("/")
     if not bucket or ("@" in bucket and PROTOCOLS[protocol][0] != "abfs"):
         raise UnsupportedSettingError("obstore needs a URL with a bucket. Set it")
+    if PROTOCOLS[protocol][0] == "s3" and not S3_BUCKET.fullmatch(bucket):
+        raise UnsupportedSettingError(f"obstore does not check the bucket {bucket!r}. Rename it")
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
         raise UnsupportedSettingError("obstore does not support empty parts of a path. Rename them")
     return protocol, bucket, path

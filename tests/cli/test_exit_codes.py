@@ -75,7 +75,7 @@ def test_missing_credentials(no_credentials: None, command: tuple[str, ...]) -> 
     """Repeating the command does not help."""
     result = rescnet(*command)
     assert result.exit_code == 2, result.output
-    assert "Unable to locate credentials" in result.output
+    assert "there are no credentials" in result.output
 
 
 def test_bad_bucket_name(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:

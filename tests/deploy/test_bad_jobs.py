@@ -93,7 +93,10 @@ def test_wrong_keys(
     wrong = s3_secret | {"AWS_SECRET_ACCESS_KEY": "a-wrong-word"}
     cluster = deploy(job("s3://runs/bad-jobs/keys"), wrong, **NO_RESTART)
     problem = wait_for_error(cluster, cluster.start_driver())
-    assert "s3://runs/bad-jobs/data.zarr cannot be reached: The request signature" in problem
+    assert (
+        "s3://runs/bad-jobs/data.zarr cannot be reached: 403 Forbidden, SignatureDoesNotMatch"
+        in problem
+    )
     assert "Check them, and whether your permissions include this URL" in problem
     assert "a-wrong-word" not in problem
     assert not list_files("s3://runs/bad-jobs/keys")
