@@ -341,6 +341,21 @@ def is_missing_in_numba_cache(kernel: Any, types: Sequence[Any]) -> bool:
         return False
 
 
+def add_to_numba_source_stamp(kernel: Any, stamp: str) -> bool:
+    """Make a kernel's cache on disk invalid if `stamp` changes; return whether that worked.
+
+    Numba compares the source file of the kernel alone, not those of the functions that it calls.
+    Tried on Numba 0.68.1: `Dispatcher._cache._cache_file._source_stamp`. Without it, nothing
+    changes: callers must not use the cache.
+    """
+    try:
+        file = kernel._cache._cache_file
+        file._source_stamp = (file._source_stamp, stamp)
+    except AttributeError:
+        return False
+    return True
+
+
 @cache
 def numba_lock() -> Any:
     """Return the lock that Numba holds while it compiles.

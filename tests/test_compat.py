@@ -417,6 +417,22 @@ def test_numba_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _compat.is_missing_in_numba_cache(SimpleNamespace(), types)
 
 
+def test_numba_source_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is cached for one stamp; without the API, the answer is no."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def is_missing(stamp: str) -> bool:
+        kernel: Any = numba.njit(cache=True)(increase)
+        assert _compat.add_to_numba_source_stamp(kernel, stamp)
+        missing = _compat.is_missing_in_numba_cache(kernel, [(numba.int64,)])
+        kernel.compile((numba.int64,))
+        return missing
+
+    assert [is_missing(stamp) for stamp in ("a", "a", "b", "b")] == [True, False, True, False]
+    assert not _compat.add_to_numba_source_stamp(numba.njit(increase), "a")
+    assert not _compat.add_to_numba_source_stamp(SimpleNamespace(), "a")
+
+
 def increase(number: int) -> int:
     """Return the next number; it is compiled."""
     return number + 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import rescnet_dist
 
 SCRIPT = """
 import numpy as np
@@ -42,3 +45,32 @@ def test_kernels_are_compiled_by_another_process(tmp_path: Path) -> None:
     assert count_compiled_and_loaded(tmp_path / "new", doubles=False) == [0, 1]
     assert count_compiled_and_loaded(tmp_path / "other", doubles=True) == [1, 1]
     assert count_compiled_and_loaded(tmp_path / "other", doubles=False) == [0, 1]
+
+
+def test_edit_of_another_module_invalidates_the_cache(tmp_path: Path) -> None:
+    """A kernel contains what it calls: an upgrade must not run machine code of the old release."""
+    package = tmp_path / "rescnet_dist"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(rescnet_dist.__file__).parent, package, ignore=ignored)
+    script = """
+from rescnet_dist.kernels.cpu.registers import split_vectors
+split_vectors(5)
+print(__import__("rescnet_dist").__file__, sum(split_vectors.stats.cache_hits.values()))
+"""
+
+    def count_loaded() -> int:
+        found = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+            cwd=tmp_path,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout.split()
+        assert Path(found[0]).parent == package
+        return int(found[1])
+
+    assert [count_loaded(), count_loaded()] == [0, 1]
+    with (package / "kernels/cpu/layout.py").open("a") as file:
+        file.write("# edited\n")
+    assert [count_loaded(), count_loaded()] == [0, 1]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
 from itertools import compress
 from typing import Any, TypeVar, cast
 
 import numba
 
-from rescnet_dist._compat import is_missing_in_numba_cache, numba_lock, parse_numba_signature
+from rescnet_dist._compat import (
+    add_to_numba_source_stamp,
+    is_missing_in_numba_cache,
+    numba_lock,
+    parse_numba_signature,
+)
 
 MAX_COMPILE_SECONDS = 300
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -22,14 +30,30 @@ def compile_kernel(function: Function) -> Function:
     """Compile a function for the types that it is called with, once per machine and version.
 
     It runs in the calling thread, as parallelism comes from Dask tasks. Multiplications and
-    additions may be fused; sums are never reordered. If no cache folder is writable (see Numba's
-    NUMBA_CACHE_DIR), the function is compiled in each process.
+    additions may be fused; sums are never reordered. The cache is invalid once any module next to
+    this one changes, as kernels contain the functions and constants of others. If no cache folder
+    is writable (see Numba's NUMBA_CACHE_DIR), the function is compiled in each process.
     """
     options: Any = {"nogil": True, "fastmath": {"contract", "nsz"}}
-    try:
-        return cast(Function, numba.njit(cache=True, **options)(function))
-    except RuntimeError:
-        return cast(Function, numba.njit(**options)(function))
+    with contextlib.suppress(RuntimeError):  # no folder is writable
+        kernel = numba.njit(cache=True, **options)(function)
+        if not hasattr(kernel, "compile") or add_to_numba_source_stamp(kernel, _hash_sources()):
+            return cast(Function, kernel)
+    return cast(Function, numba.njit(**options)(function))
+
+
+@cache
+def _hash_sources() -> str:
+    """Return a hash of the modules that kernels, and what they call, are in."""
+    sources = {
+        entry.name: entry.read_bytes()
+        for entry in files(__package__).iterdir()
+        if entry.name.endswith(".py")
+    }
+    found = hashlib.sha256()
+    for name in sorted(sources):
+        found.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
+    return found.hexdigest()
 
 
 def precompile(kernels: Sequence[tuple[Function, Sequence[str]]]) -> None:
