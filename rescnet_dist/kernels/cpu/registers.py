@@ -2,7 +2,8 @@
 
 LLVM's vectorizer does not keep the sums of a matrix product in registers, so the loop is written
 in LLVM's vector instructions. Each sum is that of its products in their order, every one added with
-a single rounding: how sums are divided into tiles, and how wide vectors are, does not change a bit.
+a single rounding where the processor can (FMA): how sums are divided into tiles, and how wide
+vectors are, does not change a bit.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ TILE_ROWS = 6  # of sums: with the widest tile, they take 24 of 32 registers
 SIGNATURE_ARRAYS = (0, 2, 6, 10)  # arguments of a tile that are arrays
 
 
-def choose_lanes(machine: str, name: str | None, features: set[str]) -> int:
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def choose_lanes(is_x86: bool, name: str | None, features: set[str]) -> int:
     """Return the floats of a vector of a processor, by LLVM's name of it and its features."""
-    if machine.lower() not in ("x86_64", "amd64"):
+    if not is_x86:
         return 4
     if name == "x86-64-v4" or "avx512f" in features:
         return 16
@@ -34,20 +38,23 @@ def choose_lanes(machine: str, name: str | None, features: set[str]) -> int:
 
 
 def _vector_lanes() -> int:
-    """Return the floats of a vector of the processor that Numba compiles for."""
+    """Return the floats of a vector of the processor that Numba compiles for.
+
+    They follow from the name and the features that Numba's cache on disk has as a key.
+    """
     settings: Any = config
-    if settings.CPU_NAME:
-        enabled = (settings.CPU_FEATURES or "").split(",")
-        features = {part[1:] for part in enabled if part.startswith("+")}
-    else:
+    if settings.CPU_FEATURES is None:
         host = llvmlite.binding.get_host_cpu_features()
         features = {feature for feature, is_there in host.items() if is_there}
-    return choose_lanes(platform.machine(), settings.CPU_NAME, features)
+    else:
+        enabled = settings.CPU_FEATURES.split(",")
+        features = {part[1:] for part in enabled if part.startswith("+")}
+    return choose_lanes(IS_X86, settings.CPU_NAME, features)
 
 
 LANES = _vector_lanes()
-# Vectors of a tile: as many as leave registers for the factors. AVX2 has 16 registers, others 32.
-MAX_VECTORS = 2 if LANES == 8 or (LANES == 4 and platform.machine() == "x86_64") else 4
+# Vectors of a tile: as many as leave registers for the factors. x86 has 32 with AVX-512, else 16.
+MAX_VECTORS = 2 if IS_X86 and LANES < 16 else 4
 
 
 def _make_tile(vectors: int) -> Callable[..., None]:
