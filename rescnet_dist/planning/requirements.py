@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rescnet_dist.cluster.workers import Workers
-from rescnet_dist.kernels.cpu.convolution import PATCH_BYTES
-from rescnet_dist.kernels.cpu.products import ROW_WINDOW_BYTES
+from rescnet_dist.kernels.cpu.convolution import convolution_bytes
+from rescnet_dist.kernels.cpu.products import products_bytes
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.kernels.solving import MIN_SINGLE_FEATURES
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
@@ -30,6 +30,7 @@ EACH_COPIES = 2  # maps and inputs of a slab by channel, for filters on each cha
 FEATURE_COPIES = 3  # as computed, those of training images, centered
 TILE_COPIES = 7  # in float64
 FACTOR_ACCUMULATORS = 3  # an accumulator, and its factor in double precision
+MIN_KERNEL_BYTES = 20 * 2**20  # of the buffers of kernels; those of most networks are smaller
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
 # Bytes that the driver sends and receives.
 DRIVER_BYTES_PER_PASS = 40_000
@@ -208,13 +209,13 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     if architecture.head.iterative_solver:
         features = problem.feature_bytes(spec) * (FEATURE_COPIES + 1)
     per_image = images + maps + features + 64 * problem.classes
-    layout = max(layout_bytes(problem, spec, layer) for layer in architecture.bank_layers)
+    buffers = max(kernel_bytes(problem, spec, layer) for layer in architecture.bank_layers)
     slab_images = min(n, max(1, SLAB_BYTES // architecture.image_bytes))
-    layout += each_bytes(problem, spec, slab_images)
+    buffers += each_bytes(problem, spec, slab_images)
     extracting = extractor_bytes(problem, spec, slab_images)
     if architecture.feature_dtype.kind == "u":
         extracting += 4 * slab_images * architecture.features  # as heads get them
-    return n * per_image + SLAB_COPIES * slab + layout + augmenting + extracting
+    return n * per_image + SLAB_COPIES * slab + buffers + augmenting + extracting
 
 
 def each_bytes(problem: Problem, spec: NetworkSpec, images: int) -> int:
@@ -255,18 +256,15 @@ def view_pass_bytes(problem: Problem, spec: NetworkSpec, plan: Plan, threads: in
     return threads * images + sums + sum(view.workspace_bytes(shape) for view in views)
 
 
-def layout_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
-    """Return the bytes of the patches and pixel strips that are laid out at a time.
-
-    At least one image is laid out, whatever its size.
-    """
+def kernel_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
+    """Return the bytes of the buffers of convolution and patch products, on the CPU."""
     (height, width, _), architecture = problem.image_shape, problem.architecture(spec)
     size, inputs = architecture.filter_size(layer), architecture.input_channels(layer)
     if architecture.patch_channels(layer) == 1:
         inputs = 1
-    patches = 4 * height * width * size**2 * inputs
-    strips = 8 * height * width * (2 * size - 1) * inputs
-    return max(PATCH_BYTES, patches) + max(ROW_WINDOW_BYTES, strips)
+    shape = height, width, inputs, size
+    used = max(convolution_bytes(*shape, architecture.map_count(layer)), products_bytes(*shape))
+    return max(MIN_KERNEL_BYTES, used)
 
 
 def vector_accumulator_bytes(problem: Problem, spec: NetworkSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_patch_scatter_of_a_whole_chunk(rng):
 
 @pytest.mark.parametrize("side", [3, 4, 5, 33])
 @pytest.mark.parametrize("channels", [1, 8, 53])
-def test_displacements_of_many_channels_equal_unfolded_patches(channels, side, rng):
+def test_displacements_of_many_channels_equal_unfolded_patches(channels, side, rng, monkeypatch):
     """Whole tiles of registers, and their remainders; also more pixels than single sums have."""
     maps, images = (
         rng.normal(size=(5, side, side + 2, c)).astype(np.float32) for c in (channels - 1, 1)
@@ -99,7 +100,58 @@ def test_displacements_of_many_channels_equal_unfolded_patches(channels, side, r
     expected = flat.T @ flat
     found = products.sum_displacement_products(inputs, 3, shift)
     assert np.abs(found - expected).max() <= 1e-6 * expected.max()
+    monkeypatch.setattr(products, "MAX_SUMS_BYTES", 0)  # few channels at a time
+    parts = products.sum_displacement_products(inputs, 3, shift)
+    np.testing.assert_array_equal(parts, found)
     np.testing.assert_array_equal(found, found.T)
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "size"), [(20, 16, 3), (9, 20, 5), (12, 5, 7), (4, 3, 3), (8, 16, 5)]
+)
+def test_products_bytes_bound_what_is_allocated(side, channels, size, rng):
+    """And are not much more where sums, or products of pairs, are most of it."""
+    inputs = LayerInput.of(rng.normal(size=(3, side, side, channels)).astype(np.float32))
+    shift = np.zeros(channels)
+    products.patch_products(inputs, size, shift, shift)  # compiled before memory is measured
+    tracemalloc.start()
+    try:
+        products.patch_products(inputs, size, shift, shift)
+        used = tracemalloc.get_traced_memory()[1] - 8 * (size**2 * channels) ** 2
+    finally:
+        tracemalloc.stop()
+    if not products.uses_pairs(side, side, channels, size):
+        used *= (8 + 4) / 8  # those in single precision are allocated by Numba
+    bound = products.products_bytes(side, side, channels, size)
+    assert used <= bound
+    fixed = products.BATCH_BYTES + 4 * products.PAIR_BATCH_IMAGES * side**2 * channels
+    assert bound - fixed <= 2 * used
+    assert products.products_bytes(side, side, channels, side + 1) == 0
+    assert products.products_bytes(32, 32, 323, 5) <= 1.05 * products.MAX_SUMS_BYTES
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 5000), (5000, 2), (3, 2049)])
+def test_sums_of_wide_images_keep_their_digits(height, width, rng):
+    """No more than MAX_SUMMED_PIXELS are summed in single precision, however long a row is."""
+    images = rng.uniform(0.5, 1, (2, height, width, 2)).astype(np.float32)
+    shift = np.zeros(2)
+    flat = unfold(images.astype(np.float64), 2).reshape(-1, 8)
+    expected = flat.T @ flat
+    found = products.sum_displacement_products(LayerInput.of(images), 2, shift)
+    assert np.abs(found / expected - 1).max() <= 3e-6
+    for down in range(2):
+        for edges in products._divide_pixels(height, width, 2, down):
+            assert max(b - a for a, b in pairwise(edges)) <= products.MAX_SUMMED_PIXELS
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_nan_reaches_its_patches_alone(size, rng):
+    """Not the sums of other channels, which tiles of registers compute next to them."""
+    images = rng.normal(size=(3, 5, 6, 4)).astype(np.float32)
+    images[1, 2, 3, 1] = np.nan
+    found = products.sum_displacement_products(LayerInput.of(images), size, np.zeros(4))
+    is_hit = np.arange(size**2 * 4) % 4 == 1
+    np.testing.assert_array_equal(np.isfinite(found), ~(is_hit | is_hit[:, None]))
 
 
 def test_large_mean_does_not_lose_precision(rng):
@@ -143,7 +195,7 @@ def test_both_algorithms_equal_products_of_unfolded_patches(algorithm, shape, rn
 
 
 @pytest.mark.parametrize("pair_pixels", [0, products.MAX_PAIR_PIXELS], ids=["shifts", "pairs"])
-@pytest.mark.parametrize("channels", [2, 9])  # in double and in single precision
+@pytest.mark.parametrize("channels", [2, 9])  # less than a tile of registers, and more
 def test_whole_weights_equal_repeated_images(channels, pair_pixels, rng, monkeypatch):
     """Extremes are equal, and sums, mean and scatter agree; some images are not selected."""
     monkeypatch.setattr(products, "MAX_PAIR_PIXELS", pair_pixels)

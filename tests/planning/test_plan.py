@@ -17,6 +17,7 @@ import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import WorkersTooSmallError
+from rescnet_dist.kernels.cpu.products import MAX_SUMS_BYTES
 from rescnet_dist.model.architecture import SLAB_BYTES
 from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.filters.pca import PCA
@@ -395,3 +396,12 @@ def test_slabs_of_large_images_are_of_one_image() -> None:
     assert image > 2 * SLAB_BYTES
     maps = 4 * 4 * 512 * 512 * 8  # two chunks of maps that are read, two that are written
     assert chunk_bytes(large, spec, plan) > 3 * image + maps
+
+
+def test_plan_counts_the_sums_of_large_filters() -> None:
+    """Each thread has those of all displacements, of as many channels as fit their limit."""
+    plan = Plan(1000, 1, 1, 2, 1)
+    small, large = (
+        chunk_bytes(MANY, CIFAR.replace(filters=50, filter_size=size), plan) for size in (3, 7)
+    )
+    assert large - small >= MAX_SUMS_BYTES - 20 * MIB

@@ -12,6 +12,13 @@ from rescnet_dist.kernels.inputs import LayerInput
 PATCH_BYTES = 4 * 2**20  # size of the patch matrix (im2col) that is held at a time
 
 
+def convolution_bytes(height: int, width: int, channels: int, size: int, filters: int) -> int:
+    """Return the bytes that `convolve` uses in single precision, beyond inputs and maps."""
+    padded = 4 * (height + size - 1) * (width + size - 1) * channels
+    starts = 8 * height * width
+    return padded + starts + 3 * 4 * size**2 * channels * filters  # filters: as given, two copies
+
+
 def convolve(
     inputs: LayerInput, filters: Array, bias: Array, low: Array, scale: Array, into: Array | None
 ) -> Array:

@@ -27,7 +27,7 @@ CONVOLVE_SIGNATURE = (
 )
 SUM_RECTANGLES_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], int64, "
-    "int64, int64[:,::1], int64, float64[:,:,::1])"
+    "int64, int64[:,::1], int64, int64, float64[:,:,::1])"
 )
 
 
@@ -116,10 +116,12 @@ def sum_rectangles(
     batch: int,
     rectangles: Array,
     max_pixels: int,
+    first_channel: int,
     totals: Array,
 ) -> None:
     """Add Σ pixel·window over the pixels of each rectangle to totals (R, c', w').
 
+    Of the pixel, these are the channels from first_channel on, as many as totals have rows.
     The window of a pixel are its neighbors in a row below it: up to size − 1 to the left and right,
     or in its own row the pixel itself and those to the right. Pixels are those of the images `rows`
     (m,), minus shift (c,), times the root of the image, roots (m,). rectangles (R, 5) are how many
@@ -152,7 +154,7 @@ def sum_rectangles(
             skipped = 0 if down else reach  # positions of a window
             width_used = (2 * reach + 1 - skipped) * channels
             parts = split_vectors((width_used + LANES - 1) // LANES)
-            a_start = top * line + (reach + left) * channels
+            a_start = top * line + (reach + left) * channels + first_channel
             b_start = (top + down) * line + (left + skipped) * channels
             if bottom - top == 1 or right - left == 1:
                 # one line of pixels of each image: all images at a time
@@ -166,7 +168,7 @@ def sum_rectangles(
                     pending[index] += images * length
                     _add_products(
                         padded, a_start + i * image, b_start + i * image, image, step,
-                        images, length, parts, channels, own_rows, sums[index],
+                        images, length, parts, own_rows, sums[index],
                     )  # fmt: skip
                 continue
             step = max(1, BLOCK_PIXELS // (right - left))
@@ -179,7 +181,7 @@ def sum_rectangles(
                     place = i * image + y * line
                     _add_products(
                         padded, a_start + place, b_start + place, line, channels,
-                        lines, right - left, parts, channels, own_rows, sums[index],
+                        lines, right - left, parts, own_rows, sums[index],
                     )  # fmt: skip
     for index in range(count):
         _flush(sums[index], totals[index], pending, index)
@@ -195,7 +197,6 @@ def _add_products(
     outer: int,
     inner: int,
     parts: Array,
-    channels: int,
     own_rows: Array,
     sums: Array,
 ) -> None:
@@ -205,7 +206,7 @@ def _add_products(
     part of a window that is multiplied at a time.
     """
     flat, span = sums.reshape(sums.size), sums.shape[1]
-    for a in range(0, channels, TILE_ROWS):
+    for a in range(0, len(sums), TILE_ROWS):
         x = 0
         for vectors in parts:
             add_tile(

@@ -17,11 +17,13 @@ from rescnet_dist.kernels.cpu.loading import kernel, tile_shape
 from rescnet_dist.kernels.cpu.pixels import write_patches
 from rescnet_dist.kernels.inputs import LayerInput
 
-ROW_WINDOW_BYTES = 16 * 2**20  # that plans count for the buffers of patch products, at least
 BATCH_BYTES = 2**20  # size of the padded images that are held at a time, for the cache
 MAX_SUMMED_PIXELS = 1024  # one by one in single precision: sums of more would lose digits
 PAIR_BATCH_IMAGES = 512  # whose products are summed in single precision
 MAX_PAIR_PIXELS = 4096  # times channels, up to which products of all pairs of pixels are held
+MAX_SUMS_BYTES = 128 * 2**20  # size of the sums of all displacements that are held at a time
+MIN_SUMS_ROWS = 6  # those of a tile
+MAX_TILE_PADDING = 5, 15  # rows and columns of sums that fill the last tiles, at most
 
 
 def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -> Array:
@@ -30,10 +32,38 @@ def patch_products(inputs: LayerInput, size: int, shift: Array, extent: Array) -
     shift (c,); extent (c,) bounds |inputs − shift|. A patch is flattened in the order row, column,
     channel. Pixels are multiplied by the root of the weight of their image, if there are weights.
     """
-    height, width, channels = inputs.shape
-    if pair_cost(height, width, channels) <= displacement_cost(height, width, channels, size):
+    if uses_pairs(*inputs.shape, size):
         return sum_pair_products(inputs, size, shift)
     return sum_displacement_products(inputs, size, shift)
+
+
+def uses_pairs(height: int, width: int, channels: int, size: int) -> bool:
+    """Return whether products of all pairs of pixels are cheaper than those by displacements."""
+    return pair_cost(height, width, channels) <= displacement_cost(height, width, channels, size)
+
+
+def products_bytes(height: int, width: int, channels: int, size: int) -> int:
+    """Return the bytes that `patch_products` uses, beyond its input and its result."""
+    if size > min(height, width):
+        return 0  # there is no patch
+    if uses_pairs(height, width, channels, size):
+        pixels = height * width * channels
+        return 4 * pixels * (pixels + PAIR_BATCH_IMAGES) + 8 * (size**2 * channels) ** 2
+    grids = (_divide_pixels(height, width, size, down) for down in range(size))
+    rectangles = sum((len(rows) - 1) * (len(columns) - 1) for rows, columns in grids)
+    row = sums_bytes(rectangles, (2 * size - 1) * channels + MAX_TILE_PADDING[1])
+    sums = min((channels + MAX_TILE_PADDING[0]) * row, max(MAX_SUMS_BYTES, MIN_SUMS_ROWS * row))
+    return max(BATCH_BYTES, padded_bytes(height, width, channels, size)) + sums
+
+
+def sums_bytes(rectangles: int, span: int) -> int:
+    """Return the bytes of the sums of a channel, in double and in single precision."""
+    return (8 + 4) * rectangles * span
+
+
+def padded_bytes(height: int, width: int, channels: int, size: int) -> int:
+    """Return the bytes of an image as `sum_displacement_products` pads it."""
+    return 4 * height * (width + 2 * size - 2) * channels
 
 
 def pair_cost(height: int, width: int, channels: int) -> float:
@@ -91,31 +121,35 @@ def sum_displacement_products(inputs: LayerInput, size: int, shift: Array) -> Ar
             for columns in pairwise(all_columns)
         ]
     )
-    side = -(-channels // tile_rows) * tile_rows
     span = -(-(2 * size - 1) * channels // lanes) * lanes
-    totals = np.zeros((len(rectangles), side, span))
     roots = np.ones(len(inputs), np.float32)
     if inputs.row_weights is not None:
         roots = np.sqrt(inputs.row_weights).astype(np.float32)
-    image_bytes = 4 * height * (width + 2 * size - 2) * channels
-    kernel("sum_rectangles")(
-        inputs.maps,
-        inputs.images,
-        inputs.rows,
-        roots,
-        shift.astype(np.float32),
-        size,
-        max(1, min(BATCH_BYTES // image_bytes, len(inputs))),
-        rectangles,
-        MAX_SUMMED_PIXELS,
-        totals,
-    )
-    total, start = np.zeros((size, size, channels, size, size, channels)), 0
-    for down, (rows, columns) in enumerate(grids):
-        shape = len(rows) - 1, len(columns) - 1
-        sums = totals[start : start + shape[0] * shape[1], :channels, : (2 * size - 1) * channels]
-        _write_offset_pairs(sums.reshape(*shape, *sums.shape[1:]), rows, columns, down, total)
-        start += shape[0] * shape[1]
+    tiles = max(1, MAX_SUMS_BYTES // (tile_rows * sums_bytes(len(rectangles), span)))
+    side = min(tiles, -(-channels // tile_rows)) * tile_rows  # channels whose sums are held
+    total = np.zeros((size, size, channels, size, size, channels))
+    for first in range(0, channels, side):
+        totals, start = np.zeros((len(rectangles), side, span)), 0
+        kernel("sum_rectangles")(
+            inputs.maps,
+            inputs.images,
+            inputs.rows,
+            roots,
+            shift.astype(np.float32),
+            size,
+            max(1, min(BATCH_BYTES // padded_bytes(*inputs.shape, size), len(inputs))),
+            rectangles,
+            MAX_SUMMED_PIXELS,
+            first,
+            totals,
+        )
+        sums = totals[:, : channels - first, : (2 * size - 1) * channels]
+        for down, (rows, columns) in enumerate(grids):
+            shape = len(rows) - 1, len(columns) - 1
+            own = sums[start : start + shape[0] * shape[1]].reshape(*shape, *sums.shape[1:])
+            _write_offset_pairs(own, rows, columns, down, first, total)
+            start += shape[0] * shape[1]
+        del totals, sums, own  # before the next ones are allocated
     return total.reshape(size * size * channels, -1)
 
 
@@ -123,32 +157,37 @@ def _divide_pixels(height: int, width: int, size: int, down: int) -> tuple[list[
     """Return the first rows and columns of the parts that pixels are divided into, and their ends.
 
     An offset `down` rows above another in a patch visits all pixels but some rows and columns at
-    the border, which are parts of their own.
+    the border, which are parts of their own. No part is longer than MAX_SUMMED_PIXELS.
     """
     return tuple(  # type: ignore[return-value]
-        sorted({edge for i in range(border + 1) for edge in (i, length - border + i)})
+        sorted(
+            {edge for i in range(border + 1) for edge in (i, length - border + i)}
+            | {*range(0, length, MAX_SUMMED_PIXELS)}
+        )
         for length, border in ((height - down, size - 1 - down), (width, size - 1))
     )
 
 
 def _write_offset_pairs(
-    sums: Array, rows: list[int], columns: list[int], down: int, total: Array
+    sums: Array, rows: list[int], columns: list[int], down: int, channel: int, total: Array
 ) -> None:
     """Write the sums of all pairs of offsets, one `down` below the other, to total.
 
     Each is the sum over the parts of the image that the pair visits. sums (parts of rows, parts of
-    columns, c, w), the edges of the parts are rows and columns; total (k, k, c, k, k, c).
+    columns, c', w) of c' channels from `channel` on, the edges of the parts are rows and columns;
+    total (k, k, c, k, k, c).
     """
     size, channels = total.shape[1:3]
     border = size - 1 - down
     skipped = 0 if down else size - 1  # positions of windows
+    own = slice(channel, channel + sums.shape[2])
     for top in range(size - down):
         first, last = rows.index(top), rows.index(rows[-1] - border + top)
         visited = sums[first:last].sum(axis=0)
         for left in range(size):
             first, last = columns.index(left), columns.index(columns[-1] - size + 1 + left)
-            value = visited[first:last].sum(axis=0).reshape(channels, 2 * size - 1, channels)
+            value = visited[first:last].sum(axis=0).reshape(-1, 2 * size - 1, channels)
             begin = 0 if down else left  # column of the leftmost neighbor in the patch
             neighbors = value[:, size - 1 + begin - left - skipped :][:, : size - begin]
-            total[top, left, :, top + down, begin:] = neighbors
-            total[top + down, begin:, :, top, left] = neighbors.transpose(1, 2, 0)
+            total[top, left, own, top + down, begin:] = neighbors
+            total[top + down, begin:, :, top, left, own] = neighbors.transpose(1, 2, 0)
