@@ -31,8 +31,7 @@ OTHER_DISTRIBUTIONS = {
     "prometheus_client": "prometheus-client",
     "torch": "torch",
 }
-# Numba requires one release of llvmlite, dask_cuda some of Dask (see cluster/connect.py)
-UNDECLARED = {"dask_cuda", "llvmlite"}
+UNDECLARED = {"dask_cuda"}  # requires some releases of Dask (see cluster/connect.py)
 DEVELOPER_EXTRAS = {"docs", "test"}  # for users, an import needs another one
 # Modules that need an extra as a whole; others import its packages where they need them.
 MODULES_OF_EXTRAS = {
