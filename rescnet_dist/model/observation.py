@@ -301,8 +301,12 @@ class Observation:
         return patch_moments(inputs, group.size, InputSums.of(inputs))
 
     def _take_observed(self, group: FilterGroup) -> LayerInput:
-        """Return the observed training images, of the channels of a group, copied once."""
+        """Return the observed training images, of the channels of a group.
+
+        The copy is kept until another group is observed, as learners ask for it many times.
+        """
         if group.channels not in self._taken:
+            self._taken.clear()
             self._taken[group.channels] = self._observed_inputs.take(group.channels)
         return self._taken[group.channels]
 

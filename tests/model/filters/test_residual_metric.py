@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import oracle
 import pytest
@@ -154,3 +156,19 @@ def test_few_images_are_those_that_are_selected(channels: tuple[int, ...]) -> No
     expected = leading(metric(patches, errors, WEIGHTS[TRAIN][rows]), 3)
     filters, _ = learner.fit(learner.observe(chunk, group), group)
     np.testing.assert_allclose(filters.reshape(-1, 3), expected, atol=2e-3)
+
+
+def test_pixels_of_one_tower_are_copied_at_a_time() -> None:
+    """Copies of all towers would be as large as the maps of the chunk."""
+    learner, images = ResidualMetric(ridge=RIDGE), make_images()
+    counts, none = np.bincount(LABELS[TRAIN], minlength=CLASSES), np.zeros(CLASSES, np.int64)
+    chunk = Observation(LayerInput.of(images), LABELS, TRAIN, none, counts, scores=make_scores())
+    copies = []
+    for channel in range(2):
+        group = make_group(learner, 3, (channel,))
+        learner.observe(chunk, group)
+        taken = chunk._take_observed(group)
+        assert taken is chunk._take_observed(group)
+        copies.append(weakref.ref(taken.images))
+        del taken
+    assert [copy() is None for copy in copies] == [True, False]
