@@ -16,7 +16,7 @@ lock() { # FILE, options and inputs of uv
     uv pip compile --python-platform aarch64-manylinux_2_28 --constraint "$file" "$@" | diff "$file" -
 }
 
-lock constraints.txt "$@" --extra dashboard --extra fast-png --extra gateway --extra k8s --extra prometheus \
-    --extra s3 pyproject.toml deploy/image/packages.in
+lock constraints.txt "$@" --extra dashboard --extra fast-png --extra gateway --extra k8s --extra obstore \
+    --extra prometheus --extra s3 pyproject.toml deploy/image/packages.in
 lock gpu.txt "$@" --constraint deploy/image/constraints.txt --no-emit-package numpy deploy/image/gpu.in
 lock build.txt "$@" deploy/image/build.in

@@ -32,7 +32,7 @@ from rescnet_dist.kernels.cpu.ahead import FOLDER_VARIABLE
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / "deploy/image"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("dashboard", "fast-png", "gateway", "k8s", "prometheus", "s3")
+EXTRAS = ("dashboard", "fast-png", "gateway", "k8s", "obstore", "prometheus", "s3")
 
 
 @dataclass(frozen=True)
