@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from io import BytesIO
 
 from aiohttp import ClientSession, DummyCookieJar, web
 from multidict import CIMultiDict
@@ -18,7 +20,6 @@ SLOW_DOWN = (
     '<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code>'
     "<Message>Please reduce your request rate.</Message></Error>"
 )
-INTERNAL_ERROR = SLOW_DOWN.replace("SlowDown", "InternalError")
 AMZ_DATE, AMZ_DATE_FORMAT = "X-Amz-Date", "%Y%m%dT%H%M%SZ"  # when a request was signed
 THROTTLED = {503: SLOW_DOWN, 429: SLOW_DOWN.replace("SlowDown", "TooManyRequests")}
 MAX_BODY_BYTES = 2**30
@@ -29,7 +30,8 @@ class S3Proxy:
 
     `requests` counts those that were forwarded, and `throttled` those that were answered with 503
     or 429, by kind: GET, HEAD, LIST, PUT, POST or DELETE. While `failing` is positive, requests
-    are answered with 500 instead; `failed` counts them.
+    (those of `failing_kind`, if it is set) are answered with the status and the code of `failure`
+    instead; `failed` counts them.
     """
 
     def __init__(self, target: str) -> None:
@@ -38,6 +40,9 @@ class S3Proxy:
         self.throttled: Counter[str] = Counter()
         self.share, self.rng = 0.0, random.Random(0)
         self.failing, self.failed = 0, 0
+        self.failing_kind, self.failure = "", (500, "InternalError")
+        self.delay_seconds = 0.0  # before each request is forwarded
+        self.upload_bytes_per_second = math.inf
         self.clock_offset = timedelta(0)  # added to the time of each request
         self.ready = threading.Event()
         self.loop = asyncio.new_event_loop()
@@ -70,21 +75,24 @@ class S3Proxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         kind = describe_request(request)
-        if self.failing > 0:
+        if self.failing > 0 and self.failing_kind in ("", kind):
             self.failing, self.failed = self.failing - 1, self.failed + 1
+            status, code = self.failure
             await request.read()
-            return web.Response(status=500, text=INTERNAL_ERROR, content_type="text/xml")
+            text = SLOW_DOWN.replace("SlowDown", code)
+            return web.Response(status=status, text=text, content_type="text/xml")
         if self.rng.random() < self.share:
             self.throttled[kind] += 1
             status = self.rng.choice(tuple(THROTTLED))
             await request.read()
             return web.Response(status=status, text=THROTTLED[status], content_type="text/xml")
         self.requests[kind] += 1
+        await asyncio.sleep(self.delay_seconds)
         async with self.session.request(
             request.method,
             self.target + request.raw_path,
             headers=self._shift_clock(keep_headers(request.headers)),
-            data=await request.read(),
+            data=await self._receive_body(request),
             allow_redirects=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         ) as answer:
@@ -93,6 +101,15 @@ class S3Proxy:
             if request.method == "HEAD":
                 headers["Content-Length"] = answer.headers.get("Content-Length", "0")
             return web.Response(status=answer.status, headers=headers, body=body)
+
+    async def _receive_body(self, request: web.Request) -> BytesIO:
+        """Read the body of a request, no faster than the link."""
+        body = BytesIO()
+        while part := await request.content.read(2**16):
+            body.write(part)
+            await asyncio.sleep(len(part) / self.upload_bytes_per_second)
+        body.seek(0)
+        return body
 
     def _shift_clock(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
         """Change the time at which a request was signed."""

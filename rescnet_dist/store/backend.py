@@ -11,6 +11,7 @@ Backends make single attempts and raise OSError; `Location` retries, and transla
 
 from __future__ import annotations
 
+import copyreg
 import logging
 from functools import cache
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from rescnet_dist.errors import StoreError, mask_secrets
 from rescnet_dist.store.filesystem import file_system
 from rescnet_dist.store.fsspec_backend import FsspecBackend, LocalBackend
 from rescnet_dist.store.object_options import PROTOCOLS, UnsupportedSettingError
-from rescnet_dist.store.obstore_backend import open_obstore
+from rescnet_dist.store.obstore_backend import ObjectZarrStore, open_obstore
 
 OBJECT_STORE_SETTING = "rescnet.object-store"  # of Dask's configuration
 OBJECT_STORES = ("auto", "fsspec", "obstore")
@@ -70,7 +71,7 @@ class Backend(Protocol):
         """Remove everything at a path and below it, if there is anything."""
 
     def upload(self, file: str, path: str) -> None:
-        """Copy a local file to a path."""
+        """Copy a local file to a path; readers see all of it, or nothing if that fails."""
 
     def zarr_store(self, url: str, path: str, *, read_only: bool) -> Store:
         """Open the Zarr store at a path, whose URL is given, too."""
@@ -96,6 +97,28 @@ def open_backend(url: str) -> tuple[Backend, str]:
         _log_fallback(protocol, problem)
     fs, path = file_system(url)
     return LocalBackend(fs) if is_local(fs) else FsspecBackend(fs), path
+
+
+def open_zarr_store(url: str, *, read_only: bool = False) -> Store:
+    """Open the Zarr store at a URL."""
+    backend, path = open_backend(url)
+    return backend.zarr_store(url, path, read_only=read_only)
+
+
+def _reduce_zarr_store(store: ObjectZarrStore) -> tuple[Any, ...]:
+    """Pickle a Zarr store as its URL: no secret leaves a process.
+
+    The worker that opens it may have other settings, or not have obstore.
+    """
+    return _reopen_zarr_store, (store.url, store.read_only)
+
+
+def _reopen_zarr_store(url: str, read_only: bool) -> Store:
+    """Open a Zarr store that was pickled, with the client and the settings of this process."""
+    return open_zarr_store(url, read_only=read_only)
+
+
+copyreg.pickle(ObjectZarrStore, _reduce_zarr_store)
 
 
 def is_local(fs: Any) -> bool:

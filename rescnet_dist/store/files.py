@@ -57,9 +57,4 @@ def _upload_file(backend: Backend, path: str, location: Location) -> Iterator[IO
     with tempfile.NamedTemporaryFile(prefix="rescnet-") as file:
         yield file
         file.flush()
-        try:
-            with_retries(partial(backend.upload, file.name, path), mask_secrets(location.url))
-        except BaseException:
-            with suppress(Exception):  # The first error is the one to report.
-                backend.remove(path)
-            raise
+        with_retries(partial(backend.upload, file.name, path), mask_secrets(location.url))

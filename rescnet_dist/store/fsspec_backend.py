@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
@@ -17,6 +18,7 @@ from rescnet_dist.store.filesystem import (
     leave_retries_to_us,
     replace_file,
 )
+from rescnet_dist.store.retry import is_transient
 
 CREATE_LOCK = threading.Lock()  # memory:// takes two steps to create an object
 
@@ -52,8 +54,14 @@ class FsspecBackend:
         with CREATE_LOCK:
             try:
                 self.fs.pipe_file(path, content, mode="create")
-            except Exception:  # File systems differ in what they raise if it exists.
-                if not self._forget(path).exists(path):
+            except Exception as error:  # File systems differ in what they raise if it exists.
+                try:
+                    exists = self._forget(path).exists(path)
+                except Exception as unknown:
+                    if is_transient(unknown):
+                        raise
+                    raise error from None  # An answer to HEAD does not say why.
+                if not exists:
                     raise
             return self.read(path) == content
 
@@ -91,7 +99,13 @@ class FsspecBackend:
 
     def upload(self, file: str, path: str) -> None:
         """Copy a local file to a path."""
-        self.fs.put_file(file, path)
+        try:
+            self.fs.put_file(file, path)
+        except BaseException:
+            if not is_s3(self.fs.protocol):  # where a part of a file is never seen
+                with suppress(Exception):  # The first error is the one to report.
+                    self.fs.rm_file(path)  # not what is below the path, if it is a folder
+            raise
 
     def zarr_store(self, url: str, path: str, *, read_only: bool) -> Store:
         """Open the Zarr store at a URL, which reads whole objects in one request."""

@@ -40,7 +40,7 @@ from rescnet_dist.errors import (
     mask_secrets,
 )
 from rescnet_dist.store.arrays import StoredArray, read_verified
-from rescnet_dist.store.backend import Backend, open_backend
+from rescnet_dist.store.backend import Backend, open_backend, open_zarr_store
 from rescnet_dist.store.checksums import Array, checksum
 from rescnet_dist.store.filesystem import describe_missing_bucket
 from rescnet_dist.store.half import from_half, to_half
@@ -122,8 +122,7 @@ class Location:
         """Open the Zarr store at this location; `is_new` if a user has just named it."""
         if read_only and (zipped := self._open_zip(is_new=is_new)):
             return zipped
-        backend, path = self._open()
-        return backend.zarr_store(self.url, path, read_only=read_only)
+        return open_zarr_store(self.url, read_only=read_only)
 
     def _open_zip(self, *, is_new: bool) -> Store | StorePath | None:
         """Return the store in the zip file here, or the group in one above; None without any."""

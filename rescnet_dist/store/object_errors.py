@@ -10,7 +10,7 @@ STATUS = re.compile(r"status code: (\d{3})\b ?([A-Za-z ]*)")
 CODE = re.compile(r"<Code>([^<]*)</Code>")
 MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 DEBUG_OUTPUT = re.compile(r"\s*Debug source:.*", re.DOTALL)  # repeats the message at length
-REQUEST = re.compile(r"in [\d.]+[µnm]?s - ")  # ends the description of the request
+REQUEST = re.compile(r"in [\d.]+[µnm]?s(, after \d+ retries, .*?)? +- ")  # ends its description
 # Where a client looks for credentials if it was given none: on AWS, Google Cloud and Azure
 CREDENTIAL_REQUEST = re.compile(
     r"/latest/(api/token|meta-data/)|/metadata/identity/|/computeMetadata/"
@@ -18,6 +18,9 @@ CREDENTIAL_REQUEST = re.compile(
 
 THROTTLED_STATUS = (429, 503)
 DENIED_STATUS = (401, 403)
+DENIED_CODE = "ExpiredToken"  # of S3, with status 400
+TIMEOUT_CODE = "RequestTimeout"  # of S3, with status 400: a body did not arrive in time
+REDIRECT_MESSAGE = "redirect without LOCATION"  # by S3, if a bucket is in another region
 RETRIABLE_CLIENT_STATUS = (408, 425, 429)  # HTTP client errors that may succeed later
 DENIED_CLASSES = {"PermissionDeniedError", "UnauthenticatedError"}
 PERMANENT_CLASSES = {"InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError"}
@@ -40,17 +43,21 @@ def translate_error(error: Exception) -> Exception:
     name, reason = type(error).__name__, _shorten(text)
     if CREDENTIAL_REQUEST.search(text):
         return MissingCredentialsError(f"there are no credentials ({reason})")
+    found, code = STATUS.search(text), CODE.search(text)
+    status = int(found[1]) if found else None
+    if status == 409:  # Another request is changing the same object.
+        return OSError(errno.EBUSY, reason)
     if name == "AlreadyExistsError":
         return FileExistsError(reason)
-    found = STATUS.search(text)
-    status = int(found[1]) if found else None
-    if name in DENIED_CLASSES or status in DENIED_STATUS:
+    if name in DENIED_CLASSES or status in DENIED_STATUS or (code and code[1] == DENIED_CODE):
         return PermissionError(reason)
+    if code and code[1] == TIMEOUT_CODE:
+        return TimeoutError(errno.ETIMEDOUT, reason)
     if status == 404:
         return FileNotFoundError(reason)
     if status in THROTTLED_STATUS:
         return OSError(errno.EBUSY, reason)
-    if name in PERMANENT_CLASSES or _is_refused(status):
+    if name in PERMANENT_CLASSES or _is_refused(status) or REDIRECT_MESSAGE in text:
         return OSError(errno.EINVAL, reason)
     if status == 507:
         return OSError(errno.ENOSPC, reason)
@@ -67,6 +74,8 @@ def _shorten(text: str) -> str:
 
     >>> _shorten("Generic S3 error: Error performing GET http://host in 1.2ms - HTTP error: closed")
     'HTTP error: closed'
+    >>> _shorten("Error performing GET http://host in 2s, after 1 retries, max_retries: 1  - lost")
+    'lost'
     >>> _shorten("status code: 503 Unavailable: <Code>SlowDown</Code><Message>Wait</Message>")
     '503 Unavailable, SlowDown: Wait'
     """

@@ -25,7 +25,10 @@ PROTOCOLS = {  # of URLs, and the names under which fsspec has their settings
 }
 ENVIRONMENT_PREFIXES = {"s3": "AWS_", "gcs": "GOOGLE_", "abfs": "AZURE_"}
 
-CONNECT_TIMEOUT, READ_TIMEOUT = "60s", "120s"  # an upload counts as a read, until it is answered
+CONNECT_TIMEOUT, READ_TIMEOUT = "60s", "120s"
+# obstore counts the time of an upload as waiting for an answer. A large object may take long on a
+# slow link; Linux gives up a connection whose other end is gone after 15 minutes, too.
+UPLOAD_TIMEOUT = "15min"
 TOTAL_TIMEOUT = "1h"  # obstore would end each request after 30 s, however many bytes have arrived
 
 S3_OPTIONS = {
@@ -60,6 +63,8 @@ FILE_OPTIONS = {  # of files, lists and threads of fsspec, which obstore does no
     *("listings_expiry_time", "loop", "max_concurrency", "max_paths", "skip_instance_cache"),
     *("use_listings_cache", "blocksize", "consistency", "project", "access", "requests_timeout"),
 }
+REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 PROFILE_VARIABLES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
 AWS_FILES = {
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
@@ -142,6 +147,22 @@ def _translate_s3(settings: ClientSettings, options: Mapping[str, Any]) -> None:
             raise _unsupported(name)
     if str(config.get("endpoint", "")).startswith("http://"):
         settings.client["allow_http"] = True
+    _check_region(config)
+
+
+def _check_region(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedSettingError if the region of a bucket of AWS is not known.
+
+    botocore follows the server to it. obstore would assume us-east-1, and fail for others.
+    """
+    variables = (*REGION_VARIABLES, *ENDPOINT_VARIABLES)
+    if not any(os.environ.get(name) for name in variables) and not config.keys() & {
+        "region",
+        "endpoint",
+    }:
+        raise UnsupportedSettingError(
+            "obstore does not look for the region of a bucket. Set AWS_DEFAULT_REGION"
+        )
 
 
 def _check_aws_files(options: Mapping[str, Any]) -> None:

@@ -1,14 +1,15 @@
 """Objects of S3, Google Cloud and Azure through obstore, which makes requests without Python.
 
 Clients are cached, as each has connections of its own. They are found by the settings too, so a
-change of the environment is seen. A Zarr store is pickled as its URL: no secret leaves a process,
-and workers share the client that they have.
+change of the environment is seen.
 """
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from rescnet_dist.errors import mask_secrets
 from rescnet_dist.store.object_errors import translate_error
 from rescnet_dist.store.object_options import (
     PROTOCOLS,
+    UPLOAD_TIMEOUT,
     UnsupportedSettingError,
     read_settings,
     translate_settings,
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
 S3_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
-MAX_CLIENTS = 16  # of a process: one for each bucket, and one for each Zarr store
+MAX_CLIENTS = 32  # of a process: up to two for each bucket, and for each Zarr store
+MAX_SMALL_BYTES = 2**20  # of an object that any link can take within the read timeout
 MAX_SINGLE_PUT_BYTES = 2**32  # Servers take up to 5 GB in one request.
 LIST_PAGE_OBJECTS = 1000
 
@@ -41,8 +44,8 @@ class ObstoreBackend:
 
     is_local = False
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, client: Client, open_upload_client: Callable[[], Client]) -> None:
+        self.client, self.open_upload_client = client, open_upload_client
 
     def read(self, path: str) -> bytes:
         """Read a whole object."""
@@ -54,7 +57,8 @@ class ObstoreBackend:
         """Create or replace an object."""
         import obstore
 
-        obstore.put(self.client, path, content, use_multipart=len(content) > MAX_SINGLE_PUT_BYTES)
+        client = self.client if len(content) <= MAX_SMALL_BYTES else self.open_upload_client()
+        obstore.put(client, path, content, use_multipart=len(content) > MAX_SINGLE_PUT_BYTES)
 
     def create(self, path: str, content: bytes) -> bool:
         """Create an object; return False if there is one that has other content."""
@@ -63,8 +67,12 @@ class ObstoreBackend:
         try:
             obstore.put(self.client, path, content, mode="create", use_multipart=False)
         except obstore.exceptions.AlreadyExistsError:
-            return self.read(path) == content
-        return True
+            with suppress(FileNotFoundError):
+                return self.read(path) == content
+        else:
+            return True
+        # S3 answers so while another request creates or removes the object: it may be ours yet.
+        raise OSError(errno.EBUSY, f"another request is changing {path}")
 
     def exists(self, path: str) -> bool:
         """Return whether anything is stored at a path or below it.
@@ -77,10 +85,11 @@ class ObstoreBackend:
         try:
             if next(self._list(path), None):
                 return True
-            obstore.head(self.client, path)
+            if path:  # An empty bucket exists, too, but nothing is stored there.
+                obstore.head(self.client, path)
         except FileNotFoundError:
             return False
-        return True
+        return bool(path)
 
     def _list(self, path: str) -> Iterator[ObjectMeta]:
         """Yield all objects below a path, page by page.
@@ -116,7 +125,7 @@ class ObstoreBackend:
         try:
             if sizes := [entry["size"] for entry in self._list(path)]:
                 return sum(sizes)
-            return int(obstore.head(self.client, path)["size"])
+            return int(obstore.head(self.client, path)["size"]) if path else 0
         except FileNotFoundError:
             return 0
 
@@ -124,21 +133,28 @@ class ObstoreBackend:
         """Remove everything at a path and below it, if there is anything."""
         import obstore
 
-        while True:
-            paths: list[str] = []
-            try:
-                paths = [entry["path"] for entry in self._list(path)]
-                obstore.delete(self.client, paths or path)
-            except FileNotFoundError:  # on Google Cloud and Azure; another process has removed it
-                if paths:
-                    continue
-            return
+        with suppress(FileNotFoundError):  # There is no such bucket, or object.
+            if paths := [entry["path"] for entry in self._list(path)]:
+                self._remove_objects(paths)
+            elif path:
+                obstore.delete(self.client, path)
+
+    def _remove_objects(self, paths: list[str]) -> None:
+        """Remove objects together; one by one if another process has removed some of them."""
+        import obstore
+
+        try:
+            obstore.delete(self.client, paths)
+        except FileNotFoundError:  # on Google Cloud and Azure
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    obstore.delete(self.client, path)
 
     def upload(self, file: str, path: str) -> None:
         """Copy a local file to a path, in parts if it is large."""
         import obstore
 
-        obstore.put(self.client, path, Path(file))
+        obstore.put(self.open_upload_client(), path, Path(file))
 
     def zarr_store(self, url: str, path: str, *, read_only: bool) -> ObjectZarrStore:
         """Open the Zarr store at a URL."""
@@ -146,25 +162,37 @@ class ObstoreBackend:
 
 
 class ObjectZarrStore(ObjectStore["Client"]):
-    """The Zarr store at a URL, which writes whole objects in one request; pickled as its URL."""
+    """The Zarr store at a URL, which writes whole objects in one request.
 
-    def __init__(self, store: Client, *, read_only: bool = False, url: str = "") -> None:
+    `backend` pickles it as its URL.
+    """
+
+    def __init__(
+        self,
+        store: Client,
+        *,
+        read_only: bool = False,
+        url: str,
+        open_upload_client: Callable[[], Client],
+    ) -> None:
         super().__init__(store, read_only=read_only)
-        self.url = url
+        self.url, self.open_upload_client = url, open_upload_client
 
     @classmethod
     def at(cls, url: str, *, read_only: bool) -> Self:
         """Open the Zarr store at a URL with the settings of this process."""
         protocol, bucket, path = _split_url(url)
-        client = _open_client(protocol, bucket, path, read_settings(protocol))
-        return cls(client, read_only=read_only, url=url)
+        client, open_upload_client = _open_clients(protocol, bucket, path)
+        return cls(client, read_only=read_only, url=url, open_upload_client=open_upload_client)
 
     def with_read_only(self, read_only: bool = False) -> Self:
         """Return the same store for reading only, or for writing too."""
-        return type(self)(self.store, read_only=read_only, url=self.url)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _open_zarr_store, (self.url, self.read_only)
+        return type(self)(
+            self.store,
+            read_only=read_only,
+            url=self.url,
+            open_upload_client=self.open_upload_client,
+        )
 
     def __str__(self) -> str:
         return mask_secrets(self.url)
@@ -175,9 +203,9 @@ class ObjectZarrStore(ObjectStore["Client"]):
 
         if self.read_only:
             raise ValueError(f"{self} was opened for reading only. Open it for writing.")
-        content = value.as_buffer_like()
+        client = self.store if len(value) <= MAX_SMALL_BYTES else self.open_upload_client()
         in_parts = len(value) > MAX_SINGLE_PUT_BYTES
-        await obstore.put_async(self.store, key, content, use_multipart=in_parts)
+        await obstore.put_async(client, key, value.as_buffer_like(), use_multipart=in_parts)
 
 
 def open_obstore(url: str) -> tuple[ObstoreBackend, str]:
@@ -186,12 +214,17 @@ def open_obstore(url: str) -> tuple[ObstoreBackend, str]:
     Raise UnsupportedSettingError if a setting or the URL has no counterpart in obstore.
     """
     protocol, bucket, path = _split_url(url)
-    return ObstoreBackend(_open_client(protocol, bucket, "", read_settings(protocol))), path
+    return ObstoreBackend(*_open_clients(protocol, bucket, "")), path
 
 
-def _open_zarr_store(url: str, read_only: bool) -> ObjectZarrStore:
-    """Open a Zarr store that was pickled."""
-    return ObjectZarrStore.at(url, read_only=read_only)
+def _open_clients(protocol: str, bucket: str, prefix: str) -> tuple[Client, Callable[[], Client]]:
+    """Return a client with the settings as they are now, and a function that opens another.
+
+    The other one is for large uploads, and opened for the first of them.
+    """
+    arguments = protocol, bucket, prefix, read_settings(protocol)
+    # (not `partial`, whose repr would show secrets)
+    return _open_client(*arguments), lambda: _open_client(*arguments, for_uploads=True)
 
 
 def _split_url(url: str) -> tuple[str, str, str]:
@@ -214,7 +247,12 @@ def _split_url(url: str) -> tuple[str, str, str]:
 
 @lru_cache(MAX_CLIENTS)
 def _open_client(
-    protocol: str, bucket: str, prefix: str, settings: tuple[tuple[str, str], ...]
+    protocol: str,
+    bucket: str,
+    prefix: str,
+    settings: tuple[tuple[str, str], ...],
+    *,
+    for_uploads: bool = False,
 ) -> Client:
     """Return the client for a bucket, or for a prefix in it, with the settings as they are now.
 
@@ -225,6 +263,8 @@ def _open_client(
     kinds: dict[str, Any] = {"s3": S3Store, "gcs": GCSStore, "abfs": AzureStore}
     kind = PROTOCOLS[protocol][0]
     found = translate_settings(protocol)
+    if for_uploads:
+        found.client["read_timeout"] = UPLOAD_TIMEOUT
     if kind == "abfs" and "@" in bucket:  # container@account.dfs.core.windows.net
         bucket, _, host = bucket.partition("@")
         found.config["account_name"] = host.split(".")[0]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,28 @@ import dask
 import fsspec
 import numpy as np
 import pytest
+import zarr
 from s3_proxy import S3Proxy
+from zarr.storage import FsspecStore
 
-from rescnet_dist.errors import CorruptDataError, StoreError, StorePermissionError
-from rescnet_dist.store import Location, RunStore, limit_retries, read_region, write_region
+from rescnet_dist.errors import (
+    CorruptDataError,
+    StoreError,
+    StorePermissionError,
+    StoreReadError,
+    StoreUnreachableError,
+)
+from rescnet_dist.store import (
+    Location,
+    RunStore,
+    limit_retries,
+    open_output,
+    read_region,
+    retry,
+    write_region,
+)
 from rescnet_dist.store import backend as backend_module
-from rescnet_dist.store.backend import Backend, open_backend
+from rescnet_dist.store.backend import Backend, open_backend, open_zarr_store
 from rescnet_dist.store.fsspec_backend import FsspecBackend, LocalBackend
 from rescnet_dist.store.object_errors import MissingCredentialsError, translate_error
 from rescnet_dist.store.object_options import (
@@ -31,6 +49,7 @@ from rescnet_dist.store.object_options import (
     translate_settings,
 )
 from rescnet_dist.store.obstore_backend import ObjectZarrStore, ObstoreBackend, open_obstore
+from rescnet_dist.store.retry import is_out_of_space, is_throttled, is_transient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 from processes import ProcessGroup, SeaweedServer
@@ -230,6 +249,148 @@ def test_missing_credentials_are_named(s3: None, monkeypatch: pytest.MonkeyPatch
         Location.of("s3://runs/a.json").read_json()
 
 
+FAULTS: dict[str, tuple[int, str, type[StoreError]]] = {
+    "no permission": (403, "AccessDenied", StorePermissionError),
+    "wrong key": (403, "InvalidAccessKeyId", StorePermissionError),
+    "expired token": (400, "ExpiredToken", StorePermissionError),
+    "lost body": (400, "RequestTimeout", StoreUnreachableError),
+    "conflict": (409, "OperationAborted", StoreUnreachableError),
+    "server error": (500, "InternalError", StoreUnreachableError),
+    "bad request": (400, "InvalidArgument", StoreReadError),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_have_one_class_of_error(
+    fault: str, s3_proxy: S3Proxy, object_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with each client, on which the exit code depends; it says nothing of the request."""
+    monkeypatch.setattr(retry, "THROTTLED_SECONDS", 0.2)
+    labels = make_run(url := f"s3://runs/{uuid.uuid4().hex}").data_array("labels", write=True)
+    status, code, kind = FAULTS[fault]
+    s3_proxy.failure = status, code
+    s3_proxy.failing = 10**6
+    record = Location.of(f"{url}/a.json")
+    is_transient = kind is StoreUnreachableError
+    actions: list[tuple[Callable[[], Any], type[StoreError]]] = [
+        (record.read_json, kind),
+        (record.names, kind),
+        (lambda: record.create_json(1), kind),
+        (lambda: labels[0], kind if is_transient else StoreReadError),
+        (lambda: record.write_json(1), kind if is_transient else StoreError),
+        (lambda: write_region(labels, 0, np.arange(4)), kind if is_transient else StoreError),
+    ]
+    for action, expected in actions:
+        with limit_retries(0), pytest.raises(StoreError) as caught:
+            action()
+        assert type(caught.value) is expected
+        assert "Debug source" not in str(caught.value)
+        assert s3_proxy.url not in str(caught.value)
+
+
+def test_late_answer_is_a_timeout(s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store cannot be reached; a later attempt may succeed.
+
+    It is the same with s3fs, which repeats such requests for 10 s.
+    """
+    options = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": options})
+    s3_proxy.delay_seconds = 2
+    record = Location.of("s3://runs/late.json")
+    for action in (record.read_json, lambda: record.write_json(1)):
+        with (
+            dask.config.set({"rescnet.object-store": "obstore"}),
+            limit_retries(0),
+            pytest.raises(StoreUnreachableError),
+        ):
+            action()
+
+
+def test_retries_of_client_leave_no_url_in_message(
+    s3: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could contain a signature."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with (
+        dask.config.set({"rescnet.object-store": "obstore"}),
+        limit_retries(0),
+        pytest.raises(StoreUnreachableError) as caught,
+    ):
+        Location.of("s3://runs/a.json").read_json()
+    assert "127.0.0.1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+def test_conflicting_requests_are_repeated(code: str, s3_proxy: S3Proxy, object_store: str) -> None:
+    """S3 answers so while another request creates or removes the same object."""
+    s3_proxy.failing_kind, s3_proxy.failure = "PUT", (409, code)
+    record = Location.of(f"s3://runs/{uuid.uuid4().hex}.json")
+    s3_proxy.failing = 1
+    assert record.create_json("mine")
+    s3_proxy.failing = 1
+    assert not record.create_json("yours")
+    s3_proxy.failing = 1
+    record.write_json("new")
+    assert record.read_json() == "new"
+    assert s3_proxy.failed == 3
+
+
+def test_failed_upload_removes_nothing(s3_proxy: S3Proxy, object_store: str) -> None:
+    """Neither the file that was there, nor objects whose names start with its name."""
+    url = f"s3://runs/{uuid.uuid4().hex}"
+    backend, path = open_backend(url)
+    backend.write(f"{path}/other", b"1")
+    backend.write(f"{path}.zip", b"old")
+    s3_proxy.failing_kind, s3_proxy.failure, s3_proxy.failing = "PUT", (403, "AccessDenied"), 10**6
+    for name in ("", ".zip"):
+        with pytest.raises(StoreError), open_output(Location(url + name)) as file:
+            file.write(b"new")
+    assert backend.read(f"{path}/other") == b"1"
+    assert backend.read(f"{path}.zip") == b"old"
+
+
+def test_slow_upload_is_no_timeout(s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore counts it as waiting for the answer, for which records have a shorter limit."""
+    options = {"read_timeout": 1, "retries": {"total_max_attempts": 1}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": options})
+    content, url = os.urandom(2**24), f"s3://runs/{uuid.uuid4().hex}"
+    s3_proxy.upload_bytes_per_second = 2**23
+    with dask.config.set({"rescnet.object-store": "obstore"}):
+        backend, path = open_backend(url)
+        started = time.monotonic()
+        backend.write(f"{path}/x", content)
+        assert time.monotonic() - started > 1.5
+        zarr.create_array(open_zarr_store(f"{url}/y"), data=np.frombuffer(content, np.uint8))
+    s3_proxy.upload_bytes_per_second = math.inf
+    monkeypatch.delitem(fsspec.config.conf, "s3")
+    assert Location(f"{url}/x")._read_object() == content
+    assert Location(f"{url}/y").open_array()[...].tobytes() == content
+
+
+def test_empty_bucket_holds_nothing(s3: None, object_store: str) -> None:
+    """A run can be at the top of a bucket."""
+    url = f"s3://{object_store}-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3").mkdir(url)
+    assert not Location(url).exists()
+    assert Location(url).size() == 0
+    make_run(url)
+    assert Location(url).exists()
+    assert RunStore.open(url).data_array("labels")[3] == 3
+
+
+def test_objects_that_vanish_are_removed() -> None:
+    """Google Cloud and Azure report those that another process has removed before."""
+    from obstore.store import LocalStore
+
+    with tempfile.TemporaryDirectory() as folder:
+        backend = ObstoreBackend(client := LocalStore(folder), lambda: client)
+        backend.write("a", b"1")
+        backend.write("b", b"2")
+        backend._remove_objects(["gone", "a", "gone, too", "b"])
+        assert os.listdir(folder) == []
+
+
 def make_error(name: str, message: str) -> Exception:
     """Return an error like those of obstore."""
     import obstore.exceptions
@@ -254,8 +415,6 @@ def make_error(name: str, message: str) -> Exception:
 )
 def test_errors_of_obstore_are_translated(status: str, kind: type[OSError]) -> None:
     """The answer of the server stays, without the debug output of obstore."""
-    from rescnet_dist.store.retry import is_out_of_space, is_throttled, is_transient
-
     text = (
         f"Generic S3 error: Error performing PUT http://host/b/x in 1ms - Server returned non-2xx "
         f"status code: {status}: <Error><Code>Code</Code><Message>It&#39;s so</Message></Error>"
@@ -279,6 +438,8 @@ def test_other_errors_are_left_as_they_are() -> None:
     exists = translate_error(make_error("AlreadyExistsError", "Object at location x exists"))
     assert isinstance(exists, FileExistsError)
     url = "http://169.254.169.254/latest/api/token"
+    region = make_error("GenericError", "in 1ms - Received redirect without LOCATION, a region")
+    assert not is_transient(translate_error(region))
     alone = make_error("GenericError", f"Error performing PUT {url} in 1ms - HTTP error: timeout")
     assert isinstance(translate_error(alone), MissingCredentialsError)
 
@@ -292,6 +453,7 @@ def without_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(fsspec.config, "conf", {})
 
@@ -390,6 +552,28 @@ def test_profiles_are_left_to_fsspec(
         translate_settings("s3")
 
 
+def test_unknown_region_is_left_to_fsspec(
+    without_files: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore looks for the region of a bucket; obstore would assume one."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with pytest.raises(
+        UnsupportedSettingError, match=r"region of a bucket\. Set AWS_DEFAULT_REGION"
+    ):
+        translate_settings("s3")
+    assert type(open_backend("s3://bucket/x")[0]) is FsspecBackend
+    for options in (
+        {"client_kwargs": {"region_name": "eu-west-1"}},
+        {"config_kwargs": {"region_name": "eu-west-1"}},
+        {"endpoint_url": "https://host"},
+    ):
+        monkeypatch.setattr(fsspec.config, "conf", {"s3": options})
+        assert translate_settings("s3").config
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert type(open_backend("s3://bucket/x")[0]) is ObstoreBackend
+
+
 def test_paths_that_obstore_cannot_name_are_left_to_fsspec(without_files: None) -> None:
     """Parts of a path are not empty there."""
     assert type(open_backend("s3://bucket/a//b")[0]) is FsspecBackend
@@ -484,9 +668,9 @@ def test_options_of_gcsfs_and_adlfs_are_translated(
 
 
 def test_pickled_arrays_carry_no_settings(s3: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker opens the URL with its own, and its connections are shared."""
+    """A worker opens the URL with its own client, whose connections are shared."""
     secret = os.environ["AWS_SECRET_ACCESS_KEY"]
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"secret": secret})
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"key": "key", "secret": secret})
     with dask.config.set({"rescnet.object-store": "obstore"}):
         array = make_run(f"s3://runs/{uuid.uuid4().hex}").data_array("labels")
         pickled = pickle.dumps(array)
@@ -495,7 +679,11 @@ def test_pickled_arrays_carry_no_settings(s3: None, monkeypatch: pytest.MonkeyPa
     assert loaded[...].tolist() == [0, 1, 2, 3, 4, 5]
     assert isinstance(loaded.store, ObjectZarrStore)
     assert loaded.store.store is array.store.store  # type: ignore[attr-defined]
-    assert secret not in repr(loaded.store)
+    assert secret not in repr(loaded.store) + repr(vars(loaded.store))
+    monkeypatch.setattr(backend_module, "_is_obstore_installed", lambda: False)
+    loaded = pickle.loads(pickled)
+    assert isinstance(loaded.store, FsspecStore)
+    assert loaded[...].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_change_of_settings_is_seen(without_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
