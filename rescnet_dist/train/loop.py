@@ -146,6 +146,7 @@ class _Driver:
         cached = (PHASE, cg_tasks.ITERATION, *(pass_.name for pass_ in passes.CACHED_PASSES))
         self.caches = CacheSet(client, [fold_name(name) for name in cached])
         self.was_finished = False  # the run was done before, and no layer has been grown since
+        self.was_done = False  # the result in the store says that the run is done
         self.steps: list[dict[str, Any]] = []  # what the history needs of the committed steps
 
     def close(self) -> None:
@@ -164,7 +165,8 @@ class _Driver:
         if not (self.state.run_spec.maps_stay or self.run.has_maps(self.stored_layer)):
             self.stored_layer = 0  # the maps were removed when the run was done
         history, result = self.history(), self.run.result()
-        has_result = result and result.get("reason") and result["accuracies"]
+        self.was_done = bool(result and result.get("reason"))
+        has_result = result and self.was_done and result["accuracies"]
         evaluated = result["accuracies"][-1]["layer"] if result and has_result else 0
         self.was_finished = bool(evaluated) and evaluated >= history.layers - 1
         self.bus.publish(
@@ -223,7 +225,7 @@ class _Driver:
         started = time.perf_counter()
         self.bus.publish(PassStarted("grow", layer))
         self.claim.check()
-        self.was_finished = False
+        self.reopen_result()
         task = self.make_task(layer)
         grown = self.find_grown_layer() or self.pass_over_images(task)
         metrics = grown.metrics
@@ -234,6 +236,13 @@ class _Driver:
         record = {"checksums": grown.checksums, "calibration": grown.calibration}
         self.commit(layer, record, done)
         self.warn_of_collapse(History.of(self.steps, None).accuracies)
+
+    def reopen_result(self) -> None:
+        """Write that the run is not done any more, if it was and gets further layers."""
+        if self.was_done:
+            history = self.history()
+            self.write_result(history.accuracies, history.calibrations, reason=None)
+        self.was_done = self.was_finished = False
 
     def iterative_solver(self, layer: int) -> ConjugateGradients | None:
         """Return the iterative solver of the head of a layer, if it has one."""

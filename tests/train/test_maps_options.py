@@ -32,6 +32,7 @@ from rescnet_dist.errors import BackendError, SpecError
 from rescnet_dist.events import ChunkRebuilt, Event, MapsPlaced, PassDone
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import choose_tier
+from rescnet_dist.runs import describe_run, find_runs
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import loop, verify_run
 
@@ -93,6 +94,20 @@ def test_damaged_maps_of_resumed_run_without_kept_maps_are_found(
     chunk = next(path for path in (tmp_path / "run/maps/0005/c").rglob("*") if path.is_file())
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
     assert verify_run(tmp_path / "run")
+
+
+def test_run_with_further_layers_is_not_done(client: Client, tmp_path: Path) -> None:
+    """Neither a command nor a script takes it for the run that was done before."""
+    fit(tmp_path / "run", SPEC.replace(max_layers=2))
+    assert describe_run(tmp_path / "run")["state"] == "done"
+    with pytest.raises(Stopped):
+        ResCNetClassifier.resume(tmp_path / "run", max_layers=4, listeners=[stop_after(3)])
+    found = describe_run(tmp_path / "run")
+    assert (found["state"], found["reason"], len(found["layers"])) == ("unfinished", None, 3)
+    (listed,) = find_runs(tmp_path)
+    assert (listed["state"], listed["layers"]) == ("unfinished", 3)
+    ResCNetClassifier.resume(tmp_path / "run")
+    assert describe_run(tmp_path / "run")["reason"] == "max_layers=4 reached"
 
 
 @pytest.mark.parametrize("maps", ["store", "memory"])
