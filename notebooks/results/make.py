@@ -370,13 +370,15 @@ def read_result(path: Path) -> dict[str, Any]:
 def format_table(results: list[dict[str, Any]]) -> str:
     """Return results as a Markdown table, with a row of its own for averaging over flips.
 
-    Results of several seeds are followed by the mean and the standard deviation of all.
+    Results of several seeds with the same settings are followed by their mean and standard
+    deviation.
     """
     lines = [HEAD, ("---",) * len(HEAD)]
     for _, group in itertools.groupby(results, key=lambda result: result["name"]):
         records = list(group)
         lines += format_runs(records)
-        if len(records) > 1:
+        settings = [record["spec"]["network"] | record["spec"]["augment"] for record in records]
+        if len(records) > 1 and all(own == settings[0] for own in settings):
             lines.append(format_mean(records))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -400,7 +402,7 @@ def format_runs(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     lines = list[tuple[str, ...]]()
     for result in results:
         paper, name, title = result["paper"], f"`{result['name']}`", result["title"]
-        if len(results) > 1:
+        if len(results) > 1 or name_record(result["name"], result["seed"]) != result["name"]:
             title = f"{title}, seed {result['seed']}"
         count = result["data"]["train"]["images"]
         if count != TRAINING_IMAGES[result["data"]["name"]]:  # the paper's figure is for all images

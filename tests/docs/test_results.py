@@ -276,6 +276,12 @@ def test_several_seeds_have_a_row_of_their_mean(script: Any, tmp_path: Path) -> 
     ]
     assert [row[3] for row in rows[:3]] == ["97.00 ± 0.54", "99.00 ± 0.31", "98.00 ± 0.44"]
     assert rows[3][2:] == [f"{100 * stored['validation']:.2f} ± 0.00", "98.00 ± 1.00"]
+    (tmp_path / "digits.json").unlink()
+    other = stored["spec"] | {"network": stored["spec"]["network"] | {"filters": 1}}
+    (tmp_path / "digits-seed1.json").write_text(json.dumps(stored | {"seed": 1, "spec": other}))
+    assert "mean of" not in make(script, "--table", "--into", tmp_path).stdout
+    (tmp_path / "digits-seed1.json").unlink()
+    assert "embedded digits, seed 2" in make(script, "--table", "--into", tmp_path).stdout
 
 
 def test_digits_are_stored() -> None:
