@@ -11,6 +11,7 @@ CODE = re.compile(r"<Code>([^<]*)</Code>")
 MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 DEBUG_OUTPUT = re.compile(r"\s*Debug source:.*", re.DOTALL)  # repeats the message at length
 REQUEST = re.compile(r"in [\d.]+[µnm]?s(, after \d+ retries, .*?)? +- ")  # ends its description
+SERVER = re.compile(r"(https?://)(?:[^/@\s]*@)?([^/?\s]+)")
 # Where a client looks for credentials if it was given none: on AWS, Google Cloud and Azure
 CREDENTIAL_REQUEST = re.compile(
     r"/latest/(api/token|meta-data/)|/metadata/identity/|/computeMetadata/"
@@ -72,10 +73,12 @@ def _is_refused(status: int | None) -> bool:
 def _shorten(text: str) -> str:
     """Return what the server has answered, or the message of obstore without its debug output.
 
+    The latter is followed by the server, without the path and what may be secret.
+
     >>> _shorten("Generic S3 error: Error performing GET http://host in 1.2ms - HTTP error: closed")
-    'HTTP error: closed'
-    >>> _shorten("Error performing GET http://host in 2s, after 1 retries, max_retries: 1  - lost")
-    'lost'
+    'HTTP error: closed (http://host)'
+    >>> _shorten("Error performing GET http://a/b?c in 2s, after 1 retries, max_retries: 1  - lost")
+    'lost (http://a)'
     >>> _shorten("status code: 503 Unavailable: <Code>SlowDown</Code><Message>Wait</Message>")
     '503 Unavailable, SlowDown: Wait'
     """
@@ -86,4 +89,7 @@ def _shorten(text: str) -> str:
             unescape(found[1]) for pattern in (CODE, MESSAGE) if (found := pattern.search(text))
         ]
         return f"{answer}, {': '.join(parts)}" if parts else answer
-    return REQUEST.split(text, maxsplit=1)[-1].strip()
+    request, *message = REQUEST.split(text, maxsplit=1)
+    server = SERVER.search(request) if message else None
+    reason = (message or [request])[-1].strip()
+    return f"{reason} ({server[1]}{server[2]})" if server else reason

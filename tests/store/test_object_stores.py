@@ -444,6 +444,14 @@ def test_other_errors_are_left_as_they_are() -> None:
     assert isinstance(translate_error(alone), MissingCredentialsError)
 
 
+def test_lost_connection_names_the_server() -> None:
+    """Without its path, and without a password in its URL."""
+    url = "http://user:password@localhost:8333/bucket/run?signature=secret"
+    error = make_error("GenericError", f"Error performing GET {url} in 1ms - HTTP error: closed")
+    expected = "[Errno 5] HTTP error: closed (http://localhost:8333)"
+    assert str(translate_error(error)) == expected
+
+
 # which backend -----------------------------------------------------------------------------------
 
 
