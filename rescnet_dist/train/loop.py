@@ -225,7 +225,7 @@ class _Driver:
         started = time.perf_counter()
         self.bus.publish(PassStarted("grow", layer))
         self.claim.check()
-        self.reopen_result()
+        self.was_finished = False
         task = self.make_task(layer)
         grown = self.find_grown_layer() or self.pass_over_images(task)
         metrics = grown.metrics
@@ -234,6 +234,7 @@ class _Driver:
         seconds = _seconds_since(started)
         done = PassDone("grow", layer, seconds, grown.accuracy, grown.residual, metrics)
         record = {"checksums": grown.checksums, "calibration": grown.calibration}
+        self.reopen_result()
         self.commit(layer, record, done)
         self.warn_of_collapse(History.of(self.steps, None).accuracies)
 
@@ -242,7 +243,7 @@ class _Driver:
         if self.was_done:
             history = self.history()
             self.write_result(history.accuracies, history.calibrations, reason=None)
-        self.was_done = self.was_finished = False
+        self.was_done = False
 
     def iterative_solver(self, layer: int) -> ConjugateGradients | None:
         """Return the iterative solver of the head of a layer, if it has one."""
