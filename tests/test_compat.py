@@ -212,7 +212,7 @@ def test_disable_stealing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_skip_unwanted_reports(client: Client, scheduler: Scheduler) -> None:
-    """A client is told of a result with the prefix only if it has a future of it."""
+    """A client gets reports of results with the prefix only if it has a future of them."""
     reported: list[str] = []
     own = scheduler.report_on_key
     target = SimpleNamespace(report_on_key=lambda *_, ts, client: reported.append(ts.key))

@@ -266,7 +266,7 @@ class Observation:
             The moments of the patches, of the channels of the group.
         """
         if group.sharing:
-            inputs, sums = self._observed_inputs.take(group.channels), self._observed_sums
+            inputs, sums = self._take_observed(group), self._observed_sums
             return patch_moments(inputs, group.size, sums.take(group.channels))
         if group.size not in self._moments:
             observed = self._observed_inputs, group.size, self._observed_sums
@@ -289,13 +289,12 @@ class Observation:
         PatchMoments of k²c elements
             The moments of the patches, of the channels of the group.
         """
-        inputs, observed = self.inputs, self._observed
+        inputs = self._observed_inputs
         if group.is_partial:
-            inputs, weights = self._take_observed(group), weights[observed]
-            observed = np.ones(len(inputs), bool)
+            inputs, weights = self._take_observed(group), weights[self._observed]
         own = inputs.weights
         inputs = replace(inputs, weights=weights if own is None else weights * own)
-        inputs = inputs.select(observed & (weights > 0))
+        inputs = inputs.select(weights[inputs.rows] > 0)
         if not len(inputs):
             return PatchMoments.empty(group.directions)
         return patch_moments(inputs, group.size, InputSums.of(inputs))

@@ -206,7 +206,7 @@ class CacheSet:
     def _create(self, layer: CacheLayer, token: str, created: bytes) -> None:
         """Create caches, and keep them in place of the earlier ones.
 
-        `created` tells of each group, by a byte, whether its cache is created with the token.
+        `created` has a byte for each group: whether its cache is created with the token.
         """
         graph = HighLevelGraph({layer.name: layer}, {layer.name: set()})
         keeper: Future = self._client.get(graph, layer.name, sync=False)
