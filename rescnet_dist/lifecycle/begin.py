@@ -205,9 +205,11 @@ def _find_replaced(checked: CheckedRun) -> list[str]:
     """Return the names in the store of the run to be replaced, without its claims, in order.
 
     Raise StoreError if the store has anything else by now than what was found before the claim.
+    Folders in which nothing is stored do not count: some object stores list them.
     """
     run = checked.store
-    found = set(run.location.names()) - {"claims"}
+    names = set(run.location.names()) - {"claims"}
+    found = {name for name in names if (run.location / name).exists()}
     is_incomplete_run = checked.replaces_incomplete and is_incomplete(run.location)
     if found and not (is_incomplete_run or (checked.overwrites and found <= RUN_NAMES)):
         raise StoreError(f"Store {run.url} already holds another run. Choose another URL.")
@@ -221,13 +223,16 @@ REMOVE_WAIT_SECONDS = 0.2
 def _remove(claim: Claim) -> None:
     """Remove a run, and what tasks in progress when it failed may still write to it.
 
-    A run that another driver has taken over, as from one that was suspended, is kept.
+    A run that another driver has taken over, as from one that was suspended, is kept, and so is one
+    that another driver has begun here since.
     """
     try:
         claim.check()
     except ClaimLostError:
         return
     for attempt in range(REMOVE_ATTEMPTS):
+        if attempt and claim.is_superseded():
+            return
         try:
             claim.location.remove()
         except StoreError:  # as files change during the removal

@@ -87,6 +87,11 @@ class Claim:
             number, record = latest_claim(self.location)
         self._compare(number, record)
 
+    def is_superseded(self) -> bool:
+        """Return whether the latest claim is of another driver, whatever became of this one."""
+        record = latest_claim(self.location)[1]
+        return record is not None and record.get("writer") != self.writer
+
     def _compare(self, number: int, record: dict[str, Any] | None) -> None:
         """Raise ClaimLostError if the latest claim is not this one."""
         if number != self.number or not record or record["writer"] != self.writer:

@@ -69,7 +69,12 @@ class FsspecBackend:
         """Return whether anything is stored at a path or below it."""
         fs = self._forget(path)
         try:
-            return bool(fs.exists(path) and (not fs.isdir(path) or fs.ls(path)))
+            if not fs.isdir(path):
+                return bool(fs.exists(path))
+            if self.is_local:
+                return bool(fs.ls(path))
+            # Some servers list empty folders, as such or with a marker that has no name.
+            return any(name for _, _, files in fs.walk(path) for name in files)
         except FileNotFoundError:
             return False
 

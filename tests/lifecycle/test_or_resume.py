@@ -217,6 +217,32 @@ def test_run_taken_over_while_its_data_are_written_is_kept(
     assert "plan" not in json.loads((url / "zarr.json").read_text())["attributes"]
 
 
+def test_empty_folders_of_an_object_store_are_no_run(
+    client: Client, data_url: str, s3: None, object_store: str
+) -> None:
+    """A driver that was killed has left a folder that the server lists, with no object in it."""
+    location = Location(f"s3://runs/empty-folders-{object_store}")
+    (location / "data/labels/zarr.json").write_json({})
+    (location / "data/labels/zarr.json").remove()
+    if "data" not in location.names():
+        pytest.skip("this server lists no empty folders")
+    trained = train(data_url, location.url)
+    assert trained.exit_code == 0, trained.output
+
+
+def test_run_that_begins_while_another_is_removed_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver of the other run only waits for what its tasks may still write."""
+    location = Location.of(tmp_path / "run")
+    claim, others = Claim.take(location, new=True), list[Claim]()
+    monkeypatch.setattr(
+        begin.time, "sleep", lambda _: others or others.append(Claim.take(location, new=True))
+    )
+    begin._remove(claim)
+    others[0].check()  # raises if its claim was removed
+
+
 def test_workers_too_small_for_plan_are_rejected(
     client: Client, data_url: str, tmp_path: Path
 ) -> None:
