@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import SpecError, shorten_repr
 from rescnet_dist.model.bank import BankPart
 from rescnet_dist.model.components import Component, FilterLearner
 from rescnet_dist.model.filters.pca import PCA
@@ -157,13 +157,13 @@ def make_component(
             if len(current) == 1:
                 return current[0].replace(**options)
             raise SpecError(
-                f"The table {dict(value)} of a {registry.kind} has no name. Add name, one of "
-                f"{', '.join(registry.names())}."
+                f"The table {shorten_repr(dict(value))} of a {registry.kind} has no name. "
+                f"Add name, one of {', '.join(registry.names())}."
             )
         kind = registry.get(str(value["name"]))
         return kind.from_stored(options) if is_stored else kind.from_dict(options)
     raise SpecError(
-        f"{value!r} is not a {registry.kind}. Give its name, one of "
+        f"{shorten_repr(value)} is not a {registry.kind}. Give its name, one of "
         f"{', '.join(registry.names())}, an object of its class, or a table with name and options."
     )
 

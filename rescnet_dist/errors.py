@@ -16,6 +16,8 @@ SECRET_PATTERNS = (
     ),
 )
 
+MAX_VALUE_LENGTH = 200  # of a value in a message
+
 
 def mask_secrets(text: str) -> str:
     """Replace the secrets of URLs in a text by asterisks.
@@ -181,6 +183,20 @@ def pluralize(number: int, noun: str) -> str:
     """
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def shorten_repr(value: object) -> str:
+    """Return the representation of a value for a message, without its middle if it is long.
+
+    >>> shorten_repr([1, "a"])
+    "[1, 'a']"
+    >>> len(shorten_repr(list(range(1000))))
+    200
+    """
+    text, half = repr(value), (MAX_VALUE_LENGTH - 3) // 2
+    if len(text) <= MAX_VALUE_LENGTH:
+        return text
+    return f"{text[: MAX_VALUE_LENGTH - 3 - half]} … {text[-half:]}"
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

@@ -38,3 +38,13 @@ def test_all_errors_are_value_errors() -> None:
     for error in (DataError, SpecError, StoreError):
         assert issubclass(error, RescnetError)
         assert issubclass(error, ValueError)
+
+
+def test_long_values_are_shortened_in_messages() -> None:
+    """The message still has the remedy, and can be read."""
+    with pytest.raises(rd.SpecError, match=r"is not a feature extractor\. Give") as raised:
+        rd.NetworkSpec(features=[[{"name": "second-order", "block": 4}] * 300])
+    assert len(str(raised.value)) < 500
+    with pytest.raises(rd.SpecError, match="is not a whole number") as raised:
+        rd.NetworkSpec(filters="x" * 5000)
+    assert len(str(raised.value)) < 500

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, get_args, get_origin
 
-from rescnet_dist.errors import SpecError, suggest_name
+from rescnet_dist.errors import SpecError, shorten_repr, suggest_name
 from rescnet_dist.formatting import html_table
 from rescnet_dist.options.annotations import alternatives, describe_type
 from rescnet_dist.options.declaration import Option
@@ -378,7 +378,8 @@ def _change_nested(name: str, value: Any, params: Mapping[str, Any]) -> Any:
     parts = _nested_values(value)
     if not parts:
         names = ", ".join(f"{name}__{key}" for key in params)
-        raise SpecError(f"{names} cannot be set: {name}={value!r} has no options of its own.")
+        given = f"{name}={shorten_repr(value)}"
+        raise SpecError(f"{names} cannot be set: {given} has no options of its own.")
     if unknown := {key.partition("__")[0] for key in params} - parts.keys():
         first = min(unknown)
         raise SpecError(f"{name} has no item {first!r}. {suggest_name(first, parts)}")

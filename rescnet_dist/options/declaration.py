@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from rescnet_dist.errors import SpecError, suggest_name
+from rescnet_dist.errors import SpecError, shorten_repr, suggest_name
 from rescnet_dist.options.annotations import alternatives, describe_type, format_type, is_instance
 
 METADATA_KEY = "rescnet_dist.option"  # in the metadata of a dataclass field
@@ -147,14 +147,13 @@ class Option:
 
     def check_type(self, value: Any) -> None:
         """Raise SpecError for a value of a wrong type, or one that is no choice."""
+        given = f"{self.name}={shorten_repr(value)}"
         if not is_instance(value, self.type):
-            raise SpecError(f"{self.name}={value!r} is not {describe_type(self.type)}.")
+            raise SpecError(f"{given} is not {describe_type(self.type)}.")
         if self.choices and isinstance(value, str) and value not in self.choices:
             if new := self.old_values.get(value):
-                raise SpecError(f"{self.name}={value!r} has been renamed. Use {self.name}={new!r}.")
-            raise SpecError(
-                f"{self.name}={value!r} is not a choice. {suggest_name(value, self.choices)}"
-            )
+                raise SpecError(f"{given} has been renamed. Use {self.name}={new!r}.")
+            raise SpecError(f"{given} is not a choice. {suggest_name(value, self.choices)}")
 
     def check_range(self, value: Any) -> None:
         """Raise SpecError if a number, or one in a tuple, is out of range or not finite."""
@@ -163,7 +162,8 @@ class Option:
             return
         subject = "Each item" if isinstance(value, tuple) else "It"
         limits = self.limits or "finite"
-        raise SpecError(f"{self.name}={value!r} is out of range. {subject} must be {limits}.")
+        given = f"{self.name}={shorten_repr(value)}"
+        raise SpecError(f"{given} is out of range. {subject} must be {limits}.")
 
     def _is_inside(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
