@@ -23,7 +23,7 @@ from rescnet_dist.data.sources.source import (
     parse_split_name,
     sort_splits,
 )
-from rescnet_dist.errors import DataError, StoreReadError
+from rescnet_dist.errors import DataError, RescnetError, StoreReadError
 from rescnet_dist.store import (
     DATASET_FORMAT,
     IMAGE_DIMS,
@@ -69,6 +69,18 @@ class StoredImages(Source):
             if "split" in names and "splits" not in attributes:
                 attributes["splits"] = _read_split_ranges(location)
         _check_dims(self.name, self.array())
+        try:
+            self._set_attributes(attributes)
+        except RescnetError:
+            raise
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise DataError(
+                f"The attributes of {self.url} are damaged ({type(error).__name__}: {error}). "
+                "Restore a copy of its zarr.json, or import the images again."
+            ) from None
+
+    def _set_attributes(self, attributes: dict[str, Any]) -> None:
+        """Set what the attributes of the store say."""
         self.is_imported = attributes.get("format") == DATASET_FORMAT
         import_attributes = attributes if self.is_imported else {}
         self.skipped = int(import_attributes.get("skipped", 0))

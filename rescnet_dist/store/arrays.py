@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 from zarr import AsyncArray
 
-from rescnet_dist.errors import CorruptDataError, StoreError, StoreReadError
+from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreReadError
 from rescnet_dist.store.checksums import Array, checksum
 from rescnet_dist.store.half import from_half
 from rescnet_dist.store.retry import with_retries
@@ -151,7 +151,11 @@ def read_verified(array: zarr.Array[Any]) -> Array:
         values = from_half(np.asarray(array[...]), array.attrs)
         if checksum(values) == array.attrs["crc32c"]:
             return values
-    except (CorruptDataError, KeyError):
+    except CorruptDataError:
+        pass
+    except RescnetError:  # as of a store that does not answer
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError):  # of damaged attributes
         pass
     raise CorruptDataError(f"{array.path} is missing in part or altered.")
 

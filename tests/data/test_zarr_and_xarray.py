@@ -15,6 +15,7 @@ from source_files import CLASS_NAMES, COLOR, LABELS, make_zarr_store
 
 import rescnet_dist as rd
 from rescnet_dist.errors import DataError
+from rescnet_dist.store import Location
 
 
 def test_open_zarr_group(tmp_path: Path) -> None:
@@ -28,6 +29,22 @@ def test_open_zarr_group(tmp_path: Path) -> None:
         np.testing.assert_array_equal(data.images, COLOR)
         np.testing.assert_array_equal(data.labels, LABELS)
         np.testing.assert_array_equal(data.groups, np.arange(10) // 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("skipped_images", [["a.png"]]), ("skipped", "many"), ("splits", {"train": 3})],
+)
+def test_open_imported_dataset_with_damaged_attributes(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    """The error says which and what to do."""
+    make_zarr_store(tmp_path / "source")
+    url = str(tmp_path / "data.zarr")
+    rd.import_dataset(tmp_path / "source", url)
+    Location(url).update_attributes({name: value})
+    with pytest.raises(DataError, match=r"The attributes of .* are damaged .* import the images"):
+        rd.open_dataset(url)
 
 
 def make_dataset(**more: Any) -> xr.Dataset:

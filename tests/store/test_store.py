@@ -18,7 +18,7 @@ import zarr
 from distributed import Client
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
-from rescnet_dist.errors import StoreError, StoreFullError
+from rescnet_dist.errors import StoreError, StoreFullError, StoreReadError
 from rescnet_dist.model import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.store import (
@@ -367,6 +367,17 @@ def test_read_missing_layer(url: str) -> None:
     with pytest.raises(StoreError, match=r" at .*layers/0005") as caught:
         read_layer(Location.of(url), 5, DIMS)
     assert url in str(caught.value)
+
+
+@pytest.mark.parametrize("attributes", [[], ["crc32c"], "crc32c", {"scale_factor": "x"}])
+def test_read_layer_with_damaged_attributes(url: str, attributes: Any) -> None:
+    """The error names the array."""
+    location = Location.of(url)
+    write_layer(location, 1, make_layer(1 / 3), DIMS)
+    metadata = location / "layers/0001/filters/zarr.json"
+    metadata.write_json(metadata.read_json() | {"attributes": attributes})
+    with pytest.raises(StoreReadError, match="layers/0001/filters"):
+        read_layer(location, 1, DIMS)
 
 
 # a whole run ------------------------------------------------------------------------------------
