@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+dump = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Journal:
     """Records in a file, one per line. A line that was cut off by a kill is ignored."""
@@ -24,7 +26,7 @@ class Journal:
     def append(self, *records: dict[str, Any]) -> None:
         """Add records, in one write."""
         is_cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
-        text = "\n" * is_cut + "".join(json.dumps(record) + "\n" for record in records)
+        text = "\n" * is_cut + "".join(dump(record) + "\n" for record in records)
         with self.path.open("a") as file:
             file.write(text)
             file.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -17,9 +18,12 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 CLONE_NEWNET = 0x40000000
+EARLY = "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "s3fs"
+LATE = "distributed.protocol.numpy", "obstore", "scipy.interpolate"  # in runs, when needed
 
 
 class ForkServer:
@@ -164,9 +168,14 @@ def enter_network(path: str) -> None:
 
 def import_everything() -> None:
     """Import what the commands need, so that forked processes have it."""
-    for name in ("distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "s3fs"):
+    for name in (*EARLY, *LATE):
         import_module(name)
     import rescnet_dist.cli
+
+    for name in ("cluster", "cli.actions", "data.sources", "lifecycle", "network", "planning"):
+        package = import_module(f"rescnet_dist.{name}")
+        for module in iter_modules(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
     from rescnet_dist.cli.group import COMMANDS
     from rescnet_dist.kernels import prepare
 
@@ -174,6 +183,7 @@ def import_everything() -> None:
     for name in COMMANDS:
         rescnet_dist.cli.main.get_command(context, name)
     prepare()
+    gc.freeze()  # so that collections in forked processes copy less memory
 
 
 if __name__ == "__main__":

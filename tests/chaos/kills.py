@@ -1,10 +1,11 @@
 """A thousand kills: runs are disturbed at random moments, resumed, and end in the same bits.
 
-    python tests/chaos/kills.py --kills 1000 --journal kills.jsonl
+    python tests/chaos/kills.py --kills 1000 --seed 26 --journal tests/chaos/kills.jsonl
 
 Everything about a round is drawn from its seed, `SEED-ROUND`: the kind of run, and the faults with
 their moments. A round is one run: the same command is repeated until it succeeds. The journal has
-one line for each fault; the command continues it.
+one line for each round; the command continues it. `tests/chaos/kills.jsonl` is the journal that the
+book shows.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import math
 import random
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,24 @@ KINDS = {
     "driver replaced": 2,  # it is frozen, another takes the run over, then it wakes up
     "clock": 3,  # a step of the clock of a process
 }
+KIND_NAMES = {  # in tables, where they differ
+    "worker": "worker killed",
+    "workers": "all workers killed",
+    "driver": "driver killed",
+    "scheduler": "scheduler killed",
+    "store": "S3 server killed",
+    "cut": "worker cut off",
+    "clock": "clock stepped",
+}
 CLOCK_STEPS_SECONDS = (-86400, -3600, -61, -2, 2, 61, 3600, 86400)
 S3_CLOCK_SECONDS = 900  # by which the time of a request may differ from that of the server
-MAX_FAULTS = 8  # of one round
+MAX_FAULTS = 12  # of one round
+WAITS = 0.3, 1.0  # for the next fault, at most, as fractions of a run without faults
 FAULT_SECONDS = (0.1, 14.0)  # for which a process is frozen or cut off
 STORE_FAULT_SECONDS = 2.0  # until the S3 server is started again, at most
 DEADLINE_SECONDS = 600.0  # for a driver after the last fault
 POLL_SECONDS = 0.02
+SAME_BITS = "same bits"  # as a run without faults: the outcome of a round that went well
 EXIT_CODES = (0, 75)  # besides those of signals, see `is_expected`
 # In errors of a driver that is started while another one is frozen: it has the run, or has not
 # written all data yet.
@@ -105,7 +117,12 @@ class Round:
         chosen = rng.choices(kinds, [KINDS[kind] for kind in kinds], k=rng.randint(3, MAX_FAULTS))
         shortest, longest = map(math.log, FAULT_SECONDS)
         faults = (
-            Fault(kind, rng.random(), math.exp(rng.uniform(shortest, longest)), rng.random())
+            Fault(
+                kind,
+                wait=rng.random() * rng.choice(WAITS),
+                seconds=math.exp(rng.uniform(shortest, longest)),
+                chance=rng.random(),
+            )
             for kind in chosen
         )
         return cls(seed, rng.choice(list(VARIANTS)), on_s3, tuple(faults))
@@ -134,8 +151,12 @@ class Harness:
         return ["train", self.data[on_s3], *places, "--or-resume", *NETWORK, *VARIANTS[variant]]
 
     def learn(self, variant: str) -> None:
-        """Run a variant without faults, twice, if it has not been run yet."""
-        for number in range(2 if variant not in self.expected else 0):
+        """Run a variant without faults, if it has not been run yet.
+
+        The first one is run twice, as the processes have just started.
+        """
+        times = 1 if self.expected else 2
+        for number in range(times if variant not in self.expected else 0):
             store = str(self.folder / f"undisturbed-{variant}-{number}")
             started = time.monotonic()
             self.finish(Execution(self, Round(store, variant, False, ()), store))
@@ -143,12 +164,12 @@ class Harness:
             self.expected[variant] = read_contents(store)
             self.objects[variant] = list_objects(store)
 
-    def run_round(self, round_: Round) -> tuple[str, list[dict[str, Any]]]:
-        """Run a round; return how it ended, and a record of each of its faults."""
+    def run_round(self, round_: Round) -> dict[str, Any]:
+        """Run a round; return its record, with its faults and how it ended."""
         self.learn(round_.variant)
         place = "s3://runs" if round_.on_s3 else str(self.folder)
         execution = Execution(self, round_, f"{place}/{round_.seed}")
-        outcome = "same bits"
+        outcome = SAME_BITS
         started = time.monotonic()
         try:
             for fault in round_.faults:
@@ -159,14 +180,19 @@ class Harness:
             self.compare(execution)
         except Failure as failure:
             outcome = str(failure)
-        records = [record | {"outcome": outcome} for record in execution.records]
-        if records:
-            seconds = round(time.monotonic() - started, 2)
-            records[-1] |= {"round_seconds": seconds, "exit_codes": execution.codes}
-        if outcome == "same bits":
+        if outcome == SAME_BITS:
             remove(execution.store)
             execution.log.unlink()
-        return outcome, records
+        return {
+            "seed": round_.seed,
+            "day": datetime.now(UTC).date().isoformat(),
+            "variant": round_.variant,
+            "store": "s3" if round_.on_s3 else "folder",
+            "seconds": round(time.monotonic() - started, 1),
+            "exit_codes": execution.codes,
+            "faults": execution.faults,
+            "outcome": outcome,
+        }
 
     def finish(self, execution: Execution) -> None:
         """Wait until a run is done, without further faults."""
@@ -204,7 +230,7 @@ class Execution:
         self.rng = random.Random(f"{round_.seed} repairs")
         self.log = harness.folder / f"{Path(store).name}.log"
         self.command = harness.command(store, round_.variant, on_s3=round_.on_s3)
-        self.records: list[dict[str, Any]] = []
+        self.faults: list[tuple[str, float, str]] = []  # kind, moment, and what was hit
         self.codes: list[int] = []  # of the drivers
         self.processes: list[Forked] = []  # drivers that may still run
         self.started, self.is_done = time.monotonic(), False
@@ -261,17 +287,8 @@ class Execution:
     def inject(self, fault: Fault) -> None:
         """Make a fault now, and record it."""
         target = inject(self, fault)
-        moment = round(time.monotonic() - self.started, 3)
-        self.records.append(
-            {
-                "seed": self.round.seed,
-                "kind": fault.kind,
-                "moment": moment,
-                "target": target,
-                "variant": self.round.variant,
-                "store": "s3" if self.round.on_s3 else "folder",
-            }
-        )
+        moment = round(time.monotonic() - self.started, 2)
+        self.faults.append((fault.kind, moment, target))
 
     def dump_stacks(self) -> None:
         """Have all processes write the stacks of their threads to their logs."""
@@ -377,20 +394,24 @@ def collect(journal: Journal, kills: int, seed: str, folder: Path, minutes: floa
         if arena.store:
             fsspec.config.conf["s3"] = s3_options(arena.store.environment)
         harness = Harness(arena, folder)
-        while len(journal.records) < kills and time.monotonic() < deadline:
+        while count_faults(journal.records) < kills and time.monotonic() < deadline:
             round_ = Round.draw(f"{seed}-{rounds}", arena.missing)
-            started = time.monotonic()
-            outcome, records = harness.run_round(round_)
-            journal.append(*records)
+            record = harness.run_round(round_)
+            journal.append(record)
             rounds += 1
             print(
-                f"{round_.seed}: {len(records)} kills in {time.monotonic() - started:.1f} s, "
-                f"{outcome}; {len(journal.records)} in all",
+                f"{round_.seed}: {len(record['faults'])} faults in {record['seconds']} s, "
+                f"{record['outcome']}; {count_faults(journal.records)} in all",
                 flush=True,
             )
-            if outcome != "same bits":  # a round may fail without a fault, if its run was short
+            if record["outcome"] != SAME_BITS:
                 return False
     return True
+
+
+def count_faults(records: list[dict[str, Any]]) -> int:
+    """Return the number of faults in runs that ended with the same bits."""
+    return sum(len(record["faults"]) for record in records if record["outcome"] == SAME_BITS)
 
 
 def next_round(records: list[dict[str, Any]], seed: str) -> int:
@@ -409,23 +430,22 @@ def s3_options(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def summarize(records: list[dict[str, Any]]) -> str:
-    """Return a table of the kills by kind, and how many ended in the same bits."""
-    kinds = Counter(record["kind"] for record in records)
-    same = Counter(record["kind"] for record in records if record["outcome"] == "same bits")
-    lines = ["| fault | kills | ended with the same bits |", "| --- | --- | --- |"]
-    lines += [f"| {kind} | {kinds[kind]} | {same[kind]} |" for kind in KINDS if kinds[kind]]
-    lines += [f"| all | {len(records)} | {same.total()} |"]
-    seconds = [record["round_seconds"] for record in records if "round_seconds" in record]
-    runs = Counter(record["seed"] for record in records)
-    if seconds:
-        lines += ["", f"{len(runs)} runs, median {statistics.median(seconds):.1f} s a run"]
+    """Return a table of the faults by kind, and how many were in runs that ended well."""
+    counts, same = Counter[str](), Counter[str]()
+    for record in records:
+        kinds = [kind for kind, _, _ in record["faults"]]
+        counts.update(kinds)
+        same.update(kinds if record["outcome"] == SAME_BITS else ())
+    lines = ["| fault | count | in runs that ended with the same bits |", "| --- | --- | --- |"]
+    lines += [f"| {KIND_NAMES.get(kind, kind)} | {counts[kind]} | {same[kind]} |" for kind in KINDS]
+    lines += [f"| all | {counts.total():,} | {same.total():,} |"]
     return "\n".join(lines)
 
 
 def main() -> None:
     """Collect kills in a journal, then print a summary of it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=1000, help="kills in the journal at the end")
+    parser.add_argument("--kills", type=int, default=1000, help="in the journal at the end")
     parser.add_argument("--journal", type=Path, required=True, help="file of JSON lines")
     parser.add_argument("--seed", default="1", help="of all that is drawn")
     parser.add_argument(

@@ -1,9 +1,10 @@
 """A hundred thousand hostile inputs: each is used or rejected, and none crashes or hangs.
 
-    python tests/hostile/hostile.py --inputs 100000 --journal hostile.jsonl
+    python tests/hostile/hostile.py --inputs 100000 --seed 28 --journal tests/hostile/hostile.jsonl
 
 Inputs are made in batches, each from a seed of its own in a process of its own. The journal has one
-line for each batch; the command continues it.
+line for each batch; the command continues it. `tests/hostile/hostile.jsonl` is the journal that the
+book shows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import resource
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -62,13 +64,16 @@ def get_peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def collect(journal: Journal, inputs: int, seed: str, only: str | None, batch: int) -> bool:
+def collect(
+    journal: Journal, inputs: int, seed: str, only: str | None, batch: int, minutes: float
+) -> bool:
     """Run batches until the journal has this many inputs; return whether there was no fault."""
+    deadline = time.monotonic() + 60 * minutes
     names = [name for name in TARGETS if only is None or name.startswith(only)]
     weights = [SHARES[name.split(":")[0]] for name in names]
     context = get_context("forkserver")
     context.set_forkserver_preload(["targets"])
-    while count_inputs(journal.records) < inputs:
+    while count_inputs(journal.records) < inputs and time.monotonic() < deadline:
         number = len(journal.records) + 1
         batch_seed = f"{seed}-{number}"
         name = random.Random(batch_seed).choices(names, weights)[0]
@@ -114,10 +119,14 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, required=True, help="file of JSON lines")
     parser.add_argument("--seed", default="1", help="of all that is drawn")
     parser.add_argument("--batch", type=int, default=BATCH_INPUTS, help="inputs of a process")
+    parser.add_argument(
+        "--minutes", type=float, default=1e6, help="to stop after, at a batch's end"
+    )
     parser.add_argument("--only", help="targets whose name starts so")
     options = parser.parse_args()
     journal = Journal(options.journal)
-    good = collect(journal, options.inputs, options.seed, options.only, options.batch)
+    limits = options.only, options.batch, options.minutes
+    good = collect(journal, options.inputs, options.seed, *limits)
     print(summarize(journal.records))
     sys.exit(0 if good else 1)
 
