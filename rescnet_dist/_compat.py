@@ -175,6 +175,28 @@ def forget_events(scheduler: Any, topic: str) -> None:
         truncate(topic)
 
 
+def keep_fork_server_modules() -> None:
+    """Let Dask not replace the modules that the fork server of `multiprocessing` imports.
+
+    Tried on distributed 2026.8.0: `distributed.utils._forkserver_preload_set`. Without it, Dask
+    imports pandas and others, which takes half a second, and sets them for a server to come.
+    """
+    from distributed import utils
+
+    if hasattr(utils, "_forkserver_preload_set"):
+        utils._forkserver_preload_set = True
+
+
+def import_worker_pages() -> None:
+    """Import the pages of a worker's dashboard, for the processes that are forked from this one.
+
+    Tried on distributed 2026.8.0: `distributed.dashboard.worker`. Without it or Bokeh, nothing is
+    imported.
+    """
+    with contextlib.suppress(ImportError):
+        import distributed.dashboard.worker  # noqa: F401
+
+
 def limit_profile_history(worker: Any, limit: int) -> None:
     """Have a Dask worker keep at most `limit` profiles of each kind.
 

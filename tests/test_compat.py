@@ -6,6 +6,7 @@ import ast
 import asyncio
 import builtins
 import ctypes
+import multiprocessing
 import re
 import sys
 import threading
@@ -18,6 +19,7 @@ from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import dask
 import dask.array as da
 import numba
 import numpy as np
@@ -26,7 +28,7 @@ import pytest
 import scipy.linalg
 import threadpoolctl
 import zarr
-from distributed import Client, LocalCluster, rpc, stealing
+from distributed import Client, LocalCluster, rpc, stealing, utils
 from distributed.scheduler import Scheduler
 from fsspec.implementations.local import LocalFileSystem
 from numba.core import compiler_lock
@@ -293,6 +295,29 @@ def test_profiler(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     _compat.limit_profile_history(other, 5)
     _compat.stop_profiler(other)
     assert vars(other) == {}
+
+
+def test_worker_pages_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are any."""
+    _compat.import_worker_pages()
+    assert "distributed.dashboard.worker" in sys.modules
+    monkeypatch.setitem(sys.modules, "distributed.dashboard.worker", None)
+    _compat.import_worker_pages()  # raises nothing
+
+
+def test_modules_of_the_fork_server_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask sets its own only for the first context that it makes."""
+    preloaded: list[list[str]] = []
+    context = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(context, "set_forkserver_preload", preloaded.append)
+    monkeypatch.setattr(utils, "_forkserver_preload_set", False)
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        _compat.keep_fork_server_modules()
+        utils.get_mp_context()
+    assert not preloaded
+    monkeypatch.delattr(utils, "_forkserver_preload_set")
+    _compat.keep_fork_server_modules()  # changes nothing
+    assert not hasattr(utils, "_forkserver_preload_set")
 
 
 def test_worker_memory_limit(client: Client) -> None:

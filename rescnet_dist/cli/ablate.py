@@ -33,7 +33,7 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
 @cluster_options
-@defer("ablate")
+@defer("ablate", starts_workers=True)
 def ablate_command() -> None:
     """Train networks that differ in one option, as in the paper.
 

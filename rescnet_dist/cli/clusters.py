@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from rescnet_dist.cli.fork_server import CAN_FORK, start_fork_server
 from rescnet_dist.cluster import (
     WORKER_TIMEOUT_SECONDS,
     current_client,
@@ -67,7 +68,10 @@ def cluster(
         return
     with ExitStack() as stack:
         with show_status("starting an embedded Dask cluster", quiet=quiet):
-            client = stack.enter_context(current_client(processes=True, gpus=gpus))
+            start_fork_server()
+            embedded_client = current_client(processes=True, gpus=gpus, forked=CAN_FORK)
+            client = stack.enter_context(embedded_client)
+        stack.enter_context(client.as_current())  # for the predictions at the end of a run
         yield client
 
 

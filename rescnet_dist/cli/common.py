@@ -93,6 +93,11 @@ def cluster_options(command: Any) -> Any:
     return grouped_option("Cluster", "--wait", "wait", metavar="TIME", help=text)(command)
 
 
+def names_cluster(options: dict[str, Any]) -> bool:
+    """Return whether the options of a command, or the environment, name a cluster."""
+    return bool(os.environ.get(SCHEDULER_VARIABLE) or any(map(options.get, CLUSTER_HELP)))
+
+
 def pop_cluster_options(flags: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of a cluster from all flags and return those that are set.
 

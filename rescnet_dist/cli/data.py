@@ -31,7 +31,7 @@ def data_command() -> None:
 @click.option("--chunk-images", type=click.IntRange(min=1), help="images per chunk")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print the outcome as JSON")
-@defer("data.import_images")
+@defer("data.import_images", starts_workers=True)
 def import_command() -> None:
     """Import SRC into one Zarr store at DEST for training.
 

@@ -54,7 +54,7 @@ GPU_MEMORY_OPTION = grouped_option(
 @spec_options(RunSpec)
 @spec_options(AugmentSpec)
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="print JSON")
-@defer("estimate")
+@defer("estimate", starts_workers=True)
 def estimate_command() -> None:
     """Estimate the time and memory of a run on a cluster.
 

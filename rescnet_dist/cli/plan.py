@@ -25,7 +25,7 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
     help="measure the speed of the cluster and the store",
 )
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="print JSON")
-@defer("training.plan")
+@defer("training.plan", starts_workers=True)
 def plan_command() -> None:
     """Estimate the memory, tasks, bytes and time of `rescnet train`.
 

@@ -60,7 +60,7 @@ class FixedSettingsCommand(GroupedCommand):
 @TEST_OPTION
 @cluster_options
 @reporting_options
-@defer("training.resume")
+@defer("training.resume", starts_workers=True)
 def resume_command() -> None:
     """Resume a run after its last finished layer.
 

@@ -35,7 +35,7 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 @spec_options(AugmentSpec)
 @cluster_options
 @reporting_options
-@defer("training.train")
+@defer("training.train", starts_workers=True)
 def train_command() -> None:
     """Train a network on a dataset.
 

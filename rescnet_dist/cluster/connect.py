@@ -23,7 +23,12 @@ from distributed import Client, LocalCluster, get_client, get_worker, worker_cli
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 from distributed.versions import get_versions as client_versions
 
-from rescnet_dist._compat import ask_versions, fetch_workers, identify_workers
+from rescnet_dist._compat import (
+    ask_versions,
+    fetch_workers,
+    identify_workers,
+    keep_fork_server_modules,
+)
 from rescnet_dist.errors import (
     ClusterError,
     ClusterLostError,
@@ -47,15 +52,19 @@ RECONNECT_SECONDS = 2.0  # between two attempts to reach a scheduler
 PROFILER_DEADLOCKS = sys.version_info < (3, 11, 12)
 # Dask configuration of an embedded cluster: the profiler is off only if it can deadlock.
 PROFILER_CONFIG = {"distributed.worker.profile.enabled": False} if PROFILER_DEADLOCKS else {}
+FORK_CONFIG = {"distributed.worker.multiprocessing-method": "forkserver"}
 
 
 @contextmanager
-def current_client(*, processes: bool = False, gpus: bool = False) -> Iterator[Client]:
+def current_client(
+    *, processes: bool = False, gpus: bool = False, forked: bool = False
+) -> Iterator[Client]:
     """Yield the current `dask.distributed.Client`, or one of an embedded cluster.
 
     The embedded cluster listens on loopback only and is closed at exit. By default it has one
     worker in this process, with a thread per core. With `processes` it has one single-threaded
-    worker process per core. With `gpus` it has one worker process for each GPU, or only one if
+    worker process per core, which with `forked` are forks of the fork server of `multiprocessing`,
+    not new processes. With `gpus` it has one worker process for each GPU, or only one if
     Dask-CUDA is not installed. The profiler of Dask is off if it can deadlock workers.
     """
     if _is_in_task():
@@ -68,7 +77,8 @@ def current_client(*, processes: bool = False, gpus: bool = False) -> Iterator[C
         return
     with ExitStack() as stack:
         with _defer_interrupts(), dask.config.set(PROFILER_CONFIG):
-            cluster = stack.enter_context(_gpu_cluster() if gpus else _cpu_cluster(processes))
+            started = _gpu_cluster() if gpus else _cpu_cluster(processes, forked)
+            cluster = stack.enter_context(started)
         yield stack.enter_context(Client(cluster, set_as_default=False))
 
 
@@ -81,16 +91,26 @@ LOCAL_CLUSTER_OPTIONS = {
 }
 
 
-def _cpu_cluster(processes: bool) -> LocalCluster:
+def _cpu_cluster(processes: bool, forked: bool) -> LocalCluster:
     """Start a local cluster of one process per core, or of one worker in this process."""
     cores = available_cores()
-    return LocalCluster(
-        n_workers=cores if processes else 1,
-        threads_per_worker=1 if processes else cores,
-        processes=processes,
-        host="127.0.0.1" if processes else None,
-        **LOCAL_CLUSTER_OPTIONS,
-    )
+    if not processes:
+        return LocalCluster(
+            n_workers=1, threads_per_worker=cores, processes=False, **LOCAL_CLUSTER_OPTIONS
+        )
+    # The fork server may have an older environment than this process. Workers that are started
+    # later in place of others are new processes.
+    options = {"env": dict(os.environ)} if forked else {}
+    if forked:
+        keep_fork_server_modules()
+    with dask.config.set(FORK_CONFIG if forked else {}):
+        return LocalCluster(
+            n_workers=cores,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            **options,
+            **LOCAL_CLUSTER_OPTIONS,
+        )
 
 
 def _gpu_cluster() -> LocalCluster:

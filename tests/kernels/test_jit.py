@@ -74,3 +74,30 @@ print(__import__("rescnet_dist").__file__, sum(split_vectors.stats.cache_hits.va
     with (package / "kernels/cpu/layout.py").open("a") as file:
         file.write("# edited\n")
     assert [count_loaded(), count_loaded()] == [0, 1]
+
+
+def test_only_cached_kernels_are_loaded(tmp_path: Path) -> None:
+    """The server that forks workers must not make them wait for a compiler."""
+    script = """
+from rescnet_dist.kernels.cpu import layout, loading
+if {compiled}:
+    loading.kernel("gather_sums")
+loading.load_cached()
+print(len(layout.gather_sums.signatures), len(layout.write_patches.signatures))
+"""
+
+    def count_loaded(compiled: bool) -> list[int]:
+        return [
+            int(number)
+            for number in subprocess.run(
+                [sys.executable, "-c", script.format(compiled=compiled)],
+                env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout.split()
+        ]
+
+    assert count_loaded(False) == [0, 0]
+    count_loaded(True)
+    assert count_loaded(False) == [1, 0]

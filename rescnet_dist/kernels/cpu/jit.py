@@ -56,12 +56,14 @@ def _hash_sources() -> str:
     return found.hexdigest()
 
 
-def precompile(kernels: Sequence[tuple[Function, Sequence[str]]]) -> None:
+def precompile(
+    kernels: Sequence[tuple[Function, Sequence[str]]], *, only_cached: bool = False
+) -> None:
     """Compile functions for their signatures, and load them.
 
     Those that are not in the cache on disk are compiled by other processes first, the first of
     them next to all others: compiling takes 100 MB, which a worker would never release. If that
-    fails, functions are compiled in this process.
+    fails, functions are compiled in this process. With `only_cached`, they are left out.
     """
     functions: list[tuple[Any, list[Any]]] = [
         (function, [parse_numba_signature(signature) for signature in signatures])
@@ -72,7 +74,10 @@ def precompile(kernels: Sequence[tuple[Function, Sequence[str]]]) -> None:
     with numba_lock():  # loading changes state that all threads of this process share
         is_missing = [is_missing_in_numba_cache(*function) for function in functions]
         missing = [*compress(kernels, is_missing)]
-        _compile_in_processes([part for part in (missing[:1], missing[1:]) if part])
+        if only_cached:
+            functions = [*compress(functions, (not is_absent for is_absent in is_missing))]
+        else:
+            _compile_in_processes([part for part in (missing[:1], missing[1:]) if part])
         for function, types in functions:
             for kind in types:
                 function.compile(kind)

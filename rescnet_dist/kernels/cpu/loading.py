@@ -57,6 +57,16 @@ def prepare() -> None:
     _load(tuple(_get_kernels()))
 
 
+def load_cached() -> None:
+    """Load the compiled kernels that Numba's cache has; processes forked from this one have them.
+
+    No kernel is compiled.
+    """
+    from rescnet_dist.kernels.cpu import jit
+
+    jit.precompile([*_get_kernels().values()], only_cached=True)
+
+
 @cache
 def _load(names: tuple[str, ...]) -> None:
     """Load kernels by name; compile those that the cache on disk does not have."""

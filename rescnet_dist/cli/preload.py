@@ -1,0 +1,16 @@
+"""What workers import before their first task, imported once by the server that forks them."""
+
+from __future__ import annotations
+
+import click
+import distributed.nanny
+
+import rescnet_dist.lifecycle
+import rescnet_dist.network
+from rescnet_dist._compat import import_worker_pages
+from rescnet_dist.kernels.cpu.loading import load_cached
+
+__all__ = ["click", "distributed", "rescnet_dist"]
+
+load_cached()
+import_worker_pages()
