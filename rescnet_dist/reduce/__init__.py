@@ -1,6 +1,6 @@
 """Tree reductions over workers: Dask graphs for any accumulator, without storage."""
 
-from rescnet_dist.reduce.fold import count_levels, fold_graph, fold_name, tree_merge
+from rescnet_dist.reduce.fold import count_levels, fold_graph, fold_name, split_graph, tree_merge
 from rescnet_dist.reduce.layer import DescribedLayer
 from rescnet_dist.reduce.memory import trim_memory
 from rescnet_dist.reduce.threads import blas_threads
@@ -11,6 +11,7 @@ __all__ = [
     "count_levels",
     "fold_graph",
     "fold_name",
+    "split_graph",
     "tree_merge",
     "trim_memory",
 ]

@@ -14,10 +14,9 @@ from dask.typing import Key
 class DescribedLayer(Layer):
     """A layer whose tasks are made on first use, from what its `__reduce__` sends."""
 
-    @property
     @abstractmethod
-    def output_key(self) -> Key:
-        """The key of the task that others may use."""
+    def get_output_keys(self) -> set[Key]:
+        """Return the keys that other layers and clients may use."""
 
     @abstractmethod
     def make_tasks(self) -> Iterable[Task]:
@@ -40,7 +39,3 @@ class DescribedLayer(Layer):
     def is_materialized(self) -> bool:
         """Return whether the tasks have been made."""
         return "_tasks" in self.__dict__
-
-    def get_output_keys(self) -> set[Key]:
-        """Return the keys that other layers may use."""
-        return {self.output_key}

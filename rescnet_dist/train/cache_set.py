@@ -94,10 +94,9 @@ class CacheLayer(DescribedLayer):
             }
         )
 
-    @property
-    def output_key(self) -> Key:
-        """The key of the task that keeps the caches."""
-        return self.name
+    def get_output_keys(self) -> set[Key]:
+        """Return the key of the task that keeps the caches."""
+        return {self.name}
 
     def make_tasks(self) -> Iterator[Task]:
         """Yield those that create caches, then the one that keeps all."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dask.delayed import Delayed
 from distributed import Client, Future, KilledWorker
 
 from rescnet_dist._compat import retry_future
@@ -15,7 +16,7 @@ from rescnet_dist.errors import ClusterLostError, PassError, RescnetError, mask_
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.metrics import PassMetrics
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.reduce import fold_graph
+from rescnet_dist.reduce import fold_graph, split_graph
 from rescnet_dist.train.monitor import PassMonitor
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
@@ -49,7 +50,7 @@ def run_pass(
     )
     monitor = PassMonitor(pass_.name, task, client, bus)
     with monitor.follow(plan):
-        future = client.compute(graph)
+        future = _submit(graph, client)
         try:
             return _get_result(future, monitor, plan, client), monitor.finish()
         except BaseException:
@@ -57,8 +58,29 @@ def run_pass(
                 future.cancel()  # a cluster that outlives this run would continue to write
                 monitor.cancel()
             raise
+        finally:
+            future.release()  # an exception that was caught may refer to it for a long time
 
 
+def _submit(graph: Delayed, client: Client) -> Future:
+    """Send the graph of a pass in parts, and return the future of its result.
+
+    The scheduler's event loop handles other messages between two parts. All are sent at once, in
+    order, and each has a generation of its own, so that the tasks of earlier ones run first.
+    """
+    first, last = split_graph(graph)
+    kept: list[Future] = []
+    try:
+        for part in first:
+            keys = [key for layer in part.layers.values() for key in layer.get_output_keys()]
+            kept += client.get(part, keys, sync=False, fifo_timeout=NEW_GENERATION)
+        return client.compute(last, fifo_timeout=NEW_GENERATION)
+    finally:
+        for future in kept:
+            future.release()  # the scheduler reads this after the last part, which needs them
+
+
+NEW_GENERATION = "0s"  # no graph is as urgent as one that was sent before it
 MAX_CONSECUTIVE_FAILURES = 3  # without a chunk done between them
 
 

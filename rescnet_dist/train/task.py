@@ -112,6 +112,11 @@ class GroupParts(Sequence[tuple[Any, ...]]):
         Keys of the caches of all groups; empty without caches.
     others : tuple
         Other arguments of all tasks, between the group and the cache.
+    first : int
+        The first group, unless these are the parts of all groups. See `__getitem__`.
+    before, total : ndarray of shape (C,), optional
+        Number of training images of each class in earlier groups and in all groups, if these are
+        not all of them.
     """
 
     task: Task
@@ -119,19 +124,42 @@ class GroupParts(Sequence[tuple[Any, ...]]):
     counts: Array
     caches: tuple[str, ...] = ()
     others: tuple[Any, ...] = ()
+    first: int = 0
+    before: Array | None = None
+    total: Array | None = None
 
     def __len__(self) -> int:
-        return self.plan.accumulators
+        return len(self.counts)
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        """Return the arguments of one task, or a slice with those of neighbors."""
+        if not isinstance(index, slice):
+            return list(self)[index]
+        start, stop, _ = index.indices(len(self))
+        before, total = self._sums()
+        return replace(
+            self,
+            counts=self.counts[start:stop],
+            caches=self.caches[start:stop],
+            first=self.first + start,
+            before=before + self.counts[:start].sum(axis=0),
+            total=total,
+        )
+
+    def _sums(self) -> tuple[Array, Array]:
+        """Return the number of images of each class in earlier and in all groups, (C,) each."""
+        if self.before is None or self.total is None:
+            return np.zeros(self.counts.shape[1], np.int64), self.counts.sum(axis=0)
+        return self.before, self.total
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         counts, known = self.counts, bool(self.counts.size)
-        offsets, total = np.cumsum(counts, axis=0) - counts, counts.sum(axis=0)
+        before, total = self._sums()
+        offsets = before + np.cumsum(counts, axis=0) - counts
         shared = (replace(self.task, counts=total) if known else self.task).pack()
-        for group in self.plan.groups():
-            task, index = shared, group.index
+        groups = self.plan.groups()[self.first : self.first + len(self)]
+        for index, group in enumerate(groups):
+            task = shared
             if known:
                 task = task.with_offsets(offsets[index].copy())
             cache = (TaskRef(self.caches[index]),) if self.caches else ()
@@ -143,7 +171,7 @@ class GroupParts(Sequence[tuple[Any, ...]]):
         return _unpack_parts, (
             *(self.task, self.plan, packed, counts.dtype.str, counts.shape),
             zlib.compress("\n".join(self.caches).encode()),
-            self.others,
+            *(self.others, self.first, self.before, self.total),
         )
 
 
@@ -154,9 +182,9 @@ def _unpack_parts(
     dtype: str,
     shape: tuple[int, int],
     caches: bytes,
-    others: tuple[Any, ...],
+    *others: Any,
 ) -> GroupParts:
     """Return the parts that were packed."""
     counts = np.frombuffer(zlib.decompress(packed), dtype).reshape(shape).astype(np.int64)
     keys = zlib.decompress(caches).decode().split()
-    return GroupParts(task, plan, counts, tuple(keys), others)
+    return GroupParts(task, plan, counts, tuple(keys), *others)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
-from rescnet_dist.reduce import blas_threads, fold_graph
+from rescnet_dist.reduce import blas_threads, fold, fold_graph, split_graph
 
 TIMEOUT_SECONDS = 10.0  # no wait takes that long unless something hangs
 
@@ -56,6 +56,39 @@ def test_fold_graph_equals_plain_fold_in_order(groups: list[str], split_every: i
     """Any number of groups and any fan-in merge every group once, in the order of the groups."""
     result = build_letters_graph(groups, split_every).compute(scheduler="threads")
     assert result == ("s", reduce(add, [fold_letters("s", group) for group in groups]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(folds=st.integers(1, 60), split_every=st.integers(2, 5), limit=st.integers(1, 30))
+def test_parts_of_a_graph_are_the_whole_graph(folds: int, split_every: int, limit: int) -> None:
+    """Each task is in one part. A part has at most the limit of folds, or one merge's if that is
+    less, and its output keys are those of its tasks that later parts need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fold, "MAX_FOLDS_PER_LAYER", limit)
+        graph = build_letters_graph(["x"] * folds, split_every)
+    first, last = split_graph(graph)
+    assert last.key == graph.key
+    parts = [dict(part) for part in (*first, last.dask)]
+    assert sum(map(len, parts)) == len(dict(graph.dask))
+    assert {key for part in parts for key in part} == set(graph.dask)
+    sizes = [sum("-fold-" in key[0] for key in part) for part in parts]
+    assert sum(sizes) == folds
+    assert max(sizes) <= max(limit, split_every)
+    for index, part in enumerate(first):
+        needed = {
+            key for later in parts[index + 1 :] for t in later.values() for key in t.dependencies
+        }
+        (layer,) = part.layers.values()
+        assert layer.get_output_keys() == needed & set(part)
+        inside = {key for task in parts[index].values() for key in task.dependencies}
+        assert inside <= {key for earlier in parts[: index + 1] for key in earlier}
+
+
+def test_graph_of_few_folds_has_one_part() -> None:
+    """Sending it in parts would not be worth the messages."""
+    first, last = split_graph(build_letters_graph(["x"] * 200, 2))
+    assert first == []
+    assert len(dict(last.dask)) == 400
 
 
 @settings(max_examples=20, deadline=None)

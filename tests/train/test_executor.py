@@ -1,15 +1,25 @@
-"""Waiting for the result of a pass when it takes longer than one timeout."""
+"""Execution of a pass: its graph is sent in parts, and its result is waited for."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import Client, wait
+from distributed import Client, LocalCluster, wait
 
+from rescnet_dist.errors import PassError
+from rescnet_dist.events import Event, PassRetried
 from rescnet_dist.events.bus import EventBus
-from rescnet_dist.train.executor import _wait_for_result
+from rescnet_dist.planning import Plan
+from rescnet_dist.reduce import fold
+from rescnet_dist.store import RunStore
+from rescnet_dist.train.executor import _wait_for_result, run_pass
+from rescnet_dist.train.passes import Pass
+from rescnet_dist.train.task import Task
 
 
 class LateFuture:
@@ -60,3 +70,106 @@ def test_error_of_task_is_raised(client: Client, error: Exception) -> None:
     future: Any = LateFuture(client, make_failing_task(error), timeouts=1)
     with pytest.raises(type(error), match=str(error)):
         _wait_for_result(future, MONITOR, client)
+
+
+# graphs that are sent in parts -----------------------------------------------------------------
+
+FOLDS, FOLDS_PER_PART = 40, 8
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[Client]:
+    """Yield a client of a worker with one thread, which computes one task at a time."""
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def run_numbers(client: Client, folder: Path, listeners: Any = ()) -> Any:
+    """Run a pass whose merge is associative and not commutative; return its result."""
+    plan = Plan(FOLDS, 1, FOLDS, split_every=2, solve_threads=1)
+    task = Task(RunStore.create(folder / "run", {}), layer=1)
+    numbers = Pass("numbers", fold_number, merge_numbers, lambda _task, merged: merged)
+    with EventBus(list(listeners)) as bus:
+        result, _ = run_pass(numbers, task, [(n,) for n in range(FOLDS)], plan, client, bus)
+    return result
+
+
+def count_tasks(client: Client) -> int:
+    """Return the number of tasks of passes that the scheduler knows."""
+    names = client.run_on_scheduler(lambda dask_scheduler: [*map(str, dask_scheduler.tasks)])
+    return sum("numbers-" in name for name in names)
+
+
+def wait_until_forgotten(client: Client) -> None:
+    """Wait until the scheduler has no task of a pass."""
+    deadline = time.monotonic() + 10
+    while count_tasks(client):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def _parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send the graph of these passes in five parts."""
+    monkeypatch.setattr(fold, "MAX_FOLDS_PER_LAYER", FOLDS_PER_PART)
+
+
+CALLS: list[tuple[str, int]] = []  # of this process, which is that of the workers too
+FAILING: list[int] = []  # numbers at which a fold fails, once each
+
+
+def fold_number(number: int) -> list[int]:
+    """Fold a number; fail if it is to."""
+    CALLS.append(("fold", number))
+    time.sleep(0.01)  # so that all parts arrive while the first one is computed
+    if number in FAILING:
+        FAILING.remove(number)
+        raise ZeroDivisionError("no such number")
+    return [number]
+
+
+def merge_numbers(left: list[int], right: list[int]) -> list[int]:
+    """Merge two lists of numbers."""
+    CALLS.append(("merge", left[0]))
+    return left + right
+
+
+@pytest.mark.usefixtures("_parts")
+def test_earlier_parts_run_first(one_thread: Client, tmp_path: Path) -> None:
+    """Merges come before the folds of later parts, so that few accumulators wait for one."""
+    CALLS.clear()
+    assert run_numbers(one_thread, tmp_path) == list(range(FOLDS))
+    kinds = [kind for kind, _ in CALLS]
+    assert (kinds.count("fold"), kinds.count("merge")) == (FOLDS, FOLDS - 1)
+    parts = [number // FOLDS_PER_PART for kind, number in CALLS if kind == "fold"]
+    assert parts == sorted(parts)
+    waiting = [kinds[:n].count("fold") - kinds[:n].count("merge") for n in range(len(kinds))]
+    assert max(waiting) <= 8  # of 40: a path of the tree, and what is sent ahead
+    wait_until_forgotten(one_thread)
+
+
+@pytest.mark.usefixtures("_parts")
+@pytest.mark.parametrize("failing", [0, 13, FOLDS - 1])
+def test_failed_fold_of_any_part_is_retried(client: Client, tmp_path: Path, failing: int) -> None:
+    """It may fail before or after the later parts have arrived."""
+    FAILING[:] = [failing] * 2
+    events: list[Event] = []
+    assert run_numbers(client, tmp_path, [events.append]) == list(range(FOLDS))
+    assert sum(isinstance(event, PassRetried) for event in events) == 2
+    assert FAILING == []
+    wait_until_forgotten(client)
+
+
+@pytest.mark.usefixtures("_parts")
+def test_tasks_of_all_parts_are_cancelled_after_failures(client: Client, tmp_path: Path) -> None:
+    """A cluster that outlives the run would compute them otherwise."""
+    FAILING[:] = [3] * 100
+    with pytest.raises(PassError, match="no such number"):
+        run_numbers(client, tmp_path)
+    FAILING.clear()
+    wait_until_forgotten(client)

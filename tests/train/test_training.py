@@ -169,6 +169,14 @@ def test_tasks_are_sent_as_they_are(tmp_path: Path) -> None:
         assert pickle.loads(pickle.dumps(replace(part[0], layer=4))).layer == 4  # packed anew
         assert pickle.loads(pickle.dumps(replace(task, layer=4))).layer == 4
         assert len({part[0].packed for part in parts}) == 1
+    for start, stop in ((0, 5), (1, 4), (3, 5)):
+        some = pickle.loads(pickle.dumps(parts[start:stop][0:2]))
+        expected = list(parts)[start:stop][0:2]
+        assert len(some) == len(expected)
+        for (task, group, other), (whole, same_group, _) in zip(some, expected, strict=True):
+            assert (group, other) == (same_group, "other")
+            np.testing.assert_array_equal(task.counts, whole.counts)
+            np.testing.assert_array_equal(task.class_offsets, whole.class_offsets)
     found = pickle.loads(pickle.dumps(shared))
     assert (found.layer, found.counts.shape, found.class_offsets.tolist()) == (3, (0,), [0])
 
