@@ -44,11 +44,11 @@ def count_requests(
 
     >>> plan = Plan(120, 12, 4, 2, 1)
     >>> count_requests(plan, 126, in_memory=False)
-    Requests(gets=75, puts=47)
+    Requests(gets=75, puts=42)
     """
     chunks, tasks = plan.chunks, plan.accumulators
     gets = 11 + 2 * tasks * is_stored if in_memory else 13 + 8 * tasks + 3 * chunks
-    found = Requests(gets, 27 + 2 * chunks if is_stored else 23)
+    found = Requests(gets, 22 + 2 * chunks if is_stored else 20)
     if iterations:
         per_iteration = chunks + 7 * tasks + 16
         return found.plus(iterations * per_iteration + tasks + 52, chunks + 5 * iterations + 28)

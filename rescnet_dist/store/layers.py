@@ -20,6 +20,7 @@ from rescnet_dist.model.view import View, ViewArrays
 from rescnet_dist.store.checksums import Array
 from rescnet_dist.store.location import Location
 
+LAYERS_PATH = "layers"
 VIEWS_PATH = "views"
 SCALE_DIMS = {"low": ("channel",), "scale": ("channel",)}
 
@@ -28,7 +29,7 @@ ArrayDims = Mapping[str, tuple[str, ...]]  # names of arrays and of their dimens
 
 def layer_path(layer: int) -> str:
     """Return the path of layer `layer`, counted from 1, in its run or network."""
-    return f"layers/{layer:04d}"
+    return f"{LAYERS_PATH}/{layer:04d}"
 
 
 def write_image_scale(location: Location, scale: ImageScale) -> None:
@@ -63,7 +64,10 @@ def read_views(location: Location, views: Iterable[View]) -> dict[str, ViewArray
 
 
 def write_bank(location: Location, layer: int, bank: Bank, *, in_half: bool = False) -> None:
-    """Store the filter bank with which a layer computes its maps."""
+    """Store the filter bank with which a layer computes its maps: what is stored of it first.
+
+    Layers are stored in order, and the first one creates the group of all layers.
+    """
     values = {
         "input_low": bank.low,
         "input_scale": bank.scale,
@@ -71,7 +75,9 @@ def write_bank(location: Location, layer: int, bank: Bank, *, in_half: bool = Fa
         "bias": bank.bias,
     }
     arrays = {k: (BANK_ARRAYS[k], v) for k, v in values.items()}
-    location.write_small(layer_path(layer), arrays, in_half=in_half)
+    path = layer_path(layer)
+    new_groups = (path, LAYERS_PATH) if layer == 1 else (path,)
+    location.write_small(path, arrays, in_half=in_half, new_groups=new_groups)
 
 
 def read_bank(location: Location, layer: int) -> Bank:
@@ -87,10 +93,13 @@ def _make_bank(values: Mapping[str, Array]) -> Bank:
 def write_head(
     location: Location, layer: int, head: FittedHead, dims: ArrayDims, *, in_half: bool = False
 ) -> None:
-    """Store the head with which a layer updates the scores; `dims` are those of its arrays."""
+    """Store the head with which a layer updates the scores, after its filter bank.
+
+    `dims` are those of the arrays of the head.
+    """
     values = {name: (dims[name], np.asarray(head.arrays[name])) for name in dims}
     values[RATE_ARRAY] = (), np.asarray(head.rate)
-    location.write_small(layer_path(layer), values, in_half=in_half)
+    location.write_small(layer_path(layer), values, in_half=in_half, new_groups=())
 
 
 def read_head(location: Location, layer: int, dims: ArrayDims) -> FittedHead:

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -336,11 +336,13 @@ class Location:
         dims: tuple[str, ...],
         *,
         compress: bool,
+        with_groups: bool = True,
     ) -> None:
         """Create an empty array of shape (n, …) under this group, replacing any.
 
         `chunk` is the number of whole rows of a chunk, or its shape. With the path "", the array is
-        created at this location itself, without a group.
+        created at this location itself, without a group. The groups on the path are written too,
+        unless they are known to exist (`with_groups`).
         """
         options = {
             "shape": shape,
@@ -356,7 +358,8 @@ class Location:
         target = self / path if path else self
         if (target / ZARR_METADATA)._read_object() is not None:
             target.remove()
-        target._write_objects(self.url, encode_empty_array(path, **options))
+        objects = encode_empty_array(path, with_groups=with_groups, **options)
+        target._write_objects(self.url, objects)
 
     def _read_object(self) -> bytes | None:
         """Read the object here, by one request; None if there is none."""
@@ -447,8 +450,11 @@ class Location:
         arrays: dict[str, tuple[tuple[str, ...], Array]],
         *,
         in_half: bool = False,
+        new_groups: Collection[str] | None = None,
     ) -> None:
         """Write small named arrays, each (dims, values), into the group at `path`.
+
+        The groups of `new_groups` are written too: by default the one at `path` and all above it.
 
         With `in_half`, the larger ones of floats are stored in half precision; see `to_half`.
 
@@ -460,7 +466,7 @@ class Location:
             stored, attributes = to_half(given) if in_half else (given, {})
             values = from_half(stored, attributes)
             encoded[name] = dims, stored, {"crc32c": checksum(values), **attributes}
-        (self / path)._write_objects(self.url, encode_arrays(path, encoded))
+        (self / path)._write_objects(self.url, encode_arrays(path, encoded, new_groups))
 
     def read_small(self, path: str, names: tuple[str, ...]) -> dict[str, Array]:
         """Read named arrays from the group at `path`; raise CorruptDataError if any is damaged."""

@@ -194,17 +194,20 @@ class RunStore:
         *,
         dtype: str = "float32",
         compress: bool = False,
+        with_groups: bool = True,
     ) -> None:
         """Create the empty maps (N, H, W, f) and scores (N, C) of a layer, replacing any.
 
-        `dtype` and `compress` are those of the maps.
+        `dtype` and `compress` are those of the maps. With `with_groups`, the groups of the maps and
+        scores of all layers are written too.
         """
-        self._create(
-            maps_path(layer), maps, dtype, chunk, ("image", "y", "x", "filter"), compress=compress
-        )
-        self._create(
-            f"scores/{layer:04d}", scores, "float32", chunk, ("image", "class"), compress=False
-        )
+        for path, shape, kind, dims, is_compressed in (
+            (maps_path(layer), maps, dtype, ("image", "y", "x", "filter"), compress),
+            (f"scores/{layer:04d}", scores, "float32", ("image", "class"), False),
+        ):
+            self.location.create_array(
+                path, shape, kind, chunk, dims, compress=is_compressed, with_groups=with_groups
+            )
 
     def maps(self, layer: int, *, write: bool = False) -> StoredArray:
         """Open the maps (N, H, W, f) of a layer."""

@@ -140,6 +140,7 @@ class _Driver:
         self.checked_workers = checked.identities if checked else frozenset[int]()
         self.stored_layer = 0  # the last layer whose maps are in the store
         self.created_layers: set[int] | None = None  # that may have arrays; None: not known yet
+        self.has_groups = False  # of maps and scores, written by this driver
         self.tier = NO_WORKERS
         self.feature_cache_bytes: list[int] = []  # of each group, if features are cached alone
         self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event
@@ -510,7 +511,9 @@ class _Driver:
             self.state.plan.chunk_images,
             dtype=self.state.spec.store_dtype,
             compress=self.state.run_spec.codec != "none",
+            with_groups=not self.has_groups,
         )
+        self.has_groups = True
 
     def recreate_removed_maps(self, layer: int) -> None:
         """Create the arrays of a committed layer if they were removed.

@@ -24,11 +24,12 @@ import fsspec
 import numpy as np
 import zarr
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from conftest import S3_SECRET, run_s3_server
+from s3_proxy import open_s3_proxy
 
 from rescnet_dist.store import Claim, Location, RunStore, read_region, write_region
-from tests.conftest import S3_SECRET, run_s3_server
-from tests.s3_proxy import open_s3_proxy
 
 CLIENTS = ("fsspec", "obstore")
 CHUNKS = {128: 8, 32: 16, 1: 256}  # MB of a chunk, and the number of chunks
@@ -170,10 +171,11 @@ def commit_layer(run: RunStore, claim: Claim, layer: int) -> None:
         name: (tuple(f"{name}_{i}" for i in range(len(shape))), np.ones(shape, np.float32))
         for name, shape in LAYER_ARRAYS.items()
     }
-    run.location.write_small(f"layers/{layer:04d}", arrays)
+    path = f"layers/{layer:04d}"
+    run.location.write_small(path, arrays, new_groups=(path,))
     claim.check()
     run.commit(layer, {"checksums": {}})
-    run.create_layer(layer + 1, (40, 8, 8, 5), (40, 10), 10)
+    run.create_layer(layer + 1, (40, 8, 8, 5), (40, 10), 10, with_groups=False)
     run.remove_maps_except(layer + 1, among=[layer])
 
 

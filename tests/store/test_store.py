@@ -21,6 +21,7 @@ from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.errors import StoreError, StoreFullError, StoreReadError
 from rescnet_dist.model import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.heads.linear import LinearHead
+from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
 from rescnet_dist.store import (
     FORMAT_VERSION,
     NETWORK_FORMAT,
@@ -261,6 +262,24 @@ def test_remove_maps_except_given_layers(url: str, keep: tuple[int, ...]) -> Non
                 with pytest.raises(StoreError, match=f"{layer:04d}"):
                     open_array(layer)
         assert read_layer(run.location, layer, DIMS).head.rate == layer
+
+
+def test_groups_are_written_with_the_first_layer(url: str) -> None:
+    """A later layer does not write them again; plain Zarr finds all layers and their arrays."""
+    run = RunStore.create(url, {})
+    for layer in (1, 2):
+        run.create_layer(layer, (4, 2, 2, 3), (4, 5), 2, with_groups=layer == 1)
+        if layer == 2:
+            (run.location / "layers/zarr.json").remove()  # as a mark
+        write_layer(run.location, layer, make_layer(layer), DIMS)
+    assert (run.location / "layers/zarr.json").read_json() is None
+    assert (run.location / "layers/0002/zarr.json").read_json()["node_type"] == "group"
+    write_layer(run.location, 1, make_layer(1), DIMS)
+    root = zarr.open_group(run.location.zarr_store(read_only=True), mode="r")
+    for group in ("layers", "maps", "scores"):
+        assert sorted(root[group].keys()) == ["0001", "0002"]
+    for layer in ("0001", "0002"):
+        assert set(root["layers"][layer].array_keys()) == {*BANK_ARRAYS, *DIMS, RATE_ARRAY}
 
 
 def test_xarray_opens_groups_after_removal(url: str) -> None:
