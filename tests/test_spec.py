@@ -311,6 +311,8 @@ def test_unknown_choice_suggests_the_closest_and_lists_all(name):
     needed = {"local_contrast": True} if name == "pairs" else {}
     if name.startswith("first_order_"):
         needed = {"features": "first-order"}
+    if name.startswith("root_"):
+        needed = {"features": "covariance-root"}
     if name.startswith("hash_"):
         needed = {"features": "binary-hash", "filters": 8, "hash_levels": (2,)}
     for choice in CHOICES[name]:

@@ -97,6 +97,15 @@ RESULTS = {
     "cifar10-max-mean-rich": Result(
         "CIFAR-10, flips, shifts, max and mean pooling", "cifar10", 0.8835, "flips alone"
     ),
+    "cifar10-root": Result(
+        "CIFAR-10, square roots of correlations", "cifar10", 0.8754, "937 layers, stride 1"
+    ),
+    "cifar10-root-flips": Result(
+        "CIFAR-10, flips, square roots of correlations", "cifar10", 0.8835, "flips"
+    ),
+    "cifar10-root-rich": Result(
+        "CIFAR-10, flips, shifts, square roots of correlations", "cifar10", 0.8835, "flips alone"
+    ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"

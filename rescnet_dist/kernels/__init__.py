@@ -9,6 +9,7 @@ from rescnet_dist.kernels.cg import CovarianceProduct, Iterate, record_columns
 from rescnet_dist.kernels.class_sums import ClassSums
 from rescnet_dist.kernels.contrast import global_contrast, local_contrast
 from rescnet_dist.kernels.convolution import convolve, convolve_each, min_max_scale, normalize
+from rescnet_dist.kernels.covariance_root import covariance_root_features, newton_roots
 from rescnet_dist.kernels.cpu.loading import prepare
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
@@ -69,6 +70,7 @@ __all__ = [
     "check_gpu_holds",
     "convolve",
     "convolve_each",
+    "covariance_root_features",
     "factor_tile",
     "feature_blocks",
     "feature_count",
@@ -78,6 +80,7 @@ __all__ = [
     "local_contrast",
     "min_max_scale",
     "mixture_weights",
+    "newton_roots",
     "normalize",
     "one_hot",
     "one_vs_rest_lda",

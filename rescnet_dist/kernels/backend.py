@@ -237,6 +237,12 @@ class Operations(Protocol):
         maximum if it is None. The other parameters are those of `cpu.pooling.pool_blocks`.
         """
 
+    def small_product_dtype(self) -> np.dtype[np.floating]:
+        """Return the dtype in which batches of small matrices are multiplied.
+
+        It is float32, or float16 on the matrix units of a GPU if the precision is "half".
+        """
+
     def hash_blocks(
         self,
         maps: Array,

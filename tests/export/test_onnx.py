@@ -19,6 +19,7 @@ from rescnet_dist import Network, NetworkSpec, ResCNetClassifier, RescnetError, 
 from rescnet_dist.data import Images
 from rescnet_dist.export.onnx_file import DEFAULT_OPSET, MIN_OPSET
 from rescnet_dist.model.features.binary_hash import BinaryHash
+from rescnet_dist.model.features.covariance_root import CovarianceRoot
 from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.model.features.second_order import SecondOrder
 from tests.export.networks import IMAGE_SHAPE, SMALL, make_images, make_network
@@ -61,6 +62,8 @@ CASES: dict[str, dict[str, Any]] = {
     "first order, absolute, mean": {"features": FirstOrder("absolute", pools="mean")},
     "first order, two halves": {"features": FirstOrder("soft-threshold", 0.1, levels=(2,))},
     "first order, signed": {"features": FirstOrder("none", pools="max", power=True)},
+    "root": {"features": CovarianceRoot(block=6, stride=3)},
+    "root, mean": {"features": CovarianceRoot(6, 2, 1, power=False, levels=(3,), pools="mean")},
     "hashing": {"features": BinaryHash(bits=3, block=5, stride=3)},
     "hashing, maximum": {"features": BinaryHash(bits=2, block=5, stride=2, levels=(3, 1))},
     "hashing, sum": {"features": BinaryHash(bits=6, block=4, levels=(2,), pool="sum")},

@@ -487,9 +487,13 @@ def test_run_with_conjugate_gradients_equals_that_of_the_cpu(
 def test_two_towers_equal_those_of_the_cpu(
     client: Client, backend: Backend, tmp_path: Path
 ) -> None:
-    """Maps are rectified, and there are two feature extractors."""
+    """Maps are rectified, and there are three feature extractors."""
     spec = SPEC.replace(
-        local_contrast=True, rectify=True, max_layers=3, features="second-order,first-order"
+        local_contrast=True,
+        rectify=True,
+        max_layers=3,
+        features="second-order,first-order,covariance-root",
+        root_block=7,
     )
     images, _ = load_digits()
     runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}

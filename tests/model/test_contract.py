@@ -30,6 +30,7 @@ CUTS = (0, 11, 18, 30)
 # Options of extractors whose defaults are for larger images, or for more filters.
 SMALL_FEATURES = {
     "binary-hash": {"name": "binary-hash", "bits": 3, "block": 4, "stride": 2},
+    "covariance-root": {"name": "covariance-root", "block": 4, "stride": 2},
     "second-order": {"name": "second-order", "block": 4, "stride": 2},
 }
 

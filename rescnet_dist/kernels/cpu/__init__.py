@@ -1,6 +1,6 @@
 """The operations on NumPy arrays: BLAS, LAPACK, and loops compiled by Numba."""
 
-from rescnet_dist.kernels.cpu.blas import add_scatter
+from rescnet_dist.kernels.cpu.blas import add_scatter, small_product_dtype
 from rescnet_dist.kernels.cpu.convolution import convolve
 from rescnet_dist.kernels.cpu.hashing import hash_blocks
 from rescnet_dist.kernels.cpu.pixels import gather_sums
@@ -21,6 +21,7 @@ __all__ = [
     "new_square",
     "patch_products",
     "pool_blocks",
+    "small_product_dtype",
     "solve_factored",
     "whiten",
 ]

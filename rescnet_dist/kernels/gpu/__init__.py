@@ -4,6 +4,7 @@ Only `rescnet_dist.kernels.backend` imports them, on first use, as CuPy may not 
 """
 
 from rescnet_dist.kernels.gpu.convolution import convolve
+from rescnet_dist.kernels.gpu.device import small_product_dtype
 from rescnet_dist.kernels.gpu.hashing import hash_blocks
 from rescnet_dist.kernels.gpu.patches import patch_products
 from rescnet_dist.kernels.gpu.pooling import pool_blocks
@@ -23,6 +24,7 @@ __all__ = [
     "new_square",
     "patch_products",
     "pool_blocks",
+    "small_product_dtype",
     "solve_factored",
     "whiten",
 ]
