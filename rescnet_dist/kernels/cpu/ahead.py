@@ -34,7 +34,7 @@ def compile_ahead(folder: str) -> None:
 
     The processor of this machine need not support the targets.
     """
-    code = "from rescnet_dist.kernels import prepare; prepare()"
+    code = "from rescnet_dist.kernels import prepare; prepare(rare=True)"
     for target in TARGETS.get(platform.machine(), {}):
         variables = _target_variables(target) | {CACHE_VARIABLE: folder}
         subprocess.run([sys.executable, "-c", code], env=os.environ | variables, check=True)

@@ -12,7 +12,6 @@ mean, would lose digits to cancellation, and is recomputed for that block from i
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,6 @@ MIN_BLOCK_VARIANCE_FRACTION = 1e-8
 # Fraction of the mean square about the image's mean, below which a channel is recomputed by pixels
 RECOMPUTE_VARIANCE_FRACTION = 1e-2
 WINDOW_SUM_COLUMNS = 512  # summed at a time, so that they stay in the fastest cache
-NO_OFFSET: Any = np.int64(0)  # for the literal 0, Numba would compile a function once more
 MAX_DIRECT_CELLS = 4  # along a block, up to which cells are simply added
 POOL_BLOCKS_SIGNATURE = (  # in single precision
     "void(float32[:,:,:,::1], int64, int64, int64[:,:,::1], int64[:,::1], "
@@ -68,7 +66,7 @@ def pool_blocks(
 
     values = np.empty((cell_rows * side, cell_columns * side, 2 * filters), maps.dtype)
     cells = np.empty((cell_rows, cell_columns * filters), maps.dtype)
-    next_cells = np.empty_like(cells)
+    next_cells = np.empty((cell_rows, cell_columns * filters), maps.dtype)
     column_sums = np.empty((rows, cell_columns * filters), maps.dtype)
     transposed = np.empty((cell_columns, rows * filters), maps.dtype)
     block_sums = np.empty((columns, rows * filters), maps.dtype)
@@ -78,29 +76,23 @@ def pool_blocks(
     recomputed = np.empty((columns, rows, filters + 1), np.int32)
     entries = np.empty(filters, maps.dtype)
     by_offset = np.empty((pooled.shape[1], last_offset + 1, filters), maps.dtype)
+    overall = np.empty(filters, maps.dtype)
+    covariances = np.empty((0, filters), maps.dtype)
 
     for image in range(len(maps)):
-        overall = _center(maps[image], values)
-        if not math.isfinite(overall.sum()):
-            pooled[image] = np.nan  # `max` would drop it
+        if not _center(maps[image], values, overall):
+            _fill(pooled[image], np.nan)  # `max` would drop it
             continue
-        _sum_channels(values, side, cells)
-        _sum_blocks(cells, length, step, column_sums, transposed, block_sums, scratch)
-        for c in range(columns):
-            for r in range(rows):
-                for a in range(filters):
-                    means[c, r, a] = block_sums[c, r * filters + a] / scalar(area)
-        _sum_products(values, side, NO_OFFSET, cells, next_cells)
-        _sum_blocks(cells, length, step, column_sums, transposed, block_sums, scratch)
-        covariances = _normalize(
-            values, overall, block_sums, block, stride, channelwise, means, inverse, recomputed
-        )
-        by_offset[:] = -np.inf if use_max else 0.0
-        for offset in range(first_offset, last_offset + 1):
-            if (offset - first_offset) % 2 == 0:
+        for cell in range(len(by_offset)):
+            _fill(by_offset[cell], -np.inf if use_max else 0.0)
+        # First the channels themselves, then their products by offset, those of two at a time
+        for offset in range(-1, last_offset + 1):
+            if offset < 0:
+                _sum_channels(values, side, cells)
+            elif offset % 2 == 0:
                 _sum_products(values, side, offset, cells, next_cells)
             _sum_blocks(
-                next_cells if (offset - first_offset) % 2 else cells,
+                next_cells if offset > 0 and offset % 2 else cells,
                 length,
                 step,
                 column_sums,
@@ -108,6 +100,26 @@ def pool_blocks(
                 block_sums,
                 scratch,
             )
+            if offset < 0:
+                for c in range(columns):
+                    for r in range(rows):
+                        for a in range(filters):
+                            means[c, r, a] = block_sums[c, r * filters + a] / scalar(area)
+                continue
+            if offset == 0:
+                covariances = _normalize(
+                    values,
+                    overall,
+                    block_sums,
+                    block,
+                    stride,
+                    channelwise,
+                    means,
+                    inverse,
+                    recomputed,
+                )
+            if offset < first_offset:
+                continue
             for c in range(columns):
                 for r in range(rows):
                     sums = block_sums[c, r * filters : (r + 1) * filters]
@@ -136,14 +148,25 @@ def pool_blocks(
 
 
 @compile_kernel
-def _center(image: Array, values: Array) -> Array:
-    """Write ReLU(image) minus its mean over the image to values (H, W, 2f); return the mean (f,).
+def _fill(matrix: Array, value: float) -> None:
+    """Set all entries of a matrix; Numba takes longer to compile an assignment to a slice."""
+    for i in range(matrix.shape[0]):
+        row = matrix[i]
+        for j in range(len(row)):
+            row[j] = value
+
+
+@compile_kernel
+def _center(image: Array, values: Array, mean: Array) -> bool:
+    """Write ReLU(image) minus its mean over the image to values (H, W, 2f), and the mean (f,).
 
     The channels are written twice, one copy after the other, so that channel b + offset can be read
-    without a modulo.
+    without a modulo. Return whether the mean is finite.
     """
     height, width, filters = values.shape[0], values.shape[1], image.shape[2]
-    total = np.zeros(filters, np.float64)
+    total = np.empty(filters, np.float64)
+    for a in range(filters):
+        total[a] = 0
     for y in range(height):
         for x in range(width):
             pixel, into = image[y, x], values[y, x]
@@ -151,7 +174,10 @@ def _center(image: Array, values: Array) -> Array:
                 into[a] = max(pixel[a], 0)
             for a in range(filters):
                 total[a] += into[a]
-    mean = (total / (height * width)).astype(values.dtype)
+    is_finite = True
+    for a in range(filters):
+        mean[a] = total[a] / (height * width)
+        is_finite = is_finite and math.isfinite(mean[a])
     for y in range(height):
         for x in range(width):
             into = values[y, x]
@@ -159,17 +185,18 @@ def _center(image: Array, values: Array) -> Array:
                 into[a] -= mean[a]
             for a in range(filters):
                 into[filters + a] = into[a]
-    return mean
+    return is_finite
 
 
 @compile_kernel
 def _sum_channels(values: Array, side: int, cells: Array) -> None:
     """Sum the channels of values (H, W, 2f) in each cell, to cells (rows, columns·f)."""
     filters = values.shape[2] // 2
-    cells[:] = 0
     for r in range(len(cells)):
         for c in range(cells.shape[1] // filters):
             into = cells[r, c * filters : (c + 1) * filters]
+            for b in range(filters):
+                into[b] = 0
             for y in range(r * side, (r + 1) * side):
                 for x in range(c * side, (c + 1) * side):
                     p = values[y, x]
@@ -269,7 +296,8 @@ def _sum_windows(parts: Array, length: int, step: int, sums: Array, scratch: Arr
         right = min(left + WINDOW_SUM_COLUMNS, width)
         total = scratch[: right - left]
         for run in range(0, last + 1, length):
-            total[:] = 0
+            for j in range(len(total)):
+                total[j] = 0
             for y in range(run + length - 1, run - 1, -1):
                 part = parts[y, left:right]
                 if y % step or y > last:
@@ -280,7 +308,8 @@ def _sum_windows(parts: Array, length: int, step: int, sums: Array, scratch: Arr
                     for j in range(len(total)):
                         total[j] += part[j]
                         into[j] = total[j]
-            total[:] = 0
+            for j in range(len(total)):
+                total[j] = 0
             for y in range(run + 1, min(run + length - 1, last) + 1):
                 part = parts[y + length - 1, left:right]
                 if y % step:
@@ -346,7 +375,8 @@ def _normalize(
             for a in range(filters):
                 if recomputed[c, r, a] >= 0:
                     line, scale = covariances[recomputed[c, r, a]], inverse[c, r]
-                    line[:] = 0
+                    for b in range(filters):
+                        line[b] = 0
                     if variance[c, r, a] == 0:
                         continue
                     _center_channel(values, a, top, left, block, centered)

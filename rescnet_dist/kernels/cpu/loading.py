@@ -9,6 +9,7 @@ from rescnet_dist.kernels.cpu.ahead import use_kernels_compiled_ahead
 
 Kernel = Callable[..., None]
 FORWARD_KERNELS = ("pool_blocks", "convolve_images")  # those of a prediction, compiled together
+RARE_KERNELS = ("hash_blocks",)  # of the PCANet family only, a sixth of the time of compiling
 
 
 @cache
@@ -48,13 +49,19 @@ def tile_shape() -> tuple[int, int]:
     return TILE_ROWS, LANES
 
 
-def prepare() -> None:
-    """Load all compiled kernels.
+def prepare(*, rare: bool = False) -> None:
+    """Load the compiled kernels.
 
     The first call on a machine compiles them, which takes a quarter of a minute on two cores; later
     ones, also of other processes, read them from Numba's cache.
+
+    Parameters
+    ----------
+    rare : bool, default False
+        Whether to load those too that few networks need, and that are otherwise compiled when they
+        are first used.
     """
-    _load(tuple(_get_kernels()))
+    _load(tuple(name for name in _get_kernels() if rare or name not in RARE_KERNELS))
 
 
 def load_cached() -> None:
