@@ -50,9 +50,10 @@ def run_batch(name: str, seed: str, inputs: int, folder: Path) -> dict[str, int 
         try:
             rejected = is_rejected(attack, random.Random(f"{seed} {number}"))
             found["rejected" if rejected else "used"] += 1
-        except BaseException:
+        except BaseException as error:
             faulthandler.cancel_dump_traceback_later()
-            return {"fault": f"input {number}\n{traceback.format_exc()[-3000:]}"}
+            traceback.print_exc()
+            return {"fault": f"input {number}: {type(error).__name__}: {str(error)[:300]}"}
         if (more := get_peak_bytes() - before) > MAX_MORE_BYTES:
             return {"fault": f"input {number}: memory has grown by {more / 2**20:.0f} MiB"}
     faulthandler.cancel_dump_traceback_later()
