@@ -262,12 +262,14 @@ class _Driver:
         solver = self.iterative_solver(layer)
         if solver:
             pass_ = cg_tasks.GROW_FOR_CG
+            self.claim.check()
             self.run.remove_work()
             sizes = plan.images, features, network.targets, plan.chunk_images
             self.run.create_cg_work(*sizes, network.feature_dtype)
         elif plan.tile_features and network.has_head(layer):
             pass_ = tiled.GROW_IN_TILES
             shape = (plan.images, features)
+            self.claim.check()  # as late as possible: this replaces what another driver may use
             self.run.create_work(*shape, plan.chunk_images, plan.tile_features)
         (tally, checksums), metrics = self.compute(pass_, task)
         _check_scores(tally)

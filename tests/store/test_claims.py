@@ -41,7 +41,7 @@ from rescnet_dist.errors import ClaimLostError
 from rescnet_dist.events import Event, PassDone, PassStarted
 from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.store import Claim, Location, RunStore, claim
-from rescnet_dist.train import chunks, verify_run
+from rescnet_dist.train import chunks, loop, verify_run
 
 X, Y = (array[:60] for array in load_digits())
 X = X[:, ::2, ::2]
@@ -395,6 +395,26 @@ def test_failed_renewals_do_not_end_claim(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # taking over ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"run": {"tile_features": 48}}, {"spec": {"solver": "cg"}}])
+def test_work_area_is_not_created_after_takeover(
+    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """A driver is suspended after its check at the start of a layer, while another has the run."""
+    location = Location.of(tmp_path / "run")
+    recreate = loop._Driver.recreate_removed_maps
+
+    def recreate_late(driver: Any, layer: int) -> None:
+        recreate(driver, layer)
+        Claim.take(location, take_over=True)
+
+    monkeypatch.setattr(loop._Driver, "recreate_removed_maps", recreate_late)
+    spec = SPEC.replace(**options.get("spec", {}))
+    run = RUN.replace(maps="store", **options.get("run", {}))
+    with pytest.raises(StoreError, match="has been taken over by process"):
+        ResCNetClassifier(spec, store=location.url, run=run).fit(X, Y)
+    assert not (location / "work").exists()
 
 
 @slow_on_s3
