@@ -52,6 +52,7 @@ class Arena:
         self.due: dict[str, float] = {}  # when a process that has ended is replaced
         self.repairs: list[tuple[float, Callable[[], None]]] = []  # ends of faults, by their time
         self.restarts = 0
+        self.stepped: set[int] = set()  # processes whose clock is wrong
 
     def _make_network(self, stack: ExitStack) -> Network | None:
         """Return a network of namespaces, or None if they are not allowed."""
@@ -135,15 +136,16 @@ class Arena:
     def step_clock(self, process: Forked, step: int) -> None:
         """Step the clock of a process; a later process with its number has the real time."""
         assert self.clocks
-        clocks, pid = self.clocks, process.pid
-        clocks.step(pid, step)
-        self.repair_later(3600, lambda: clocks.step(pid, 0))
+        self.clocks.step(process.pid, step)
+        self.stepped.add(process.pid)
+        self.repair_later(3600, lambda: self.reset_clocks(process.pid))
 
-    def end_faults(self) -> None:
-        """End all faults at once."""
-        for _, repair in self.repairs:
-            repair()
-        self.repairs.clear()
+    def reset_clocks(self, *pids: int) -> None:
+        """Set the clocks of processes, or of all of them, to the real time."""
+        for pid in pids or self.stepped:
+            assert self.clocks
+            self.clocks.step(pid, 0)
+        self.stepped.difference_update(pids or self.stepped.copy())
 
 
 @contextmanager

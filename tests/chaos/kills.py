@@ -167,6 +167,8 @@ class Harness:
     def run_round(self, round_: Round) -> dict[str, Any]:
         """Run a round; return its record, with its faults and how it ended."""
         self.learn(round_.variant)
+        if round_.on_s3:  # which refuses requests of processes with a wrong clock
+            self.arena.reset_clocks()
         place = "s3://runs" if round_.on_s3 else str(self.folder)
         execution = Execution(self, round_, f"{place}/{round_.seed}")
         outcome = SAME_BITS
@@ -182,7 +184,8 @@ class Harness:
             outcome = str(failure)
         if outcome == SAME_BITS:
             remove(execution.store)
-            execution.log.unlink()
+            for log in execution.logs.values():
+                log.unlink()
         return {
             "seed": round_.seed,
             "day": datetime.now(UTC).date().isoformat(),
@@ -228,17 +231,20 @@ class Execution:
     def __init__(self, harness: Harness, round_: Round, store: str) -> None:
         self.harness, self.arena, self.round, self.store = harness, harness.arena, round_, store
         self.rng = random.Random(f"{round_.seed} repairs")
-        self.log = harness.folder / f"{Path(store).name}.log"
+        self.name, self.logs = Path(store).name, dict[int, Path]()  # logs of drivers by process
         self.command = harness.command(store, round_.variant, on_s3=round_.on_s3)
         self.faults: list[tuple[str, float, str]] = []  # kind, moment, and what was hit
         self.codes: list[int] = []  # of the drivers
         self.processes: list[Forked] = []  # drivers that may still run
         self.started, self.is_done = time.monotonic(), False
+        self.has_replaced = False  # whether a driver was to replace another
         self.driver = self.start_driver(self.command)
 
     def start_driver(self, arguments: list[str]) -> Forked:
         """Start a driver, which is the current one from now on."""
-        process = self.arena.start_driver(arguments, self.log)
+        log = self.harness.folder / f"{self.name}-{len(self.logs)}.log"
+        process = self.arena.start_driver(arguments, log)
+        self.logs[process.pid] = log
         self.processes.append(process)
         return process
 
@@ -255,31 +261,28 @@ class Execution:
                 return False
             if self.driver.poll() is not None:
                 self.processes.remove(self.driver)
-                if not self.is_refused():
-                    self.check_code(self.driver)
-                    self.is_done = self.driver.poll() == 0
-                    if not self.is_done:
-                        self.driver = self.start_driver(self.command)
+                self.check_code(self.driver)
+                if self.is_refused(self.driver) and self.processes:
+                    self.driver = self.processes[-1]
+                elif self.driver.poll() == 0:
+                    self.is_done = True
+                else:
+                    self.driver = self.start_driver(self.command)
             time.sleep(POLL_SECONDS)
         return True
 
-    def is_refused(self) -> bool:
-        """Return whether the driver was refused because of another one, which is followed then."""
-        if self.driver.poll() != 2 or not self.processes:
-            return False
-        line = self.log.read_text().splitlines()[-1]
-        if any(words in line for words in REFUSALS):
-            self.codes.append(2)
-            self.driver = self.processes[-1]
-            return True
-        return False
+    def is_refused(self, driver: Forked) -> bool:
+        """Return whether a driver was refused because of another one that has the run."""
+        lines = self.logs[driver.pid].read_text().splitlines()
+        has_error = bool(lines) and any(words in lines[-1] for words in REFUSALS)
+        return driver.poll() == 2 and self.has_replaced and has_error
 
     def check_code(self, driver: Forked) -> None:
         """Raise Failure if a driver has ended by anything else than a fault or success."""
         code = driver.poll()
         assert code is not None
         self.codes.append(code)
-        if not is_expected(code, driver):
+        if not (is_expected(code, driver) or self.is_refused(driver)):
             raise Failure(f"exit code {code} of driver {driver.pid}")
         if driver.has_children():
             raise Failure(f"driver {driver.pid} has left processes behind")
@@ -356,6 +359,7 @@ def inject(execution: Execution, fault: Fault) -> str:
             arena.freeze(driver, fault.seconds)
             take_over = ["resume", execution.store, "--take-over", "--wait", "120s"]
             take_over += ["--scheduler", arena.address]
+            execution.has_replaced = True
             execution.driver = execution.start_driver(take_over)
             return f"driver, frozen {lasting}"
         case "clock":
