@@ -88,18 +88,33 @@ def are_in_memory(scheduler: Any, keys: Iterable[Any]) -> bool:
     return tasks is None or all(key in tasks and tasks[key].state == "memory" for key in keys)
 
 
+def lack_workers(scheduler: Any, keys: Iterable[Any]) -> bool:
+    """Return whether a task, given by key, waits for a worker; runs on a scheduler.
+
+    Tried on distributed 2026.8.0: `Scheduler.tasks`. Without it, none is taken to.
+    """
+    tasks = getattr(scheduler, "tasks", None) or {}
+    return any(key in tasks and tasks[key].state == "no-worker" for key in keys)
+
+
 def remove_restrictions(scheduler: Any, keys: Iterable[Any]) -> bool:
     """Let tasks, given by key, run on any worker, and return whether the scheduler has them all.
 
-    It runs on a scheduler. Tried on distributed 2026.8.0: `Scheduler.tasks` and
-    `Scheduler.set_restrictions`. Without them, tasks stay restricted, and wait for their worker if
-    all workers are gone for a moment.
+    Tasks that were waiting for their worker are started. It runs on a scheduler.
+
+    Tried on distributed 2026.8.0: `Scheduler.tasks`, `Scheduler.set_restrictions` and
+    `Scheduler.transitions`. Without them, tasks stay restricted, and wait for their worker if all
+    workers are gone for a moment.
     """
-    tasks, restrict = (getattr(scheduler, name, None) for name in ("tasks", "set_restrictions"))
-    if tasks is None or restrict is None:
+    names = ("tasks", "set_restrictions", "transitions")
+    tasks, restrict, transition = (getattr(scheduler, name, None) for name in names)
+    if tasks is None or restrict is None or transition is None:
         return True
     known = [key for key in keys if key in tasks]
     restrict(worker={key: [] for key in known})
+    # Dask looks at them again only when another worker joins.
+    waiting = {key: "processing" for key in known if tasks[key].state == "no-worker"}
+    transition(waiting, stimulus_id="rescnet-remove-restrictions")
     return len(known) == len([*keys])
 
 

@@ -10,6 +10,7 @@ import multiprocessing
 import re
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -155,6 +156,23 @@ def test_remove_restrictions(client: Client, scheduler: Scheduler) -> None:
     assert not _compat.remove_restrictions(scheduler, [future.key, "unknown"])
     assert not task.worker_restrictions
     assert _compat.remove_restrictions(scheduler, [future.key])
+
+
+def test_tasks_that_wait_for_a_lost_worker_start_without_restrictions(
+    client: Client, scheduler: Scheduler
+) -> None:
+    """Dask itself starts them only when another worker joins."""
+    future = client.submit(pow, 2, 4, workers=["tcp://192.0.2.1:1"], key="waiting")
+    while not _compat.lack_workers(scheduler, [future.key]):
+        time.sleep(0.01)
+    assert not _compat.lack_workers(SimpleNamespace(), [future.key])
+
+    def unbind(dask_scheduler: Scheduler) -> bool:
+        return _compat.remove_restrictions(dask_scheduler, [future.key])
+
+    assert client.run_on_scheduler(unbind)
+    assert future.result(timeout=10) == 16
+    assert not _compat.lack_workers(scheduler, [future.key])
 
 
 def test_are_in_memory(client: Client, scheduler: Scheduler) -> None:

@@ -22,6 +22,7 @@ from distributed import Client, Future
 from rescnet_dist._compat import (
     are_in_memory,
     disable_stealing,
+    lack_workers,
     remove_restrictions,
     skip_unwanted_reports,
 )
@@ -131,14 +132,14 @@ async def _finish_placement(token: str, packed: bytes, *, dask_scheduler: Any) -
     """Unbind new caches from their workers once they are placed; runs on a scheduler.
 
     If all workers are gone for a moment, Dask would otherwise wait forever for the one that a cache
-    was created on. Return whether the scheduler has the caches: those with a token, of the groups
-    whose packed flag is set.
+    was, or is to be, created on. Return whether the scheduler has the caches: those with a token,
+    of the groups whose packed flag is set.
     """
     flags = zlib.decompress(packed)
     keys = [_cache_key(token, group) for group, is_created in enumerate(flags) if is_created]
     waits = math.ceil(CACHE_PLACEMENT_SECONDS / PLACEMENT_CHECK_SECONDS)
     for _ in range(waits):  # a cluster that has just lost its workers may be slow
-        if are_in_memory(dask_scheduler, keys):
+        if are_in_memory(dask_scheduler, keys) or lack_workers(dask_scheduler, keys):
             break
         await asyncio.sleep(PLACEMENT_CHECK_SECONDS)
     return remove_restrictions(dask_scheduler, keys)
