@@ -140,7 +140,7 @@ class ChunkRebuilt:
 
 @dataclass(frozen=True, slots=True)
 class PassRetried:
-    """A pass continues after a failure, such as the death of workers.
+    """A pass continues after a failure, such as the death of workers, or waits for the store.
 
     Attributes
     ----------

@@ -39,7 +39,13 @@ from rescnet_dist.store.layers import (
     write_views,
 )
 from rescnet_dist.store.location import Location
-from rescnet_dist.store.retry import limit_retries
+from rescnet_dist.store.retry import (
+    Reporter,
+    get_reporter,
+    limit_retries,
+    report_retries,
+    set_reporter,
+)
 from rescnet_dist.store.run import (
     IMAGE_DIMS,
     RunStore,
@@ -63,6 +69,7 @@ __all__ = [
     "Checksums",
     "Claim",
     "Location",
+    "Reporter",
     "RunStore",
     "StoredArray",
     "StoredLayers",
@@ -74,6 +81,7 @@ __all__ = [
     "chunk_problem",
     "describe_missing_bucket",
     "file_system",
+    "get_reporter",
     "has_saved_maps",
     "is_claimed",
     "is_zip_url",
@@ -92,6 +100,8 @@ __all__ = [
     "read_layer",
     "read_region",
     "read_views",
+    "report_retries",
+    "set_reporter",
     "translate_attribute_errors",
     "write_bank",
     "write_block",

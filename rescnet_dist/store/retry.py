@@ -12,18 +12,20 @@ more package.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import random
 import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
-from rescnet_dist.errors import StoreError, StoreFullError, StoreUnreachableError
+from rescnet_dist.errors import StoreError, StoreFullError, StoreUnreachableError, mask_secrets
 from rescnet_dist.store.object_errors import (
     RETRIABLE_CLIENT_STATUS,
     THROTTLED_STATUS,
@@ -33,6 +35,7 @@ from rescnet_dist.store.object_errors import (
 
 RETRY_SECONDS = 120.0  # time limit for all attempts
 THROTTLED_SECONDS = 30.0  # the same under `limit_retries` if the server asks for fewer requests
+REPORT_SECONDS = 3.0  # for which an operation fails before its retries are reported
 FIRST_RETRY_WAIT_SECONDS, MAX_RETRY_WAIT_SECONDS = 0.1, 10.0  # between two attempts
 
 PERMANENT_ERRORS = (
@@ -66,6 +69,11 @@ MAX_REASON_LENGTH = 300  # characters of an error of a library in a message
 
 Result = TypeVar("Result")
 
+logger = logging.getLogger(__name__)
+
+Reporter = Callable[[str], None]
+
+_reporter: ContextVar[Reporter | None] = ContextVar("retry_reporter", default=None)
 _limit_seconds: ContextVar[float] = ContextVar("retry_limit_seconds", default=math.inf)
 
 
@@ -84,24 +92,64 @@ def limit_retries(seconds: float) -> Iterator[None]:
         _limit_seconds.reset(token)
 
 
+@contextmanager
+def report_retries(report: Reporter) -> Iterator[None]:
+    """Call `report` with a sentence for each operation of the body that fails for a few seconds.
+
+    Without it, the sentence is logged as a warning. Operations of other threads are not reported,
+    unless `set_reporter` is called there.
+    """
+    token = _reporter.set(report)
+    try:
+        yield
+    finally:
+        _reporter.reset(token)
+
+
+def get_reporter() -> Reporter | None:
+    """Return what reports the retries of this thread."""
+    return _reporter.get()
+
+
+def set_reporter(report: Reporter | None) -> None:
+    """Report the retries of this thread, which a task has started, by `report`."""
+    _reporter.set(report)
+
+
+def _report(error: BaseException, seconds: float) -> None:
+    """Report that an operation fails and is retried for some more seconds."""
+    problem = "asks for fewer requests" if is_throttled(error) else "does not answer"
+    until = datetime.now(UTC) + timedelta(seconds=seconds)
+    sentence = (
+        f"The store {problem}: {describe_failure(error)}. Requests are repeated for "
+        f"{seconds:.0f} s, until {until:%H:%M:%S} UTC."
+    )
+    with suppress(Exception):  # as if the scheduler is lost, too
+        (_reporter.get() or logger.warning)(mask_secrets(sentence))
+
+
 def retry(action: Callable[[], Result]) -> Result:
     """Return the result of an idempotent action on a store; retry transient errors.
 
     Retries end after `RETRY_SECONDS`, or earlier under `limit_retries`. Then the last error is
-    raised as it is, or as an OSError if it is one of obstore.
+    raised as it is, or as an OSError if it is one of obstore. An operation that fails for longer
+    than `REPORT_SECONDS` is reported, once; see `report_retries`.
     """
-    started, wait = time.monotonic(), FIRST_RETRY_WAIT_SECONDS
+    started, wait, is_reported = time.monotonic(), FIRST_RETRY_WAIT_SECONDS, False
     while True:
         try:
             return action()
         except Exception as raised:
             error = translate_error(raised)
             limit = max(_limit_seconds.get(), THROTTLED_SECONDS if is_throttled(error) else 0)
-            elapsed = time.monotonic() - started
-            if not is_transient(error) or elapsed + wait > min(RETRY_SECONDS, limit):
+            limit, elapsed = min(RETRY_SECONDS, limit), time.monotonic() - started
+            if not is_transient(error) or elapsed + wait > limit:
                 if error is raised:
                     raise
                 raise error from None
+            if not is_reported and elapsed + wait > REPORT_SECONDS:
+                _report(error, limit - elapsed)
+                is_reported = True
         time.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, MAX_RETRY_WAIT_SECONDS)
 

@@ -46,7 +46,7 @@ from rescnet_dist.train.passes import (
     store_head,
 )
 from rescnet_dist.train.task import Array, Task
-from rescnet_dist.train.task_events import log_io, log_solving
+from rescnet_dist.train.task_events import log_io, log_solving, reports_retries
 
 ITERATION = "iterate"  # name of the pass
 MOMENT_DIMS: dict[str, tuple[str, ...]] = {
@@ -61,6 +61,7 @@ MOMENT_DIMS: dict[str, tuple[str, ...]] = {
 # after the pass over the images -----------------------------------------------------------------
 
 
+@reports_retries
 def finish_features(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Checksums]:
     """Fit the next layer's bank; store the moments of the features.
 
@@ -155,6 +156,7 @@ def _write_iterate(task: Task, number: int, iterate: Iterate, meter: TaskMeter) 
     return StoredIterate(number, len(iterate.factor), error, checksums)
 
 
+@reports_retries
 def start_iterations(task: Task) -> StoredIterate:
     """Find the right-hand sides of the head, and store the state before the first iteration."""
     state, meter, moments = load_state(task), TaskMeter(), _read_moments(task)
@@ -225,6 +227,7 @@ class Products:
 sizeof.register(Products, size_of_fields)
 
 
+@reports_retries
 def multiply_group(
     task: Task,
     group: Group,
@@ -285,6 +288,7 @@ class FinishIteration:
 # the head ---------------------------------------------------------------------------------------
 
 
+@reports_retries
 def fit_solution(task: Task, stored: StoredIterate) -> None:
     """Fit and store the head with the weights of an iterate."""
     state, meter, moments = load_state(task), TaskMeter(), _read_moments(task)

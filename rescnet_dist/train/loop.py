@@ -20,7 +20,13 @@ from rescnet_dist.cluster import (
     find_workers,
     passes_span,
 )
-from rescnet_dist.errors import CorruptDataError, DataError, StoreError, mask_secrets
+from rescnet_dist.errors import (
+    CorruptDataError,
+    DataError,
+    StoreError,
+    StoreUnreachableError,
+    mask_secrets,
+)
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.classes import (
     AccuracyCollapsed,
@@ -48,7 +54,7 @@ from rescnet_dist.planning import (
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.runs.history import History, chosen_depth
 from rescnet_dist.runs.state import RunState
-from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved
+from rescnet_dist.store import Claim, RunStore, has_saved_maps, last_saved, report_retries
 from rescnet_dist.train import cg_tasks, passes, tiled
 from rescnet_dist.train.cache_set import CacheSet
 from rescnet_dist.train.cg import Solve, make_event
@@ -89,6 +95,7 @@ def train(
         EventBus(listeners) as bus,
         _publish_stop(bus, str(claim.location)),
         closing(_Driver(claim, state, client, bus, checked)) as driver,
+        report_retries(driver.publish_retry),
         passes_span(client),
     ):
         driver.start()
@@ -427,6 +434,11 @@ class _Driver:
             }
         )
 
+    def publish_retry(self, reason: str) -> None:
+        """Publish that a request of the driver to the store is repeated."""
+        layer = len(self.steps)
+        self.bus.publish_nowait(PassRetried("grow" if layer else "survey", layer, reason))
+
     def compute(self, pass_: Pass, task: Task) -> tuple[Any, PassMetrics]:
         """Run one pass and publish its progress; return its result and its metrics."""
         parts = GroupParts(task, self.state.plan, self.counts, self.caches.keys)
@@ -439,6 +451,8 @@ class _Driver:
         self.claim.check()
         try:
             return run_pass(pass_, task, parts, self.state.plan, self.client, self.bus)
+        except StoreUnreachableError:
+            raise
         except StoreError:
             self.claim.check()  # another driver may have removed what is missing
             raise

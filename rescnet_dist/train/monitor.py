@@ -7,6 +7,7 @@ a few hundred of them in a pass, whatever the number of workers.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -28,6 +29,7 @@ from rescnet_dist.train.task_events import progress_topic
 
 TRACKER_TOKEN_LENGTH = 12  # in hexadecimal digits
 MAX_REBUILT_REPORTS = 100  # that reach the driver in a pass
+STORE_REPORT_SECONDS = 30.0  # between two reports that the store is retried, of any worker
 
 
 class PassTracker(SchedulerPlugin):
@@ -45,6 +47,7 @@ class PassTracker(SchedulerPlugin):
         self.metrics = MetricsCollector()
         self.unreported = (0, 0)  # chunks that are done and their images
         self.rebuilt = 0
+        self.store_reported = -math.inf  # when the driver was last told that the store is retried
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Handle a message of Dask's event log."""
@@ -53,6 +56,11 @@ class PassTracker(SchedulerPlugin):
         if msg["kind"] == "rebuilt":
             self.rebuilt += 1
             if self.rebuilt <= MAX_REBUILT_REPORTS:
+                self.report(msg)
+            return
+        if msg["kind"] == "store_retried":
+            if time.monotonic() - self.store_reported > STORE_REPORT_SECONDS:
+                self.store_reported = time.monotonic()
                 self.report(msg)
             return
         if (msg.get("phase"), msg.get("layer")) != (self.phase, self.layer):
@@ -177,6 +185,9 @@ class PassMonitor:
     def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
         """Publish a message of the tracker as an event."""
         message = event[1]
+        if message["kind"] == "store_retried":
+            self.bus.publish_nowait(PassRetried(self.phase, self.layer, message["reason"]))
+            return
         event_class: Any = ChunkRebuilt if message["kind"] == "rebuilt" else ChunkDone
         names = (field.name for field in fields(event_class))
         self.bus.publish_nowait(event_class(**{name: message[name] for name in names}))

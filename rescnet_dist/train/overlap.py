@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from distributed import get_worker
+from distributed import Worker, get_worker
 
-from rescnet_dist.errors import RescnetError
+from rescnet_dist.errors import RescnetError, StoreUnreachableError
+from rescnet_dist.store import Reporter, get_reporter, set_reporter
 from rescnet_dist.train.task_events import set_thread_worker
 
 Item = TypeVar("Item")
@@ -24,12 +25,24 @@ def read_ahead(
 
     The function must be called exactly once, before the next item is requested. The next item is
     read in another thread while the current one is processed. At most one item is read ahead, and
-    no reference to a returned value is kept.
+    no reference to a returned value is kept. If the store cannot be reached, nothing more is read:
+    the retries of the next item would take as long again.
     """
+    failures: list[StoreUnreachableError] = []
+
+    def read_if_reachable(item: Item) -> Value:
+        if failures:
+            raise failures[0]
+        try:
+            return read(item)
+        except StoreUnreachableError as error:
+            failures.append(error)
+            raise
+
     with _start_thread() as pool:
         pending: list[tuple[Item, Future[Value]]] = []
         for item in items:
-            pending.append((item, pool.submit(read, item)))
+            pending.append((item, pool.submit(read_if_reachable, item)))
             if len(pending) == 2:
                 yield pending[0][0], partial(_pop_result, pending)
                 _check_consumed(pending, 1)
@@ -97,6 +110,10 @@ def write_behind() -> Iterator[WriteBehind]:
 
 def _start_thread() -> ThreadPoolExecutor:
     """Start one more thread for the task of this thread."""
-    return ThreadPoolExecutor(
-        1, "rescnet-store", initializer=set_thread_worker, initargs=(get_worker(),)
-    )
+
+    def share_context(worker: Worker, report: Reporter | None) -> None:
+        set_thread_worker(worker)
+        set_reporter(report)
+
+    context = get_worker(), get_reporter()
+    return ThreadPoolExecutor(1, "rescnet-store", initializer=share_context, initargs=context)

@@ -67,11 +67,13 @@ from rescnet_dist.train.task_events import (
     log_chunk_started,
     log_solving,
     log_task_done,
+    reports_retries,
 )
 
 # counting ---------------------------------------------------------------------------------------
 
 
+@reports_retries
 def count_group(task: Task, group: Group, _cache: ChunkCache | None = None) -> list[Array]:
     """Count the training rows of each class (C,) in a group of chunks; return a list of one.
 
@@ -120,6 +122,7 @@ class SurveyStatistics:
         )
 
 
+@reports_retries
 def survey_group(
     task: Task, group: Group, cache: ChunkCache | None = None
 ) -> ChecksummedStatistics:
@@ -162,6 +165,7 @@ def survey_group(
     return ChecksummedStatistics(SurveyStatistics(statistics, extremes), checksums)
 
 
+@reports_retries
 def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
     """Fit and store the image normalization and the first bank; return checksums to commit."""
     state, statistics = load_state(task), merged.statistics
@@ -178,6 +182,7 @@ def finish_survey(task: Task, merged: ChecksummedStatistics) -> Checksums:
 # growing a layer --------------------------------------------------------------------------------
 
 
+@reports_retries
 def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> ChecksummedStatistics:
     """Compute scores, maps and statistics of a layer for a group of chunks, in one sweep.
 
@@ -268,6 +273,7 @@ def _load_head(task: Task, state: RunState, layer: int) -> FittedHead:
     return object_cache.get(task, "head", lambda: read_head(task.run.location, layer, dims), layer)
 
 
+@reports_retries
 def finish_layer(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, Checksums]:
     """Fit and store the layer's head and the next layer's bank.
 
@@ -316,6 +322,7 @@ def store_bank(task: Task, bank: Bank) -> None:
 # scoring the last layer -------------------------------------------------------------------------
 
 
+@reports_retries
 def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Tally:
     """Tally the errors of the network with `task.layer` layers on a group of chunks."""
     run, layer, state = task.run, task.layer, load_state(task)
@@ -349,6 +356,7 @@ def finish_score(_task: Task, tally: Tally) -> Tally:
 # storing what is in memory ----------------------------------------------------------------------
 
 
+@reports_retries
 def save_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Checksums:
     """Store the last layer's maps and scores of a group, which are in memory only.
 
@@ -367,6 +375,7 @@ def save_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
     return checksums
 
 
+@reports_retries
 def finish_save(task: Task, checksums: Checksums) -> Checksums:
     """Return the checksums to commit."""
     return task.run.store_checksums(task.layer, checksums)

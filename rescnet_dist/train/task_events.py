@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 from dask.base import tokenize
 from distributed import Worker, get_worker
 
-from rescnet_dist.store import RunStore
+from rescnet_dist.store import RunStore, report_retries
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.task import Task
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 _thread_worker = threading.local()
 
@@ -29,6 +34,24 @@ def this_worker() -> Worker:
 def send(task: Task, kind: str, **fields: Any) -> None:
     """Send a message to the driver; fields are numbers, strings, or dicts of them."""
     this_worker().log_event(progress_topic(task.run), {"kind": kind, **fields})
+
+
+def reports_retries(
+    function: Callable[Concatenate[Task, Parameters], Result],
+) -> Callable[Concatenate[Task, Parameters], Result]:
+    """Let a function of tasks tell the driver if the store does not answer and is retried."""
+
+    @wraps(function)
+    def call(task: Task, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with report_retries(partial(_log_retry, task)):
+            return function(task, *args, **kwargs)
+
+    return call
+
+
+def _log_retry(task: Task, reason: str) -> None:
+    """Report that requests to the store are repeated."""
+    send(task, "store_retried", reason=reason)
 
 
 def log_chunk_started(task: Task, phase: str, start: int) -> None:

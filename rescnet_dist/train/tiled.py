@@ -36,7 +36,7 @@ from rescnet_dist.train.passes import (
     store_head,
 )
 from rescnet_dist.train.task import Array, Task
-from rescnet_dist.train.task_events import log_io, log_solving, send
+from rescnet_dist.train.task_events import log_io, log_solving, reports_retries, send
 
 
 def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
@@ -77,6 +77,7 @@ def summarize_features(
     return moments.count, moments.mean, merged.checksums.chunks
 
 
+@reports_retries
 def scatter_tile(
     task: Task, summary: tuple[float, Array, dict[str, Any]], i: int, j: int
 ) -> tuple[int, Array]:
@@ -122,6 +123,7 @@ def fit_standardizer(
     return Standardizer.of(squares, mean, count, load_state(task).spec.head.ridge)
 
 
+@reports_retries
 def factorize_tile(
     task: Task,
     standardizer: Standardizer,
@@ -156,6 +158,7 @@ def factorize_tile(
     return checksum(values)
 
 
+@reports_retries
 def finish_tiled_layer(
     task: Task,
     merged: ChecksummedStatistics,

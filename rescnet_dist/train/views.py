@@ -18,7 +18,12 @@ from rescnet_dist.train.chunks import Reader, chunk_error_context
 from rescnet_dist.train.object_cache import load_state
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
-from rescnet_dist.train.task_events import log_chunk_done, log_solving, log_task_done
+from rescnet_dist.train.task_events import (
+    log_chunk_done,
+    log_solving,
+    log_task_done,
+    reports_retries,
+)
 
 PHASE = "views"
 
@@ -30,6 +35,7 @@ def learning_views(state: RunState, stage: int) -> list[View]:
     return [view for view in state.spec.views if view.passes > stage]
 
 
+@reports_retries
 def observe_group(
     task: Task,
     group: Group,

@@ -9,7 +9,8 @@ import dask
 import pytest
 from distributed import Client, LocalCluster, get_worker
 
-from rescnet_dist.errors import StoreError
+from rescnet_dist.errors import StoreError, StoreUnreachableError
+from rescnet_dist.store import get_reporter, report_retries
 from rescnet_dist.train.overlap import read_ahead, write_behind
 
 
@@ -63,6 +64,36 @@ def test_failed_read_is_raised_when_its_item_is_processed(client: Client) -> Non
         return log
 
     assert client.submit(work, pure=False).result() == ["2 1", "1 2", "0 failed"]
+
+
+def test_nothing_is_read_after_the_store_was_unreachable(client: Client) -> None:
+    """A task ends after the retries of one item, not of two."""
+
+    def work() -> list[int]:
+        started = []
+
+        def read(item: int) -> int:
+            started.append(item)
+            raise StoreUnreachableError("gone")
+
+        _, get_value = next(read_ahead(range(4), read))
+        with pytest.raises(StoreUnreachableError, match="gone"):
+            get_value()
+        return started
+
+    assert client.submit(work, pure=False).result() == [0]
+
+
+def test_retries_of_threads_are_reported_as_those_of_their_task(client: Client) -> None:
+    """The driver is told whichever thread waits for the store."""
+
+    def work() -> bool:
+        with report_retries(print):
+            return [get_value() for _, get_value in read_ahead("a", lambda _: get_reporter())] == [
+                print
+            ]
+
+    assert client.submit(work, pure=False).result()
 
 
 def test_returned_values_are_not_referenced(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,35 @@ def test_retries_end(clock: Clock) -> None:
     with pytest.raises(StoreUnreachableError, match="Check the store, then resume the run"):
         with_retries(action, "maps/0001")
     assert action.attempts < 40
+
+
+def test_long_retries_are_reported_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """Within seconds, with the server and when they end; without a reporter as a warning."""
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "connection to http://host:1 refused")
+    reports: list[tuple[float, str]] = []
+    with retry.report_retries(lambda reason: reports.append((clock.now, reason))):
+        with_retries(Failing(*[refused] * 4), "writing")  # for less than a second
+        assert reports == []
+        clock.now = 0
+        with pytest.raises(StoreUnreachableError):
+            with_retries(Failing(*[refused] * 1000), "writing")
+    ((moment, reason),) = reports
+    assert moment < retry.REPORT_SECONDS
+    assert re.fullmatch(
+        r"The store does not answer: .*http://host:1 refused\. Requests are repeated for 11\d s, "
+        r"until \d\d:\d\d:\d\d UTC\.",
+        reason,
+    )
+    assert not caplog.records
+    with_retries(Failing(*[OSError(errno.EBUSY, "SlowDown")] * 8), "writing")
+    (record,) = caplog.records
+    assert "The store asks for fewer requests" in record.getMessage()
+
+
+def test_failing_reporter_does_not_end_retries(clock: Clock) -> None:
+    """As when the scheduler is lost, too."""
+    with retry.report_retries(lambda _: 1 / 0):
+        assert with_retries(Failing(*[TimeoutError("timed out")] * 10), "writing") == "done"
 
 
 def test_nested_retries_do_not_start_over(clock: Clock) -> None:
