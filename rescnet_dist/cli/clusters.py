@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from rescnet_dist.cli.fork_server import CAN_FORK, start_fork_server
+from rescnet_dist.cli.retry import SMALL_MACHINE, report_final_error
 from rescnet_dist.cluster import (
     WORKER_TIMEOUT_SECONDS,
     current_client,
@@ -28,6 +29,7 @@ from rescnet_dist.cluster import (
     translate_errors,
     wait_for_worker,
 )
+from rescnet_dist.errors import WorkersTooSmallError
 
 MIN_WORKER_WAIT_SECONDS = 2.0  # for a worker once the scheduler answers
 
@@ -72,7 +74,11 @@ def cluster(
             embedded_client = current_client(processes=True, gpus=gpus, forked=CAN_FORK)
             client = stack.enter_context(embedded_client)
         stack.enter_context(client.as_current())  # for the predictions at the end of a run
-        yield client
+        try:
+            yield client
+        except WorkersTooSmallError:  # No larger worker can join, as it can elsewhere.
+            report_final_error(SMALL_MACHINE)
+            raise
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS, SuggestingGroup
-from rescnet_dist.cli.retry import report_usage_error
+from rescnet_dist.cli.retry import WRONG_OPTIONS, report_final_error
 from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.errors import (
     ClaimLostError,
@@ -69,11 +69,11 @@ def exit_codes() -> Iterator[None]:
         sys.exit(RESUMABLE_EXIT_CODE)
     except RescnetError as error:
         if isinstance(error, SpecError):
-            report_usage_error()
+            report_final_error(WRONG_OPTIONS)
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except click.UsageError:
-        report_usage_error()
+        report_final_error(WRONG_OPTIONS)
         raise
     except Terminated as stop:
         click.echo("; ".join(["terminated", *map(str, stop.args)]), err=True)

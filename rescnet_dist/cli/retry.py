@@ -21,7 +21,9 @@ from rescnet_dist.logs import use_json_logs
 
 # Variable with the path of a file that the command creates once it has finished a layer.
 PROGRESS_VARIABLE = "RESCNET_PROGRESS_FILE"
-USAGE_SUFFIX = ".usage"  # of the file that it creates if its own options are wrong
+FINAL_SUFFIX = ".final"  # of the file that it creates if no other try can succeed, with the reason
+WRONG_OPTIONS = "its options are wrong"
+SMALL_MACHINE = "the workers of this machine stay as small as they are"
 FIRST_PAUSE_SECONDS = 10.0
 MAX_PAUSE_SECONDS = 300.0
 CHECK_SECONDS = 0.2  # between two checks in a pause whether a signal has arrived
@@ -51,7 +53,8 @@ def retry_command(tries: int, log_format: str, command: tuple[str, ...]) -> None
 
     It is repeated after pauses of 10 s, 20 s and so on, up to 5 minutes. Tries are counted again
     from one after a try that has finished a layer. If all fail, the exit code is that of the last.
-    A command whose options are wrong is not repeated.
+    A command whose options are wrong, or that needs larger workers than this machine has, is not
+    repeated.
     SIGTERM and Ctrl-C are passed on, and end the tries. Its options precede the command; the
     command has a --log-format of its own.
 
@@ -72,7 +75,7 @@ class Supervisor:
 
     def __init__(self, arguments: list[str], tries: int, progress: Path) -> None:
         self.arguments, self.tries, self.progress = arguments, tries, progress
-        self.usage_error = progress.with_suffix(USAGE_SUFFIX)
+        self.final_error = progress.with_suffix(FINAL_SUFFIX)
         self.process: subprocess.Popen[bytes] | None = None
         self.is_stopped = False
 
@@ -99,8 +102,9 @@ class Supervisor:
             if failures >= self.tries:
                 click.echo(f"error: {failed}; giving up", err=True)
                 return code
-            if self.usage_error.exists():
-                click.echo(f"error: {failed}; giving up, as its options are wrong", err=True)
+            if self.final_error.exists():
+                reason = self.final_error.read_text()
+                click.echo(f"error: {failed}; giving up, as {reason}", err=True)
                 return code
             click.echo(f"warning: {failed}; the next starts in {pause:.0f} s", err=True)
             self._wait(pause)
@@ -135,10 +139,10 @@ class Supervisor:
             self.process.send_signal(number)
 
 
-def report_usage_error() -> None:
-    """Tell `rescnet retry`, if it runs this command, that no other try can succeed."""
+def report_final_error(reason: str) -> None:
+    """Tell `rescnet retry`, if it runs this command, that no other try can succeed, and why."""
     if path := os.environ.get(PROGRESS_VARIABLE):
-        Path(path).with_suffix(USAGE_SUFFIX).touch()
+        Path(path).with_suffix(FINAL_SUFFIX).write_text(reason)
 
 
 def _is_in_foreground() -> bool:

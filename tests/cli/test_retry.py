@@ -11,14 +11,18 @@ import sys
 import termios
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from commands import run
+from distributed import LocalCluster
 
 from rescnet_dist.cli import retry
+from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.progress_file import ProgressFile
-from rescnet_dist.cli.retry import PROGRESS_VARIABLE, Supervisor
+from rescnet_dist.cli.retry import PROGRESS_VARIABLE, SMALL_MACHINE, Supervisor
+from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.events import PassDone, PassStarted
 
 # Appends a line to a file, and ends with the exit code of that try.
@@ -162,9 +166,9 @@ def test_wrong_options_are_reported(
     monkeypatch.setenv(PROGRESS_VARIABLE, str(progress))
     supervisor = Supervisor([sys.executable, "-S", "-c", "raise SystemExit(2)"], 3, progress)
     assert run("train", str(tmp_path / "missing")).exit_code == 2
-    assert not supervisor.usage_error.exists()
+    assert not supervisor.final_error.exists()
     assert run("train", *options).exit_code == 2
-    assert supervisor.usage_error.exists()
+    assert supervisor.final_error.exists()
 
 
 def test_workers_that_are_too_small_are_not_wrong_options(
@@ -178,22 +182,46 @@ def test_workers_that_are_too_small_are_not_wrong_options(
     result = run("estimate", "50000x32x32x3", *options, "--memory", "600MiB")
     assert result.exit_code == 2
     assert "Use workers of at least" in result.output.replace("use", "Use")
-    assert not supervisor.usage_error.exists()
+    assert not supervisor.final_error.exists()
 
 
-@pytest.mark.parametrize("is_usage", [True, False])
-def test_wrong_options_are_not_repeated(
-    is_usage: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_final", [True, False])
+def test_command_that_cannot_succeed_is_not_repeated(
+    is_final: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A command that has reported them ends the tries."""
-    program = "import os; open(os.environ['RESCNET_PROGRESS_FILE'] + '.usage', 'w').close()"
-    code = f"{program if is_usage else 'pass'}; raise SystemExit(2)"
+    """A command that has reported why ends the tries."""
+    program = (
+        "import os; open(os.environ['RESCNET_PROGRESS_FILE'] + '.final', 'w').write('it rains')"
+    )
+    code = f"{program if is_final else 'pass'}; raise SystemExit(2)"
     supervisor = Supervisor([sys.executable, "-S", "-c", code], 2, tmp_path / "progress")
     assert supervisor.run() == 2
-    last = "1 of 2 ended with exit code 2; giving up, as its options are wrong\n"
-    if not is_usage:
+    last = "1 of 2 ended with exit code 2; giving up, as it rains\n"
+    if not is_final:
         last = "2 of 2 ended with exit code 2; giving up\n"
     assert capfd.readouterr().err.endswith(f"error: try {last}")
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_small_workers_are_final_on_a_local_cluster_only(
+    is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger ones may join a cluster that the command has not started."""
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(tmp_path / "progress"))
+    supervisor = Supervisor([], 1, tmp_path / "progress")
+    with ExitStack() as stack:
+        options = {}
+        if not is_local:
+            other = LocalCluster(
+                n_workers=1, processes=False, dashboard_address="127.0.0.1:0", protocol="tcp"
+            )
+            options = {"scheduler": stack.enter_context(other).scheduler_address}
+        stack.enter_context(pytest.raises(WorkersTooSmallError))
+        stack.enter_context(cluster(options, quiet=True))
+        raise WorkersTooSmallError("Each worker has 1 GiB.")
+    assert supervisor.final_error.exists() == is_local
+    if is_local:
+        assert supervisor.final_error.read_text() == SMALL_MACHINE
 
 
 @pytest.mark.slow
