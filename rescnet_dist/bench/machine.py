@@ -6,16 +6,15 @@ import platform
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import psutil
 
-from rescnet_dist.bench.timing import MAX_OTHER_SHARE, Result, product_rate
+from rescnet_dist.bench.timing import Result, product_rate
 from rescnet_dist.cluster import available_cores
+from rescnet_dist.cluster.load import MAX_OTHER_SHARE, CpuTimes
 
 MAX_TRIES = 3  # of a case on a busy machine
 
@@ -55,40 +54,6 @@ def name_file(machine: dict[str, Any]) -> str:
 
 
 # load ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
-    """Seconds since some start: of the clock, and of CPUs that worked, were stolen, or were ours.
-
-    Time is stolen from a virtual machine if its host runs others. Ours are those of this process
-    and of all processes that it has started.
-    """
-
-    clock: float
-    busy: float
-    stolen: float
-    own: float
-
-    @classmethod
-    def now(cls) -> CpuTimes:
-        """Read the counters of the system."""
-        system, process = psutil.cpu_times(), psutil.Process()
-        busy = system.user + system.system + getattr(system, "nice", 0.0)
-        busy += getattr(system, "irq", 0.0) + getattr(system, "softirq", 0.0)
-        own = sum(process.cpu_times()[:4])  # with those of children that have ended
-        for child in process.children(recursive=True):
-            try:
-                own += sum(child.cpu_times()[:4])
-            except psutil.Error:
-                continue  # It has ended, and counts as a child that has.
-        return cls(time.monotonic(), busy, getattr(system, "steal", 0.0), own)
-
-    def other_share(self, start: CpuTimes) -> float:
-        """Return the share of all CPU time since the start that others used, from 0 to 1."""
-        available = (self.clock - start.clock) * (psutil.cpu_count() or 1)
-        others = (self.busy - start.busy) - (self.own - start.own) + self.stolen - start.stolen
-        return float(np.clip(others / available, 0, 1)) if available > 0 else 0.0
 
 
 def measure(

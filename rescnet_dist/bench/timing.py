@@ -14,6 +14,7 @@ import numpy as np
 
 from rescnet_dist._compat import load_glibc
 from rescnet_dist.cluster import available_cores
+from rescnet_dist.cluster.load import MAX_OTHER_SHARE
 from rescnet_dist.reduce import blas_threads
 
 Item = TypeVar("Item")
@@ -21,7 +22,6 @@ Value = TypeVar("Value")
 
 TIMED_MATRIX_SIDE = 3072  # rows and columns of the matrices whose product is timed
 NOT_INSTALLED = "not installed"
-MAX_OTHER_SHARE = 0.05  # of the machine's CPU time that others use, above which it is busy
 
 
 @dataclass(frozen=True, slots=True)

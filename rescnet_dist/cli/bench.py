@@ -36,8 +36,18 @@ def bench_command() -> None:
     and has no verdict if they still do.
 
     \b
+    Cases, in quotes if they have several words:
+      scatter, products, scatter of large patches, features,
+      features at stride 1, discriminants, filters, layer, factorization,
+      iteration, starting, workers, depth, images, onnx, one image,
+      prediction
+    With a GPU, also:
+      prediction on a gpu, gpu, gpu at stride 1, gpu with mirror images
+
+    \b
     Example:
       rescnet bench features layer -o today.json --chart today.png
+      rescnet bench "features at stride 1"
       rescnet bench --compare yesterday.json
       rescnet bench -o bench/ && rescnet bench --machines bench/
     """

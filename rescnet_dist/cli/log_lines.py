@@ -73,7 +73,7 @@ class LogLines(Callback):
         """Log the first rebuilt chunk of a layer, as there may be many."""
         if event.layer != self._rebuilt:
             fields = {"start": event.start, "stop": event.stop}
-            text = "chunk, and maybe others, rebuilt: %s"
+            text = "chunk, and maybe others, computed again: %s"
             logger.warning(text, event.reason, extra={"fields": fields})
         self._rebuilt = event.layer
 

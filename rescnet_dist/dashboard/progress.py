@@ -130,7 +130,7 @@ class TerminalProgress:
                 if event.layer != self.rebuilt:  # one note per layer, as there may be many
                     rows = f"maps and scores of images {event.start} to {event.stop}"
                     self._note(
-                        f"layer {event.layer}: {rows}, and maybe others, are rebuilt: "
+                        f"layer {event.layer}: {rows}, and maybe others, are computed again: "
                         f"{event.reason}"
                     )
                 self.rebuilt = event.layer
@@ -159,7 +159,10 @@ class TerminalProgress:
 
     def _print_startup_notice(self) -> None:
         """Say why the start takes long."""
-        text = "still starting: the first run on a machine compiles kernels for about a minute"
+        text = (
+            "still starting: workers start, and images are counted; a run that is the first on "
+            "its machine also compiles kernels, for about a minute"
+        )
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:

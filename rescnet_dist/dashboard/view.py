@@ -198,7 +198,7 @@ class RunView:
             case "accuracy_collapsed":
                 self.add_note(str(event["reason"]))
             case "chunk_rebuilt":
-                self.add_note(f"layer {event['layer']}: lost maps were rebuilt")
+                self.add_note(f"layer {event['layer']}: maps were computed again")
             case "run_stopped":
                 self.state, self.reason, self.current = "unfinished", event["reason"], None
             case "run_done":

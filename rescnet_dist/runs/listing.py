@@ -93,6 +93,8 @@ def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
     top = Location.of(url)
     with limit_retries(FIRST_RETRY_SECONDS):
         entries = top.list_entries()
+        if entries is None:
+            top.check_bucket()
     if entries is None:
         problem = "is a file" if top.exists() else "does not exist"
         raise StoreError(

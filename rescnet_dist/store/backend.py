@@ -39,6 +39,7 @@ class Backend(Protocol):
     """
 
     is_local: bool
+    name: str  # of the client
 
     def read(self, path: str) -> bytes:
         """Read a whole object."""

@@ -34,6 +34,7 @@ class FsspecBackend:
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
+        self.name = type(fs).__module__.partition(".")[0]  # of the package: s3fs, gcsfs, adlfs
         self.read_options = WHOLE_READ_OPTIONS if is_s3(fs.protocol) else {}
 
     def _forget(self, path: str) -> Any:

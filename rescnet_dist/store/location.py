@@ -110,6 +110,11 @@ class Location:
         return self._open()[0].is_local
 
     @property
+    def client(self) -> str:
+        """Name of what opens this location, such as obstore, s3fs or local."""
+        return self._open()[0].name
+
+    @property
     def has_secret(self) -> bool:
         """Whether the URL itself carries credentials."""
         return mask_secrets(self.url) != self.url
@@ -189,16 +194,19 @@ class Location:
 
     def check_bucket(self) -> None:
         """Raise StoreError if the bucket does not exist; some servers create it at a write."""
+        if problem := self._find_missing_bucket():
+            raise StoreError(problem)
+
+    def _find_missing_bucket(self) -> str | None:
+        """Return that the bucket does not exist, and a remedy; None if it does."""
         backend, path = self._open()
         if backend.is_local:
-            return
+            return None
         try:
             self._request(lambda: backend.names(path), FileNotFoundError)
-            return
         except FileNotFoundError as error:
-            problem = describe_missing_bucket(error, self.url)
-        if problem:
-            raise StoreError(problem)
+            return describe_missing_bucket(error, self.url)
+        return None
 
     def free_bytes(self) -> int | None:
         """Return the bytes of free space on the disk of a local folder, which need not exist yet.
@@ -311,8 +319,10 @@ class Location:
     def _describe_contents(self) -> str:
         """Return what is at this location instead of what was expected, and a remedy."""
         found = self.list_entries()
+        if found is None and self.exists():
+            return "It is a file. Check the URL."
         if found is None:
-            return f"It {'is a file' if self.exists() else 'does not exist'}. Check the URL."
+            return self._find_missing_bucket() or "It does not exist. Check the URL."
         if "commits" in found:  # Only runs have it.
             return "This is a run that has lost its zarr.json. Restore a copy of it."
         names = ", ".join(sorted(found)[:3]) or "nothing"

@@ -43,6 +43,7 @@ class ObstoreBackend:
     """Objects of a bucket; see `Backend`."""
 
     is_local = False
+    name = "obstore"
 
     def __init__(self, client: Client, open_upload_client: Callable[[], Client]) -> None:
         self.client, self.open_upload_client = client, open_upload_client

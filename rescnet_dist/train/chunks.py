@@ -262,7 +262,8 @@ class Reader:
         paths = unsaved_scores_path(self.step), f"scores/{self.step:04d}"
         checksums = (self._expected_checksum(p, self._chunk_number(chunk.start)) for p in paths)
         expected = next((value for value in checksums if value is not None), None)
-        reason = f"no longer in memory, and not stored; recomputed from layer {first}"
+        origin = f"layer {first}" if first else "the images"
+        reason = f"they were in memory, not in the store; computed from {origin}"
         if expected is not None and checksum(self.backend.get(scores)) != expected:
             reason += (
                 ", differing from the committed values in the last digits, as on another processor "

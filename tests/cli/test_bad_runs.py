@@ -250,7 +250,7 @@ RUNS: dict[str, Case] = {
     ),
     "check nothing": (None, ("check", "nowhere"), ["There is no Zarr group at"]),
     "check a network": (None, ("check", "network"), ["is not a rescnet-run store"]),
-    "info of nothing": (None, ("info", "nowhere"), ["There is no Zarr group at"]),
+    "info of nothing": (None, ("info", "nowhere"), ["There is no run and no saved network at"]),
     "evaluate nothing": (None, ("evaluate", "nowhere", "data.zarr"), ["There is no Zarr group at"]),
     "evaluate without data": (
         None, ("evaluate", "run"), ["has no known test split", "Name the DATA"]

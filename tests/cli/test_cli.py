@@ -22,6 +22,7 @@ from distributed import Client
 from rich.console import Console
 
 import rescnet_dist as rd
+from rescnet_dist.bench import CASES
 from rescnet_dist.cli import main
 from rescnet_dist.cli.group import COMMANDS, exit_codes
 from rescnet_dist.cli.options import resolve_specs
@@ -296,6 +297,29 @@ def test_help_shows_an_example(name: str):
     assert f"rescnet {name}" in result.output.split("Example:")[1]
 
 
+def test_help_of_bench_lists_all_cases() -> None:
+    """The list is written by hand, as importing the cases takes seconds."""
+    text = run("bench", "--help").output
+    listed = text.split("several words:\n")[1].split("Example:")[0]
+    own, on_gpu = (
+        [name.strip() for name in part.replace(",\n", ",").replace("\n", " ").split(",")]
+        for part in listed.split("With a GPU, also:")
+    )
+    assert own == [case.name for case in CASES if not case.on_gpu]
+    assert on_gpu == [case.name for case in CASES if case.on_gpu]
+
+
+@pytest.mark.parametrize("data", [[], ["digits"]], ids=["default", "named"])
+def test_plan_names_the_data(data: list[str], tmp_path: Path) -> None:
+    """With a file of settings for other images, the digits may not be what was meant."""
+    config = tmp_path / "run.toml"
+    config.write_text("[network]\nmax_layers = 1\n")
+    result = run("plan", *data, "--config", str(config), "--no-measure")
+    assert result.exit_code == 0, result.output
+    default = "" if data else ", the default: no DATA was named"
+    assert f"data      digits{default}\nimages    6,000 of 28×28×1" in result.stdout
+
+
 NETWORK_GROUPS = ("Network", "Filters", "Features", "Head", "Run", "Augmented copies")
 
 
@@ -336,7 +360,7 @@ def test_help_lists_options_by_group(name: str, expected: list[str]) -> None:
         (["train", "--config", "absent.toml"], "absent.toml cannot be read"),
         (["train", "--block", "40"], "block=40 is larger than the image (28×28 pixels)"),
         (["train", "--validation", "2"], "validation=2.0 is out of range"),
-        (["info", "nowhere"], "There is no Zarr group at"),
+        (["info", "nowhere"], "There is no run and no saved network at"),
         (["resume", "nowhere"], "There is no Zarr group at"),
         (["resume", "nowhere", "--filters", "8"], "another run with `rescnet train --filters"),
         (["resume", "nowhere", "--copies=2"], "except --max-layers, --maps, --checkpoint-every"),

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from rescnet_dist import NetworkSpec, RunSpec
 from rescnet_dist.cli import main
+from rescnet_dist.cli.actions import estimate as action
 from rescnet_dist.cluster import Workers
 from rescnet_dist.planning import Problem, Speed, estimate
 
@@ -67,6 +68,19 @@ def test_command_measures_this_machine_and_estimates_the_cluster() -> None:
     assert "60,000 of 28×28×1, 10 classes" in text
     assert "8 workers, 8 threads" in text
     assert "between workers" in text
+
+
+@pytest.mark.parametrize(("limit", "is_busy"), [(-1.0, True), (1.0, False)])
+def test_busy_machine_is_a_warning(
+    limit: float, is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others used some share of the machine; the limit decides, and JSON stays JSON."""
+    monkeypatch.setattr(action, "MAX_OTHER_SHARE", limit)
+    monkeypatch.setattr(action, "calibrate", lambda *_: SPEED)  # which takes half a minute
+    arguments = ["estimate", "60000x28x28x1", "--preset", "digits", "--workers", "8", "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert json.loads(result.stdout)["layer_seconds"] > 0
+    assert ("warning: The machine was busy: others used" in result.stderr) == is_busy
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,12 @@ def test_problems_are_warnings(caplog: pytest.LogCaptureFixture, context: Any) -
             RunStopped("s3://bucket/run", "interrupted"),
         ):
             listener(event)
-    texts = ["rebuilt: lost", "retried: a worker died", "lower the rate", "stopped: interrupted"]
+    texts = [
+        "computed again: lost",
+        "retried: a worker died",
+        "lower the rate",
+        "stopped: interrupted",
+    ]
     assert len(caplog.records) == len(texts)
     for record, text in zip(caplog.records, texts, strict=True):
         assert text in record.getMessage()

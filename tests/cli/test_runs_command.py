@@ -166,6 +166,41 @@ def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert run("runs", "no-such-protocol://x").exit_code == 2
 
 
+def test_missing_bucket_has_the_same_remedy_in_all_commands(
+    s3: None, object_store: str, tmp_path: Path
+) -> None:
+    """Also if only a part of the URL exists; `info` names the folder whose runs can be listed."""
+    for url in ("s3://no-such-bucket", "s3://no-such-bucket/run"):
+        for command in (
+            ("runs", url),
+            ("info", url),
+            ("resume", url),
+            ("evaluate", url, "digits"),
+            ("train", "digits", "--store", url, "--max-layers", "1"),
+        ):
+            result = run(*command)
+            assert result.exit_code == 2, result.output
+            assert f"There is no bucket for {url}. Check the URL" in result.stderr, command
+    result = run("info", "s3://runs/folder/nothing")
+    assert result.exit_code == 2
+    assert "no run and no saved network at s3://runs/folder/nothing" in result.stderr
+    assert "`rescnet runs s3://runs/folder` lists" in result.stderr
+
+
+def test_info_names_the_client_of_a_store(s3: None, object_store: str, finished_run: Path) -> None:
+    """That of a run and of a saved network; nothing is said of local files."""
+    client = {"fsspec": "s3fs", "obstore": "obstore"}[object_store]
+    fs, folder = fsspec.filesystem("s3"), f"runs/info-{object_store}"
+    fs.put(str(finished_run), f"{folder}/run", recursive=True)
+    rd.load(finished_run).save(f"s3://{folder}/net")
+    for name in ("run", "net"):
+        result = run("info", f"s3://{folder}/{name}")
+        assert f"iB, opened with {client}\n" in result.stdout, result.output
+        record = json.loads(run("info", f"s3://{folder}/{name}", "--json").stdout)
+        assert record["client"] == client
+    assert "opened with" not in run("info", finished_run).stdout
+
+
 def test_runs_in_a_bucket(s3: None, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows as on disk; errors for missing buckets and permissions, without secrets."""
     fs = fsspec.filesystem("s3")

@@ -119,7 +119,7 @@ def test_other_last_digits_are_reported(client: Client, tmp_path: Path) -> None:
         tmp_path / "run", listeners=[lambda e: isinstance(e, ChunkRebuilt) and rebuilt.append(e)]
     )
     assert sorted(event.start for event in rebuilt) == [0, 50, 100, 150, 200]
-    assert all("recomputed from layer 3" in event.reason for event in rebuilt)
+    assert all("computed from layer 3" in event.reason for event in rebuilt)
     assert [e.start for e in rebuilt if "in the last digits" in e.reason] == [100]
     assert len(RunStore.open(tmp_path / "run").commits()) == 8
 

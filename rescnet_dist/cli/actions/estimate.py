@@ -14,6 +14,7 @@ from rescnet_dist.cli.clusters import cluster, show_status
 from rescnet_dist.cli.common import parse_size
 from rescnet_dist.cli.options import find_preset, resolve_specs
 from rescnet_dist.cluster import Workers
+from rescnet_dist.cluster.load import MAX_OTHER_SHARE, CpuTimes
 from rescnet_dist.errors import SpecError
 from rescnet_dist.planning import Problem, calibrate
 from rescnet_dist.planning.backend import get_backend
@@ -70,7 +71,11 @@ def estimate(
     forecast = planning.estimate(problem, spec, run_spec, described, None)
     if described.gpu_memory is None:
         with cluster({}) as client, show_status("measuring"):
-            speed = calibrate(client, problem, spec, Workers.from_client(client), None)
+            checked, start = Workers.from_client(client), CpuTimes.now()
+            speed = calibrate(client, problem, spec, checked, None)
+            share = CpuTimes.now().other_share(start)
+        if share > MAX_OTHER_SHARE:
+            click.echo(describe_load(share), err=True)
         forecast = planning.estimate(problem, spec, run_spec, described, speed)
     record, cost = forecast.to_dict(), ""
     if prices and forecast.seconds is not None:
@@ -82,6 +87,14 @@ def estimate(
         record["cost"] = amounts
         cost = f"\n{'cost':<9} {describe_cost(forecast.seconds, machines or workers, prices)}"
     click.echo(json.dumps(record) if as_json else f"{forecast}{cost}")
+
+
+def describe_load(share: float) -> str:
+    """Return what to say of times that were measured while others used a share of the machine."""
+    return (
+        f"warning: The machine was busy: others used {100 * share:.0f} % of its cores while its "
+        "speed was measured, so that times and costs are too high. Estimate again when it is idle."
+    )
 
 
 def resolve_prices(stable: float | None, spot: float | None) -> Prices | None:

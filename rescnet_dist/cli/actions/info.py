@@ -10,24 +10,51 @@ from rich.console import Console
 from rich.table import Table
 
 from rescnet_dist.dashboard.progress import copies_suffix
-from rescnet_dist.errors import pluralize
+from rescnet_dist.errors import StoreReadError, pluralize
 from rescnet_dist.formatting import format_bytes
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
+from rescnet_dist.store import Location, limit_retries
 
 MAX_CLASSES = 12  # names in the description of a network
 
 
 def info(run_url: str, as_json: bool) -> None:
     """Describe a run or a saved network."""
-    if saved := describe_network(run_url):
-        click.echo(json.dumps(saved, indent=1) if as_json else _format_network(saved))
-        return
-    run = describe_run(run_url)
+    try:
+        saved = describe_network(run_url)
+    except StoreReadError:
+        _check_exists(run_url)
+        raise
+    location = Location.of(run_url)
+    client = {} if location.is_local else {"client": location.client}
+    described = {**(saved or describe_run(run_url)), **client}
     if as_json:
-        click.echo(json.dumps(run, indent=1))
+        click.echo(json.dumps(described, indent=1))
+    elif saved:
+        click.echo(_format_network(described))
+    else:
+        _print_run(described)
+
+
+@limit_retries(0)
+def _check_exists(url: str) -> None:
+    """Raise StoreError if nothing is stored at a URL, or if its bucket does not exist."""
+    location = Location.of(url)
+    if location.exists():
         return
+    location.check_bucket()
+    parent = str(location).rpartition("/")[0]
+    listed = str(location) if parent.endswith("/") else parent  # a bucket, or what is above
+    raise StoreReadError(
+        f"There is no run and no saved network at {location}: nothing is stored there. Check the "
+        f"URL. `rescnet runs {listed or '/'}` lists the runs in {listed or '/'}."
+    )
+
+
+def _print_run(run: dict[str, Any]) -> None:
+    """Print the description of a run as text."""
     height, width, channels = run["image_shape"]
     click.echo(f"run       {run['url']}")
     click.echo(f"state     {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
@@ -39,7 +66,7 @@ def info(run_url: str, as_json: bool) -> None:
         click.echo(f"copies    {run['copies']} of each training image, {run['rows']:,} rows in all")
     click.echo(f"features  {run['features']:,} per layer")
     sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in run["bytes"].items())
-    click.echo(f"store     {sizes}")
+    click.echo(f"store     {sizes}{_format_client(run)}")
     click.echo(f"network   {_format_changes(run['network'], NetworkSpec)}")
     if settings := _format_changes(run["run"], RunSpec):
         click.echo(f"settings  {settings}")
@@ -69,12 +96,17 @@ def _format_network(saved: dict[str, Any]) -> str:
         f"images    {height}×{width}×{channels}, {kind}",
         f"classes   {len(saved['class_names'])}: {', '.join(saved['class_names'][:MAX_CLASSES])}",
         f"layers    {saved['depth']}",
-        f"store     {format_bytes(saved['bytes'])}",
+        f"store     {format_bytes(saved['bytes'])}{_format_client(saved)}",
     ]
     if "networks" not in saved:
         lines.append(f"options   {_format_changes(saved['network'], NetworkSpec)}")
         return "\n".join(lines)
     return "\n".join(lines + _format_fused(saved))
+
+
+def _format_client(described: dict[str, Any]) -> str:
+    """Return what a store is opened with, if it is not on this machine."""
+    return f", opened with {described['client']}" if "client" in described else ""
 
 
 def _format_fused(saved: dict[str, Any]) -> list[str]:

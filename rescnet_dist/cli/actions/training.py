@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from rescnet_dist.automatic import describe_choice
 from rescnet_dist.cli.clusters import cluster, show_status
@@ -82,7 +83,18 @@ def plan(
     status = "measuring" if measure else "planning"
     with cluster(cluster_flags, gpus=gpus) as client, show_status(status):
         estimated = forecast(training, spec, run_spec, client, store=url, measure=measure)
-    click.echo(json.dumps(estimated.to_dict()) if as_json else estimated)
+    if as_json:
+        click.echo(json.dumps(estimated.to_dict()))
+        return
+    click.echo(f"data      {describe_data(data)}")
+    click.echo(estimated)
+
+
+def describe_data(data: str) -> str:
+    """Return the name of the data, and that it is the default if none was given."""
+    context = click.get_current_context(silent=True)
+    is_default = context and context.get_parameter_source("data") == ParameterSource.DEFAULT
+    return mask_secrets(data) + (", the default: no DATA was named" if is_default else "")
 
 
 def resume(
