@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,21 +10,12 @@ from typing import Any, ClassVar, Literal
 
 from rescnet_dist.automatic import automatic_options
 from rescnet_dist.composition import (
-    BANK_SHORTHANDS,
     COMPONENT_FIELDS,
-    apply_shorthands,
     bank_shorthands,
-    check_flat_options,
-    flat_options,
     flat_values,
     format_bank,
-    make_bank,
-    make_component,
-    make_components,
-    make_views,
     paper_bank,
     read_components,
-    update_component,
 )
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.model.architecture import Architecture
@@ -33,15 +23,13 @@ from rescnet_dist.model.bank import BankPart
 from rescnet_dist.model.components import Component, FeatureExtractor, Head
 from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.model.heads.classify import Classify
-from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS
 from rescnet_dist.model.view import View
 from rescnet_dist.model.views.image import Image
 from rescnet_dist.options import Option, option
+from rescnet_dist.spec.bank_checks import check_channels, check_towers
 from rescnet_dist.spec.base import Spec, read_toml
+from rescnet_dist.spec.compose import add_flat_options, compose, format_components
 from rescnet_dist.spec.presets import PRESET_OPTIONS
-
-MAX_MAPS = 2**16  # of a layer
-MAX_EACH_LAYERS = 32  # whose filters are applied to each map
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -188,9 +176,9 @@ class NetworkSpec(Spec):
     )
 
     def __init__(self, **options: Any) -> None:
-        composed = _compose(options)
-        for name, declared in self.__options__.items():
-            object.__setattr__(self, name, composed.get(name, declared.default))
+        defaults = {name: declared.default for name, declared in self.__options__.items()}
+        for name, value in (defaults | compose(options, defaults)).items():
+            object.__setattr__(self, name, value)
         self.__post_init__()
 
     def __getattr__(self, name: str) -> Any:
@@ -217,7 +205,7 @@ class NetworkSpec(Spec):
     @classmethod
     def _check_names(cls, values: Mapping[str, Any]) -> None:
         """Raise SpecError for unknown options; packages that may have them are imported last."""
-        known = cls._options_with_flat(load=False)
+        known = add_flat_options(cls.__options__, load=False)
         Spec._check_names.__func__(cls, {k: v for k, v in values.items() if k not in known})  # type: ignore[attr-defined]
 
     @classmethod
@@ -230,38 +218,7 @@ class NetworkSpec(Spec):
             Options by name; those of components follow the option that chooses the components.
             `views` is left out, as the bank chooses them.
         """
-        return cls._options_with_flat(load=True)
-
-    @classmethod
-    def _options_with_flat(cls, *, load: bool) -> dict[str, Option]:
-        """Return all options by name; `load` is that of `Registry.classes`."""
-        found: dict[str, Option] = {}
-        registries = {"bank": FILTERS, "views": VIEWS, "features": FEATURES, "head": HEADS}
-        for name, declared in cls.__options__.items():
-            if name not in registries:
-                found[name] = declared
-                continue
-            registry = registries[name]
-            names = ", ".join(component.name for component in registry.classes(load=load))
-            if name == "views":  # chosen by the bank
-                bank = found["bank"]
-                found["bank"] = dataclasses.replace(bank, help=f"{bank.help}; views: {names}")
-            else:
-                found[name] = dataclasses.replace(
-                    declared,
-                    type=str,
-                    default=_format_components(declared.default),
-                    help=f"{declared.help}; known: {names}",
-                )
-            flat = flat_options(registry, load=load)
-            if name == "bank":
-                flat = BANK_SHORTHANDS | flat
-            found |= {
-                key: dataclasses.replace(option, group=declared.group)
-                for key, option in flat.items()
-                if key not in cls.__options__
-            }
-        return found
+        return add_flat_options(cls.__options__, load=True)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the options by name, as scikit-learn asks for the parameters of an estimator.
@@ -358,7 +315,7 @@ class NetworkSpec(Spec):
         """
         self._check_names(changes)
         current = self.get_params(deep=False)
-        return type(self)(**_compose(changes, current))
+        return type(self)(**compose(changes, current))
 
     def rows(self) -> list[tuple[str, Any, bool]]:
         """Return the name and value of each option, and whether it differs from the default.
@@ -374,7 +331,7 @@ class NetworkSpec(Spec):
             if name in COMPONENT_FIELDS:
                 if name == "bank" and "lda_fraction" in flat:
                     continue  # the shorthands say it
-                value = _format_components(getattr(self, name))
+                value = format_components(getattr(self, name))
             elif name in self.__options__:
                 value = getattr(self, name)
             elif name in flat:
@@ -413,47 +370,13 @@ class NetworkSpec(Spec):
         if not self.filters:
             raise SpecError("filters is empty. Give at least one number.")
         architecture = self.architecture((1, 1, 1), 1)
-        self._check_channels(architecture)
+        check_channels(architecture)
         for layer in architecture.distinct_layers:
             towers = architecture.tower_maps(layer)
-            self._check_towers(towers)
+            check_towers(self.bank, self.filters, towers)
             if architecture.has_head(layer):
                 for extractor in self.features:
                     extractor.check_network(towers)
-
-    def _check_channels(self, architecture: Architecture) -> None:
-        """Raise SpecError for towers that apply only some filters to each map, or too many."""
-        for view in (view.name for view in architecture.views):
-            if len({part.channels for part in self.bank if part.share and part.view == view}) > 1:
-                raise SpecError(
-                    f"bank={format_bank(self.bank)} applies only some filters of the view {view} "
-                    "to each map. Add +each to all parts of that view, or to none."
-                )
-        if not any(part.channels == "each" for part in self.bank):
-            return
-        for layer in range(1, self.max_layers + 1):
-            if layer > MAX_EACH_LAYERS or architecture.map_count(layer) > MAX_MAPS:
-                raise SpecError(
-                    f"bank={format_bank(self.bank)} applies filters to each map, but layer {layer} "
-                    f"would be one of more than {MAX_EACH_LAYERS}, or have more than {MAX_MAPS:,} "
-                    f"maps. Use max_layers of at most {layer - 1}, or fewer filters."
-                )
-
-    def _check_towers(self, towers: tuple[int, ...]) -> None:
-        """Raise SpecError if one of the towers of a layer has no maps, or a learner needs more."""
-        if not all(towers):
-            raise SpecError(
-                f"filters={self.filters} with {len(towers)} towers (local_contrast, or "
-                f"bank={format_bank(self.bank)}) leaves one without filters. Use at least "
-                f"{len(towers)} filters, or larger shares for that view."
-            )
-        for part in self.bank:
-            if part.share and part.learner.min_towers > len(towers):
-                raise SpecError(
-                    f"bank={format_bank(self.bank)} has {len(towers)} tower, but "
-                    f"{part.learner.name} filters need {part.learner.min_towers}, as they compare "
-                    "views. Use local_contrast=True, or add a part with another view."
-                )
 
     @classmethod
     def preset(cls, name: str) -> NetworkSpec:
@@ -646,46 +569,6 @@ class NetworkSpec(Spec):
             filters.
         """
         self.architecture((height, width, channels), 1).check_images()
-
-
-def _compose(
-    options: Mapping[str, Any], current: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the fields of a network from its current fields and changed options.
-
-    Components come first, then the shorthands of the bank, then the flat options of components.
-    """
-    defaults = {name: declared.default for name, declared in NetworkSpec.__options__.items()}
-    old = current or defaults
-    fields = {**old, **{name: value for name, value in options.items() if name in old}}
-    fields["bank"] = make_bank(fields["bank"], old["bank"])
-    fields["features"] = make_components(FEATURES, fields["features"], old["features"])
-    fields["head"] = make_component(HEADS, fields["head"], [old["head"]])
-    flat = {name: value for name, value in options.items() if name not in fields}
-    shorthands = {name: flat.pop(name) for name in BANK_SHORTHANDS if name in flat}
-    if shorthands:
-        fields["bank"] = apply_shorthands(fields["bank"], shorthands)
-    fields["views"] = make_views(options.get("views"), fields["bank"], old["views"])
-    if flat:
-        learners = [part.learner for part in fields["bank"]]
-        components = *learners, *fields["views"], *fields["features"], fields["head"]
-        check_flat_options(flat, components)
-        fields["bank"] = tuple(
-            part.replace(learner=update_component(part.learner, flat)) for part in fields["bank"]
-        )
-        for name in ("views", "features"):
-            fields[name] = tuple(update_component(part, flat) for part in fields[name])
-        fields["head"] = update_component(fields["head"], flat)
-    return fields
-
-
-def _format_components(value: Any) -> str:
-    """Return the text by which a bank, feature extractors or a head can be given."""
-    if isinstance(value, Head):
-        return value.name
-    if isinstance(value[0], BankPart):
-        return format_bank(value)
-    return ",".join(extractor.name for extractor in value)
 
 
 @cache
