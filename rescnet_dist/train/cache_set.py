@@ -1,7 +1,7 @@
 """The caches of a run's groups on the workers of a cluster: where they are, and what keeps them.
 
-The driver has one future, whatever the number of caches: that of a task which needs all of them and
-never runs. The scheduler keeps the caches for this task, and frees them when the driver is gone.
+The driver has one future for some hundred caches: that of a task which needs all of them and never
+runs. The scheduler keeps the caches for this task, and frees them when the driver is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -32,6 +32,7 @@ from rescnet_dist.train.chunk_cache import ChunkCache
 
 CACHE_PLACEMENT_SECONDS = 30.0  # for new caches to be placed on their workers
 PLACEMENT_CHECK_SECONDS = 0.02  # between two checks whether they are
+MAX_CACHES_PER_LAYER = 512  # as a scheduler adds a layer in one step, while its event loop waits
 CACHE_PREFIX = "rescnet-cache-"  # of the keys of all caches
 MISSING_RESOURCE = "rescnet-none"  # of Dask; no worker has it
 
@@ -61,7 +62,7 @@ def place_groups(current: Sequence[str], available: Sequence[str], count: int) -
 
 
 class CacheLayer(DescribedLayer):
-    """The tasks that create caches on workers, and the one that keeps all caches of a run.
+    """The tasks that create caches on workers, and the one that keeps caches of neighbors.
 
     It is sent to the scheduler as it is, a few bytes per cache, and becomes tasks there.
 
@@ -70,9 +71,9 @@ class CacheLayer(DescribedLayer):
     name : str
         Key of the task that keeps the caches. It needs a resource that no worker has.
     keys : sequence of str
-        Keys of the caches of all groups.
+        Keys of the caches that are kept, of neighboring groups.
     created : dict of int to (int, str)
-        Planned bytes and worker of each cache that is created, by group.
+        Planned bytes and worker of each cache that is created, by its position among the keys.
     device_bytes : int or None
         Bytes of the worker's GPU that each may use.
     """
@@ -159,7 +160,7 @@ class CacheSet:
         self._task_names = tuple(task_names)
         self._workers: list[str] = []  # of each cache
         self._keys: tuple[str, ...] = ()
-        self._keepers: list[Future] = []
+        self._keepers: dict[int, list[Future]] = {}  # by the first group whose cache they keep
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -175,7 +176,8 @@ class CacheSet:
         left since, some caches move to other workers, which empties them. They move only if
         everything in them is stored too (`is_stored`).
         """
-        if any(keeper.status != "pending" for keeper in self._keepers):
+        keepers = (keeper for part in self._keepers.values() for keeper in part)
+        if any(keeper.status != "pending" for keeper in keepers):
             self.release()  # Dask has given up tasks that no worker can run, as configured
         if self._keys and not is_stored:
             return
@@ -193,35 +195,45 @@ class CacheSet:
         for group, (key, worker) in enumerate(old):
             if worker == workers[group]:
                 keys[group] = key
+        old_keys = set(self._keys)
         created = {
             group: (planned_bytes[group], worker)
             for group, worker in enumerate(workers)
-            if keys[group] not in self._keys
+            if keys[group] not in old_keys
         }
         self._client.run_on_scheduler(_prepare_scheduler, self._task_names)
-        layer = CacheLayer(f"rescnet-caches-{token}", keys, created, device_bytes)
-        self._create(layer, token, bytes(group in created for group in range(len(workers))))
+        layers = dict[int, CacheLayer]()
+        for first in range(0, len(keys), MAX_CACHES_PER_LAYER):
+            kept = keys[first : first + MAX_CACHES_PER_LAYER]
+            new = {i: created[first + i] for i in range(len(kept)) if first + i in created}
+            if new:
+                name = f"rescnet-caches-{token}-{first}"
+                layers[first] = CacheLayer(name, kept, new, device_bytes)
+        self._create(layers, token, bytes(group in created for group in range(len(workers))))
         self._keys, self._workers = tuple(keys), workers
 
-    def _create(self, layer: CacheLayer, token: str, created: bytes) -> None:
-        """Create caches, and keep them in place of the earlier ones.
+    def _create(self, layers: dict[int, CacheLayer], token: str, created: bytes) -> None:
+        """Create caches, and keep them in place of the earlier ones, by the first group of a layer.
 
         `created` has a byte for each group: whether its cache is created with the token.
         """
-        graph = HighLevelGraph({layer.name: layer}, {layer.name: set()})
-        keeper: Future = self._client.get(graph, layer.name, sync=False)
-        # The earlier ones are kept until the scheduler has the graph, which refers to some of them.
+        keepers = dict[int, Future]()
+        for first, layer in layers.items():
+            graph = HighLevelGraph({layer.name: layer}, {layer.name: set()})
+            keepers[first] = self._client.get(graph, layer.name, sync=False)
+        # The earlier ones are kept until the scheduler has the graphs, which refer to some of them.
         if self._client.run_on_scheduler(_finish_placement, token, zlib.compress(created)):
-            self._release_keepers()
-        self._keepers.append(keeper)
+            self._release_keepers(layers)
+        for first, keeper in keepers.items():
+            self._keepers.setdefault(first, []).append(keeper)
 
-    def _release_keepers(self) -> None:
-        """Let the scheduler free caches that nothing else needs."""
-        for keeper in self._keepers:
-            keeper.release()
-        self._keepers = []
+    def _release_keepers(self, firsts: Iterable[int]) -> None:
+        """Let the scheduler free caches that nothing else needs, given by their first groups."""
+        for first in firsts:
+            for keeper in self._keepers.pop(first, ()):
+                keeper.release()
 
     def release(self) -> None:
         """Free all caches, even if the graph of a failed pass still refers to them."""
-        self._release_keepers()
+        self._release_keepers([*self._keepers])
         self._workers, self._keys = [], ()

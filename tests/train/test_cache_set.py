@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import pytest
 from distributed import Client, LocalCluster
 
+from rescnet_dist.train import cache_set
 from rescnet_dist.train.cache_set import CacheLayer, CacheSet
 
 GROUPS = 6
@@ -21,27 +23,44 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_caches_stay_until_they_move_or_their_driver_is_gone() -> None:
-    """The scheduler has each cache, the driver one future. Those that need not move stay."""
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster, set_as_default=False) as driver,
-    ):
-        tasks = cluster.scheduler.tasks
+@pytest.fixture(scope="module")
+def started_cluster() -> Iterator[LocalCluster]:
+    """Yield a cluster whose workers are in this process."""
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        yield cluster
 
-        def cached() -> dict[str, str]:
-            found = sorted(key for key in tasks if key.startswith("rescnet-cache-"))
-            return {key: next(iter(tasks[key].who_has)).address for key in found}
 
+@pytest.fixture
+def cluster(started_cluster: LocalCluster) -> LocalCluster:
+    """Return the cluster with two workers, however many the test before has left."""
+    started_cluster.scale(2)
+    wait_until(lambda: len(started_cluster.scheduler.workers) == 2)
+    return started_cluster
+
+
+@pytest.mark.parametrize(("per_layer", "keepers"), [(512, 1), (2, 3)])
+def test_caches_stay_until_they_move_or_their_driver_is_gone(
+    cluster: LocalCluster, per_layer: int, keepers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler has each cache, the driver few futures. Those that need not move stay."""
+    monkeypatch.setattr(cache_set, "MAX_CACHES_PER_LAYER", per_layer)
+    tasks = cluster.scheduler.tasks
+
+    def cached() -> dict[str, str]:
+        found = sorted(key for key in tasks if key.startswith("rescnet-cache-"))
+        return {key: next(iter(tasks[key].who_has)).address for key in found}
+
+    with Client(cluster, set_as_default=False) as driver:
         caches = CacheSet(driver, ["fold"])
         caches.distribute([100] * GROUPS, is_stored=True)
         first, workers = caches.keys, cached()
         assert list(workers) == list(first)
         assert [*workers.values()] == sorted(3 * [*driver.nthreads()])
         assert not any(tasks[key].worker_restrictions for key in first)
-        assert len(driver.futures) == 1
+        assert len(driver.futures) == keepers
+        before = set(driver.futures)
 
         cluster.scale(3)
         driver.wait_for_workers(3)
@@ -53,25 +72,26 @@ def test_caches_stay_until_they_move_or_their_driver_is_gone() -> None:
         wait_until(lambda: cached().keys() == set(caches.keys))
         assert {key: cached()[key] for key in kept} == {key: workers[key] for key in kept}
         assert sorted(cached().values()) == sorted(2 * [*driver.nthreads()])
+        assert len(driver.futures) == keepers
+        parts = zip(*([iter(zip(first, caches.keys, strict=True))] * per_layer), strict=False)
+        unchanged = [all(old == new for old, new in part) for part in parts]
+        assert len(before & set(driver.futures)) == sum(unchanged)  # these were not sent again
 
         driver.close()
         wait_until(lambda: not cached())
 
 
-def test_caches_return_after_workers_are_lost() -> None:
+def test_caches_return_after_workers_are_lost(cluster: LocalCluster) -> None:
     """Under their keys, also if no worker was left; those of another driver stay."""
+    tasks = cluster.scheduler.tasks
+
+    def are_cached(keys: Sequence[str]) -> bool:
+        return all(tasks[key].state == "memory" for key in keys)
+
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-        ) as cluster,
         Client(cluster, set_as_default=False) as driver,
         Client(cluster, set_as_default=False) as other,
     ):
-        tasks = cluster.scheduler.tasks
-
-        def are_cached(keys: Sequence[str]) -> bool:
-            return all(tasks[key].state == "memory" for key in keys)
-
         caches, others = CacheSet(driver, ["fold"]), CacheSet(other, ["fold"])
         for created in (caches, others):
             created.distribute([100] * GROUPS, is_stored=True)
