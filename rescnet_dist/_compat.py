@@ -88,13 +88,17 @@ def are_in_memory(scheduler: Any, keys: Iterable[Any]) -> bool:
     return tasks is None or all(key in tasks and tasks[key].state == "memory" for key in keys)
 
 
-def lack_workers(scheduler: Any, keys: Iterable[Any]) -> bool:
-    """Return whether a task, given by key, waits for a worker; runs on a scheduler.
+def lack_workers(scheduler: Any, keys: Sequence[Any]) -> bool:
+    """Return whether all tasks, given by key, are known, and one of them waits for a worker.
+
+    It runs on a scheduler, which may not have all parts of a graph yet.
 
     Tried on distributed 2026.8.0: `Scheduler.tasks`. Without it, none is taken to.
     """
     tasks = getattr(scheduler, "tasks", None) or {}
-    return any(key in tasks and tasks[key].state == "no-worker" for key in keys)
+    if not all(key in tasks for key in keys):
+        return False
+    return any(tasks[key].state == "no-worker" for key in keys)
 
 
 def remove_restrictions(scheduler: Any, keys: Iterable[Any]) -> bool:

@@ -166,6 +166,7 @@ def test_tasks_that_wait_for_a_lost_worker_start_without_restrictions(
     while not _compat.lack_workers(scheduler, [future.key]):
         time.sleep(0.01)
     assert not _compat.lack_workers(SimpleNamespace(), [future.key])
+    assert not _compat.lack_workers(scheduler, [future.key, "of a part that comes later"])
 
     def unbind(dask_scheduler: Scheduler) -> bool:
         return _compat.remove_restrictions(dask_scheduler, [future.key])
