@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from operator import index
 from typing import Any
 
 import dask
@@ -90,7 +91,10 @@ class StoredImages(Source):
         self.options = DecodeOptions.from_attributes(import_attributes)
         self.class_names = tuple(attributes.get("class_names", ()))
         ranges = attributes.get("splits", {})
-        self.ranges: dict[str, tuple[int, int]] = {s: tuple(ranges[s]) for s in sort_splits(ranges)}
+        self.ranges: dict[str, tuple[int, int]] = {}
+        for split in sort_splits(ranges):
+            start, stop = map(index, ranges[split])
+            self.ranges[split] = start, stop
         rows = self.array().shape[0] if self.array().shape else 0
         self.splits = {s: stop - start for s, (start, stop) in self.ranges.items()} or {
             "train": rows

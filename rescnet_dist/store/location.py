@@ -302,8 +302,8 @@ class Location:
             problem: StoreError = StoreReadError(f"{missing} {self._describe_contents()}")
         except BadZipFile as error:
             problem = StoreReadError(
-                f"{self.url} is not a complete zip file ({error}). Restore it from a copy, or save "
-                "the network again."
+                f"{self.url} is not a complete zip file ({describe_failure(error)}). Restore it "
+                "from a copy, or save the network again."
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = StoreReadError(

@@ -18,6 +18,7 @@ from source_files import COLOR, GRAY, LABELS, encode_image, write_files
 
 import rescnet_dist as rd
 from rescnet_dist import DataError
+from rescnet_dist.data.sources.files import read_files
 
 NAMES = np.array(["cat", "dog", "NA"])[LABELS]
 SPLITS = ["test", "train", "validation"] * 3 + ["train"]
@@ -96,6 +97,13 @@ def test_csv_at_a_url_with_absolute_paths(folder: Path) -> None:
         assert gray.images.shape == (10, 4, 4, 1)
     finally:
         fs.rm("/test-table", recursive=True)
+
+
+def test_name_with_a_null_byte_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    """As any file that is missing."""
+    (found,) = read_files([f"{tmp_path}/a\0.png"])
+    assert isinstance(found, DataError)
+    assert "null byte" in str(found)
 
 
 def test_csv_is_imported(folder: Path, client: Client) -> None:

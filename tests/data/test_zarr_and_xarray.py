@@ -33,7 +33,12 @@ def test_open_zarr_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("skipped_images", [["a.png"]]), ("skipped", "many"), ("splits", {"train": 3})],
+    [
+        ("skipped_images", [["a.png"]]),
+        ("skipped", "many"),
+        ("splits", {"train": 3}),
+        ("splits", {"train": [0, "9"]}),
+    ],
 )
 def test_open_imported_dataset_with_damaged_attributes(
     tmp_path: Path, name: str, value: object

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import fsspec
 import numpy as np
@@ -397,6 +398,17 @@ def test_read_layer_with_damaged_attributes(url: str, attributes: Any) -> None:
     metadata.write_json(metadata.read_json() | {"attributes": attributes})
     with pytest.raises(StoreReadError, match="layers/0001/filters"):
         read_layer(location, 1, DIMS)
+
+
+def test_messages_repeat_little_of_a_damaged_zip_file(url: str) -> None:
+    """Python's own error has the whole header of a file."""
+
+    def read() -> None:
+        raise BadZipFile("header " + 5000 * "x")
+
+    with pytest.raises(StoreReadError, match="is not a complete zip file") as raised:
+        Location.of(url)._read("Zarr group", read)
+    assert len(str(raised.value)) < 1000
 
 
 # a whole run ------------------------------------------------------------------------------------

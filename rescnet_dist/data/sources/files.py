@@ -220,3 +220,5 @@ def _read_local_file(path: str) -> bytes | DataError:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO):
             raise DataError(f"{path} cannot be read: {error.strerror}. Fix that first.") from None
         return DataError(f"The file cannot be read: {error.strerror}.")
+    except ValueError as error:  # a null byte in its name
+        return DataError(f"The file cannot be read: {error}.")
