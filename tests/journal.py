@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+PAGE = Path(__file__).parents[1] / "notebooks/guide/faults.md"  # shows the tables of journals
 dump = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -32,3 +33,22 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         self.records += records
+
+
+def read_table(name: str, page: Path = PAGE) -> str:
+    """Return the table between the marks of this name on a page."""
+    return _split_page(name, page)[1]
+
+
+def write_table(name: str, table: str, page: Path) -> None:
+    """Replace the table between the marks of this name on a page."""
+    before, _, after = _split_page(name, page)
+    page.write_text(f"{before}\n{table}\n{after}")
+
+
+def _split_page(name: str, page: Path) -> tuple[str, str, str]:
+    """Return what is up to the first mark, between the marks, and from the second one on."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, rest = page.read_text().split(start)
+    table, after = rest.split(end)
+    return before + start, table.strip(), end + after

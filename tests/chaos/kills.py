@@ -31,7 +31,7 @@ import fsspec
 from arena import WORKERS, Arena, open_arena
 from contents import find_differences, read_contents, write_data
 from fork_server import Forked
-from journal import Journal
+from journal import Journal, write_table
 
 IMAGES = 48
 NETWORK = (
@@ -455,6 +455,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=1e6, help="to stop after, at a round's end"
     )
+    parser.add_argument("--page", type=Path, help="page of the book, to write the table to")
     options = parser.parse_args()
     journal = Journal(options.journal)
     folder = Path(tempfile.mkdtemp(prefix="rescnet-kills-"))
@@ -463,7 +464,9 @@ def main() -> None:
         shutil.rmtree(folder)
     else:
         print(f"logs and stores are in {folder}")
-    print(summarize(journal.records))
+    print(table := summarize(journal.records))
+    if options.page:
+        write_table("kills", table, options.page)
     sys.exit(0 if good else 1)
 
 

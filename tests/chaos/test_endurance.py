@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soak
 from fork_server import Forked, ForkServer, catches
-from journal import Journal
+from journal import Journal, read_table
 
 FOLDER = Path(__file__).parent
 
@@ -29,6 +29,12 @@ def test_rounds_are_drawn_from_their_seed() -> None:
     assert not any(round_.on_s3 for round_ in fewer)
     found = {fault.kind for round_ in fewer for fault in round_.faults}
     assert found == kills.KINDS.keys() - missing
+
+
+def test_book_shows_the_journal() -> None:
+    """`kills.py --page` writes the table."""
+    records = Journal(FOLDER / "kills.jsonl").records
+    assert read_table("kills") == kills.summarize(records)
 
 
 def test_rounds_of_each_seed_are_numbered() -> None:

@@ -47,7 +47,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 @each
 def test_tests_that_are_named_exist(page: Path) -> None:
     """A command that repeats a measurement can be run."""
-    for name in re.findall(r"\btests/[\w/]+(?:\.(?:py|json))?", page.read_text()):
+    for name in re.findall(r"\btests/[\w/]+(?:\.(?:py|jsonl?))?", page.read_text()):
         assert (ROOT / name).exists(), name
 
 

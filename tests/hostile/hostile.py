@@ -28,7 +28,7 @@ from typing import Any
 if __name__ in ("__main__", "__mp_main__"):  # tests/ is on the path of pytest only
     sys.path.append(str(Path(__file__).parents[1]))
 
-from journal import Journal
+from journal import Journal, write_table
 from targets import TARGETS, is_rejected
 
 # How many inputs each kind of target gets, relative to the others.
@@ -53,7 +53,8 @@ def run_batch(name: str, seed: str, inputs: int, folder: Path) -> dict[str, int 
         except BaseException as error:
             faulthandler.cancel_dump_traceback_later()
             traceback.print_exc()
-            return {"fault": f"input {number}: {type(error).__name__}: {str(error)[:300]}"}
+            message = f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")
+            return {"fault": f"input {number}: {message[:300]}"}
         if (more := get_peak_bytes() - before) > MAX_MORE_BYTES:
             return {"fault": f"input {number}: memory has grown by {more / 2**20:.0f} MiB"}
     faulthandler.cancel_dump_traceback_later()
@@ -110,6 +111,8 @@ def summarize(records: list[dict[str, Any]]) -> str:
     lines = ["| input | used | rejected | faults |", "| --- | --- | --- | --- |"]
     for kind, count in counts.items():
         lines.append(f"| {kind} | {count['used']:,} | {count['rejected']:,} | {count['faults']} |")
+    total = sum(counts.values(), Counter[str]())
+    lines.append(f"| all | {total['used']:,} | {total['rejected']:,} | {total['faults']} |")
     return "\n".join(lines)
 
 
@@ -124,11 +127,14 @@ def main() -> None:
         "--minutes", type=float, default=1e6, help="to stop after, at a batch's end"
     )
     parser.add_argument("--only", help="targets whose name starts so")
+    parser.add_argument("--page", type=Path, help="page of the book, to write the table to")
     options = parser.parse_args()
     journal = Journal(options.journal)
     limits = options.only, options.batch, options.minutes
     good = collect(journal, options.inputs, options.seed, *limits)
-    print(summarize(journal.records))
+    print(table := summarize(journal.records))
+    if options.page:
+        write_table("hostile", table, options.page)
     sys.exit(0 if good else 1)
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hostile import count_inputs
-from journal import Journal
+from hostile import count_inputs, summarize
+from journal import Journal, read_table
 from targets import TARGETS, is_rejected, mutate
 
 # Damaged sources have tests of their own in tests/data/test_fuzz.py.
@@ -24,6 +24,12 @@ def test_hostile_inputs_are_used_or_rejected(name: str, tmp_path: Path) -> None:
     for number in range(INPUTS[name]):
         rejected += is_rejected(attack, random.Random(f"{name} {number}"))
     assert rejected > 0 or name == "events"  # messages that cannot be read are ignored
+
+
+def test_book_shows_the_journal() -> None:
+    """`hostile.py --page` writes the table."""
+    journal = Journal(Path(__file__).parent / "hostile.jsonl")
+    assert read_table("hostile") == summarize(journal.records)
 
 
 def test_mutated_values_differ() -> None:
