@@ -12,7 +12,13 @@ import dask
 import psutil
 from distributed import Client, get_worker
 
-from rescnet_dist._compat import identify_workers, limit_profile_history, stop_profiler
+from rescnet_dist._compat import (
+    identify_workers,
+    lack_workers,
+    limit_profile_history,
+    remove_restrictions,
+    stop_profiler,
+)
 from rescnet_dist.cluster.connect import (
     PROFILER_DEADLOCKS,
     available_cores,
@@ -25,6 +31,7 @@ from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachab
 from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT_SECONDS = 60  # to wait for a first worker
+LOST_WORKERS_CHECK_SECONDS = 5.0  # between two checks whether those to be prepared are lost
 PROFILE_HISTORY_SECONDS = 60  # of Dask's profiles that a worker keeps, one per second
 GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory that may be used
 NUMPY_BACKEND = Backend()
@@ -93,10 +100,7 @@ class Workers:
                 "worker` does."
             )
         if workers is None:  # they were there a moment ago
-            raise ClusterLostError(
-                f"The cluster at {client.scheduler.address} has lost all its workers. Start "
-                "workers, then run this again."
-            )
+            raise _lost_workers(client)
         more = max(held_workers(client) - workers.count, 0)
         return replace(
             workers,
@@ -190,14 +194,39 @@ def _prepare_workers(client: Client, backend: Backend) -> tuple[int, int, int | 
     use, and the fewest bytes of a GPU that a worker has if several share it.
     """
     addresses = list(client.nthreads())
+    if not addresses:
+        raise _lost_workers(client)
     tasks = [
         client.submit(
             _prepare_worker, backend, workers=[address], allow_other_workers=True, pure=False
         )
         for address in addresses
     ]
+    keys = [task.key for task in tasks]
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            pending[0].exception(timeout=LOST_WORKERS_CHECK_SECONDS)
+        except TimeoutError:
+            client.run_on_scheduler(_unbind_waiting, keys)
     resident, cores, gpus = zip(*client.gather(tasks), strict=True)
     return max(resident), min(cores), _smallest_gpu_share(gpus)
+
+
+def _unbind_waiting(keys: Sequence[str], *, dask_scheduler: Any) -> None:
+    """Let tasks whose workers are all lost run on those that join; runs on a scheduler.
+
+    Dask would wait for the lost ones, although other workers are allowed.
+    """
+    if lack_workers(dask_scheduler, keys):
+        remove_restrictions(dask_scheduler, keys)
+
+
+def _lost_workers(client: Client) -> ClusterLostError:
+    """Return the error for a cluster that had workers a moment ago."""
+    return ClusterLostError(
+        f"The cluster at {client.scheduler.address} has lost all its workers. Start workers, then "
+        "run this again."
+    )
 
 
 Gpu = tuple[str, str, int, int]  # host, name, bytes, and bytes that a process may use

@@ -10,7 +10,8 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import ClusterError
 from rescnet_dist.cluster import Workers, list_workers, workers
-from rescnet_dist.cluster.workers import _smallest_gpu_share
+from rescnet_dist.cluster.workers import _prepare_workers, _smallest_gpu_share
+from rescnet_dist.errors import ClusterLostError
 from rescnet_dist.kernels import Backend
 
 
@@ -50,6 +51,18 @@ def test_gpu_workers_must_have_one_thread(client: Client, monkeypatch: pytest.Mo
         ClusterError, match=r"workers with 2 threads\. Start them with --nthreads 1"
     ):
         Workers.from_client(client, Backend("cupy"))
+
+
+def test_workers_that_are_lost_before_they_are_prepared(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any it is an error that can be resumed from; others that join are prepared."""
+    monkeypatch.setattr(workers, "LOST_WORKERS_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(Client, "nthreads", lambda _: {})
+    with pytest.raises(ClusterLostError, match=r"has lost all its workers\. Start workers"):
+        _prepare_workers(client, Backend())
+    monkeypatch.setattr(Client, "nthreads", lambda _: {"tcp://192.0.2.1:1": 1})
+    assert _prepare_workers(client, Backend())[1] >= 1
 
 
 @pytest.mark.parametrize("deadlocks", [False, True])
