@@ -200,12 +200,13 @@ def test_choosing_settings_honestly(tmp_path: Path) -> None:
 def test_results(tmp_path: Path) -> None:
     """All stored results are listed and drawn, with the numbers of their files."""
     text = execute(RESULTS, tmp_path)
-    stored = [json.loads(path.read_text()) for path in (FOLDER / "results").glob("*.json")]
-    assert stored
-    for result in stored:
+    paths = list((FOLDER / "results").glob("*.json"))
+    assert paths
+    for path in paths:
+        result = json.loads(path.read_text())
         row = rf"`{result['name']}` \|.*\| {result['depth']} of {len(result['curve'])} \|"
         assert find_number(rf"{row}.*\| ([\d.]+) ±", text) == round(100 * result["test"], 2)
         best = max(layer["test"] for layer in result["curve"])
-        shown = find_number(rf"{result['name']}: ([\d.]+) % with \d+ layers", text)
+        shown = find_number(rf"{path.stem}: ([\d.]+) % with \d+ layers", text)
         assert shown == round(100 * best, 2)
     assert (tmp_path / "figures/results.png").stat().st_size > 10_000

@@ -27,6 +27,7 @@ from tests.presets import IMAGES
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "notebooks/results/make.py"
 PAGE = ROOT / "notebooks/results.md"
+TRIALS_PAGE = ROOT / "notebooks/trials.md"
 COMPARED = sorted((SCRIPT.parent / "compared").glob("*.json"))
 STORED = sorted(SCRIPT.parent.glob("*.json"))
 CURVES = sorted((SCRIPT.parent / "curves").glob("*.json"))
@@ -385,7 +386,7 @@ def test_counts_of_held_out_images() -> None:
 def test_page_shows_the_trials_of_late_fusion() -> None:
     """The numbers of its table are those of the recorded trials."""
     record = json.loads((SCRIPT.parent / "trials/late-fusion.json").read_text())
-    text, test = PAGE.read_text(), record["test"]
+    text, test = TRIALS_PAGE.read_text(), record["test"]
     networks = [trial for trial in record["trials"] if trial["name"] in test["members"]]
     assert len(networks) == 2
     for trial in networks:
@@ -401,7 +402,7 @@ def test_page_shows_the_trials_of_late_fusion() -> None:
 def test_page_shows_the_trials_of_ridge_and_learning_rate() -> None:
     """The rows of its table are those of the recorded trials, of two seeds side by side."""
     record = json.loads((SCRIPT.parent / "trials/ridge.json").read_text())
-    text, trials = PAGE.read_text(), record["trials"]
+    text, trials = TRIALS_PAGE.read_text(), record["trials"]
     pairs = list(zip(trials[:15], trials[15:], strict=True))
     rows = [format_trial_row(*pair) for pair in pairs]
     start = text.index(rows[0])
@@ -420,7 +421,7 @@ def test_page_shows_the_trial_of_banks() -> None:
     """First and last accuracy of both networks."""
     record = json.loads((SCRIPT.parent / "trials/banks.json").read_text())
     recorded, tried = (trial["curve"] for trial in record["trials"])
-    text = " ".join(PAGE.read_text().split())
+    text = " ".join(TRIALS_PAGE.read_text().split())
     for layer in (0, -1):
         assert f"({tried[layer]:.2f} compared with {recorded[layer]:.2f} %)" in text
 
@@ -428,7 +429,7 @@ def test_page_shows_the_trial_of_banks() -> None:
 def test_page_shows_the_screening() -> None:
     """Accuracies and differences are those of the recorded trials."""
     record = json.loads((SCRIPT.parent / "trials/screen.json").read_text())
-    text = " ".join(PAGE.read_text().split())
+    text = " ".join(TRIALS_PAGE.read_text().split())
     text = text[text.index("## Screening") : text.index("## Short runs")]
     trials = record["stagewise"]["trials"] + record["filter_learners"]["trials"]
     assert f"{len(trials)} variants" in text
@@ -465,7 +466,7 @@ def test_page_shows_the_screening() -> None:
 def test_page_shows_the_trials_of_learning_rates_in_deep_networks() -> None:
     """The rows of its table are those of the recorded trials."""
     record = json.loads((SCRIPT.parent / "trials/learning-rate.json").read_text())
-    text, trials = PAGE.read_text(), record["trials"]
+    text, trials = TRIALS_PAGE.read_text(), record["trials"]
     assert "\n".join(format_deep_trial_row(trial) for trial in trials) in text
     assert f"{record['gpu_seconds']} s of one H200: [results/trials/learning-rate.json]" in text
     for trial in trials:
