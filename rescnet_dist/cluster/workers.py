@@ -14,9 +14,7 @@ from distributed import Client, get_worker
 
 from rescnet_dist._compat import (
     identify_workers,
-    lack_workers,
     limit_profile_history,
-    remove_restrictions,
     stop_profiler,
 )
 from rescnet_dist.cluster.connect import (
@@ -31,7 +29,6 @@ from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachab
 from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT_SECONDS = 60  # to wait for a first worker
-LOST_WORKERS_CHECK_SECONDS = 5.0  # between two checks whether those to be prepared are lost
 PROFILE_HISTORY_SECONDS = 60  # of Dask's profiles that a worker keeps, one per second
 GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory that may be used
 NUMPY_BACKEND = Backend()
@@ -202,23 +199,8 @@ def _prepare_workers(client: Client, backend: Backend) -> tuple[int, int, int | 
         )
         for address in addresses
     ]
-    keys = [task.key for task in tasks]
-    while pending := [task for task in tasks if not task.done()]:
-        try:
-            pending[0].exception(timeout=LOST_WORKERS_CHECK_SECONDS)
-        except TimeoutError:
-            client.run_on_scheduler(_unbind_waiting, keys)
     resident, cores, gpus = zip(*client.gather(tasks), strict=True)
     return max(resident), min(cores), _smallest_gpu_share(gpus)
-
-
-def _unbind_waiting(keys: Sequence[str], *, dask_scheduler: Any) -> None:
-    """Let tasks whose workers are all lost run on those that join; runs on a scheduler.
-
-    Dask would wait for the lost ones, although other workers are allowed.
-    """
-    if lack_workers(dask_scheduler, keys):
-        remove_restrictions(dask_scheduler, keys)
 
 
 def _lost_workers(client: Client) -> ClusterLostError:
