@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +11,13 @@ from typing import Any
 
 import dask
 import psutil
-from distributed import Client, get_worker
+from distributed import Client, Future, get_worker
 
 from rescnet_dist._compat import (
     identify_workers,
+    lack_workers,
     limit_profile_history,
+    remove_restrictions,
     stop_profiler,
 )
 from rescnet_dist.cluster.connect import (
@@ -28,7 +31,8 @@ from rescnet_dist.cluster.scaling import held_workers
 from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachableError
 from rescnet_dist.kernels import Backend
 
-WORKER_TIMEOUT_SECONDS = 60  # to wait for a first worker
+WORKER_TIMEOUT_SECONDS = 60  # to wait for a first worker, or for another if all are lost
+LOST_WORKERS_CHECK_SECONDS = 5.0  # between two checks whether those to be prepared are lost
 PROFILE_HISTORY_SECONDS = 60  # of Dask's profiles that a worker keeps, one per second
 GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory that may be used
 NUMPY_BACKEND = Backend()
@@ -188,7 +192,8 @@ def _prepare_workers(client: Client, backend: Backend) -> tuple[int, int, int | 
     """Have all workers load the compiled kernels before the first pass.
 
     Return the resident bytes of the largest worker afterwards, the fewest cores that a worker may
-    use, and the fewest bytes of a GPU that a worker has if several share it.
+    use, and the fewest bytes of a GPU that a worker has if several share it. If all are lost
+    meanwhile, others that join are prepared; raise ClusterLostError if none does.
     """
     addresses = list(client.nthreads())
     if not addresses:
@@ -199,8 +204,33 @@ def _prepare_workers(client: Client, backend: Backend) -> tuple[int, int, int | 
         )
         for address in addresses
     ]
+    _wait_for_prepared(client, tasks)
     resident, cores, gpus = zip(*client.gather(tasks), strict=True)
     return max(resident), min(cores), _smallest_gpu_share(gpus)
+
+
+def _wait_for_prepared(client: Client, tasks: list[Future]) -> None:
+    """Wait for tasks that are bound to workers; unbind them while there is no worker."""
+    keys, last_seen = [task.key for task in tasks], time.monotonic()
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            pending[0].exception(timeout=LOST_WORKERS_CHECK_SECONDS)  # waits until it is done
+        except TimeoutError:
+            if client.run_on_scheduler(_unbind_waiting, keys):
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > WORKER_TIMEOUT_SECONDS:
+                raise _lost_workers(client) from None
+
+
+def _unbind_waiting(keys: Sequence[str], *, dask_scheduler: Any) -> bool:
+    """Let tasks whose workers are lost run on any that joins; runs on a scheduler.
+
+    Dask would wait for the lost ones, although other workers are allowed. Return whether there is a
+    worker.
+    """
+    if lack_workers(dask_scheduler, keys):
+        remove_restrictions(dask_scheduler, keys)
+    return _has_workers(dask_scheduler=dask_scheduler)
 
 
 def _lost_workers(client: Client) -> ClusterLostError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -60,6 +63,48 @@ def test_workers_that_are_lost_before_they_are_prepared(
     monkeypatch.setattr(Client, "nthreads", lambda _: {})
     with pytest.raises(ClusterLostError, match=r"has lost all its workers\. Start workers"):
         _prepare_workers(client, Backend())
+
+
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "not replaced"])
+def test_workers_that_are_lost_while_they_are_prepared(
+    is_replaced: bool, started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that joins later is prepared; without one, the error can be resumed from."""
+    monkeypatch.setattr(workers, "LOST_WORKERS_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "WORKER_TIMEOUT_SECONDS", 60 if is_replaced else 1)
+    began = tmp_path / "began"
+
+    class SlowBackend(Backend):
+        """Its first preparation does not end."""
+
+        def prepare(self) -> None:
+            if not began.exists():
+                began.touch()
+                time.sleep(600)
+
+    scheduler, file = started.scheduler()
+    worker = started.worker(file)
+    with (
+        Client(scheduler_file=str(file), set_as_default=False) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        client.wait_for_workers(1, timeout=60)
+        prepared = pool.submit(_prepare_workers, client, SlowBackend())
+        while not began.exists():
+            time.sleep(0.01)
+        started.kill(worker)
+        while client.nthreads():
+            time.sleep(0.01)
+        if is_replaced:
+            started.worker(file)
+        try:
+            if is_replaced:
+                assert prepared.result(timeout=60)[1] >= 1
+            else:
+                with pytest.raises(ClusterLostError, match="has lost all its workers"):
+                    prepared.result(timeout=60)
+        finally:
+            started.kill(scheduler)  # ends a wait that has not ended, as of the thread
 
 
 @pytest.mark.parametrize("deadlocks", [False, True])
