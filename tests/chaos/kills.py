@@ -33,6 +33,8 @@ from contents import find_differences, read_contents, write_data
 from fork_server import Forked
 from journal import Journal, write_table
 
+from rescnet_dist import RescnetError
+
 IMAGES = 48
 NETWORK = (
     *("--preset", "digits", "--filters", "4", "--first-filter-size", "3", "--block", "5"),
@@ -217,7 +219,11 @@ class Harness:
     def compare(self, execution: Execution) -> None:
         """Compare a finished run with that without faults."""
         variant = execution.round.variant
-        different = find_differences(read_contents(execution.store), self.expected[variant])
+        try:
+            contents = read_contents(execution.store)
+        except RescnetError as error:
+            raise Failure(f"the run cannot be read: {error}") from None
+        different = find_differences(contents, self.expected[variant])
         if different:
             raise Failure(f"other bits in {different}")
         objects = list_objects(execution.store)
