@@ -35,6 +35,7 @@ from rescnet_dist.lifecycle.match import (
     RUN_NAMES,
     check_replaceable,
     describe_plan_difference,
+    has_only_late_chunks,
     is_incomplete,
     match_run,
 )
@@ -117,9 +118,11 @@ def check_run(
     """Return the run to begin; raise an error for everything that can be checked before any work.
 
     That is a network that does not fit the images (SpecError), a validation split that they do not
-    allow (DataError), and a store that is in use (StoreError). With `or_resume`, the store may have
-    the same run, which is to be resumed, or one that died before its data were complete. With
-    `overwrite`, it may have any run, which is removed once the new one begins.
+    allow (DataError), and a store that is in use (StoreError). Chunks that late tasks of a removed
+    run have written to the store are no obstacle; they are removed once the run begins. With
+    `or_resume`, the store may have the same run, which is to be resumed, or one that died before
+    its data were complete. With `overwrite`, it may have any run, which is removed once the new one
+    begins.
     """
     if or_resume and overwrite:
         raise SpecError(
@@ -128,7 +131,10 @@ def check_run(
         )
     store, stored, incomplete = RunStore(Location.of(url)), None, False
     run_spec = run_spec.replace(validation=data.held_out_fraction(run_spec.validation))
-    if or_resume and store.location.exists():
+    exists = store.location.exists()
+    if exists and not (or_resume or overwrite):
+        incomplete = has_only_late_chunks(store.location, store.location.names())
+    if or_resume and exists:
         if incomplete := is_incomplete(store.location):
             check_unclaimed(store.location)
         else:

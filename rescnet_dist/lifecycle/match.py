@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 from rescnet_dist.data import TrainingSet, classes_to_json
@@ -33,8 +35,14 @@ RUN_NAMES = {
     "scores",
     "views",
 }
-
-
+# Of chunks of a run's arrays. The suffix is that of Zarr for files that are being written.
+CHUNK_FOLDERS = {"data", "work", "maps", "scores"}
+CHUNK_PATH = re.compile(
+    r"(data/(images|labels|train|weights)"
+    r"|work/(basis|directions|factor|features|groups|scatter|solution|weights)"
+    r"|(maps|scores)/\d{4})"
+    r"/c(/(0|[1-9]\d*))+(\.[0-9a-f]{32}\.partial)?"
+)
 MAX_LISTED_NAMES = 3
 
 
@@ -58,8 +66,13 @@ def match_run(
 
 
 def is_incomplete(location: Location) -> bool:
-    """Return whether a location holds only what is written before a run's data are complete."""
+    """Return whether a location holds only what is written before a run's data are complete.
+
+    What late tasks of a removed run have written counts, too; see `has_only_late_chunks`.
+    """
     names = set(location.names())
+    if has_only_late_chunks(location, names - {"claims"}):
+        return True
     if not names <= INCOMPLETE_RUN_NAMES or "claims" not in names:
         return False
     if "zarr.json" not in names:
@@ -67,6 +80,32 @@ def is_incomplete(location: Location) -> bool:
     attributes = location.attributes()
     return attributes.get("format", RUN_FORMAT) == RUN_FORMAT and not attributes.get(
         "data_complete"
+    )
+
+
+def has_only_late_chunks(location: Location, names: Collection[str]) -> bool:
+    """Return whether a location has nothing but chunks of arrays of a run under these names.
+
+    Tasks on workers that were suspended write them after their run was removed. Nothing can read
+    them without the metadata of their arrays.
+    """
+    if not names or not CHUNK_FOLDERS.issuperset(names):
+        return False
+    return all(_has_only_chunks(location / name, name) for name in names)
+
+
+def _has_only_chunks(folder: Location, path: str) -> bool:
+    """Return whether there is nothing but chunks in a folder; stop at the first other file."""
+    entries = folder.list_entries()
+    if entries is None:  # a file, or an empty folder that an object store lists
+        return not folder.exists()
+    paths = {f"{path}/{name}": is_folder for name, is_folder in entries.items()}
+    return all(
+        is_folder or CHUNK_PATH.fullmatch(path) for path, is_folder in paths.items()
+    ) and all(
+        _has_only_chunks(folder / name, f"{path}/{name}")
+        for name, is_folder in entries.items()
+        if is_folder
     )
 
 

@@ -396,6 +396,9 @@ class _Driver:
         self.write_result(history.accuracies, history.calibrations, done.reason)
         if not maps_stay:
             self.run.remove_maps_except()
+        elif not self.was_finished:
+            self.created_layers = None  # a late task may have written to any that was removed
+            self.remove_obsolete_arrays()
         self.bus.publish(RunDone(str(self.run), done.depth, done.reason))
 
     def save(self, layer: int) -> None:

@@ -230,6 +230,83 @@ def test_empty_folders_of_an_object_store_are_no_run(
     assert trained.exit_code == 0, trained.output
 
 
+LATE_CHUNKS = ["data/labels/c/0", "work/features/c/0/3", "maps/0001/c/12/0/0/0"]
+
+
+@pytest.mark.parametrize("or_resume", [True, False], ids=["or resume", "new"])
+@pytest.mark.parametrize("path", [*LATE_CHUNKS, f"data/train/c/0.{'1f' * 16}.partial"])
+def test_chunks_of_a_removed_run_are_removed(
+    client: Client, data_url: str, tmp_path: Path, path: str, or_resume: bool
+) -> None:
+    """A worker that was suspended wrote them after the run was removed (kill round 26-97)."""
+    chunk = tmp_path / "run" / path
+    chunk.parent.mkdir(parents=True)
+    chunk.write_bytes(b"late")
+    option = ["--or-resume"] if or_resume else []
+    command = ["train", data_url, "--store", str(tmp_path / "run"), *SMALL, *option]
+    trained = CliRunner().invoke(main, command)
+    assert trained.exit_code == 0, trained.output
+    assert not chunk.exists() or chunk.read_bytes() != b"late"
+
+
+def test_chunks_of_a_removed_run_on_an_object_store_are_removed(
+    client: Client, data_url: str, s3: None, object_store: str
+) -> None:
+    """There, folders are prefixes."""
+    location = Location(f"s3://runs/late-chunks-{object_store}")
+    (location / LATE_CHUNKS[1]).write_json({})
+    trained = train(data_url, location.url)
+    assert trained.exit_code == 0, trained.output
+    assert not (location / "work").exists()
+
+
+@pytest.mark.parametrize("or_resume", [True, False], ids=["or resume", "new"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "data/labels/zarr.json",
+        "data/train/c/0.png",
+        "data/train/c/007",
+        "data/a/c/1",
+        "data",
+        "c/0",
+    ],
+)
+def test_files_that_may_be_of_the_user_are_kept(
+    data_url: str, tmp_path: Path, path: str, or_resume: bool
+) -> None:
+    """They are next to a chunk of a removed run, and cannot be one."""
+    file, chunk = tmp_path / "run" / path, tmp_path / "run/work/features/c/0"
+    for created in (file, chunk):
+        created.parent.mkdir(parents=True, exist_ok=True)
+        created.write_bytes(b"mine")
+    option = ["--or-resume"] if or_resume else []
+    command = ["train", data_url, "--store", str(tmp_path / "run"), *SMALL, *option]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2
+    assert "not a run" in refused.output or "no Zarr group" in refused.output
+    assert file.read_bytes() == chunk.read_bytes() == b"mine"
+
+
+def test_chunks_of_removed_maps_are_removed_at_the_end(
+    client: Client, data_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late task wrote one after the maps of its layer were removed."""
+    chunk, write_result = tmp_path / "run/maps/0001/c/0/0/0/0", RunStore.write_result
+
+    def write_late(run: RunStore, record: dict[str, Any]) -> None:
+        write_result(run, record)
+        if record["reason"]:
+            chunk.parent.mkdir(parents=True)
+            chunk.write_bytes(b"late")
+
+    monkeypatch.setattr(RunStore, "write_result", write_late)
+    trained = train(data_url, tmp_path / "run", "--keep-maps", "last")
+    assert trained.exit_code == 0, trained.output
+    assert not (tmp_path / "run/maps/0001").exists()
+    assert (tmp_path / "run/maps/0002/zarr.json").exists()
+
+
 def test_run_that_begins_while_another_is_removed_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
