@@ -29,6 +29,7 @@ from rescnet_dist.kernels.first_order import first_order_features
 from rescnet_dist.kernels.gpu_tiles import check_gpu_holds
 from rescnet_dist.kernels.hashing import hash_keys, uniforms
 from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.leverage import leave_one_out, probe_signs
 from rescnet_dist.kernels.mixture import mixture_weights
 from rescnet_dist.kernels.patches import (
     InputSums,
@@ -77,6 +78,7 @@ __all__ = [
     "first_order_features",
     "global_contrast",
     "hash_keys",
+    "leave_one_out",
     "local_contrast",
     "min_max_scale",
     "mixture_weights",
@@ -89,6 +91,7 @@ __all__ = [
     "pca_filters",
     "prepare",
     "probabilities",
+    "probe_signs",
     "rank_in_class",
     "record_columns",
     "residual_labels",

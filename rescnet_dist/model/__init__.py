@@ -5,7 +5,14 @@ from rescnet_dist.model.bank import BankPart, Tower
 from rescnet_dist.model.calibration import Calibration
 from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
 from rescnet_dist.model.filter_group import FilterGroup
-from rescnet_dist.model.forward import State, advance, forward, initial_state, replay
+from rescnet_dist.model.forward import (
+    State,
+    TrainingRows,
+    advance,
+    forward,
+    initial_state,
+    replay,
+)
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.growth import (
     GrowingLayer,
@@ -52,6 +59,7 @@ __all__ = [
     "Statistics",
     "Tally",
     "Tower",
+    "TrainingRows",
     "View",
     "advance",
     "fit_bank",

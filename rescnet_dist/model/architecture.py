@@ -305,8 +305,8 @@ class Architecture:
 
     @property
     def targets(self) -> int:
-        """The number of targets K that a layer is fitted to."""
-        return self.head.target_count(self.classes)
+        """The number of targets that a layer is fitted to, random signs included."""
+        return self.head.target_count(self.classes) + self.head.probe_count
 
     def towers(self, layer: int) -> tuple[Tower, ...]:
         """Return the towers of a layer, one for each view.

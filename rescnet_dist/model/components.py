@@ -387,6 +387,15 @@ class Head(Component, ABC):
         """
         return None
 
+    @property
+    def probe_count(self) -> int:
+        """The number of random signs s that follow the targets of each training image.
+
+        `fit` gets moments of K + s targets, and `training_correction` the signs of each image. By
+        default there are none.
+        """
+        return 0
+
     @classmethod
     def check_class(cls) -> None:
         """Raise SpecError if an option is missing, or an array has a name that layers use.
@@ -486,6 +495,53 @@ class Head(Component, ABC):
         ndarray of shape (n, C)
             The values to add to the scores.
         """
+
+    def prediction_arrays(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the arrays without what only training needs, for networks that are saved.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned.
+
+        Returns
+        -------
+        mapping of str to ndarray
+            Arrays of the same names, of which `correction` gives the same; by default the same.
+        """
+        return arrays
+
+    def training_correction(
+        self,
+        arrays: Mapping[str, Array],
+        features: Array,
+        scores: Array,
+        labels: Array,
+        signs: Array,
+    ) -> Array:
+        """Compute the update of the scores of images that the head was fitted to.
+
+        It is called instead of `correction` during training if there are random signs.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned, in NumPy.
+        features : ndarray of shape (n, D)
+            The features of the layer, in NumPy or CuPy.
+        scores : ndarray of shape (n, C)
+            The running scores that entered the layer.
+        labels : ndarray of int, shape (n,)
+            The labels, where the scores are.
+        signs : ndarray of float32, shape (n, s)
+            The random signs of the images, in NumPy.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            The values to add to the scores; by default those of `correction`.
+        """
+        return self.correction(arrays, features)
 
     def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
         """Add the computation of `correction` to an ONNX graph.

@@ -7,12 +7,65 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rescnet_dist.kernels import LayerInput
-from rescnet_dist.kernels.arrays import Array, contiguous_copy, get_array_module
+from rescnet_dist.kernels import LayerInput, probe_signs
+from rescnet_dist.kernels.arrays import Array, asarray_like, contiguous_copy, get_array_module
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.bank import Tower
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.pixels import layer_pixels
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """What heads need to know of the n images of a chunk during training.
+
+    Attributes
+    ----------
+    labels : ndarray of int, shape (n,)
+        The labels. A NumPy array, as the others.
+    train : ndarray of bool, shape (n,)
+        Which images are training images.
+    start : int
+        The number of the first image in the run, copies included.
+    """
+
+    labels: Array
+    train: Array
+    start: int
+
+    def select(self, rows: slice) -> TrainingRows:
+        """Return the images of a slab.
+
+        Parameters
+        ----------
+        rows : slice
+            The rows of the slab in the chunk.
+
+        Returns
+        -------
+        TrainingRows
+            Its images.
+        """
+        start = self.start + rows.indices(len(self.labels))[0]
+        return TrainingRows(self.labels[rows], self.train[rows], start)
+
+    def signs(self, architecture: Architecture, layer: int) -> Array:
+        """Draw the random signs of the images in a layer.
+
+        Parameters
+        ----------
+        architecture : Architecture
+            The network.
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, s)
+            The signs; s as of `Head.probe_count`.
+        """
+        numbers = np.arange(self.start, self.start + len(self.labels))
+        return probe_signs(architecture.seed, layer, numbers, architecture.head.probe_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +84,8 @@ class State:
         The features of the last layer, of the network's `feature_dtype`, if they are known.
     layer : int
         The number of the last layer, 0 before the first.
+    rows : TrainingRows or None
+        The images during training; None in prediction, where labels are not known.
     """
 
     pixels: Array | None
@@ -38,6 +93,7 @@ class State:
     scores: Array
     features: Array | None = None
     layer: int = 0
+    rows: TrainingRows | None = None
 
 
 def initial_state(images: Array, scale: ImageScale, architecture: Architecture) -> State:
@@ -114,11 +170,14 @@ def advance(
         shape = n, architecture.feature_count(next_layer)
         new_features = xp.empty(shape, architecture.feature_dtype)
     for rows in architecture.slabs(state.scores):
+        training = None if state.rows is None else state.rows.select(rows)
         old_maps = None if state.maps is None else state.maps[rows].astype(np.float32, copy=False)
         slab_scores = state.scores[rows]
         if head is not None:
             old_features = _get_features(architecture, state, old_maps, rows)
-            slab_scores = _update_scores(architecture, head, slab_scores, old_features)
+            slab_scores = _update_scores(
+                architecture, head, slab_scores, old_features, state.layer, training
+            )
         if bank is not None:
             assert state.pixels is not None
             assert maps is not None
@@ -130,13 +189,13 @@ def advance(
                     new_features[rows] = slab_features
                 if next_head is not None:
                     slab_scores = _update_scores(
-                        architecture, next_head, slab_scores, slab_features
+                        architecture, next_head, slab_scores, slab_features, next_layer, training
                     )
         if scores is not state.scores:
             scores[rows] = slab_scores
     if bank is None:
         return replace(state, scores=scores)
-    return State(state.pixels, maps, scores, new_features, next_layer)
+    return State(state.pixels, maps, scores, new_features, next_layer, state.rows)
 
 
 def layer_input(
@@ -163,12 +222,23 @@ def _get_features(
 
 
 def _update_scores(
-    architecture: Architecture, head: FittedHead, scores: Array, features: Array
+    architecture: Architecture,
+    head: FittedHead,
+    scores: Array,
+    features: Array,
+    layer: int,
+    rows: TrainingRows | None,
 ) -> Array:
     """Return the scores (m, C) of a slab after the head of the layer with these features (m, D)."""
     features = features.astype(np.float32, copy=False)
-    correction = head.rate * architecture.head.correction(head.arrays, features)
-    return (scores + correction).astype(np.float32)
+    correction = architecture.head.correction(head.arrays, features)
+    if rows is not None and architecture.head.probe_count and rows.train.any():
+        labels, train = (asarray_like(array, scores) for array in (rows.labels, rows.train))
+        trained = architecture.head.training_correction(
+            head.arrays, features, scores, labels, rows.signs(architecture, layer)
+        )
+        correction = np.where(train[:, None], trained, correction)
+    return (scores + head.rate * correction).astype(np.float32)
 
 
 def _write_maps(

@@ -10,9 +10,9 @@ import numpy as np
 
 from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening, min_max_scale, to_host
-from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 from rescnet_dist.model.architecture import Architecture
-from rescnet_dist.model.forward import State, advance, layer_input, zero_scores
+from rescnet_dist.model.forward import State, TrainingRows, advance, layer_input, zero_scores
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
 from rescnet_dist.model.observation import Observation
 from rescnet_dist.model.pixels import NO_ARRAYS, layer_pixels
@@ -87,6 +87,7 @@ class GrowingLayer:
         old_features: Array | None = None,
         weights: Array | None = None,
         repeats: Array | None = None,
+        start: int = 0,
     ) -> GrownChunk:
         """Run the layer's pass on one chunk.
 
@@ -110,6 +111,8 @@ class GrowingLayer:
             As how many images each counts in moments; each counts once by default.
         repeats : ndarray of int, shape (n,), optional
             How many times each image is repeated for draws; once by default.
+        start : int, default 0
+            The number of the first image in the run.
 
         Returns
         -------
@@ -120,7 +123,8 @@ class GrowingLayer:
         pixels = layer_pixels(images, self.image_scale, network)
         if scores is None:
             scores = zero_scores(images, network)
-        state = State(pixels, maps, scores, old_features, self.number - 1)
+        rows = TrainingRows(labels, train, start)
+        state = State(pixels, maps, scores, old_features, self.number - 1, rows)
         has_head = network.has_head(self.number)
         state = advance(network, state, head=self.previous, bank=self.bank, features=has_head)
         assert state.maps is not None
@@ -128,6 +132,9 @@ class GrowingLayer:
         if has_head:
             first = self.number == 1 or not network.has_head(self.number - 1)
             targets = network.head.targets(entering, asarray_like(labels, entering), first=first)
+            if network.head.probe_count:
+                signs = asarray_like(rows.signs(network, self.number), targets)
+                targets = get_array_module(targets).concatenate([targets, signs], axis=1)
 
         def gather() -> tuple[BankStatistics | None, Tally]:
             """Return the statistics of the next layer's input, and the tally of the scores."""

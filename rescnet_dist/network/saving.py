@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rescnet_dist.data import ImageInput, classes_from_json
@@ -85,6 +86,9 @@ def write_network(
 ) -> None:
     """Write a network into a folder; `attributes` are JSON-serializable."""
     for number, layer in enumerate(layers, start=1):
+        if layer.head:
+            arrays = spec.head.prediction_arrays(layer.head.arrays)
+            layer = replace(layer, head=replace(layer.head, arrays=arrays))
         write_layer(location, number, layer, spec.head.arrays, in_half=dtype == "float16")
     write_image_scale(location, image_scale)
     write_views(location, image_scale.views, spec.views)

@@ -21,7 +21,7 @@ from rescnet_dist.kernels import (
     augment_images,
     to_host,
 )
-from rescnet_dist.model import State, initial_state, replay
+from rescnet_dist.model import State, TrainingRows, initial_state, replay
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
 from rescnet_dist.runs.state import RunState
@@ -292,8 +292,9 @@ class Reader:
         scale = load_image_scale(self.task)
         with self.backend.working():
             before = initial_state(images, scale, architecture)
-            if initial:
-                before = State(before.pixels, *initial, layer=first)
+            maps, scores = initial or (None, before.scores)
+            rows = TrainingRows(chunk.labels, chunk.train, chunk.start)
+            before = State(before.pixels, maps, scores, layer=first, rows=rows)
             after = replay(architecture, before, layers)
         assert after.maps is not None
         return after.maps, after.scores

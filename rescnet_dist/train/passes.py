@@ -30,6 +30,7 @@ from rescnet_dist.model import (
     Observation,
     State,
     Tally,
+    TrainingRows,
     advance,
     fit_bank,
     fit_first_bank,
@@ -233,6 +234,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
                         old.features,
                         chunk.weights,
                         chunk.repeats,
+                        chunk.start,
                     )
                     del pixels, old
                     statistics = statistics.fold(grown)
@@ -335,7 +337,8 @@ def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Ta
                 with reader.meter.timing("read"):
                     old = get_value()
                 with reader.meter.timing("compute"):
-                    before = State(None, old.maps, old.scores, old.features, layer)
+                    training = TrainingRows(chunk.labels, chunk.train, chunk.start)
+                    before = State(None, old.maps, old.scores, old.features, layer, training)
                     scores = advance(architecture, before, head=head).scores
                     counted = chunk.labels, chunk.train, architecture.head.target
                     tally = tally.merge(Tally.of(scores, *counted, chunk.weights))

@@ -1,0 +1,80 @@
+"""Ridge regression of leave-one-out errors: what is wrong of images that were not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rescnet_dist.kernels import FeatureMoments, Whitening, ridge_regression
+from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.kernels.leverage import leave_one_out
+from rescnet_dist.model.heads.linear import LinearHead, stack_signs
+from rescnet_dist.model.heads.regress import Regress
+from rescnet_dist.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut(Regress):
+    """Regress, but training images have the scores they would have without training on them.
+
+    Errors then do not vanish when all training images are classified correctly, and the training
+    accuracy is an estimate of that on other images. Copies of an image are not left out with it.
+    """
+
+    name: ClassVar[str] = "leave-one-out"
+    arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **LinearHead.arrays,
+        "probe_weights": ("probe", "feature"),
+        "probe_intercept": ("probe",),
+    }
+
+    probes: int = option(
+        64,
+        help="random signs by which leverages are estimated",
+        doc="Number of random signs of an image, as further targets, by which its leverage is "
+        "estimated. Its standard error is at most 0.5/√probes.",
+        low=1,
+        high=1024,
+    )
+
+    @property
+    def probe_count(self) -> int:
+        """The number of random signs; see `Head.probe_count`."""
+        return self.probes
+
+    def fit(
+        self, moments: FeatureMoments, classes: int, whitening: Whitening | None = None
+    ) -> dict[str, Array]:
+        """Fit the regression of errors and signs; see `Head.fit`."""
+        weights, intercept = ridge_regression(moments, self.ridge, whitening)
+        errors = weights[:classes], intercept[:classes]
+        return {
+            **stack_signs(*errors, np.ones(classes, bool), np.ones(1), classes),
+            "probe_weights": weights[classes:].astype(np.float32),
+            "probe_intercept": intercept[classes:],
+        }
+
+    def prediction_arrays(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the arrays without random signs."""
+        probes = ("probe_weights", "probe_intercept")
+        return {**arrays, **{name: np.asarray(arrays[name])[:0] for name in probes}}
+
+    def training_correction(
+        self,
+        arrays: Mapping[str, Array],
+        features: Array,
+        scores: Array,
+        labels: Array,
+        signs: Array,
+    ) -> Array:
+        """Return the errors (n, C) predicted without the image; see `Head.training_correction`."""
+        correction = self.correction(arrays, features)
+        errors = self.targets(scores, labels, first=False)
+        weights, intercept = (
+            asarray_like(arrays[name], features).astype(np.float32)
+            for name in ("probe_weights", "probe_intercept")
+        )
+        return leave_one_out(correction, errors, features @ weights.T + intercept, signs)

@@ -1,0 +1,59 @@
+"""Test leave-one-out errors from random estimates of the leverages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rescnet_dist.kernels import FeatureMoments, leave_one_out, probe_signs, ridge_regression
+
+Array = np.ndarray[Any, np.dtype[Any]]
+RIDGE = 0.7
+
+
+def fit(features: Array, targets: Array) -> tuple[Array, Array]:
+    """Return weights (K, D) and intercept (K,) of the ridge regression of targets (n, K)."""
+    moments = FeatureMoments.empty(features.shape[1], targets.shape[1])
+    return ridge_regression(moments.fold(features, targets), RIDGE)
+
+
+def test_signs_depend_on_seed_layer_and_number_only() -> None:
+    """Half of them are negative, and those of a part of the images are the same."""
+    signs = probe_signs(3, 2, np.arange(1000), 70)
+    assert signs.shape == (1000, 70)
+    assert set(np.unique(signs)) == {-1.0, 1.0}
+    assert abs(signs.mean()) < 0.02
+    assert abs(np.corrcoef(signs.T) - np.eye(70)).max() < 0.2
+    assert np.array_equal(probe_signs(3, 2, np.arange(400, 600), 70), signs[400:600])
+    assert np.array_equal(probe_signs(3, 2, np.arange(1000), 5), signs[:, :5])
+    for other in (probe_signs(4, 2, np.arange(1000), 70), probe_signs(3, 1, np.arange(1000), 70)):
+        assert 0.45 < (other == signs).mean() < 0.55
+
+
+def test_errors_equal_those_of_regressions_without_each_image(rng: np.random.Generator) -> None:
+    """With many signs, up to the deviation of the estimate and the fixed standardization."""
+    n, width, probes = 60, 12, 4000
+    features = rng.normal(size=(n, width)).astype(np.float32)
+    errors = (features[:, :3] + rng.normal(size=(n, 3))).astype(np.float32)
+    signs = probe_signs(0, 1, np.arange(n), probes)
+    weights, intercept = fit(features, np.concatenate([errors, signs], axis=1))
+    outputs = features @ weights.T + intercept
+    found = leave_one_out(outputs[:, :3], errors, outputs[:, 3:], signs)
+    expected = np.empty_like(found)
+    for left_out in range(n):
+        others = np.arange(n) != left_out
+        one_weights, one_intercept = fit(features[others], errors[others])
+        expected[left_out] = features[left_out] @ one_weights.T + one_intercept
+    scale = np.abs(expected - outputs[:, :3]).mean()
+    assert np.abs(found - expected).mean() < 0.2 * scale
+    assert np.abs(errors - found).mean() > np.abs(errors - outputs[:, :3]).mean()
+
+
+def test_leverages_are_limited() -> None:
+    """Estimates above 0.9 or below 0 give finite errors of the right sign."""
+    ones = np.ones((2, 4), np.float32)
+    correction, errors = np.full((2, 1), 0.5, np.float32), np.ones((2, 1), np.float32)
+    predicted = np.array([[1.5] * 4, [-0.2] * 4], np.float32)
+    found = leave_one_out(correction, errors, predicted, ones)
+    np.testing.assert_allclose(found[:, 0], [(0.5 - 0.9) / 0.1, 0.5], rtol=1e-5)

@@ -1,0 +1,92 @@
+"""Test the head that is fitted to leave-one-out errors, through training, replay and prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import rescnet_dist as rd
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError
+from tests.models import assert_same_bits, read_model
+
+X, Y = rd.load_digits()
+X, Y = X[:300, ::2, ::2], Y[:300]
+SPEC = NetworkSpec(
+    filters=6,
+    block=7,
+    levels=(2, 1),
+    head="leave-one-out",
+    max_layers=4,
+    learning_rate=0.5,
+    stop_at_zero_error=False,
+)
+
+
+def train(folder: Path, spec: NetworkSpec = SPEC, **run: object) -> ResCNetClassifier:
+    """Return a network, trained in a store."""
+    options = RunSpec(**{"chunk_images": 70, "validation": 0.2} | run)  # type: ignore[arg-type]
+    return ResCNetClassifier(spec, run=options, store=folder, random_state=0).fit(X, Y)
+
+
+def test_training_accuracy_estimates_that_on_other_images(client: Client, tmp_path: Path) -> None:
+    """Unlike that of `regress`, and that of predictions for the training images."""
+    spec = SPEC.replace(ridge=0.1)
+    honest = train(tmp_path / "loo", spec)
+    fitted = train(tmp_path / "regress", spec.replace(head="regress"))
+    accuracy, other = (clf.accuracies_[-1]["train"] for clf in (honest, fitted))
+    held_out = honest.accuracies_[-1]["validation"]
+    assert accuracy < other - 0.05
+    assert abs(accuracy - held_out) < 0.15
+    assert honest.score(X, Y) > accuracy + 0.05
+
+
+def test_scores_in_memory_and_from_the_store_are_the_same(client: Client, tmp_path: Path) -> None:
+    """Chunks that are replayed from the images get the scores that they had."""
+    stored = train(tmp_path / "stored", maps="store")
+    memory = train(tmp_path / "memory", maps="memory", checkpoint_every=3)
+    assert_same_bits(read_model(tmp_path / "stored"), read_model(tmp_path / "memory"))
+    assert np.array_equal(stored.decision_function(X), memory.decision_function(X))
+    loaded = ResCNetClassifier.load(tmp_path / "stored")
+    assert np.array_equal(loaded.decision_function(X), stored.decision_function(X))
+
+
+def test_resumed_run_equals_one_of_a_single_command(client: Client, tmp_path: Path) -> None:
+    """Layers before are replayed with their random signs."""
+    whole = train(tmp_path / "whole")
+    run = {"maps": "memory", "checkpoint_every": 100}
+    train(tmp_path / "parts", SPEC.replace(max_layers=2), **run)
+    parts = ResCNetClassifier.resume(tmp_path / "parts", max_layers=4)
+    assert np.array_equal(parts.decision_function(X), whole.decision_function(X))
+
+
+def test_saved_network_has_no_random_signs(client: Client, tmp_path: Path) -> None:
+    """It predicts the same, also as an ONNX graph, and is as large as one of `regress`."""
+    clf = train(tmp_path / "run")
+    clf.save(tmp_path / "saved")
+    train(tmp_path / "other", SPEC.replace(head="regress")).save(tmp_path / "regress")
+    loaded = ResCNetClassifier.load(tmp_path / "saved")
+    assert np.array_equal(loaded.decision_function(X), clf.decision_function(X))
+    sizes = [
+        sum(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
+        for name in ("saved", "regress")
+    ]
+    assert sizes[0] < 1.1 * sizes[1] + 5000
+
+
+def test_conjugate_gradients_and_tiles_solve_for_signs_too(client: Client, tmp_path: Path) -> None:
+    """As the exact solver does."""
+    exact = train(tmp_path / "exact").decision_function(X)
+    iterative = SPEC.replace(solver="cg", cg_tolerance=1e-7, cg_iterations=300)
+    scores = train(tmp_path / "cg", iterative).decision_function(X)
+    np.testing.assert_allclose(scores, exact, atol=5e-3)
+    tiled = train(tmp_path / "tiles", tile_features=40, maps="store").decision_function(X)
+    np.testing.assert_allclose(tiled, exact, atol=5e-3)
+
+
+def test_wrong_number_of_probes_is_refused() -> None:
+    """By name and limit."""
+    with pytest.raises(SpecError, match="probes"):
+        SPEC.replace(probes=0)
