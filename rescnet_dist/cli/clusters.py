@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from rescnet_dist.cli.fork_server import CAN_FORK, start_fork_server
+from rescnet_dist.cli.fork_server import start_fork_server
 from rescnet_dist.cli.retry import SMALL_MACHINE, report_final_error
 from rescnet_dist.cluster import (
     WORKER_TIMEOUT_SECONDS,
@@ -70,8 +70,8 @@ def cluster(
         return
     with ExitStack() as stack:
         with show_status("starting an embedded Dask cluster", quiet=quiet):
-            start_fork_server()
-            embedded_client = current_client(processes=True, gpus=gpus, forked=CAN_FORK)
+            forked = not gpus and start_fork_server()
+            embedded_client = current_client(processes=True, gpus=gpus, forked=forked)
             client = stack.enter_context(embedded_client)
         stack.enter_context(client.as_current())  # for the predictions at the end of a run
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 import distributed.nanny
 
@@ -12,5 +14,8 @@ from rescnet_dist.kernels.cpu.loading import load_cached
 
 __all__ = ["click", "distributed", "rescnet_dist"]
 
-load_cached()
+# An exception would end the server, and with it the command. If a kernel of Numba's cache cannot be
+# read, the workers raise that themselves, and the command reports it.
+with contextlib.suppress(Exception):
+    load_cached()
 import_worker_pages()

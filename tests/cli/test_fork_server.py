@@ -9,32 +9,40 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from rescnet_dist.cli.common import CLUSTER_HELP, SCHEDULER_VARIABLE, names_cluster
-from rescnet_dist.cli.fork_server import CAN_FORK
+from rescnet_dist.cli.fork_server import CAN_FORK, HASH_SEED
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="workers are forked on Linux only")
 
 # Prints a line about each worker, then waits. The variable is set after the server was started.
 SCRIPT = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from rescnet_dist.cli.fork_server import start_fork_server
 
 def describe():
-    import signal
     blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     heap = os.environ.get("MALLOC_TRIM_THRESHOLD_")
     imported = "rescnet_dist.lifecycle" in sys.modules
-    return os.getpid(), os.getppid(), os.environ.get("LATE"), heap, imported, blocked
+    seed = hash("a string")
+    return os.getpid(), os.getppid(), os.environ.get("LATE"), heap, imported, blocked, seed
 
 if __name__ == "__main__":
     start_fork_server()
     os.environ["LATE"] = "known"
     from rescnet_dist.cli.clusters import cluster
     with cluster({}) as client:
+        if "--lose-a-worker" in sys.argv:
+            first, *_ = client.run(os.getpid).values()
+            os.kill(first, signal.SIGKILL)
+            while first in (found := client.run(os.getpid, on_error="ignore").values()) or (
+                len(found) < len(os.sched_getaffinity(0))
+            ):
+                time.sleep(0.1)
         print(json.dumps(list(client.run(describe).values())), flush=True)
         sys.stdin.readline()
 """
@@ -60,7 +68,7 @@ def test_workers_are_forks_that_end_with_the_driver(script: Path) -> None:
         (server,) = servers
         assert psutil.Process(server).ppid() == driver.pid
         assert "multiprocessing.forkserver" in " ".join(psutil.Process(server).cmdline())
-        for _, _, *found in workers:
+        for _, _, *found, _ in workers:
             assert found == ["known", "65536", True, True]
     finally:
         driver.send_signal(signal.SIGKILL)
@@ -74,17 +82,72 @@ def test_workers_are_forks_that_end_with_the_driver(script: Path) -> None:
         time.sleep(0.1)
 
 
-def test_environment_of_this_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables for the server are not left behind, and those of the user win."""
+def test_environment_of_the_server_is_not_that_of_the_driver() -> None:
+    """It has the defaults of libraries unless the user has set others, and the seed of Dask."""
     code = (
-        "import os; from rescnet_dist.cli.fork_server import _environment\n"
-        "with _environment({'A': '1', 'B': '2'}): print(os.environ['A'], os.environ['B'])\n"
-        "print(os.environ.get('A'), os.environ['B'])"
+        "import json, os; from rescnet_dist.cli.fork_server import _environment\n"
+        "from rescnet_dist.cli.fork_server import _server_environment\n"
+        "before = dict(os.environ)\n"
+        "with _environment(_server_environment()): print(json.dumps(dict(os.environ)))\n"
+        "assert dict(os.environ) == before"
     )
-    monkeypatch.setenv("B", "mine")
-    monkeypatch.delenv("A", raising=False)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1 mine\nNone mine\n"
+    given = {**os.environ, "OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "1"}
+    given.pop("MKL_NUM_THREADS", None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("3", "1")
+    assert found["PYTHONHASHSEED"] == HASH_SEED
+
+
+def test_strings_have_one_hash_in_forked_workers_and_their_replacements(script: Path) -> None:
+    """The latter are new processes of Dask, which sets the seed; see `distributed.Nanny`."""
+    done = _run_script(script, "--lose-a-worker")
+    assert len({parent for _, parent, *_ in done}) == 2  # the server, and the driver
+    assert len({seed for *_, seed in done}) == 1
+
+
+def test_workers_ignore_modules_of_the_working_directory(script: Path) -> None:
+    """As the driver does: a user's click.py is none of its business."""
+    folder = script.parent / "working"
+    folder.mkdir()
+    (folder / "click.py").write_text("raise RuntimeError('the wrong click')")
+    for _, parent, *_, imported, _, _ in _run_script(script, cwd=folder):
+        assert parent
+        assert imported
+
+
+def test_workers_are_new_processes_if_no_server_can_start(script: Path) -> None:
+    """As with a folder for temporary files whose name is too long for a socket."""
+    folder = script.parent / ("x" * 120)
+    folder.mkdir()
+    workers = _run_script(script, env={**os.environ, "TMPDIR": str(folder)})
+    assert len({parent for _, parent, *_ in workers}) == 1
+    for *_, imported, _, _ in workers:
+        assert not imported
+
+
+def test_kernels_that_cannot_be_read_do_not_end_the_server(tmp_path: Path) -> None:
+    """Workers raise the error where it is reported."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    run("from rescnet_dist.kernels.cpu import loading; loading.kernel('gather_sums')")
+    (index,) = tmp_path.rglob("*.nbi")
+    index.write_bytes(b"")
+    assert "EOFError" in run("from rescnet_dist.kernels.cpu.loading import *; load_cached()").stderr
+    assert run("import rescnet_dist.cli.preload").returncode == 0
+
+
+def _run_script(script: Path, *arguments: str, **options: Any) -> list[list[Any]]:
+    """Run the script until its end, and return what it prints of each worker."""
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("name", CLUSTER_HELP)
