@@ -106,14 +106,19 @@ class ObstoreBackend:
             raise translate_error(error) from None
 
     def entries(self, path: str) -> dict[str, bool] | None:
-        """Return the names directly below a path, and whether each is a folder; None if none."""
+        """Return the names directly below a path, and whether each is a folder.
+
+        It is None if there are none, except in an empty bucket.
+        """
         import obstore
 
         found = obstore.list_with_delimiter(self.client, path or None)
         paths = dict.fromkeys(found["common_prefixes"], True)
         paths |= {entry["path"]: False for entry in found["objects"]}
         paths.pop(path, None)  # the marker of a folder
-        return {p.rsplit("/", 1)[-1]: is_folder for p, is_folder in paths.items()} or None
+        if path and not paths:  # a listing of a bucket that does not exist raises
+            return None
+        return {p.rsplit("/", 1)[-1]: is_folder for p, is_folder in paths.items()}
 
     def names(self, path: str) -> list[str]:
         """Return the names directly below a path."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,17 @@ def test_missing_bucket_has_the_same_remedy_in_all_commands(
     assert result.exit_code == 2
     assert "no run and no saved network at s3://runs/folder/nothing" in result.stderr
     assert "`rescnet runs s3://runs/folder` lists" in result.stderr
+
+
+def test_empty_bucket_has_no_runs(s3: None, object_store: str) -> None:
+    """It exists, unlike a folder of a bucket without objects."""
+    url = f"s3://{object_store}-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3").mkdir(url)
+    result = run("runs", url)
+    assert (result.exit_code, result.stdout) == (0, f"no runs in {url}\n"), result.output
+    result = run("runs", f"{url}/folder")
+    assert result.exit_code == 2
+    assert f"{url}/folder does not exist" in result.stderr
 
 
 def test_info_names_the_client_of_a_store(s3: None, object_store: str, finished_run: Path) -> None:
