@@ -26,7 +26,13 @@ from rescnet_dist.planning.requirements import (
     peak_memory,
     traffic,
 )
-from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored_layers
+from rescnet_dist.planning.tier import (
+    Tier,
+    check_tier,
+    choose_tier,
+    keeps_features,
+    max_stored_layers,
+)
 from rescnet_dist.planning.tree import Tree, merge_tree, spread_groups
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location
@@ -253,12 +259,19 @@ def estimate(
         solve_seconds = speed.solve_seconds(problem, spec) if is_whole else None
     stored = max_stored_layers(spec, run_spec, tier)
     moved = traffic(problem, spec, plan, in_memory=tier.in_memory, stored=stored)
+    iterations = solver.iterations if (solver := spec.head.iterative_solver) else 0
+    feature_reads = iterations
+    if tier.in_memory and tier.features:
+        feature_reads = 0  # the pass over the images leaves them in memory
+    elif not tier.in_memory and keeps_features(problem, spec, plan, workers):
+        feature_reads = 1
     requests = count_requests(
         plan,
         problem.features(spec),
         in_memory=tier.in_memory,
         is_stored=bool(stored),
-        iterations=solver.iterations if (solver := spec.head.iterative_solver) else 0,
+        iterations=iterations,
+        feature_reads=feature_reads,
     )
     placement = spread_groups(plan.accumulators, workers.count, in_memory=tier.in_memory)
     tree = merge_tree(plan, placement, accumulator_bytes(problem, spec, plan))

@@ -34,28 +34,37 @@ class Requests:
 
 
 def count_requests(
-    plan: Plan, features: int, *, in_memory: bool, is_stored: bool = True, iterations: int = 0
+    plan: Plan,
+    features: int,
+    *,
+    in_memory: bool,
+    is_stored: bool = True,
+    iterations: int = 0,
+    feature_reads: int = 0,
 ) -> Requests:
     """Return the requests of a layer.
 
     Each chunk of images, maps and scores is read and written once, unless maps stay in memory; each
     task reads the records and the small arrays that it needs. Those of the solve come on top, for
-    tiles of the scatter matrix or for so many `iterations` over features that are in the store.
+    tiles of the scatter matrix or for so many `iterations` over features, each chunk of which is
+    read `feature_reads` times: in each iteration, or once or never if workers keep them.
 
     >>> plan = Plan(120, 12, 4, 2, 1)
     >>> count_requests(plan, 126, in_memory=False)
     Requests(gets=75, puts=42)
     """
     chunks, tasks = plan.chunks, plan.accumulators
-    gets = 11 + 2 * tasks * is_stored if in_memory else 13 + 8 * tasks + 3 * chunks
+    gets = 13 + 8 * tasks + 3 * chunks
+    if in_memory:
+        gets = 13 + 2 * tasks if is_stored else 9
     found = Requests(gets, 22 + 2 * chunks if is_stored else 20)
     if iterations:
-        per_iteration = chunks + 7 * tasks + 16
-        return found.plus(iterations * per_iteration + tasks + 52, chunks + 5 * iterations + 28)
+        reads = feature_reads * chunks + iterations * (7 * tasks + 16)
+        return found.plus(reads + tasks + 56, chunks + 5 * iterations + 28)
     if not plan.tile_features:
         return found
     blocks = math.ceil(features / plan.tile_features)
     tiles = blocks * (blocks + 1) // 2
     factor_reads = sum((2 * j + 1) * (blocks - j) for j in range(blocks))
     reads = chunks * blocks * (blocks + 1) + factor_reads + 11 * tiles
-    return found.plus(reads + tasks + 3, chunks * blocks + 2 * tiles + 6)
+    return found.plus(reads + tasks + 4, chunks * blocks + 2 * tiles + 6)

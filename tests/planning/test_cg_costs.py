@@ -12,6 +12,7 @@ from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.planning import Plan, Problem, keeps_features, make_plan, peak_memory
 from rescnet_dist.planning.cg import SolverCosts
 from rescnet_dist.planning.forecast import estimate
+from rescnet_dist.planning.requests import count_requests
 from rescnet_dist.planning.requirements import traffic
 
 # histograms of 40 groups of 8 maps in 21 cells, as in PCANet
@@ -114,3 +115,20 @@ def test_error_of_a_matrix_that_is_too_large_names_the_solver() -> None:
 def test_tiles_of_a_matrix_that_is_never_computed_are_rejected() -> None:
     with pytest.raises(SpecError, match=r'tile_features=512 is for solver="exact"'):
         make_plan(CIFAR, PCANET, RunSpec(tile_features=512), WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "maps", "reads"), [(8, "store", 100), (64, "store", 1), (64, "auto", 0)]
+)
+def test_features_that_workers_keep_are_not_read_again(
+    gigabytes: int, maps: str, reads: int
+) -> None:
+    """Each iteration reads them, or the first one, or none if they stay with the maps."""
+    workers = replace(WORKERS, memory=gigabytes * 2**30)
+    found = estimate(CIFAR, PCANET, RunSpec(maps=maps), workers, None)
+    in_memory = found.tier.in_memory
+    assert in_memory == (maps == "auto")
+    expected = count_requests(
+        found.plan, found.features, in_memory=in_memory, iterations=100, feature_reads=reads
+    )
+    assert found.requests == expected

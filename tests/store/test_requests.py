@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -36,11 +38,10 @@ RUN = RunSpec(
 PLAN = Plan(len(X), RUN.chunk_images, TASKS, RUN.split_every, 1)
 
 
-def test_layer_makes_few_requests(
-    s3_proxy: S3Proxy, object_store: str, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each chunk is read and written once, each task opens its arrays, and nobody looks around."""
-    monkeypatch.setattr(claim, "RENEW_INTERVAL_SECONDS", 600)  # whose requests are not counted
+def count_layers(
+    proxy: S3Proxy, url: str, spec: NetworkSpec, run: RunSpec
+) -> dict[int, Counter[str]]:
+    """Train a network in a bucket; return the requests of each layer by kind."""
     counts: dict[int, Counter[str]] = {}
     before = Counter[str]()
 
@@ -48,12 +49,19 @@ def test_layer_makes_few_requests(
         nonlocal before
         if isinstance(event, PassDone):
             if event.phase == "grow":
-                counts[event.layer] = s3_proxy.requests - before
-            before = Counter(s3_proxy.requests)
+                counts[event.layer] = proxy.requests - before
+            before = Counter(proxy.requests)
 
-    ResCNetClassifier(SPEC, store=f"s3://runs/few-{object_store}", run=RUN, listeners=[count]).fit(
-        X, Y
-    )
+    ResCNetClassifier(spec, store=url, run=run, listeners=[count]).fit(X, Y)
+    return counts
+
+
+def test_layer_makes_few_requests(
+    s3_proxy: S3Proxy, object_store: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk is read and written once, each task opens its arrays, and nobody looks around."""
+    monkeypatch.setattr(claim, "RENEW_INTERVAL_SECONDS", 600)  # whose requests are not counted
+    counts = count_layers(s3_proxy, f"s3://runs/few-{object_store}", SPEC, RUN)
     found = counts[2]
     print(dict(found))
     # images, maps and scores; by task: two commits, labels and mask, four arrays of maps and scores
@@ -67,6 +75,38 @@ def test_layer_makes_few_requests(
     # a later layer makes no more of them, though the server keeps the empty folders of all layers
     for kind in ("LIST", "POST"):
         assert counts[3][kind] == found[kind]
+
+
+CG = SPEC.replace(solver="cg", cg_iterations=3, cg_tolerance=1e-300)  # does all iterations
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "expected"),
+    [
+        (SPEC, {"maps": "memory", "checkpoint_every": 1}, {"in_memory": True}),
+        (SPEC, {"maps": "memory"}, {"in_memory": True, "is_stored": False}),
+        (CG, {}, {"in_memory": False, "iterations": 3, "feature_reads": 1}),
+        (SPEC, {"tile_features": 64}, {"in_memory": False}),
+    ],
+    ids=["stored", "memory", "cg", "tiles"],
+)
+def test_requests_are_those_estimated(
+    s3_proxy: S3Proxy,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: NetworkSpec,
+    options: dict[str, Any],
+    expected: dict[str, Any],
+    request: pytest.FixtureRequest,
+) -> None:
+    """By the client that is used by default, with maps in memory and other solves too."""
+    monkeypatch.setattr(claim, "RENEW_INTERVAL_SECONDS", 600)
+    url = f"s3://runs/estimated-{request.node.callspec.id}"
+    found = count_layers(s3_proxy, url, spec, RUN.replace(**options))[2]
+    plan = replace(PLAN, tile_features=options.get("tile_features", 0))
+    estimated = count_requests(plan, 126, **expected)
+    assert abs(found["GET"] - estimated.gets) <= 3  # two threads may read a record once or twice
+    assert found["PUT"] == estimated.puts
 
 
 def test_run_continues_while_store_throttles(
