@@ -50,16 +50,19 @@ def run_pass(
     )
     monitor = PassMonitor(pass_.name, task, client, bus)
     with monitor.follow(plan):
-        future = _submit(graph, client)
+        future: Future | None = None
         try:
+            future = _submit(graph, client)
             return _get_result(future, monitor, plan, client), monitor.finish()
         except BaseException:
             if client.status == "running":
-                future.cancel()  # a cluster that outlives this run would continue to write
+                if future:
+                    future.cancel()  # a cluster that outlives this run would continue to write
                 monitor.cancel()
             raise
         finally:
-            future.release()  # an exception that was caught may refer to it for a long time
+            if future:
+                future.release()  # an exception that was caught may refer to it for a long time
 
 
 def _submit(graph: Delayed, client: Client) -> Future:

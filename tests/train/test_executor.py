@@ -173,3 +173,52 @@ def test_tasks_of_all_parts_are_cancelled_after_failures(client: Client, tmp_pat
         run_numbers(client, tmp_path)
     FAILING.clear()
     wait_until_forgotten(client)
+
+
+PART_SECONDS = 0.2  # in which the folds of a part are done
+
+
+@pytest.fixture
+def _slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send a part when the tasks of the earlier one are done."""
+    get = Client.get
+
+    def get_slowly(client: Client, *args: Any, **options: Any) -> Any:
+        futures = get(client, *args, **options)
+        time.sleep(PART_SECONDS)
+        return futures
+
+    monkeypatch.setattr(Client, "get", get_slowly)
+
+
+@pytest.mark.usefixtures("_parts", "_slow_parts")
+@pytest.mark.parametrize("failing", [0, FOLDS_PER_PART - 1])
+def test_fold_that_fails_before_later_parts_arrive_is_retried(
+    client: Client, tmp_path: Path, failing: int
+) -> None:
+    """The later parts are added to a scheduler that has the failed task already."""
+    FAILING[:] = [failing] * 2
+    assert run_numbers(client, tmp_path) == list(range(FOLDS))
+    assert FAILING == []
+    wait_until_forgotten(client)
+
+
+@pytest.mark.usefixtures("_parts")
+def test_interrupt_between_parts_leaves_nothing(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the tasks of the parts that were sent, nor the plugin that counts their messages."""
+    get, sent = Client.get, []
+
+    def get_twice(client: Client, *args: Any, **options: Any) -> Any:
+        if len(sent) == 2:
+            raise KeyboardInterrupt
+        sent.append(len(sent))
+        return get(client, *args, **options)
+
+    monkeypatch.setattr(Client, "get", get_twice)
+    with pytest.raises(KeyboardInterrupt):
+        run_numbers(client, tmp_path)
+    wait_until_forgotten(client)
+    plugins = client.run_on_scheduler(lambda dask_scheduler: [*dask_scheduler.plugins])
+    assert not [name for name in plugins if name.startswith("rescnet-")]
