@@ -25,7 +25,7 @@ ROOT_POOLS = {"both": ("max", "mean"), "max": ("max",), "mean": ("mean",)}
 # second-order features
 MIN_VARIANCE_FRACTION = 1e-8
 ROOT_SLAB_BYTES = 256 * 2**20  # size of the pixels or matrices of blocks processed at a time
-ROOT_COPIES = 6  # of these bytes at most: of pixels two, of matrices four, of entries two
+ROOT_COPIES = 6  # of these bytes at most: of pixels two, of matrices five, of entries two
 
 
 def covariance_root_count(
