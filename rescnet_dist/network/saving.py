@@ -132,9 +132,13 @@ def read_network(location: Location) -> dict[str, Any]:
         commits = [] if result else run.commits()
         depth = result["depth"] if result else len(commits) - 1
         stored = _find_calibration(calibration_records(commits, result), depth)
-    if depth < 1:
-        raise StoreError(f"The run at {location.url} has no finished layer yet. Resume it first.")
     with translate_attribute_errors(location):
+        if not isinstance(depth, int):
+            raise TypeError(f"depth is {depth!r}, which is no number of layers")
+        if depth < 1:
+            raise StoreError(
+                f"The run at {location.url} has no finished layer yet. Resume it first."
+            )
         spec = NetworkSpec.from_stored(attributes["network"])
         run_spec = RunSpec.from_stored(attributes.get("run", {}))
         height, width, channels = attributes["image_shape"]

@@ -431,7 +431,8 @@ class Location:
     def open_array(self, path: str | None = None, *, write: bool = False) -> StoredArray:
         """Open the array at `path` under this group, or the one at this location itself.
 
-        Arrays stored by pickle are rejected. All chunks written are stored, also chunks of zeros.
+        Arrays stored by pickle, or with empty chunks, are rejected. All chunks written are stored,
+        also chunks of zeros.
         """
         location, mode = self / path if path else self, "r+" if write else "r"
 
@@ -449,6 +450,12 @@ class Location:
             raise StoreReadError(
                 f"The Zarr array at {location.url} is stored by pickle, which could run any "
                 "program, and is not read. Store it as numbers or strings."
+            )
+        sizes = zip(array.shape, array.chunks, strict=False)
+        if any(length and not size for length, size in sizes):
+            raise StoreReadError(
+                f"The Zarr array at {location.url} of shape {array.shape} has chunks of shape "
+                f"{array.chunks}. Its metadata are damaged; restore them, or create it anew."
             )
         if write:
             array = array.with_config({"write_empty_chunks": True})

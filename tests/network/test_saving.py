@@ -125,6 +125,15 @@ def test_damaged_zip_file_is_named(
         rd.load(path)
 
 
+@pytest.mark.parametrize("depth", [[2], "2", 1.5])
+def test_damaged_depth_is_named(fitted: ResCNetClassifier, tmp_path: Path, depth: Any) -> None:
+    """It is in the attributes of a saved network; found by tests/hostile/hostile.py."""
+    fitted.save(tmp_path / "net")
+    zarr.open_group(tmp_path / "net", mode="r+").attrs["depth"] = depth
+    with pytest.raises(rd.StoreError, match=r"net are damaged \(TypeError: depth is "):
+        rd.load(tmp_path / "net")
+
+
 def test_altered_zip_file_is_named(fitted: ResCNetClassifier, tmp_path: Path) -> None:
     """A changed weight is found by the checksum in the file."""
     path = tmp_path / "net.zip"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import uuid
@@ -460,3 +461,16 @@ def test_no_pickles_are_stored(fitted: ResCNetClassifier, url: str) -> None:
         assert not name.endswith((".pkl", ".pickle", ".joblib", ".npy", ".npz")), name
         assert not data.startswith(tuple(bytes([0x80, version]) for version in range(2, 6))), name
     Location(saved).remove()
+
+
+def test_arrays_with_empty_chunks_are_rejected(tmp_path: Path) -> None:
+    """Zarr opens them, and each use would divide by zero; found by tests/hostile/hostile.py."""
+    zarr.create_array(tmp_path / "empty", shape=(0, 3), dtype="int32", chunks=(1, 3))
+    assert Location(str(tmp_path / "empty")).open_array().shape == (0, 3)
+    zarr.create_array(tmp_path / "array", shape=(4, 3), dtype="int32", chunks=(2, 3))
+    metadata = tmp_path / "array/zarr.json"
+    record = json.loads(metadata.read_text())
+    record["chunk_grid"]["configuration"]["chunk_shape"] = [0, 3]
+    metadata.write_text(json.dumps(record))
+    with pytest.raises(StoreReadError, match=r"of shape \(4, 3\) has chunks of shape \(0, 3\)\."):
+        Location(str(tmp_path / "array")).open_array()
