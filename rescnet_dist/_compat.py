@@ -206,6 +206,18 @@ def keep_fork_server_modules() -> None:
         utils._forkserver_preload_set = True
 
 
+def fork_server_pid() -> int | None:
+    """Return the process of the fork server of `multiprocessing`, None if there is none.
+
+    Tried on Python 3.11: `forkserver._forkserver` and its `_forkserver_pid`. Without them,
+    the server of a command that fails early ends some seconds after it.
+    """
+    from multiprocessing import forkserver
+
+    server = getattr(forkserver, "_forkserver", None)
+    return getattr(server, "_forkserver_pid", None)
+
+
 def import_worker_pages() -> None:
     """Import the pages of a worker's dashboard, for the processes that are forked from this one.
 

@@ -339,6 +339,16 @@ def test_modules_of_the_fork_server_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert not hasattr(utils, "_forkserver_preload_set")
 
 
+def test_fork_server_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the API there is none."""
+    from multiprocessing import forkserver
+
+    monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=7))
+    assert _compat.fork_server_pid() == 7
+    monkeypatch.delattr(forkserver, "_forkserver")
+    assert _compat.fork_server_pid() is None
+
+
 def test_worker_memory_limit(client: Client) -> None:
     """Without the API there is no limit."""
     (worker,) = client.cluster.workers.values()

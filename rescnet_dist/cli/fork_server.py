@@ -6,12 +6,13 @@ the same, so that both do it at the same time. This module imports the standard 
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 
 PRELOADED_MODULE = "rescnet_dist.cli.preload"
@@ -46,12 +47,25 @@ def start_fork_server() -> bool:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         with _environment(_server_environment()):
             forkserver.ensure_running()
+        atexit.register(_stop_fork_server)
     except OSError:
         return False
     finally:
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return True
+
+
+def _stop_fork_server() -> None:
+    """Kill the server. It would end by itself, but not before its imports are done.
+
+    Until then it holds the standard output, for whose end a pipe waits.
+    """
+    from rescnet_dist._compat import fork_server_pid  # imports NumPy
+
+    if pid := fork_server_pid():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _server_environment() -> dict[str, str]:

@@ -158,3 +158,18 @@ def test_no_server_for_a_named_cluster(name: str, monkeypatch: pytest.MonkeyPatc
     assert names_cluster(dict.fromkeys(CLUSTER_HELP) | {name: "x"})
     monkeypatch.setenv(SCHEDULER_VARIABLE, "tcp://127.0.0.1:8786")
     assert names_cluster({})
+
+
+def test_server_ends_with_a_command_that_fails_early() -> None:
+    """It holds the pipe that a command is read from, and would end after its imports only."""
+    code = (
+        "import sys; from rescnet_dist.cli.fork_server import start_fork_server\n"
+        "assert start_fork_server(); sys.exit(2)"
+    )
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import rescnet_dist.cli.preload"], check=True)
+    imports = time.monotonic() - start
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    assert time.monotonic() - start < 0.7 * imports
