@@ -25,11 +25,12 @@ import numpy as np
 import zarr
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from conftest import S3_SECRET, run_s3_server
 from s3_proxy import open_s3_proxy
 
 from rescnet_dist.store import Claim, Location, RunStore, read_region, write_region
+from tests.conftest import S3_SECRET, run_s3_server
 
 CLIENTS = ("fsspec", "obstore")
 CHUNKS = {128: 8, 32: 16, 1: 256}  # MB of a chunk, and the number of chunks
