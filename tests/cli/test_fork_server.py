@@ -100,6 +100,7 @@ def test_environment_of_the_server_is_not_that_of_the_driver() -> None:
     assert found["PYTHONHASHSEED"] == HASH_SEED
 
 
+@pytest.mark.slow
 def test_strings_have_one_hash_in_forked_workers_and_their_replacements(script: Path) -> None:
     """The latter are new processes of Dask, which sets the seed; see `distributed.Nanny`."""
     done = _run_script(script, "--lose-a-worker")
@@ -107,6 +108,7 @@ def test_strings_have_one_hash_in_forked_workers_and_their_replacements(script: 
     assert len({seed for *_, seed in done}) == 1
 
 
+@pytest.mark.slow
 def test_workers_ignore_modules_of_the_working_directory(script: Path) -> None:
     """As the driver does: a user's click.py is none of its business."""
     folder = script.parent / "working"
@@ -127,6 +129,7 @@ def test_workers_are_new_processes_if_no_server_can_start(script: Path) -> None:
         assert not imported
 
 
+@pytest.mark.slow
 def test_kernels_that_cannot_be_read_do_not_end_the_server(tmp_path: Path) -> None:
     """Workers raise the error where it is reported."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

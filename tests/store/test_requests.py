@@ -86,9 +86,11 @@ CG = SPEC.replace(solver="cg", cg_iterations=3, cg_tolerance=1e-300)  # does all
         (SPEC, {"maps": "memory", "checkpoint_every": 1}, {"in_memory": True}),
         (SPEC, {"maps": "memory"}, {"in_memory": True, "is_stored": False}),
         (CG, {}, {"in_memory": False, "iterations": 3, "feature_reads": 1}),
-        (SPEC, {"tile_features": 64}, {"in_memory": False}),
+        pytest.param(
+            SPEC, {"tile_features": 64}, {"in_memory": False}, marks=pytest.mark.slow, id="tiles"
+        ),
     ],
-    ids=["stored", "memory", "cg", "tiles"],
+    ids=["stored", "memory", "cg", None],
 )
 def test_requests_are_those_estimated(
     s3_proxy: S3Proxy,
