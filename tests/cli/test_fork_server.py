@@ -119,6 +119,7 @@ def test_workers_ignore_modules_of_the_working_directory(script: Path) -> None:
         assert imported
 
 
+@pytest.mark.slow
 def test_workers_are_new_processes_if_no_server_can_start(script: Path) -> None:
     """As with a folder for temporary files whose name is too long for a socket."""
     folder = script.parent / ("x" * 120)

@@ -85,12 +85,18 @@ CG = SPEC.replace(solver="cg", cg_iterations=3, cg_tolerance=1e-300)  # does all
     [
         (SPEC, {"maps": "memory", "checkpoint_every": 1}, {"in_memory": True}),
         (SPEC, {"maps": "memory"}, {"in_memory": True, "is_stored": False}),
-        (CG, {}, {"in_memory": False, "iterations": 3, "feature_reads": 1}),
+        pytest.param(
+            CG,
+            {},
+            {"in_memory": False, "iterations": 3, "feature_reads": 1},
+            marks=pytest.mark.slow,
+            id="cg",
+        ),
         pytest.param(
             SPEC, {"tile_features": 64}, {"in_memory": False}, marks=pytest.mark.slow, id="tiles"
         ),
     ],
-    ids=["stored", "memory", "cg", None],
+    ids=["stored", "memory", None, None],
 )
 def test_requests_are_those_estimated(
     s3_proxy: S3Proxy,
@@ -111,6 +117,7 @@ def test_requests_are_those_estimated(
     assert found["PUT"] == estimated.puts
 
 
+@pytest.mark.slow
 def test_run_continues_while_store_throttles(
     s3_proxy: S3Proxy, object_store: str, client: Client, tmp_path: Path
 ) -> None:
