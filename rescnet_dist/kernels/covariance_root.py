@@ -28,22 +28,6 @@ ROOT_SLAB_BYTES = 256 * 2**20  # size of the pixels or matrices of blocks proces
 ROOT_COPIES = 6  # of these bytes at most: of pixels two, of matrices five, of entries two
 
 
-def covariance_root_count(
-    height: int,
-    width: int,
-    filters: int,
-    *,
-    block: int,
-    stride: int,
-    levels: tuple[int, ...],
-    cells: str = "center",
-    pools: str = "both",
-) -> int:
-    """Return the number of features D of `covariance_root_features` of maps of this size."""
-    live, _ = pyramid(height, width, block, stride, tuple(levels), cells)
-    return live * len(ROOT_POOLS[pools]) * (filters * (filters + 1) // 2)
-
-
 def covariance_root_features(
     maps: Array,
     block: int,
@@ -85,7 +69,8 @@ def covariance_root_features(
     Returns
     -------
     ndarray of float32, shape (n, D)
-        The features by cell, maximum and mean, and pair of maps; D as of `covariance_root_count`.
+        The features by cell, maximum and mean, and pair of maps: D as of
+        `feature_count` with zscore="block", once for each pool.
 
     Raises
     ------

@@ -515,13 +515,14 @@ class Head(Component, ABC):
         self,
         arrays: Mapping[str, Array],
         features: Array,
+        correction: Array,
         scores: Array,
         labels: Array,
         signs: Array,
     ) -> Array:
         """Compute the update of the scores of images that the head was fitted to.
 
-        It is called instead of `correction` during training if there are random signs.
+        It is called after `correction`, during training, if there are random signs.
 
         Parameters
         ----------
@@ -529,6 +530,8 @@ class Head(Component, ABC):
             What `fit` returned, in NumPy.
         features : ndarray of shape (n, D)
             The features of the layer, in NumPy or CuPy.
+        correction : ndarray of shape (n, C)
+            What `correction` gives for them.
         scores : ndarray of shape (n, C)
             The running scores that entered the layer.
         labels : ndarray of int, shape (n,)
@@ -541,7 +544,7 @@ class Head(Component, ABC):
         ndarray of shape (n, C)
             The values to add to the scores; by default those of `correction`.
         """
-        return self.correction(arrays, features)
+        return correction
 
     def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
         """Add the computation of `correction` to an ONNX graph.
@@ -583,6 +586,14 @@ class Head(Component, ABC):
             Bytes.
         """
         return 0
+
+
+def check_levels(levels: tuple[int, ...]) -> None:
+    """Raise SpecError for a spatial pyramid without levels, or with one without cells."""
+    if not levels or min(levels) < 1:
+        raise SpecError(
+            f"levels={levels!r} is not valid. Give at least one level, each at least 1."
+        )
 
 
 def check_side(name: str, size: int, image_shape: tuple[int, int, int]) -> None:

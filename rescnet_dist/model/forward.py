@@ -235,7 +235,7 @@ def _update_scores(
     if rows is not None and architecture.head.probe_count and rows.train.any():
         labels, train = (asarray_like(array, scores) for array in (rows.labels, rows.train))
         trained = architecture.head.training_correction(
-            head.arrays, features, scores, labels, rows.signs(architecture, layer)
+            head.arrays, features, correction, scores, labels, rows.signs(architecture, layer)
         )
         correction = np.where(train[:, None], trained, correction)
     return (scores + head.rate * correction).astype(np.float32)

@@ -7,15 +7,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from rescnet_dist.errors import SpecError
+from rescnet_dist.kernels import feature_count
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.covariance_root import (
     ROOT_POOLS,
     covariance_root_bytes,
-    covariance_root_count,
     covariance_root_features,
 )
-from rescnet_dist.model.components import FeatureExtractor, check_side
+from rescnet_dist.model.components import FeatureExtractor, check_levels, check_side
 from rescnet_dist.model.graph import OnnxGraph, ints
 from rescnet_dist.model.pooling_graph import BlockGraph, signed_root
 from rescnet_dist.options import option
@@ -54,10 +53,7 @@ class CovarianceRoot(FeatureExtractor):
 
     def check(self) -> None:
         """Raise SpecError for a pyramid without levels."""
-        if not self.levels or min(self.levels) < 1:
-            raise SpecError(
-                f"levels={self.levels!r} is not valid. Give at least one level, each at least 1."
-            )
+        check_levels(self.levels)
 
     def check_images(self, image_shape: tuple[int, int, int]) -> None:
         """Raise SpecError if a block is larger than the images."""
@@ -65,7 +61,7 @@ class CovarianceRoot(FeatureExtractor):
 
     def count(self, height: int, width: int, towers: tuple[int, ...]) -> int:
         """Return the number of pairs of maps times that of pyramid cells and of pools."""
-        return covariance_root_count(
+        pairs = feature_count(
             height,
             width,
             sum(towers),
@@ -73,8 +69,9 @@ class CovarianceRoot(FeatureExtractor):
             stride=self.stride,
             levels=self.levels,
             cells=self.cells,
-            pools=self.pools,
+            zscore="block",  # the diagonal is not constant
         )
+        return len(ROOT_POOLS[self.pools]) * pairs
 
     def __call__(self, maps: Array, towers: tuple[int, ...]) -> Array:
         """Return the features (n, D) of maps (n, H, W, f); see `FeatureExtractor`."""

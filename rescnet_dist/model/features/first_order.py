@@ -15,7 +15,7 @@ from rescnet_dist.kernels.first_order import (
     first_order_count,
     first_order_features,
 )
-from rescnet_dist.model.components import FeatureExtractor
+from rescnet_dist.model.components import FeatureExtractor, check_levels
 from rescnet_dist.model.graph import OnnxGraph, ints
 from rescnet_dist.model.pooling_graph import signed_root
 from rescnet_dist.options import option
@@ -47,10 +47,7 @@ class FirstOrder(FeatureExtractor):
 
     def check(self) -> None:
         """Raise SpecError for a pyramid without levels, or a threshold that nothing reads."""
-        if not self.levels or min(self.levels) < 1:
-            raise SpecError(
-                f"levels={self.levels!r} is not valid. Give at least one level, each at least 1."
-            )
+        check_levels(self.levels)
         if self.threshold and self.activation != "soft-threshold":
             raise SpecError(
                 f"threshold={self.threshold} has no effect with activation={self.activation!r}. "

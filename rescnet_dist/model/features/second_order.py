@@ -12,7 +12,7 @@ import numpy as np
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import feature_count, second_order_features
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.model.components import FeatureExtractor, check_side
+from rescnet_dist.model.components import FeatureExtractor, check_levels, check_side
 from rescnet_dist.model.graph import OnnxGraph, ints
 from rescnet_dist.model.pooling_graph import BlockGraph, signed_root
 from rescnet_dist.options import option
@@ -51,10 +51,7 @@ class SecondOrder(FeatureExtractor):
 
     def check(self) -> None:
         """Raise SpecError for a pyramid without levels."""
-        if not self.levels or min(self.levels) < 1:
-            raise SpecError(
-                f"levels={self.levels!r} is not valid. Give at least one level, each at least 1."
-            )
+        check_levels(self.levels)
 
     def check_network(self, towers: tuple[int, ...]) -> None:
         """Raise SpecError if a tower has too few maps for a feature."""

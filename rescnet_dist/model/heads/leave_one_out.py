@@ -66,12 +66,12 @@ class LeaveOneOut(Regress):
         self,
         arrays: Mapping[str, Array],
         features: Array,
+        correction: Array,
         scores: Array,
         labels: Array,
         signs: Array,
     ) -> Array:
         """Return the errors (n, C) predicted without the image; see `Head.training_correction`."""
-        correction = self.correction(arrays, features)
         errors = self.targets(scores, labels, first=False)
         weights, intercept = (
             asarray_like(arrays[name], features).astype(np.float32)
