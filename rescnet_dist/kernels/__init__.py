@@ -9,8 +9,9 @@ from rescnet_dist.kernels.cg import CovarianceProduct, Iterate, record_columns
 from rescnet_dist.kernels.class_sums import ClassSums
 from rescnet_dist.kernels.contrast import global_contrast, local_contrast
 from rescnet_dist.kernels.convolution import convolve, convolve_each, min_max_scale, normalize
-from rescnet_dist.kernels.covariance_root import covariance_root_features, newton_roots
+from rescnet_dist.kernels.covariance_root import covariance_root_features
 from rescnet_dist.kernels.cpu.loading import prepare
+from rescnet_dist.kernels.cpu.roots import newton_roots
 from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,

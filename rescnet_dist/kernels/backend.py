@@ -6,7 +6,7 @@ implementations, the modules `cpu` and `gpu`; `get_operations` is the only place
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -237,10 +237,22 @@ class Operations(Protocol):
         maximum if it is None. The other parameters are those of `cpu.pooling.pool_blocks`.
         """
 
-    def small_product_dtype(self) -> np.dtype[np.floating]:
-        """Return the dtype in which batches of small matrices are multiplied.
+    def pool_roots(
+        self,
+        maps: Array,
+        block: int,
+        stride: int,
+        shape: tuple[int, int],
+        cells: Sequence[Sequence[int]],
+        steps: int,
+        ridge: float,
+        power: bool,
+        pools: tuple[str, ...],
+    ) -> Array:
+        """Return the pooled roots (n, cells, pools, f(f+1)/2) of maps (n, H, W, f).
 
-        It is float32, or float16 on the matrix units of a GPU if the precision is "half".
+        There are shape = (rows, columns) blocks, counted row by row; cells are lists of their
+        numbers. The other parameters are those of `covariance_root_features`.
         """
 
     def hash_blocks(

@@ -26,6 +26,7 @@ from rescnet_dist.kernels import (
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.model import Bank, BankStatistics, Observation, View, put_views
 from rescnet_dist.model.features.binary_hash import BinaryHash
+from rescnet_dist.model.features.covariance_root import CovarianceRoot
 from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.model.views.global_contrast import GlobalContrast
@@ -110,6 +111,33 @@ def test_features_have_the_bits_of_the_cpu(
     found = extractor(backend.put(maps), (48,))
     assert found.dtype == extractor.dtype
     assert np.array_equal(backend.get(found), extractor(maps, (48,)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "half"])
+@pytest.mark.parametrize(
+    "extractor",
+    [
+        CovarianceRoot(),
+        CovarianceRoot(7, 3, 1, 0.1, False, (3, 2), "even", "max"),
+        CovarianceRoot(29, 4, 3, levels=(1,), pools="mean"),
+    ],
+    ids=repr,
+)
+def test_roots_equal_those_of_the_cpu(
+    backend: Backend, extractor: CovarianceRoot, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an odd number of channels, of which some are constant, in several slabs of images."""
+    monkeypatch.setattr("rescnet_dist.kernels.covariance_root.ROOT_SLAB_BYTES", 50_000_000)
+    maps = np.random.default_rng(0).normal(size=(20, 32, 29, 37)).astype(np.float32)
+    maps[3, :, :, 2] = -1.0  # constant after the ReLU
+    maps[4] = 0
+    with replace(backend, matmul_precision=precision).working():
+        found = backend.get(extractor(backend.put(maps), (37,)))
+        again = backend.get(extractor(backend.put(maps), (37,)))
+    assert np.array_equal(again, found)
+    assert relative_error(found, extractor(maps, (37,))) < (
+        1e-4 if precision == "float32" else 0.02
+    )
 
 
 def test_filters_on_each_channel_equal_those_of_the_cpu(
@@ -495,6 +523,17 @@ def test_two_towers_equal_those_of_the_cpu(
         features="second-order,first-order,covariance-root",
         root_block=7,
     )
+    images, _ = load_digits()
+    runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
+    one, other = (fit(tmp_path / name, run, spec) for name, run in runs.items())
+    assert relative_error(other.decision_function(images), one.decision_function(images)) < 1e-3
+
+
+def test_leave_one_out_run_equals_that_of_the_cpu(
+    client: Client, backend: Backend, tmp_path: Path
+) -> None:
+    """The random signs are those of the CPU."""
+    spec = SPEC.replace(head="leave-one-out", max_layers=3)
     images, _ = load_digits()
     runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
     one, other = (fit(tmp_path / name, run, spec) for name, run in runs.items())

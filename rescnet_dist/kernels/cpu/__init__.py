@@ -1,11 +1,12 @@
 """The operations on NumPy arrays: BLAS, LAPACK, and loops compiled by Numba."""
 
-from rescnet_dist.kernels.cpu.blas import add_scatter, small_product_dtype
+from rescnet_dist.kernels.cpu.blas import add_scatter
 from rescnet_dist.kernels.cpu.convolution import convolve
 from rescnet_dist.kernels.cpu.hashing import hash_blocks
 from rescnet_dist.kernels.cpu.pixels import gather_sums
 from rescnet_dist.kernels.cpu.pooling import pool_blocks
 from rescnet_dist.kernels.cpu.products import patch_products
+from rescnet_dist.kernels.cpu.roots import pool_roots
 from rescnet_dist.kernels.cpu.scatter import add_outer, column_means, new_rows, new_square
 from rescnet_dist.kernels.cpu.solve import factor_scaled, solve_factored, whiten
 
@@ -21,7 +22,7 @@ __all__ = [
     "new_square",
     "patch_products",
     "pool_blocks",
-    "small_product_dtype",
+    "pool_roots",
     "solve_factored",
     "whiten",
 ]

@@ -49,11 +49,6 @@ def _check_array(array: Array, *, order: str) -> Array:
     return array
 
 
-def small_product_dtype() -> np.dtype[np.floating]:
-    """Return the dtype in which batches of small matrices are multiplied."""
-    return np.dtype(np.float32)
-
-
 def add_scatter(total: Array, rows: Array) -> None:
     """Add rowsᵀ rows of rows (n, D) to total (D, D) in Fortran order; lower triangle only."""
     _check_array(total, order="F"), _check_array(rows, order="C")

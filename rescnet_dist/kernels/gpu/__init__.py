@@ -4,10 +4,10 @@ Only `rescnet_dist.kernels.backend` imports them, on first use, as CuPy may not 
 """
 
 from rescnet_dist.kernels.gpu.convolution import convolve
-from rescnet_dist.kernels.gpu.device import small_product_dtype
 from rescnet_dist.kernels.gpu.hashing import hash_blocks
 from rescnet_dist.kernels.gpu.patches import patch_products
 from rescnet_dist.kernels.gpu.pooling import pool_blocks
+from rescnet_dist.kernels.gpu.roots import pool_roots
 from rescnet_dist.kernels.gpu.scatter import add_outer, add_scatter, new_rows, new_square
 from rescnet_dist.kernels.gpu.solve import factor_scaled, solve_factored, whiten
 from rescnet_dist.kernels.gpu.sums import column_means, gather_sums
@@ -24,7 +24,7 @@ __all__ = [
     "new_square",
     "patch_products",
     "pool_blocks",
-    "small_product_dtype",
+    "pool_roots",
     "solve_factored",
     "whiten",
 ]

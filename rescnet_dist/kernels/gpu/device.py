@@ -69,14 +69,6 @@ def matmul_precision() -> str:
     return _matmul_precision.get()
 
 
-def small_product_dtype() -> np.dtype[np.floating]:
-    """Return the dtype in which batches of small matrices are multiplied.
-
-    Splitting them would take longer than their products in single precision.
-    """
-    return np.dtype(np.float16 if matmul_precision() == "half" else np.float32)
-
-
 @contextmanager
 def using_matmul_precision(precision: str) -> Iterator[None]:
     """Multiply matrices in the body with a precision: "float32", "half" or "split".
