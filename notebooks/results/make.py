@@ -66,6 +66,11 @@ MIRRORED = {"cifar10"}  # datasets whose images mean the same when they are mirr
 SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 TRAINING_IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}
 FLIPS = AugmentSpec(copies=1, flip=True)
+AVERAGED_COPIES = 7  # that scores are averaged over if training has other copies than flips
+AVERAGES = {
+    "test_averaged_over_flips": "flips",
+    "test_averaged_over_copies": f"{AVERAGED_COPIES} copies",
+}
 HEAD = ("result", "what", "layers", "validation %", "test %", "paper %", "s per layer", "machine")
 
 
@@ -212,7 +217,10 @@ def make(
         train(store, spec, run_spec, training, source, client)
         found, run = describe_run(store), RunStore.open(store)
         environment = run.attributes()["environment"]
-        test = evaluate(run, test_data or source, average_flips=result.data in MIRRORED)
+        averages = {"flips": FLIPS} if result.data in MIRRORED else {}
+        if {*augment.changes} - {"flip"}:
+            averages["copies"] = replace(augment, copies=AVERAGED_COPIES)
+        test = evaluate(run, test_data or source, averages)
     curve = [
         {key: layer[key] for key in ("layer", "train", "validation", "seconds")} | {"test": share}
         for layer, share in zip(found["layers"], test["curve"], strict=False)
@@ -241,7 +249,8 @@ def make(
         "curve": curve,
         "validation": curve[depth - 1]["validation"],
         "test": curve[depth - 1]["test"],
-        "test_averaged_over_flips": test["averaged"],
+        "test_averaged_over_flips": test["averaged"].get("flips"),
+        "test_averaged_over_copies": test["averaged"].get("copies"),
         "paper": {"test": result.paper, "how": result.paper_how} if result.paper else None,
         "seconds": {
             "layers": sum(seconds),
@@ -295,11 +304,11 @@ def explain_resuming() -> Iterator[None]:
         raise type(stop)("the same command resumes the run") from None
 
 
-def evaluate(run: RunStore, source: str, *, average_flips: bool) -> dict[str, Any]:
+def evaluate(run: RunStore, source: str, averages: dict[str, AugmentSpec]) -> dict[str, Any]:
     """Read the test images once and return the accuracy after each layer evaluated in training.
 
-    With `average_flips`, also the accuracy at the chosen depth with scores averaged over each image
-    and its mirror image.
+    Also that at the chosen depth with scores averaged over each image and its copies, by name of
+    these averages.
     """
     started = time.perf_counter()
     backend = RunSpec.from_stored(run.attributes()["run"]).array_backend
@@ -310,11 +319,14 @@ def evaluate(run: RunStore, source: str, *, average_flips: bool) -> dict[str, An
     depth = len(result["accuracies"] if result else ())
     grown = StoredLayers(run.location, depth, network.spec.head.arrays)
     correct = replace(network, layers=grown).staged_correct(images, codes)
-    scores = network.scores(images, FLIPS) if average_flips else None
+    averaged = {
+        name: float((network.scores(images, augment).argmax(axis=1) == codes).mean())
+        for name, augment in averages.items()
+    }
     return {
         "data": describe_data(images.array, codes),
         "curve": (correct / len(codes)).tolist(),
-        "averaged": None if scores is None else float((scores.argmax(axis=1) == codes).mean()),
+        "averaged": averaged,
         "seconds": time.perf_counter() - started,
     }
 
@@ -421,13 +433,14 @@ def format_runs(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         layers = f"{result['depth']} of {len(result['curve'])}"
         seconds, machine = f"{result['seconds']['median_layer']:.2g}", format_machine(result)
         validation = f"{100 * result['validation']:.2f}"
-        test, averaged = (
-            format_accuracy(result[key], result["data"]["test"]["images"])
-            for key in ("test", "test_averaged_over_flips")
+        test, *averages = (
+            format_accuracy(result.get(key), result["data"]["test"]["images"])
+            for key in ("test", *AVERAGES)
         )
         lines.append((name, title, layers, validation, test, paper_text, seconds, machine))
-        if averaged:
-            lines.append((name, "… averaged over flips", layers, "", averaged, "", "", ""))
+        for how, averaged in zip(AVERAGES.values(), averages, strict=True):
+            if averaged:
+                lines.append((name, f"… averaged over {how}", layers, "", averaged, "", "", ""))
     return lines
 
 

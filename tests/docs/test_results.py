@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from distributed import Client
 
 import rescnet_dist as rd
+from rescnet_dist.data import Images
 from rescnet_dist.model import forward, initial_state
 from rescnet_dist.network import Network
 from rescnet_dist.spec import read_toml
@@ -165,6 +166,27 @@ def arrays(tmp_path: Path, rng: np.random.Generator) -> Path:
     return path
 
 
+def test_averaging_over_copies_has_its_own_row(
+    script: Any, client: Client, arrays: Path, tmp_path: Path
+) -> None:
+    """Copies are those that the network was trained with."""
+    store = tmp_path / "run"
+    command = ("cifar10-rich", "--data", arrays, "--into", tmp_path, "--store", store)
+    more = ("--filters", "3", "--stride", "16", "--max-layers", "1", "--copies", "1")
+    result = make(script, *command, *more)
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "cifar10-rich.json").read_text())
+    with np.load(arrays) as file:
+        X, y = file["x_test"], file["y_test"]
+    augment = rd.AugmentSpec(copies=7, flip=True, shift=2, padding="reflect")
+    scores = Network.load(store).scores(Images(X), augment)
+    assert found["test_averaged_over_copies"] == float((scores.argmax(axis=1) == y).mean())
+    rows = make(script, "--table", "--into", tmp_path).output.splitlines()
+    assert "averaged over flips" in rows[-2]
+    assert "averaged over 7 copies" in rows[-1]
+    assert f"| {100 * found['test_averaged_over_copies']:.2f} ± " in rows[-1]
+
+
 def test_averaging_over_flips_has_its_own_row(
     script: Any, client: Client, arrays: Path, tmp_path: Path
 ) -> None:
@@ -195,6 +217,8 @@ def test_averaging_over_flips_has_its_own_row(
     assert "87.54" not in plain  # the figure for all images
     assert f"averaged over flips | {found['depth']} of {len(found['curve'])} |" in flips
     assert f"| {100 * found['test_averaged_over_flips']:.2f} ± " in flips
+
+    assert found["test_averaged_over_copies"] is None  # training has none
 
     kept = (store / "result.json").read_bytes()
     assert make(script, *command, *more).exit_code == 0
