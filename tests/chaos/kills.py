@@ -5,7 +5,8 @@
 Everything about a round is drawn from its seed, `SEED-ROUND`: the kind of run, and the faults with
 their moments. A round is one run: the same command is repeated until it succeeds. The journal has
 one line for each round; the command continues it. `tests/chaos/kills.jsonl` is the journal that the
-book shows.
+book shows. `--replay 26-11 26-23` repeats rounds without a journal; their faults are the same, but
+hit what a run does at that moment this time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,8 +169,9 @@ class Harness:
             self.expected[variant] = read_contents(store)
             self.objects[variant] = list_objects(store)
 
-    def run_round(self, round_: Round) -> dict[str, Any]:
-        """Run a round; return its record, with its faults and how it ended."""
+    def run_round(self, seed: str) -> dict[str, Any]:
+        """Run the round of a seed; return its record, with its faults and how it ended."""
+        round_ = Round.draw(seed, self.arena.missing)
         self.learn(round_.variant)
         if round_.on_s3:  # which refuses requests of processes with a wrong clock
             self.arena.reset_clocks()
@@ -398,25 +402,43 @@ def collect(journal: Journal, kills: int, seed: str, folder: Path, minutes: floa
     """Run rounds until the journal has this many kills; return whether all went well."""
     deadline = time.monotonic() + 60 * minutes
     rounds = next_round(journal.records, seed)
+    with open_harness(folder) as harness:
+        while count_faults(journal.records) < kills and time.monotonic() < deadline:
+            record = harness.run_round(f"{seed}-{rounds}")
+            journal.append(record)
+            rounds += 1
+            print(f"{describe(record)}; {count_faults(journal.records)} in all", flush=True)
+            if record["outcome"] != SAME_BITS:
+                return False
+    return True
+
+
+def replay(seeds: list[str], folder: Path) -> bool:
+    """Repeat rounds, which a journal does not have to have; return whether all went well."""
+    good = True
+    with open_harness(folder) as harness:
+        for seed in seeds:
+            record = harness.run_round(seed)
+            print(describe(record), flush=True)
+            good &= record["outcome"] == SAME_BITS
+    return good
+
+
+@contextmanager
+def open_harness(folder: Path) -> Iterator[Harness]:
+    """Start what rounds need, and say which faults are not possible on this machine."""
     with open_arena(folder) as arena:
         for kind, reason in arena.missing.items():
             print(f"no faults of the kind {kind!r}: {reason}", flush=True)
         if arena.store:
             fsspec.config.conf["s3"] = s3_options(arena.store.environment)
-        harness = Harness(arena, folder)
-        while count_faults(journal.records) < kills and time.monotonic() < deadline:
-            round_ = Round.draw(f"{seed}-{rounds}", arena.missing)
-            record = harness.run_round(round_)
-            journal.append(record)
-            rounds += 1
-            print(
-                f"{round_.seed}: {len(record['faults'])} faults in {record['seconds']} s, "
-                f"{record['outcome']}; {count_faults(journal.records)} in all",
-                flush=True,
-            )
-            if record["outcome"] != SAME_BITS:
-                return False
-    return True
+        yield Harness(arena, folder)
+
+
+def describe(record: dict[str, Any]) -> str:
+    """Return a line about a round."""
+    faults, seconds = len(record["faults"]), record["seconds"]
+    return f"{record['seed']}: {faults} faults in {seconds} s, {record['outcome']}"
 
 
 def count_faults(records: list[dict[str, Any]]) -> int:
@@ -456,23 +478,29 @@ def main() -> None:
     """Collect kills in a journal, then print a summary of it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=1000, help="in the journal at the end")
-    parser.add_argument("--journal", type=Path, required=True, help="file of JSON lines")
+    parser.add_argument("--journal", type=Path, help="file of JSON lines")
+    parser.add_argument("--replay", nargs="+", help="seeds of rounds to repeat, without a journal")
     parser.add_argument("--seed", default="1", help="of all that is drawn")
     parser.add_argument(
         "--minutes", type=float, default=1e6, help="to stop after, at a round's end"
     )
     parser.add_argument("--page", type=Path, help="page of the book, to write the table to")
     options = parser.parse_args()
-    journal = Journal(options.journal)
+    if bool(options.journal) == bool(options.replay):
+        parser.error("pass either --journal or --replay")
     folder = Path(tempfile.mkdtemp(prefix="rescnet-kills-"))
-    good = collect(journal, options.kills, options.seed, folder, options.minutes)
+    if options.replay:
+        good = replay(options.replay, folder)
+    else:
+        journal = Journal(options.journal)
+        good = collect(journal, options.kills, options.seed, folder, options.minutes)
+        print(table := summarize(journal.records))
+        if options.page:
+            write_table("kills", table, options.page)
     if good:
         shutil.rmtree(folder)
     else:
         print(f"logs and stores are in {folder}")
-    print(table := summarize(journal.records))
-    if options.page:
-        write_table("kills", table, options.page)
     sys.exit(0 if good else 1)
 
 
