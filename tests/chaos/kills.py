@@ -223,6 +223,8 @@ class Harness:
     def compare(self, execution: Execution) -> None:
         """Compare a finished run with that without faults."""
         variant = execution.round.variant
+        if self.arena.store:  # it may have been killed after the last request of the run
+            self.arena.store.wait_for_restart()
         try:
             contents = read_contents(execution.store)
         except RescnetError as error:

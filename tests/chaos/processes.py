@@ -191,7 +191,7 @@ class SeaweedServer:
 
         Wait first for one that is being restarted.
         """
-        assert self.lock.acquire(timeout=2 * START_TIMEOUT_SECONDS)
+        self._acquire()
         assert self.server
         pid = self.server.pid
         self.group.kill(self.server)
@@ -205,6 +205,15 @@ class SeaweedServer:
 
         threading.Thread(target=restart).start()
         return f"weed {pid} for {seconds:.1f} s"
+
+    def wait_for_restart(self) -> None:
+        """Wait until the server answers again, if it was killed."""
+        self._acquire()
+        self.lock.release()
+
+    def _acquire(self) -> None:
+        """Acquire the lock that is held while the server is down."""
+        assert self.lock.acquire(timeout=2 * START_TIMEOUT_SECONDS)
 
 
 def find_free_ports(count: int) -> list[int]:
