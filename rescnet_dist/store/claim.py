@@ -172,7 +172,7 @@ def latest_claim(location: Location) -> tuple[int, dict[str, Any] | None]:
 
     They are 0 and None if it was never claimed; the record is empty if it is damaged.
     """
-    names = [name for name in (location / "claims").names() if name[:-5].isdigit()]
+    names = [name for name in (location / "claims").names() if name[:-5].isdecimal()]
     if not names:
         return 0, None
     return int(names[-1][:-5]), _read_record(location / "claims" / names[-1])

@@ -259,7 +259,7 @@ class Location:
             return None
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreReadError(
                 f"{self.url} is not valid JSON ({error}). The record is damaged; remove it, then "
                 "resume the run, which writes it anew."

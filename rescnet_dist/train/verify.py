@@ -56,7 +56,7 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
 def _find_missing_commits(run: RunStore) -> Iterator[str]:
     """Yield a description of each commit record that is missing before existing ones."""
     names = (run.location / "commits").names()
-    found = {int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json")}
+    found = {int(name[:-5]) for name in names if name[:-5].isdecimal() and name.endswith(".json")}
     for step in sorted(set(range(max(found, default=0) + 1)) - found):
         yield f"commits/{step:04d}.json is missing. The steps after it do not count."
 

@@ -143,12 +143,13 @@ def test_failed_write_leaves_old_record(tmp_path: Path, monkeypatch: pytest.Monk
     assert location.read_json() == {"old": 1}
 
 
-def test_error_names_damaged_record(url: str) -> None:
-    """The error has the path of the file."""
+@pytest.mark.parametrize("content", [b'{"step": 0, "cou', b"[" * 3000 + b"]" * 3000])
+def test_error_names_damaged_record(url: str, content: bytes) -> None:
+    """The error has the path of the file, if it is cut off or nested too deeply to be read."""
     run = RunStore.create(url, {})
     run.commit(0, {"checksums": {}, "counts": []})
     fs, path = fsspec.url_to_fs(f"{url}/commits/0000.json")
-    fs.pipe_file(path, b'{"step": 0, "cou')
+    fs.pipe_file(path, content)
     with pytest.raises(StoreError, match=r"commits/0000\.json is not valid JSON.*damaged"):
         run.commits()
 

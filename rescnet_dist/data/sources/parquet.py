@@ -194,7 +194,7 @@ def _read_class_names(metadata: dict[bytes, bytes], column: str) -> list[str] | 
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         names = features[column]["names"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else None
 
