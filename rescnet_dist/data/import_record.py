@@ -13,7 +13,7 @@ import numpy as np
 from rescnet_dist.data.sources import DecodeOptions, Source
 from rescnet_dist.data.stored import UNFINISHED_FILE
 from rescnet_dist.errors import StoreError, StoreReadError, mask_secrets
-from rescnet_dist.store import DATASET_FORMAT, Location
+from rescnet_dist.store import DATASET_FORMAT, Location, check_format, find_type_error
 
 MAX_TASK_CHUNKS = 4  # that one task writes
 MAX_TASK_BYTES = 2**26  # of decoded images in a task of more than one chunk
@@ -66,15 +66,13 @@ def check_free(job: Job) -> None:
 def _describe_contents(location: Location) -> str:
     """Return what a location holds, and a remedy."""
     try:
-        attributes = location.attributes()
+        attributes = check_format(location, DATASET_FORMAT)
     except StoreReadError:
-        attributes = {}
-    if attributes.get("format") != DATASET_FORMAT:
         return "something else. Choose another URL."
-    images = sum(stop - start for start, stop in attributes["splits"].values())
+    images = sum(stop - start for start, stop in attributes.get("splits", {}).values())
     return (
-        f"a finished import of {attributes['source']} with {images:,} images. Use it, or choose "
-        "another URL."
+        f"a finished import of {attributes.get('source')} with {images:,} images. Use it, or "
+        "choose another URL."
     )
 
 
@@ -154,6 +152,11 @@ def read_skipped(job: Job, on_error: OnError) -> Skipped:
     If no image may be left out, what has been written is removed, and none are.
     """
     listed = (job.dest / SKIPPED_FILE).read_json() or []
+    if error := find_type_error(listed, list[tuple[int, str, str]], "the list"):
+        raise StoreReadError(
+            f"{job.dest.url}/{SKIPPED_FILE} is damaged ({error}). Remove {job.dest.url}, then "
+            "import the images again."
+        )
     if listed and on_error == "error":
         for name in ("zarr.json", "import", SKIPPED_FILE):  # zarr.json: only the cleanup was left
             (job.dest / name).remove()
@@ -165,9 +168,10 @@ def read_task_records(job: Job) -> dict[int, list[int]]:
     """Return the records of finished tasks, by their first row."""
     records = {}
     for name in (job.dest / "import").names():
-        if name.endswith(".json"):  # Not the partial file of a task that was killed.
+        number = name.removesuffix(".json")
+        if number != name and number.isdecimal():  # Not the partial file of a task that was killed.
             record = (job.dest / "import" / name).read_json()
-            records[int(name.removesuffix(".json"))] = record
+            records[int(number)] = record
     return records
 
 

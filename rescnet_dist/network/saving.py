@@ -133,8 +133,6 @@ def read_network(location: Location) -> dict[str, Any]:
         depth = result["depth"] if result else len(commits) - 1
         stored = _find_calibration(calibration_records(commits, result), depth)
     with translate_attribute_errors(location):
-        if not isinstance(depth, int):
-            raise TypeError(f"depth is {depth!r}, which is no number of layers")
         if depth < 1:
             raise StoreError(
                 f"The run at {location.url} has no finished layer yet. Resume it first."

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from rescnet_dist.errors import (
+    CorruptDataError,
     StoreError,
     StorePermissionError,
     StoreReadError,
@@ -175,6 +176,8 @@ def _read_attributes(listed: ListedRun, run: RunStore, claimed: bool) -> None:
     run.location.attributes()  # raises if they are damaged
     try:
         attributes = run.attributes()
+    except CorruptDataError:
+        raise
     except StoreReadError as error:
         raise _FormatVersionError(str(error)) from None
     with translate_attribute_errors(run.location):
@@ -191,7 +194,7 @@ def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
     Of a finished run only the last record is read, as there may be hundreds.
     """
     result = run.result()
-    done = bool(result and result["reason"]) and not claimed
+    done = bool(result and result.get("reason")) and not claimed
     if done and result:
         last, accuracies = run.last_commit(), tuple(Accuracy(**a) for a in result["accuracies"])
         listed.layers, depth = last["step"] if last else 0, result["depth"]

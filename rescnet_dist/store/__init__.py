@@ -54,6 +54,7 @@ from rescnet_dist.store.run import (
     last_saved,
     translate_attribute_errors,
 )
+from rescnet_dist.store.schema import find_type_error
 from rescnet_dist.store.verify import chunk_problem
 from rescnet_dist.store.zipped import is_zip_url, pack_folder
 
@@ -81,6 +82,7 @@ __all__ = [
     "chunk_problem",
     "describe_missing_bucket",
     "file_system",
+    "find_type_error",
     "get_reporter",
     "has_saved_maps",
     "is_claimed",

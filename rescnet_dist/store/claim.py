@@ -24,17 +24,10 @@ import psutil
 from rescnet_dist.errors import ClaimLostError, StoreError, StoreReadError
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import limit_retries
+from rescnet_dist.store.schema import ClaimRecord, find_type_error
 
 CLAIM_LIFETIME_SECONDS = 60.0  # without renewal, after which a claim has expired
 RENEW_INTERVAL_SECONDS = 15.0
-
-RECORD_TYPES: dict[str, Any] = {  # of the fields of a claim's record
-    "writer": str,
-    "host": str,
-    "pid": int,
-    "process_started": int | float,
-    "renewed": int | float,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +177,7 @@ def _read_record(location: Location) -> dict[str, Any] | None:
         record = location.read_json()
     except StoreReadError:
         return {}
-    is_valid = record is None or (
-        isinstance(record, dict)
-        and all(isinstance(record.get(name), kind) for name, kind in RECORD_TYPES.items())
-    )
-    return record if is_valid else {}
+    return {} if find_type_error(record, ClaimRecord | None) else record
 
 
 def _make_record(writer: str) -> dict[str, Any]:

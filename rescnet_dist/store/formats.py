@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from rescnet_dist.errors import StoreReadError
+from rescnet_dist.errors import CorruptDataError, StoreReadError
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import limit_retries
+from rescnet_dist.store.schema import (
+    DatasetAttributes,
+    FusedAttributes,
+    NetworkAttributes,
+    RunAttributes,
+    find_type_error,
+)
 
 RUN_FORMAT = "rescnet-run"
 NETWORK_FORMAT = "rescnet-network"
@@ -21,6 +28,12 @@ VERSIONS = {
     NETWORK_FORMAT: FORMAT_VERSION,
     FUSED_FORMAT: FUSED_FORMAT_VERSION,
     DATASET_FORMAT: DATASET_FORMAT_VERSION,
+}
+ATTRIBUTES = {
+    RUN_FORMAT: RunAttributes,
+    NETWORK_FORMAT: NetworkAttributes,
+    FUSED_FORMAT: FusedAttributes,
+    DATASET_FORMAT: DatasetAttributes,
 }
 REMAKE = {
     RUN_FORMAT: "train",
@@ -42,7 +55,8 @@ def check_format(location: Location, *formats: str) -> dict[str, Any]:
 def read_format(location: Location, *formats: str) -> dict[str, Any]:
     """Return the attributes of the store at a location.
 
-    Raise StoreReadError if it has none of the formats, or another version than this release reads.
+    Raise StoreReadError if it has none of the formats, or another version than this release reads,
+    and CorruptDataError if an attribute does not have its type.
     """
     attributes = location.attributes()
     found = attributes.get("format")
@@ -53,6 +67,11 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
             f"{usable_by if found in (NETWORK_FORMAT, FUSED_FORMAT) else ''}Check the URL."
         )
     check_version(location, attributes)
+    if error := find_type_error(attributes, ATTRIBUTES[found]):
+        raise CorruptDataError(
+            f"The attributes of {location.url} are damaged ({error}). Restore a copy of its "
+            f"zarr.json, or {REMAKE[found]} again."
+        )
     return attributes
 
 

@@ -42,18 +42,16 @@ from rescnet_dist.store.formats import (
 )
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import limit_retries
+from rescnet_dist.store.schema import (
+    CommitRecord,
+    FirstCommitRecord,
+    GrownRecord,
+    ProgressRecord,
+    ResultRecord,
+    find_type_error,
+)
 
-# The entries that the records of a run must have, and their types.
-COMMIT_TYPES: dict[str, type] = {"step": int, "checksums": dict}
-FIRST_COMMIT_TYPES: dict[str, type] = {"counts": list}
-WORK_TYPES: dict[str, dict[str, type]] = {
-    "grown": {"layer": int, "checksums": dict, "work_checksums": dict, "observed": dict},
-    "progress": {"number": int, "rank": int, "error": float, "arrays": dict},
-}
-RESULT_TYPES: dict[str, type] = {"depth": int, "accuracies": list}
-ACCURACY_FIELDS = {"layer", "train", "validation"}
-CALIBRATION_FIELDS = {"temperature", "fitted_on", "images", "log_loss"}
-
+WORK_RECORDS = {"grown": GrownRecord, "progress": ProgressRecord}
 MAX_RECORD_CHUNKS = 4096  # whose checksums are in a commit record
 CHECKSUM_PREFIX = "checksums/"  # of the paths of files with the checksums of more chunks
 
@@ -304,7 +302,7 @@ class RunStore:
 
     def read_work_record(self, name: str) -> dict[str, Any] | None:
         """Read the record `grown` or `progress` of the work area; None if there is none."""
-        return _read_record(self.location / f"work/{name}.json", WORK_TYPES[name])
+        return _read_record(self.location / f"work/{name}.json", WORK_RECORDS[name])
 
     def remove_work(self) -> None:
         """Remove the work area, if there is one."""
@@ -327,8 +325,8 @@ class RunStore:
         for name in names:
             if name != f"{len(records):04d}.json":
                 continue
-            types = COMMIT_TYPES if records else COMMIT_TYPES | FIRST_COMMIT_TYPES
-            records.append(_read_record(self.location / "commits" / name, types) or {})
+            kind = CommitRecord if records else FirstCommitRecord
+            records.append(_read_record(self.location / "commits" / name, kind) or {})
             if len(records) == len(known) and records[-1] != known[-1]:
                 return self.commits()
         return records
@@ -340,7 +338,7 @@ class RunStore:
             step += 1
         if not step:
             return None
-        return _read_record(self.location / f"commits/{step - 1:04d}.json", COMMIT_TYPES)
+        return _read_record(self.location / f"commits/{step - 1:04d}.json", CommitRecord)
 
     def commits_from(self, step: int) -> list[str]:
         """Return the names of the records of this step and later ones."""
@@ -354,7 +352,7 @@ class RunStore:
 
     def checksums(self, step: int) -> dict[str, list[int]]:
         """Read the checksums committed with a step: those of the chunks of each array, by path."""
-        record = _read_record(self.location / f"commits/{step:04d}.json", COMMIT_TYPES)
+        record = _read_record(self.location / f"commits/{step:04d}.json", CommitRecord)
         found = dict(record["checksums"]) if record else {}
         for path in [path for path in found if path.startswith(CHECKSUM_PREFIX)]:
             found |= self._read_checksum_file(step, path, *found.pop(path))
@@ -391,7 +389,7 @@ class RunStore:
 
     def result(self) -> dict[str, Any] | None:
         """Read the result of the run; None if it has not ended."""
-        return _read_record(self.location / "result.json", RESULT_TYPES)
+        return _read_record(self.location / "result.json", ResultRecord)
 
 
 def _json_checksum(value: Any) -> int:
@@ -429,40 +427,21 @@ def calibration_records(
     return {layer: record for layer, record in sorted(found.items()) if record}
 
 
-def _read_record(location: Location, types: dict[str, type]) -> dict[str, Any] | None:
+def _read_record(location: Location, kind: Any) -> dict[str, Any] | None:
     """Read the JSON record at a location; None if there is none.
 
-    Raise StoreReadError if it lacks an entry of `types`, or if its contents are invalid.
+    Raise StoreReadError if it is not of its kind, a TypedDict of `schema`.
     """
     record = location.read_json()
     if record is None:
         return None
-    has_entries = isinstance(record, dict) and all(
-        isinstance(record.get(name), kind) for name, kind in types.items()
-    )
-    if not has_entries or not _is_valid_record(record):
+    error = find_type_error(record, kind)
+    if not error and len({len(row) for row in record.get("counts", ())}) > 1:
+        error = "counts has rows of different lengths"
+    if error:
         raise StoreReadError(
-            f"{location.url} is damaged. It should have the entries {', '.join(types)}; remove "
-            "it, then resume the run, which writes it anew."
+            f"{location.url} is damaged ({error}). It should have the entries "
+            f"{', '.join(sorted(kind.__required_keys__))}; remove it, then resume the run, which "
+            "writes it anew."
         )
     return dict(record)
-
-
-def _is_valid_record(record: dict[str, Any]) -> bool:
-    """Return whether the metrics, checksums and counts of a record, if any, are valid."""
-    accuracies = [record.get("accuracy"), *record.get("accuracies", ())]
-    calibrations = [record.get("calibration"), *record.get("calibrations", ())]
-    counts = record.get("counts", [])
-    checksums = {**record.get("checksums", {}), **record.get("work_checksums", {})}
-    lists = [*checksums.values(), *counts]
-    return (
-        _are_records(accuracies, ACCURACY_FIELDS)
-        and _are_records(calibrations, CALIBRATION_FIELDS)
-        and all(isinstance(n, list) and all(isinstance(v, int) for v in n) for n in lists)
-        and len({len(row) for row in counts}) <= 1
-    )
-
-
-def _are_records(values: Sequence[Any], fields: set[str]) -> bool:
-    """Return whether all values are None or a dict with exactly these fields."""
-    return all(v is None or (isinstance(v, dict) and v.keys() == fields) for v in values)

@@ -300,7 +300,7 @@ ATTRIBUTES: dict[str, Case] = {
         set_attribute("classes", "cats"), ("evaluate", "run", "data.zarr"), ["damaged", RESTORE]
     ),
     "images of two dimensions": (
-        set_attribute("image_shape", [14, 14]), RESUME, ["damaged", "expected 3, got 2", RESTORE]
+        set_attribute("image_shape", [14, 14]), RESUME, ["damaged", "not a list of 3", RESTORE]
     ),
     "no plan to check by": (
         set_attribute("plan", None), ("check", "run"), ["damaged (KeyError: 'plan')", RESTORE]

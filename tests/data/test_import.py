@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,9 +217,11 @@ def test_invalid_resize_option(client: Client, photos: Path, tmp_path: Path, siz
 
 
 def test_existing_data_is_not_overwritten(client: Client, photos: Path, tmp_path: Path) -> None:
-    """A finished import, a folder with other files, or another Zarr group."""
+    """A finished import, also with damaged attributes, other files, or another Zarr group."""
     out = tmp_path / "out"
     import_dataset(photos, out, client)
+    shutil.copytree(out, tmp_path / "damaged")
+    zarr.open_group(tmp_path / "damaged", mode="r+").attrs["splits"] = {"train": 3}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     zarr.open_group(tmp_path / "foreign", mode="w").attrs["format"] = "another"
@@ -226,6 +229,7 @@ def test_existing_data_is_not_overwritten(client: Client, photos: Path, tmp_path
     for dest, content in (
         (out, finished),
         (tmp_path / "other", r"something else\. Choose another URL\."),
+        (tmp_path / "damaged", r"something else\. Choose another URL\."),
         (tmp_path / "foreign", r"something else\. Choose another URL\."),
     ):
         before = read_tree(dest)

@@ -25,7 +25,7 @@ import rescnet_dist as rd
 from rescnet_dist.data import importing
 from rescnet_dist.data.importing import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
-from rescnet_dist.errors import DataError, StoreError
+from rescnet_dist.errors import DataError, StoreError, StoreReadError
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 7])
@@ -70,6 +70,26 @@ def test_resume_with_partial_record(
     import_dataset(photos, tmp_path / "out", client, chunk_images=CHUNK)
     with dask.config.set(scheduler="sync"):
         np.testing.assert_array_equal(rd.open_dataset(tmp_path / "out").images, read_pixels(photos))
+
+
+def test_resume_with_files_that_no_import_writes(
+    client: Client, photos: Path, tmp_path: Path, limit_tasks: Callable[..., list[int]]
+) -> None:
+    """A file among the records of tasks is ignored; a damaged list of images is an error."""
+    out = tmp_path / "out"
+    limit_tasks(2)
+    with pytest.raises(RuntimeError, match="killed"):
+        import_dataset(photos, out, client, chunk_images=CHUNK)
+    wait_until_idle(client)
+    limit_tasks()
+    (out / "import" / "notes.json").write_text("[]")
+    (out / "import-skipped.json").write_text('[[0, "a.png"]]')
+    with pytest.raises(StoreReadError, match=r"import-skipped\.json is damaged \(the list\[0\] is"):
+        import_dataset(photos, out, client, chunk_images=CHUNK)
+    (out / "import-skipped.json").unlink()
+    import_dataset(photos, out, client, chunk_images=CHUNK)
+    with dask.config.set(scheduler="sync"):
+        np.testing.assert_array_equal(rd.open_dataset(out).images, read_pixels(photos))
 
 
 @pytest.mark.parametrize("name", ["labels", "zarr.json", "import", "import.json"])

@@ -20,10 +20,12 @@ from typing import Any
 
 import dask
 import numpy as np
+from click.testing import CliRunner
 from damaged_sources import FORMATS, PIXELS, encode_image, make_damaged, read_dataset, write_files
 from mutations import damage
 
 import rescnet_dist as rd
+from rescnet_dist.cli import main
 from rescnet_dist.dashboard.scheduler import TOPIC_PREFIX, RunsPlugin
 from rescnet_dist.dashboard.server import Dashboard
 from rescnet_dist.dashboard.view import StoredRun
@@ -160,11 +162,22 @@ def use_network(url: str) -> None:
     load_network(url).scores(np.zeros((2, 8, 8, 1), np.uint8))
 
 
+def run_command(*arguments: str) -> None:
+    """Run a command that reads a store; raise RescnetError if it fails with a message."""
+    result = CliRunner().invoke(main, list(arguments))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    if result.exit_code:
+        raise RescnetError(result.output)
+
+
 def make_run(folder: Path) -> Attack:
     """Return an attack by a damaged run store."""
     train_run(folder / "run")
-    uses = [
+    uses: list[Callable[[str], Any]] = [
         describe_run,
+        partial(run_command, "info"),
+        partial(run_command, "runs"),
         verify_run,
         use_network,
         lambda url: check_resume(RunStore.open(url)),
