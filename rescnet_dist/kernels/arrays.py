@@ -57,3 +57,8 @@ def contiguous_copy(array: Any) -> Any:
     The memory alignment of a view can change the rounding of a matrix product on a GPU.
     """
     return array.copy() if on_gpu(array) and array.base is not None else array
+
+
+def signed_root(values: Any) -> Any:
+    """Return sign(v)·|v|^½ of each value v."""
+    return np.copysign(np.sqrt(np.abs(values)), values)

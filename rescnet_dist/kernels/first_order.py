@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array, get_array_module
+from rescnet_dist.kernels.arrays import Array, get_array_module, signed_root
 
 POOLS = {"both": ("mean", "max"), "mean": ("mean",), "max": ("max",)}
 COMBINE: dict[str, Callable[..., Any]] = {"mean": np.add, "max": np.maximum}
@@ -77,7 +77,7 @@ def first_order_features(
                     value /= (bottom - top) * (right - left)
                 features[:, number, index, half] = value
     if power:
-        features = np.sign(features) * np.sqrt(np.abs(features))
+        features = signed_root(features)
     return features.reshape(n, math.prod(shape[1:]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.arrays import Array, signed_root
 from rescnet_dist.kernels.first_order import COMBINE
 
 # Fraction of the mean square, below which a channel counts as constant in its block, as in
@@ -32,7 +32,7 @@ def pool_roots(
     entries = roots.reshape(*roots.shape[:2], filters**2)[..., row * filters + column]
     del roots
     if power:
-        entries = np.copysign(np.sqrt(np.abs(entries)), entries)
+        entries = signed_root(entries)
     features = np.empty((n, len(cells), len(pools), len(row)), np.float32)
     for cell, members in enumerate(cells):
         for index, pool in enumerate(pools):

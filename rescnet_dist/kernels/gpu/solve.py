@@ -6,6 +6,7 @@ import cupy
 import numpy as np
 
 from rescnet_dist._compat import load_cuda_library
+from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.gpu.device import (
     PRODUCT_PARTS,
     Array,
@@ -97,8 +98,15 @@ def _factor_double(
     try:
         factor = factor_scaled(scatter, scale / np.sqrt(problem[1]), diagonal, np.dtype(np.float64))
         check_pivots(cupy.diagonal(factor), float(np.finfo(scatter.dtype).eps), *problem)
-    except (np.linalg.LinAlgError, cupy.cuda.memory.OutOfMemoryError):
+    except np.linalg.LinAlgError:
         raise singular_error(*problem) from None
+    except cupy.cuda.memory.OutOfMemoryError:
+        features, samples, ridge = problem
+        raise SingularError(
+            f"The covariance of the {features} features over {samples:.0f} samples needs a factor "
+            f"in double precision with ridge={ridge}, and the GPU has no room for its "
+            f"{8 * features**2 / 2**30:.1f} GiB. Use a larger ridge, or fewer features."
+        ) from None
     return lambda columns: solve_factored(factor, columns)
 
 
