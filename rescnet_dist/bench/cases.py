@@ -407,6 +407,7 @@ CASES = (
     Case("workers", engine.workers),
     Case("depth", engine.depth),
     Case("images", engine.images),
+    Case("stored maps", engine.stored_maps),
     Case("onnx", exported.exported),
     Case("one image", prediction.one_image),
     Case("prediction", prediction.many_images),

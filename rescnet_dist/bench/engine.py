@@ -38,9 +38,16 @@ def make_images(n: int) -> tuple[Array, Array]:
 
 
 def layer_seconds(
-    workers: int, n: int, spec: NetworkSpec, run_spec: RunSpec = NO_VALIDATION
+    workers: int,
+    n: int,
+    spec: NetworkSpec,
+    run_spec: RunSpec = NO_VALIDATION,
+    memory_limit: str | None = None,
 ) -> list[float]:
-    """Return the seconds of each layer of a run on n images and `workers` workers of one thread."""
+    """Return the seconds of each layer of a run on n images and `workers` workers of one thread.
+
+    Workers have no memory limit by default; "auto" gives each its share of the machine's memory.
+    """
     images, labels = make_images(n)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -48,7 +55,7 @@ def layer_seconds(
             n_workers=workers,
             threads_per_worker=1,
             dashboard_address="127.0.0.1:0",
-            memory_limit=None,
+            memory_limit=memory_limit,
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -151,3 +158,33 @@ def images(quick: bool) -> list[Result]:
     n, spec = (40, make_spec(4, 2)) if quick else (1500, make_spec(16, 3))
     single, fourfold = (min(layer_seconds(available_cores(), k * n, spec)[1:]) for k in (1, 4))
     return [Result("a layer on 4 × the images", fourfold, floor=single, bar=4.2, at_most=True)]
+
+
+def stored_maps(quick: bool) -> list[Result]:
+    """Compare a layer with maps in a store on the local disk with one that has them in memory.
+
+    And features that are computed once with those that are computed twice, at stride 1, where they
+    take longest. Workers without a memory limit do not keep features of stored maps.
+    """
+    n, spec = (80, make_spec(4, 3)) if quick else (4000, make_spec(24, 4))
+    dense, stored = spec.replace(stride=1), NO_VALIDATION.replace(maps="store")
+
+    def seconds(spec: NetworkSpec, run_spec: RunSpec, limit: str | None = "auto") -> float:
+        return min(layer_seconds(available_cores(), n, spec, run_spec, limit)[1:])
+
+    memory = seconds(spec, NO_VALIDATION.replace(maps="memory"))
+    twice = seconds(dense, stored, None)
+    return [
+        Result(
+            "a layer with maps in the store, relative to memory",
+            seconds(spec, stored),
+            floor=memory,
+            bar=1.25,
+            at_most=True,
+        ),
+        Result(
+            "a layer with maps in the store at stride 1, features computed once",
+            seconds(dense, stored),
+            {"computed twice": twice},
+        ),
+    ]

@@ -57,7 +57,7 @@ class MapsPlaced:
     in_memory : bool
         True if maps stay in the memory of the workers, False if they go through the store.
     features : bool
-        True if the features are cached together with the maps.
+        True if the features stay in the memory of the workers, with the maps or alone.
     reason : str
         Where the maps are kept and why, as text.
     placement : Placement

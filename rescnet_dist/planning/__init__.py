@@ -11,7 +11,6 @@ from rescnet_dist.planning.tier import (
     Tier,
     choose_tier,
     group_cache_bytes,
-    keeps_features,
 )
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "estimate",
     "forecast",
     "group_cache_bytes",
-    "keeps_features",
     "make_plan",
     "peak_memory",
     "traffic",

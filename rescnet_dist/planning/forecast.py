@@ -26,13 +26,7 @@ from rescnet_dist.planning.requirements import (
     peak_memory,
     traffic,
 )
-from rescnet_dist.planning.tier import (
-    Tier,
-    check_tier,
-    choose_tier,
-    keeps_features,
-    max_stored_layers,
-)
+from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored_layers
 from rescnet_dist.planning.tree import Tree, merge_tree, spread_groups
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location
@@ -260,11 +254,8 @@ def estimate(
     stored = max_stored_layers(spec, run_spec, tier)
     moved = traffic(problem, spec, plan, in_memory=tier.in_memory, stored=stored)
     iterations = solver.iterations if (solver := spec.head.iterative_solver) else 0
-    feature_reads = iterations
-    if tier.in_memory and tier.features:
-        feature_reads = 0  # the pass over the images leaves them in memory
-    elif not tier.in_memory and keeps_features(problem, spec, plan, workers):
-        feature_reads = 1
+    # The pass over the images leaves features in memory if they fit.
+    feature_reads = 0 if tier.features else iterations
     requests = count_requests(
         plan,
         problem.features(spec),
@@ -273,7 +264,7 @@ def estimate(
         iterations=iterations,
         feature_reads=feature_reads,
     )
-    placement = spread_groups(plan.accumulators, workers.count, in_memory=tier.in_memory)
+    placement = spread_groups(plan.accumulators, workers.count, cached=tier.uses_caches)
     tree = merge_tree(plan, placement, accumulator_bytes(problem, spec, plan))
     tree = replace(tree, solve_seconds=solve_seconds)
     if is_whole:

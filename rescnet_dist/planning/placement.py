@@ -60,6 +60,8 @@ class Placement:
         Bytes that a worker has left for them, on its GPU if there are GPUs.
     host_free_bytes : int or None
         Bytes of main memory that a worker has left for them, for "fits_with_host".
+    feature_bytes : int or None
+        Bytes that the fullest worker needs for the features of maps in the store.
     features : int or None
         Features per layer, for "matrix_does_not_fit".
     tile_features : int or None
@@ -73,11 +75,19 @@ class Placement:
     features: int | None = None
     tile_features: int | None = None
     host_free_bytes: int | None = None
+    feature_bytes: int | None = None
 
     @property
     def in_memory(self) -> bool:
         """Whether maps stay in the memory of the workers."""
         return self.cause in MEMORY_CAUSES
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether features stay in the memory of the workers although maps are in the store."""
+        if self.in_memory or self.feature_bytes is None or self.free_bytes is None:
+            return False
+        return self.feature_bytes <= self.free_bytes
 
 
 def describe_placement(placement: Placement) -> str:
@@ -87,14 +97,30 @@ def describe_placement(placement: Placement) -> str:
     "in workers' GPU memory, with their features: 2.0 GiB per worker, of 4.0 GiB free"
     >>> describe_placement(Placement(PlacementCause.STORE_REQUESTED))
     'in the store because maps="store"'
+    >>> describe_placement(Placement(PlacementCause.STORE_REQUESTED, feature_bytes=2**31))
+    'in the store because maps="store"; features are computed twice'
     """
     cause = describe_cause(placement)
     if not placement.in_memory:
-        return f"in the store because {cause}" if cause else "in the store"
+        place = f"in the store because {cause}" if cause else "in the store"
+        return place + _describe_stored_features(placement)
     features = "" if placement.cause in WITHOUT_FEATURES else ", with their features"
     has_host = placement.cause == PlacementCause.FITS_WITH_HOST
     memory = _describe_memory(placement) + (" and main memory" if has_host else "")
     return f"in workers' {memory}{features}: {cause}"
+
+
+def _describe_stored_features(placement: Placement) -> str:
+    """Return whether the features of maps in the store are computed once or twice, and why."""
+    if placement.feature_bytes is None:
+        return ""
+    if placement.free_bytes is None:
+        return "; features are computed twice"
+    needed, free = format_bytes(placement.feature_bytes), format_bytes(placement.free_bytes)
+    sizes = f"{needed} per worker, of {free} free"
+    if placement.keeps_features:
+        return f"; features stay in workers' {_describe_memory(placement)}: {sizes}"
+    return f"; no room for features, which are computed twice: {sizes}"
 
 
 def describe_cause(placement: Placement) -> str:

@@ -47,7 +47,7 @@ def count_requests(
     Each chunk of images, maps and scores is read and written once, unless maps stay in memory; each
     task reads the records and the small arrays that it needs. Those of the solve come on top, for
     tiles of the scatter matrix or for so many `iterations` over features, each chunk of which is
-    read `feature_reads` times: in each iteration, or once or never if workers keep them.
+    read `feature_reads` times: in each iteration, or never if workers keep them.
 
     >>> plan = Plan(120, 12, 4, 2, 1)
     >>> count_requests(plan, 126, in_memory=False)

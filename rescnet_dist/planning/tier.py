@@ -39,7 +39,7 @@ class Tier:
     in_memory : bool
         Whether maps stay in memory.
     features : bool
-        Whether their features stay in memory too.
+        Whether their features stay in memory, with the maps or, if these are in the store, alone.
     cached_bytes : int
         Bytes that the fullest worker would keep.
     placement : Placement
@@ -57,9 +57,14 @@ class Tier:
         return self.placement.on_gpu
 
     @property
+    def uses_caches(self) -> bool:
+        """Whether workers keep maps or features until the next layer."""
+        return self.in_memory or self.features
+
+    @property
     def host_cache_bytes(self) -> int:
         """Bytes that a worker keeps in the main memory of its machine."""
-        if not self.in_memory:
+        if not self.uses_caches:
             return 0
         if self.on_gpu:
             return self.cached_bytes - (self.device_cache_bytes or self.cached_bytes)
@@ -89,34 +94,50 @@ class Tier:
 NO_WORKERS = Tier(False, False, 0, Placement(PlacementCause.NO_WORKERS))
 
 
-def cached_bytes(problem: Problem, spec: NetworkSpec, rows: int, *, features: bool = True) -> int:
-    """Return the bytes of the maps, scores, images and, optionally, features of some rows."""
-    height, width, channels = problem.image_shape
-    maps = np.dtype(spec.store_dtype).itemsize * problem.maps(spec)
-    pixels = height * width * (maps + problem.itemsize * channels)
+def cached_bytes(
+    problem: Problem, spec: NetworkSpec, rows: int, *, maps: bool = True, features: bool = True
+) -> int:
+    """Return the bytes that a worker keeps of some rows: maps, scores and images, and features.
+
+    Without maps, features are all that it keeps.
+    """
     feature_bytes = problem.feature_bytes(spec) if features else 0
+    if not maps:
+        return rows * feature_bytes
+    height, width, channels = problem.image_shape
+    map_bytes = np.dtype(spec.store_dtype).itemsize * problem.maps(spec)
+    pixels = height * width * (map_bytes + problem.itemsize * channels)
     return rows * (pixels + feature_bytes + 4 * problem.classes)
 
 
 def group_cache_bytes(
-    problem: Problem, spec: NetworkSpec, group: Group, *, features: bool = True
+    problem: Problem, spec: NetworkSpec, group: Group, *, maps: bool = True, features: bool = True
 ) -> int:
     """Return the bytes that a worker keeps of a group of chunks."""
-    return cached_bytes(problem, spec, group.stop - group.start, features=features)
+    return cached_bytes(problem, spec, group.stop - group.start, maps=maps, features=features)
 
 
 def choose_tier(
     problem: Problem, spec: NetworkSpec, run_spec: RunSpec, plan: Plan, workers: Workers
 ) -> Tier:
-    """Choose where the maps of a run are kept with these workers."""
+    """Choose where the maps and features of a run are kept with these workers."""
     groups = plan.groups()
 
-    def fullest_worker_bytes(features: bool) -> int:
-        sizes = (group_cache_bytes(problem, spec, group, features=features) for group in groups)
+    def fullest_worker_bytes(**kept: bool) -> int:
+        sizes = (group_cache_bytes(problem, spec, group, **kept) for group in groups)
         return math.ceil(len(groups) / workers.count) * max(sizes)
 
-    sizes = fullest_worker_bytes(True), fullest_worker_bytes(False)
+    sizes = fullest_worker_bytes(), fullest_worker_bytes(features=False)
     placement = _choose_placement(problem, spec, run_spec, plan, workers, *sizes)
+    if not placement.in_memory:
+        used, budget = _memory_use(problem, spec, plan, workers)
+        placement = replace(
+            placement,
+            free_bytes=None if budget is None else max(0, budget - used),
+            feature_bytes=fullest_worker_bytes(maps=False),
+        )
+        if placement.keeps_features:
+            return Tier(False, True, placement.feature_bytes or 0, placement)
     return Tier(
         in_memory=placement.in_memory,
         features=placement.in_memory and placement.cause not in WITHOUT_FEATURES,
@@ -163,20 +184,6 @@ def _choose_placement(
             cause = PlacementCause.FITS_WITH_HOST
             return Placement(cause, on_gpu, without_features, free, host_free_bytes=host)
     return Placement(PlacementCause.MAPS_DO_NOT_FIT, on_gpu, without_features, free)
-
-
-def keeps_features(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Workers) -> bool:
-    """Return whether workers keep the features of a layer while its head is solved iteratively.
-
-    They have room for them once the pass over the images is done, if maps are in the store.
-    """
-    if not spec.head.iterative_solver:
-        return False
-    rows = max(group.stop - group.start for group in plan.groups())
-    groups = math.ceil(len(plan.groups()) / workers.count)
-    size = groups * rows * problem.feature_bytes(spec)
-    used, budget = _memory_use(problem, spec, plan, workers)
-    return budget is not None and size <= budget - used
 
 
 def _memory_use(

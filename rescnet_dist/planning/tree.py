@@ -73,15 +73,15 @@ def merge_tree(plan: Plan, placement: Sequence[int], accumulator_bytes: int) -> 
     return Tree(depth, remote, moved, accumulator_bytes)
 
 
-def spread_groups(count: int, workers: int, *, in_memory: bool) -> list[int]:
+def spread_groups(count: int, workers: int, *, cached: bool) -> list[int]:
     """Return the number of the worker of each of `count` folds.
 
-    If maps stay in memory, neighbors share a worker, as the caches of groups do. Otherwise a fold
-    is made on the next worker that is free.
+    If maps or features stay in memory, neighbors share a worker, as the caches of groups do.
+    Otherwise a fold is made on the next worker that is free.
 
-    >>> spread_groups(4, 2, in_memory=True), spread_groups(4, 2, in_memory=False)
+    >>> spread_groups(4, 2, cached=True), spread_groups(4, 2, cached=False)
     ([0, 0, 1, 1], [0, 1, 0, 1])
     """
-    if in_memory:
+    if cached:
         return [group * workers // count for group in range(count)]
     return [group % workers for group in range(count)]

@@ -49,7 +49,7 @@ def place_groups(current: Sequence[str], available: Sequence[str], count: int) -
     ['c', 'c', 'b', 'b']
     """
     if not current:
-        return [available[n] for n in spread_groups(count, len(available), in_memory=True)]
+        return [available[n] for n in spread_groups(count, len(available), cached=True)]
     largest = math.ceil(count / len(available))
     loads, placed = dict.fromkeys(available, 0), list[str | None]()
     for worker in current:

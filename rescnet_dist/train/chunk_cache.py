@@ -1,6 +1,7 @@
 """Chunk caches: maps that stay in the memory of workers, host or GPU, until the next layer.
 
-Maps of a GPU that do not fit there wait in pinned main memory.
+Features stay with them, or alone if the maps are in the store. Maps of a GPU that do not fit there
+wait in pinned main memory.
 
 Each group of chunks has one cache. It is the result of a Dask task, and every task of the group
 takes it as an argument: Dask sends the task to the worker that has the cache. The contents of a

@@ -166,7 +166,9 @@ class Reader:
         They come from the cache or from source, the run's array and the row of its first image;
         those that are read are cached.
         """
-        images: Array | None = self.cache.images.get(chunk.start)
+        cached = self.cache.images  # of an earlier layer, if maps are now in the store
+        take = cached.get if self.task.cache_maps else cached.pop
+        images: Array | None = take(chunk.start, None)
         if images is None:
             images = self.backend.put(self.read_images(source, chunk))
             self.cache_images(chunk, images)
@@ -178,11 +180,13 @@ class Reader:
             self.cache.put_images(chunk.start, images, self.backend)
 
     def cache_state(self, chunk: Chunk, state: ChunkState) -> None:
-        """Cache the state of a chunk, if the task uses the cache, with or without its features."""
+        """Cache what the task keeps of the state of a chunk: maps, features, both or nothing."""
         if self.task.cache_maps:
             features = state.features if self.task.cache_features else None
             packed = replace(state.cast_maps(self.state.spec.store_dtype), features=features)
             self.cache.put(chunk.start, packed, self.backend)
+        elif self.task.cache_features and state.features is not None:
+            self.cache.put_features(chunk.start, state.layer, state.features, self.backend)
 
     def read_images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:
         """Read the images (n, H, W, d) of a chunk from the store as NumPy arrays; augment them.
@@ -219,9 +223,11 @@ class Reader:
         """Return the state of a chunk after the step's layer.
 
         It comes from the cache (which it leaves), from the store, or is recomputed from the last
-        state that is available. Chunks that the store has lost are written again.
+        state that is available. Chunks that the store has lost are written again. Maps from the
+        store have their features if these are cached.
         """
         task, step = self.task, self.step
+        features = self.cache.get_features(chunk.start, step)
         cached = self.cache.pop(chunk.start, step)
         if cached and cached.layer == step:
             return cached
@@ -232,7 +238,7 @@ class Reader:
         except CorruptDataError as error:
             lost = error
         else:
-            return ChunkState(step, maps, scores, None)
+            return ChunkState(step, maps, scores, features)
         return self._rebuild_stored(source, chunk, lost)
 
     def _read_stored(self, chunk: Chunk, layer: int) -> tuple[Array, Array]:
@@ -293,7 +299,7 @@ class Reader:
         with self.backend.working():
             before = initial_state(images, scale, architecture)
             maps, scores = initial or (None, before.scores)
-            rows = TrainingRows(chunk.labels, chunk.train, chunk.rows.image)
+            rows = TrainingRows(chunk.labels, chunk.train, chunk.start)
             before = State(before.pixels, maps, scores, layer=first, rows=rows)
             after = replay(architecture, before, layers)
         assert after.maps is not None

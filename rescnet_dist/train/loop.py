@@ -49,7 +49,6 @@ from rescnet_dist.planning import (
     choose_tier,
     describe_placement,
     group_cache_bytes,
-    keeps_features,
 )
 from rescnet_dist.reduce import fold_name
 from rescnet_dist.runs.history import History, chosen_depth
@@ -149,7 +148,6 @@ class _Driver:
         self.created_layers: set[int] | None = None  # that may have arrays; None: not known yet
         self.has_groups = False  # of maps and scores, written by this driver
         self.tier = NO_WORKERS
-        self.feature_cache_bytes: list[int] = []  # of each group, if features are cached alone
         self.published_tier: tuple[bool, bool] | None = None  # in the last MapsPlaced event
         cached = (PHASE, cg_tasks.ITERATION, *(pass_.name for pass_ in passes.CACHED_PASSES))
         self.caches = CacheSet(client, [fold_name(name) for name in cached])
@@ -280,7 +278,7 @@ class _Driver:
             self.run.create_work(*shape, plan.chunk_images, plan.tile_features)
         (tally, checksums), metrics = self.compute(pass_, task)
         _check_scores(tally)
-        if not task.cache_maps:
+        if not self.tier.uses_caches:
             self.caches.release()  # their contents have been read
         has_scores = layer > state.spec.first_head
         grown = GrownLayer.of(layer, tally, checksums, metrics, has_scores=has_scores)
@@ -310,34 +308,15 @@ class _Driver:
                 self.bus.publish(make_event(stored, task.layer, solver))
 
         try:
-            with self.feature_caches(task) as (own_task, caches):
-                context = self.run, self.state.plan, solver, own_task
-                solve = Solve(*context, self.compute_parts, caches)
-                return solve.run_iterations(save)
+            context = self.run, self.state.plan, solver, task
+            solve = Solve(*context, self.compute_parts, self.caches.keys)
+            return solve.run_iterations(save)
         except CorruptDataError as error:
             self.claim.check()
             self.run.remove_work()
             raise CorruptDataError(
                 f"{error} Resume the run, which computes the features of the layer again."
             ) from None
-
-    @contextmanager
-    def feature_caches(self, task: Task) -> Iterator[tuple[Task, Sequence[str]]]:
-        """Provide the task of a solve, and the keys of the caches if features stay in memory.
-
-        They are with the maps if these stay in memory too, else in caches of their own.
-        """
-        if self.tier.in_memory:
-            yield task, self.caches.keys
-        elif not self.feature_cache_bytes:
-            yield replace(task, cache_features=False), ()
-        else:
-            caches = CacheSet(self.client, [fold_name(cg_tasks.ITERATION)])
-            caches.distribute(self.feature_cache_bytes, is_stored=True)
-            try:
-                yield replace(task, cache_features=True), caches.keys
-            finally:
-                caches.release()
 
     def make_task(self, layer: int) -> Task:
         """Return the task description of a pass.
@@ -464,7 +443,7 @@ class _Driver:
         """Raise an error if workers have other software or too little memory for the plan.
 
         It is called before anything is written, as the workers may not be those that the plan was
-        made for. Each worker is asked once. Chooses where maps are kept, too.
+        made for. Each worker is asked once. Chooses where maps and features are kept, too.
         """
         state = self.state
         if self.problem is None:
@@ -484,12 +463,11 @@ class _Driver:
         workers = replace(present, gpu_memory=self.gpu_memory)
         check_fits(state.plan, self.problem, state.spec, workers)
         self.tier = choose_tier(self.problem, state.spec, state.run_spec, state.plan, workers)
-        own_features = keeps_features(self.problem, state.spec, state.plan, workers)
-        groups = state.plan.groups() if own_features else []
-        row = self.problem.feature_bytes(state.spec)
-        self.feature_cache_bytes = [row * (group.stop - group.start) for group in groups]
-        if self.tier.in_memory:
-            size = partial(group_cache_bytes, self.problem, state.spec, features=self.tier.features)
+        if self.tier.uses_caches:
+            in_memory, features = self.tier.in_memory, self.tier.features
+            size = partial(
+                group_cache_bytes, self.problem, state.spec, maps=in_memory, features=features
+            )
             share = self.tier.host_cache_bytes / self.tier.cached_bytes  # of main memory
             sizes = [int(share * size(group)) for group in state.plan.groups()]
             is_stored = self.stored_layer == len(self.steps) - 1

@@ -35,7 +35,7 @@ class Task:
     save_maps : bool
         Whether the maps and scores of a chunk are written to the store.
     cache_features : bool
-        Whether features are cached together with the maps.
+        Whether the features of a chunk stay in the worker's memory, with its maps or alone.
     driver : str
         Unique name of the driver; empty to bypass the worker's cache of small objects.
     counts : ndarray of shape (C,)
@@ -54,7 +54,7 @@ class Task:
     stored_layer: int = 0
     cache_maps: bool = False
     save_maps: bool = True
-    cache_features: bool = True
+    cache_features: bool = False
     driver: str = ""
     counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     class_offsets: Array = field(default_factory=lambda: np.zeros(1, np.int64))

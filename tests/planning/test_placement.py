@@ -19,6 +19,7 @@ from rescnet_dist.planning import (
     estimate,
     make_plan,
 )
+from rescnet_dist.planning.placement import MEMORY_CAUSES
 
 CIFAR = Problem(50_000, (32, 32, 3), 10)
 SPEC = NetworkSpec.preset("cifar10").replace(stride=4)
@@ -59,6 +60,27 @@ def test_text_of_every_cause(cause: PlacementCause) -> None:
 
 
 @pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        (2**31, "; features stay in workers' memory: 1.5 GiB per worker, of 2.0 GiB free"),
+        (2**30, "; no room for features, which are computed twice: 1.5 GiB per worker, of 1.0 GiB"),
+        (None, "; features are computed twice"),
+    ],
+)
+@pytest.mark.parametrize("cause", sorted(set(PlacementCause) - MEMORY_CAUSES))
+def test_text_of_features_without_their_maps(
+    cause: PlacementCause, free: int | None, expected: str
+) -> None:
+    """Of maps in the store: whether features are computed once or twice, and why."""
+    placement = Placement(cause, False, 2**31, free, 1234, 99, feature_bytes=3 * 2**29)
+    assert placement.keeps_features == (free == 2**31)
+    assert expected in describe_placement(placement)
+    assert "features stay in workers' GPU memory" in describe_placement(
+        replace(placement, on_gpu=True, free_bytes=2**31)
+    )
+
+
+@pytest.mark.parametrize(
     ("gib", "run", "expected"),
     [
         (64, RunSpec(), PlacementCause.FITS),
@@ -80,11 +102,13 @@ def test_cause_and_numbers_of_a_tier(
     tier = choose_tier(CIFAR, SPEC, run, make_plan(CIFAR, SPEC, run, workers), workers)
     placement = tier.placement
     assert (placement.cause, placement.in_memory) == (expected, tier.in_memory)
-    assert tier.features == (tier.in_memory and gib != 28)
+    assert tier.features == (gib not in (28, 2) and (gib is not None or tier.in_memory))
+    assert placement.keeps_features == (tier.features and not tier.in_memory)
     if placement.cause == PlacementCause.MATRIX_DOES_NOT_FIT:
         assert (placement.features, placement.needed_bytes) == (17_150, 4 * 17_150**2)
     else:
-        assert placement.needed_bytes in (None, tier.cached_bytes)
+        kept = placement.feature_bytes if placement.keeps_features else placement.needed_bytes
+        assert kept in (None, tier.cached_bytes)
     if placement.free_bytes is not None and placement.needed_bytes is not None:
         assert (placement.needed_bytes <= placement.free_bytes) == tier.in_memory
     assert placement.tile_features == run.tile_features
@@ -110,4 +134,5 @@ def test_no_workers_have_no_numbers() -> None:
         "features": None,
         "tile_features": None,
         "host_free_bytes": None,
+        "feature_bytes": None,
     }

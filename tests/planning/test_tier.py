@@ -12,7 +12,7 @@ from rescnet_dist import ClusterError, NetworkSpec, RunSpec
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.planning import Problem, choose_tier, describe_placement, estimate, make_plan
-from rescnet_dist.planning.requirements import extractor_bytes
+from rescnet_dist.planning.requirements import extractor_bytes, peak_memory
 from rescnet_dist.planning.tier import cached_bytes, group_cache_bytes
 
 CIFAR = Problem(50_000, (32, 32, 3), 10)
@@ -170,14 +170,37 @@ def test_maps_in_memory_without_room_are_an_error() -> None:
 def test_peak_memory_includes_cached_maps() -> None:
     """Workers without a memory limit cache maps only on request."""
     cluster, rows = workers(64), 50_000  # all rows, because there is one worker
-    in_store = estimate(CIFAR, BIG, RunSpec(maps="store"), cluster, None).peak_memory
     in_memory = estimate(CIFAR, BIG, RunSpec(), cluster, None)
-    assert in_memory.peak_memory == in_store + in_memory.tier.cached_bytes
+    without = peak_memory(CIFAR, BIG, in_memory.plan, cluster)
+    assert in_memory.peak_memory == without + in_memory.tier.cached_bytes
     size = rows * (32 * 32 * (4 * 50 + 3) + 4 * 17_150 + 4 * 10)
     assert size <= in_memory.tier.cached_bytes < 1.1 * size  # groups have whole chunks
     unlimited = replace(cluster, memory=None)
     assert estimate(CIFAR, BIG, RunSpec(maps="memory"), unlimited, None).tier.in_memory
     assert not estimate(CIFAR, BIG, RunSpec(), unlimited, None).tier.in_memory
+
+
+def test_peak_memory_includes_cached_features_of_stored_maps() -> None:
+    """They are cached as long as that fits."""
+    run, cluster = RunSpec(maps="store"), workers(64)
+    plan = make_plan(CIFAR, BIG, run, cluster)
+    size, without = 50_000 * 4 * 17_150, peak_memory(CIFAR, BIG, plan, cluster)
+    kept = estimate(CIFAR, BIG, run, cluster, None)
+    assert (kept.tier.in_memory, kept.tier.features) == (False, True)
+    assert size <= kept.tier.cached_bytes < 1.1 * size
+    assert kept.peak_memory == without + kept.tier.cached_bytes
+    assert "; features stay in workers' memory: 3.2 GiB per worker, of " in str(kept)
+    needed = (without + kept.tier.cached_bytes) / cluster.share
+    for memory, fits in ((needed + 10**6, True), (needed - 10**6, False)):
+        other = replace(cluster, memory=int(memory))
+        tier = choose_tier(CIFAR, BIG, run, plan, other)
+        assert tier.features == fits
+        assert tier.host_cache_bytes == fits * kept.tier.cached_bytes
+    on_gpu = estimate(CIFAR, BIG, run.replace(array_backend="cupy"), workers(64, 1, 80), None)
+    assert on_gpu.tier.features
+    assert on_gpu.tier.host_cache_bytes == 0
+    unlimited = str(estimate(CIFAR, BIG, run, replace(cluster, memory=None), None))
+    assert 'in the store because maps="store"; features are computed twice' in unlimited
 
 
 def test_smaller_chunks_keep_maps_on_a_smaller_gpu() -> None:

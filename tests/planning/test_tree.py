@@ -31,8 +31,8 @@ def test_tree_merges_everything(groups: int, workers: int, split_every: int) -> 
     assert apart.depth == apart.remote_depth == alone.depth
     if split_every == 2:
         assert alone.depth == math.ceil(math.log2(groups))
-    for in_memory in (True, False):
-        placed = merge_tree(plan, spread_groups(groups, workers, in_memory=in_memory), 8)
+    for cached in (True, False):
+        placed = merge_tree(plan, spread_groups(groups, workers, cached=cached), 8)
         assert min(groups, workers) - 1 <= placed.moved <= groups - 1
 
 

@@ -70,7 +70,7 @@ def test_tree_is_as_deep_and_moves_as_much_as_estimated(
         parts = GroupParts(task, plan, np.zeros((groups, 0), np.int64), caches.keys)
         run_pass(rig_tasks.GROW, task, parts, plan, client, bus)
     found = json.loads((tmp_path / "tree-1.json").read_text())
-    placement = spread_groups(groups, workers, in_memory=True)
+    placement = spread_groups(groups, workers, cached=True)
     expected = merge_tree(plan, placement, rig_tasks.ACCUMULATOR_BYTES)
     assert found["folds"] == groups
     assert (found["depth"], found["moved_bytes"]) == (expected.depth, expected.network)

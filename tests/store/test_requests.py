@@ -88,7 +88,7 @@ CG = SPEC.replace(solver="cg", cg_iterations=3, cg_tolerance=1e-300)  # does all
         pytest.param(
             CG,
             {},
-            {"in_memory": False, "iterations": 3, "feature_reads": 1},
+            {"in_memory": False, "iterations": 3, "feature_reads": 0},
             marks=pytest.mark.slow,
             id="cg",
         ),

@@ -7,7 +7,7 @@ import json
 import pickle
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.errors import ClusterLostError, CorruptDataError, StoreReadError
 from rescnet_dist.events import PassMetrics, SolverIteration
 from rescnet_dist.model import ConjugateGradients
-from rescnet_dist.planning import Plan
+from rescnet_dist.planning import Plan, choose_tier
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import cg_tasks, loop
 from rescnet_dist.train.cg import Solve, is_done, make_event
@@ -102,6 +102,12 @@ def test_iterations_are_published_and_printed(client: Client, tmp_path: Path) ->
 # bits -------------------------------------------------------------------------------------------
 
 
+def keep_features(monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
+    """Let workers keep the features of maps in the store, or not."""
+    change = partial(replace, features=is_kept)
+    monkeypatch.setattr(loop, "choose_tier", lambda *a: change(choose_tier(*a)))
+
+
 def test_bits_do_not_depend_on_the_number_of_workers(
     tmp_path: Path, short_model: dict[str, Array]
 ) -> None:
@@ -115,10 +121,10 @@ def test_bits_do_not_depend_on_the_number_of_workers(
     assert_same_bits(read_model(tmp_path / "run"), short_model)
 
 
-def test_features_in_memory_are_read_once(
+def test_features_in_memory_are_not_read(
     client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In caches of their own, as maps are in the store; with the same bits."""
+    """Not at all if they stay in memory since they were computed; with the same bits."""
     read: list[int] = []
     real_read = cg_tasks.FeatureReader.read
 
@@ -127,13 +133,13 @@ def test_features_in_memory_are_read_once(
         return real_read(reader, chunk)
 
     monkeypatch.setattr(cg_tasks.FeatureReader, "read", count)
-    for is_kept, times in ((True, 1), (False, 3)):
+    for is_kept in (True, False):
         read.clear()
-        monkeypatch.setattr(loop, "keeps_features", lambda *_, kept=is_kept: kept)
+        keep_features(monkeypatch, is_kept)
         fit(tmp_path / f"run-{is_kept}", SHORT, PLAN.replace(maps="store"))
         starts = sorted(set(read))
-        assert len(starts) > 2
-        assert sorted(read) == sorted(starts * 2 * times)  # of two layers
+        assert len(starts) == 0 if is_kept else len(starts) > 2
+        assert sorted(read) == sorted(starts * 2 * 3)  # of two layers, in three iterations
         assert_same_bits(read_model(tmp_path / f"run-{is_kept}"), short_model)
 
 
@@ -231,6 +237,7 @@ def test_damaged_features_are_computed_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Solve, "run_iterations", damage)
+        keep_features(patch, is_kept=False)  # so that they are read
         with pytest.raises(CorruptDataError, match=r"work/features are missing or altered.*Resume"):
             fit(store, SHORT, PLAN.replace(maps="store"))
     ResCNetClassifier.resume(store)
@@ -247,7 +254,7 @@ def test_features_are_verified_in_every_iteration(
     Only features that a worker has kept in memory since it verified them are not.
     """
     store, numbers = tmp_path / "run", list[int]()
-    monkeypatch.setattr(loop, "keeps_features", lambda *_: is_kept)
+    keep_features(monkeypatch, is_kept)
     real_run_pass = loop.run_pass
 
     def run_pass(pass_: Any, *arguments: Any) -> Any:
