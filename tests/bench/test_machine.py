@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -36,18 +37,16 @@ def show(found: object) -> str:
 
 def cpu_times(shares: list[float]) -> Iterator[CpuTimes]:
     """Yield the counters before and after tries of 10 s, of which others use shares of all CPUs."""
-    cpus = psutil.cpu_count() or 1
-    clock = busy = 0.0
+    cpus, clock, busy = 3, 0.0, 0.0
     for share in shares:
-        yield CpuTimes(clock, busy, 0.0, 0.0)
+        yield CpuTimes(clock, busy, 0.0, 0.0, cpus)
         clock, busy = clock + 10, busy + 10 * cpus * share
-        yield CpuTimes(clock, busy, 0.0, 0.0)
+        yield CpuTimes(clock, busy, 0.0, 0.0, cpus)
 
 
 def test_share_of_others_leaves_out_own_time_and_adds_stolen_time() -> None:
-    cpus = psutil.cpu_count() or 1
-    start = CpuTimes(clock=5, busy=100, stolen=7, own=20)
-    end = CpuTimes(clock=15, busy=100 + 6 * cpus, stolen=7 + cpus, own=20 + 4 * cpus)
+    start = CpuTimes(clock=5, busy=100, stolen=7, own=20, cpus=4)
+    end = CpuTimes(clock=15, busy=124, stolen=11, own=36, cpus=4)
     assert end.other_share(start) == pytest.approx(0.3)
     assert start.other_share(start) == 0.0
 
@@ -66,6 +65,31 @@ def test_counters_separate_own_processes_from_others() -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert left.own - child.own < 0.5
+
+
+def test_counters_are_those_of_the_given_cpus() -> None:
+    """Together they make those of all."""
+    everything = range(psutil.cpu_count() or 1)
+    parts = [CpuTimes.now([cpu]) for cpu in everything]
+    whole = CpuTimes.now(everything)
+    assert [part.cpus for part in parts] == [1] * whole.cpus
+    assert sum(part.busy for part in parts) == pytest.approx(whole.busy, abs=2 * whole.cpus)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+@pytest.mark.skipif((psutil.cpu_count() or 1) < 2, reason="one CPU")
+def test_processes_on_other_cpus_do_not_count() -> None:
+    """A process that may use one CPU counts that one, as those that it starts would."""
+    code = """
+import os
+from rescnet_dist.cluster.load import CpuTimes
+cpu = min(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {cpu})
+own, other = CpuTimes.now(), CpuTimes.now([cpu])
+assert own.cpus == 1, own
+assert abs(own.busy - other.busy) < 1, (own, other)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
