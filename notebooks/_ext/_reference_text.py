@@ -13,6 +13,7 @@ import dataclasses
 import html
 import inspect
 import io
+import json
 import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -653,8 +654,17 @@ def modules_markdown() -> str:
     return "\n\n".join(parts)
 
 
+def bench_markdown() -> str:
+    """Return the table of benchmarks, from the records of machines in the folder `bench`."""
+    from rescnet_dist.bench import machines_markdown
+
+    paths = sorted((Path(__file__).parents[1] / "bench").glob("*.json"))
+    return machines_markdown([json.loads(path.read_text()) for path in paths])
+
+
 GENERATED: dict[str, Callable[..., str]] = {
     "rescnet-api": api_markdown,
+    "rescnet-bench": bench_markdown,
     "rescnet-cli": cli_markdown,
     "rescnet-errors": errors_markdown,
     "rescnet-events": events_markdown,

@@ -7,6 +7,7 @@ from rescnet_dist.bench.report import (
     compare_results,
     describe,
     draw_chart,
+    machines_markdown,
     machines_table,
     table,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "draw_chart",
     "find_processor",
     "keep_memory",
+    "machines_markdown",
     "machines_table",
     "measure",
     "name_file",

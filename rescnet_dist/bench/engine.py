@@ -125,10 +125,10 @@ def workers(quick: bool) -> list[Result]:
             "a layer on one worker, relative to its kernels alone",
             one,
             floor=kernel_seconds(n, spec),
-            bar=1.12,
+            bar=1.06,
             at_most=True,
         ),
-        Result("a layer on two workers, compared with one", two, {"one worker": one}, bar=1.75),
+        Result("a layer on two workers, compared with one", two, {"one worker": one}, bar=1.85),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rescnet_dist.bench.engine import NO_VALIDATION, layer_seconds, make_spec
-from rescnet_dist.bench.timing import Result
+from rescnet_dist.bench.timing import SECONDS_SUFFIX, Result
 from rescnet_dist.planning.backend import get_backend
 
 GPU_RUN_LAYERS = 8
@@ -23,5 +23,5 @@ def layer(n: int, stride: int, bar: float, quick: bool) -> list[Result]:
     n, filters = (200, 8) if quick else (n, 50)
     spec = make_spec(filters, GPU_RUN_LAYERS).replace(stride=stride, head="regress")
     seconds = layer_seconds(1, n, spec, GPU_RUN_SPEC)[2:-1]
-    name = f"a layer on a GPU, N={n:,}, stride {stride} (bar in seconds)"
+    name = f"a layer on a GPU, N={n:,}, stride {stride}{SECONDS_SUFFIX}"
     return [Result(name, float(np.median(seconds)), floor=1.0, bar=bar, at_most=True)]

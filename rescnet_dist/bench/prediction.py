@@ -9,7 +9,13 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from rescnet_dist.bench.timing import Result, best_seconds, run_on_all_cores, split_evenly
+from rescnet_dist.bench.timing import (
+    SECONDS_SUFFIX,
+    Result,
+    best_seconds,
+    run_on_all_cores,
+    split_evenly,
+)
 from rescnet_dist.data import Images
 from rescnet_dist.model import Bank, FittedHead, ImageScale, Layer, State, advance, initial_state
 from rescnet_dist.network import Network
@@ -71,9 +77,9 @@ def one_image(quick: bool) -> list[Result]:
         again = best_seconds(lambda: network.scores(Images(image)), 20)
     name = f"one image, {depth} layers of 8 filters"
     return [
-        Result(f"{name} (bar in seconds)", again, floor=1.0, bar=0.01, at_most=True),
+        Result(f"{name}{SECONDS_SUFFIX}", again, floor=1.0, bar=0.01, at_most=True),
         Result(
-            f"{name}, load and first one (bar in seconds)",
+            f"{name}, load and first one{SECONDS_SUFFIX}",
             first,
             floor=1.0,
             bar=1.0,
@@ -129,5 +135,5 @@ def on_gpu(quick: bool) -> list[Result]:
         network = Network.load(f"{folder}/network").on("cupy", "half")
         np.asarray(network.scores(Images(da.from_zarr(f"{folder}/images"))))
         seconds = time.perf_counter() - start
-    name = f"prediction of {n:,} images on a GPU, {depth} layers (bar in seconds)"
+    name = f"prediction of {n:,} images on a GPU, {depth} layers{SECONDS_SUFFIX}"
     return [Result(name, seconds, floor=1.0, bar=25.0, at_most=True)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from rescnet_dist.bench.timing import NOT_INSTALLED, Result
+from rescnet_dist.bench.timing import NOT_INSTALLED, SECONDS_SUFFIX, Result
 from rescnet_dist.errors import RescnetError, pluralize
 
 NO_CHART = (
@@ -53,11 +54,55 @@ def machines_table(records: Sequence[Mapping[str, Any]]) -> Table:
     return rows
 
 
+def machines_markdown(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the results of several records as Markdown: the machines, and a column for each."""
+    names = [_short_name(record["machine"]) for record in records]
+    lines = [f"- {describe(record['machine'])}" for record in records]
+    lines += ["", f"| what | {' | '.join(names)} | bar |", "| --- " * (len(names) + 2) + "|"]
+    results = [
+        {found.name: found for found in map(Result.from_dict, record["results"])}
+        for record in records
+    ]
+    for name in dict.fromkeys(name for found in results for name in found):
+        known = [found.get(name) for found in results]
+        bars = " / ".join(dict.fromkeys(found.bar_text for found in known if found))
+        cells = [name.removesuffix(SECONDS_SUFFIX), *map(_format_times, known), bars or "–"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _short_name(machine: Mapping[str, Any]) -> str:
+    """Return the processor of a machine, without marks, and its cores.
+
+    >>> _short_name({"processor": "Intel(R) Xeon(R) Processor", "cores": 2})
+    'Intel Xeon Processor, 2 cores'
+    """
+    processor = re.sub(r"\((R|TM)\)", "", machine["processor"])
+    return f"{processor}, {pluralize(machine['cores'], 'core')}"
+
+
+def _format_times(result: Result | None) -> str:
+    """Return the ratio of a result with the times that it is made of, and its verdict.
+
+    >>> _format_times(Result("case", 2.0, {"PyTorch": 6.0}, bar=5))
+    '3.00 ×, missed: 2 s, PyTorch 6 s'
+    """
+    if result is None:
+        return "–"
+    times = {name: seconds for name, seconds in result.peers.items() if seconds is not None}
+    if result.floor is not None and not result.has_time_bar:
+        times["floor"] = result.floor
+    shown = [_format_seconds(result.ours)]
+    shown += [f"{name} {_format_seconds(seconds)}" for name, seconds in times.items()]
+    return f"{_format_ratio(result)}: {', '.join(shown)}" if times else _format_ratio(result)
+
+
 def _format_ratio(result: Result | None) -> str:
     """Return the ratio of a result, or else its time, and whether its bar was reached."""
     if result is None:
         return "–"
-    text = _format_seconds(result.ours) if result.ratio is None else f"{result.ratio:.2f} ×"
+    is_time = result.ratio is None or result.has_time_bar
+    text = _format_seconds(result.ours) if is_time else f"{result.ratio:.2f} ×"
     return f"{text}, {result.verdict}" if result.verdict else text
 
 

@@ -22,6 +22,7 @@ Value = TypeVar("Value")
 
 TIMED_MATRIX_SIDE = 3072  # rows and columns of the matrices whose product is timed
 NOT_INSTALLED = "not installed"
+SECONDS_SUFFIX = " (bar in seconds)"  # of the names of results whose bar is a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,13 @@ class Result:
     @property
     def bar_text(self) -> str:
         """The bar as text; empty without one."""
-        return "" if self.bar is None else f"{'≤' if self.at_most else '≥'} {self.bar:g} ×"
+        unit = "s" if self.has_time_bar else "×"
+        return "" if self.bar is None else f"{'≤' if self.at_most else '≥'} {self.bar:g} {unit}"
+
+    @property
+    def has_time_bar(self) -> bool:
+        """Whether the bar is a time in seconds, and not a ratio."""
+        return self.name.endswith(SECONDS_SUFFIX)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-serializable values."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,8 +16,16 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from rescnet_dist.bench import Result, machines_table, measure, name_file, table
+from rescnet_dist.bench import (
+    Result,
+    machines_markdown,
+    machines_table,
+    measure,
+    name_file,
+    table,
+)
 from rescnet_dist.bench.machine import MAX_TRIES, CpuTimes
+from rescnet_dist.bench.timing import SECONDS_SUFFIX
 from rescnet_dist.cli import main
 from rescnet_dist.cli.actions.bench import _write_record
 
@@ -137,6 +146,40 @@ def test_folder_has_a_file_for_each_machine(tmp_path: Path) -> None:
     ]
     printed = CliRunner().invoke(main, ["bench", "--machines", str(tmp_path)])
     assert "Fast 1, 4 cores, 241 GFLOP/s" in " ".join(printed.output.replace("┃", " ").split())
+
+
+def test_results_of_a_busy_machine_do_not_replace_those_of_an_idle_one(tmp_path: Path) -> None:
+    """The other way round they do; each has its date."""
+    idle, busy = RESULT, replace(RESULT, ours=3.0, other_share=0.5)
+    path = tmp_path / name_file(MACHINE)
+
+    def write(result: Result) -> float:
+        _write_record(str(tmp_path), MACHINE, [result], quick=False)
+        (entry,) = json.loads(path.read_text())["results"]
+        assert entry["date"]
+        return float(entry["ours"])
+
+    written = [write(result) for result in (busy, replace(busy, ours=4.0), idle, busy)]
+    assert written == [3.0, 4.0, 1.0, 1.0]
+    assert write(replace(idle, ours=2.0)) == 2.0
+
+
+def test_markdown_has_a_column_for_each_machine() -> None:
+    """With the times that ratios are made of; a bar may be a time, and differ by machine."""
+    start = Result(f"start{SECONDS_SUFFIX}", 1.35, floor=1.0, bar=0.7, at_most=True)
+    slow = MACHINE | {"processor": "Slow(R)", "cores": 1}
+    other = replace(RESULT, other_share=0.5, bar=4.0)
+    records = [
+        {"machine": MACHINE, "results": [RESULT.to_dict(), start.to_dict()]},
+        {"machine": slow, "results": [other.to_dict()]},
+    ]
+    machine, _, _, header, _, case, starting = machines_markdown(records).splitlines()
+    assert machine.startswith("- Fast 1, 4 cores, 241 GFLOP/s")
+    assert header == "| what | Fast 1, 4 cores | Slow, 1 core | bar |"
+    times = "1 s, peer 6 s"
+    cells = "case", f"6.00 ×, reached: {times}", f"6.00 ×, machine was busy: {times}"
+    assert case == f"| {' | '.join(cells)} | ≥ 5 × / ≥ 4 × |"
+    assert starting == "| start | 1.35 s, missed | – | ≤ 0.7 s |"
 
 
 def test_folder_without_results_is_an_error(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,18 +85,35 @@ def _write_record(
 ) -> None:
     """Write results to a file, or to the file of the machine in a folder.
 
-    In a folder, results of other cases of the same machine are kept.
+    In a folder, earlier results of the same machine are kept: those of other cases, and those of an
+    idle machine where the new one was busy.
     """
-    found = {result.name: result.to_dict() for result in results}
+    today = datetime.date.today().isoformat()
+    found = {result.name: result.to_dict() | {"date": today} for result in results}
     if os.path.isdir(output):
         output = os.path.join(output, name_file(machine))
         if os.path.exists(output):
             before = _read_record(output, "--output")
             if before["quick"] == quick:
-                found = {entry["name"]: entry for entry in before["results"]} | found
+                earlier = {entry["name"]: entry for entry in before["results"]}
+                kept = _find_kept(earlier, results)
+                found = earlier | found | {name: earlier[name] for name in kept}
+                for name in kept:
+                    click.echo(f"{name}: {output} keeps the earlier result, of an idle machine")
     with open_atomic(output) as file:
         record = {"machine": machine, "quick": quick, "results": list(found.values())}
         json.dump(record, file, indent=1)
+
+
+def _find_kept(earlier: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
+    """Return the names of results of a busy machine whose earlier ones are of an idle machine."""
+    return [
+        result.name
+        for result in results
+        if result.is_disturbed
+        and result.name in earlier
+        and not Result.from_dict(earlier[result.name]).is_disturbed
+    ]
 
 
 def _read_machines(folder: str) -> list[dict[str, Any]]:
