@@ -106,13 +106,11 @@ RESULTS = {
         "CIFAR-10, leave-one-out errors", "cifar10", 0.8754, "937 layers, stride 1"
     ),
     "cifar10-root": Result(
-        "CIFAR-10, square roots of correlations", "cifar10", 0.8754, "937 layers, stride 1"
+        "CIFAR-10, correlation roots", "cifar10", 0.8754, "937 layers, stride 1"
     ),
-    "cifar10-root-flips": Result(
-        "CIFAR-10, flips, square roots of correlations", "cifar10", 0.8835, "flips"
-    ),
+    "cifar10-root-flips": Result("CIFAR-10, flips, correlation roots", "cifar10", 0.8835, "flips"),
     "cifar10-root-rich": Result(
-        "CIFAR-10, flips, shifts, square roots of correlations", "cifar10", 0.8835, "flips alone"
+        "CIFAR-10, flips, shifts, correlation roots", "cifar10", 0.8835, "flips alone"
     ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(

@@ -5,6 +5,9 @@ H = F A⁻¹ Fᵀ/N + 1/N. Without image i, it would be predicted with an error 
 as large. For random signs z, the mean of zᵢ (H z)ᵢ is the leverage Hᵢᵢ, with a variance of at most
 Hᵢᵢ(1 − Hᵢᵢ). H z is the prediction of a regression on z, so signs are further targets of the same
 regression, and no matrix of D × D is needed where the images are.
+
+Copies of an image are left out with it: they have its signs, so that the estimate is the sum of Hᵢⱼ
+over the image and its copies j. That is exact if they all are predicted with the same error.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ def probe_signs(seed: int, layer: int, numbers: Array, count: int) -> Array:
     layer : int
         The number of the layer, from 1.
     numbers : ndarray of int, shape (n,)
-        The numbers of the images in the training set, copies included.
+        The numbers of the images in the data; copies have that of their original.
     count : int
         The number of signs s of an image.
 
@@ -44,7 +47,9 @@ def probe_signs(seed: int, layer: int, numbers: Array, count: int) -> Array:
     return 1 - 2 * bits.astype(np.float32)
 
 
-def leave_one_out(correction: Array, errors: Array, predicted: Array, signs: Array) -> Array:
+def leave_one_out(
+    correction: Array, errors: Array, predicted: Array, signs: Array, share: float = 1.0
+) -> Array:
     """Compute what would be predicted for each image if it had not been trained on.
 
     Parameters
@@ -57,13 +62,16 @@ def leave_one_out(correction: Array, errors: Array, predicted: Array, signs: Arr
         The predicted signs.
     signs : ndarray of shape (n, s)
         The signs that the regression was fitted to.
+    share : float, default 1.0
+        The share of the leverage that is used: with 0, images are predicted as they were fitted.
 
     Returns
     -------
     ndarray of shape (n, C)
-        The predictions without the image: (correction − h·errors)/(1 − h) with its leverage h.
+        The predictions without the image: (correction − h·errors)/(1 − h) with its leverage h,
+        times the share.
     """
     signs = asarray_like(signs, predicted)
     leverage = (predicted * signs).mean(axis=1, keepdims=True, dtype=np.float32)
-    leverage = np.clip(leverage, np.float32(0), np.float32(MAX_LEVERAGE))
+    leverage = np.float32(share) * np.clip(leverage, np.float32(0), np.float32(MAX_LEVERAGE))
     return (correction - leverage * errors) / (1 - leverage)

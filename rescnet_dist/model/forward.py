@@ -25,13 +25,13 @@ class TrainingRows:
         The labels. A NumPy array, as the others.
     train : ndarray of bool, shape (n,)
         Which images are training images.
-    start : int
-        The number of the first image in the run, copies included.
+    images : ndarray of int, shape (n,)
+        The numbers of the images in the data. A copy has that of its original.
     """
 
     labels: Array
     train: Array
-    start: int
+    images: Array
 
     def select(self, rows: slice) -> TrainingRows:
         """Return the images of a slab.
@@ -46,8 +46,7 @@ class TrainingRows:
         TrainingRows
             Its images.
         """
-        start = self.start + rows.indices(len(self.labels))[0]
-        return TrainingRows(self.labels[rows], self.train[rows], start)
+        return TrainingRows(self.labels[rows], self.train[rows], self.images[rows])
 
     def signs(self, architecture: Architecture, layer: int) -> Array:
         """Draw the random signs of the images in a layer.
@@ -62,10 +61,9 @@ class TrainingRows:
         Returns
         -------
         ndarray of float32, shape (n, s)
-            The signs; s as of `Head.probe_count`.
+            The signs; s as of `Head.probe_count`. Those of a copy are those of its original.
         """
-        numbers = np.arange(self.start, self.start + len(self.labels))
-        return probe_signs(architecture.seed, layer, numbers, architecture.head.probe_count)
+        return probe_signs(architecture.seed, layer, self.images, architecture.head.probe_count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class GrowingLayer:
         old_features: Array | None = None,
         weights: Array | None = None,
         repeats: Array | None = None,
-        start: int = 0,
+        numbers: Array | None = None,
     ) -> GrownChunk:
         """Run the layer's pass on one chunk.
 
@@ -111,8 +111,9 @@ class GrowingLayer:
             As how many images each counts in moments; each counts once by default.
         repeats : ndarray of int, shape (n,), optional
             How many times each image is repeated for draws; once by default.
-        start : int, default 0
-            The number of the first image in the run.
+        numbers : ndarray of int, shape (n,), optional
+            The numbers of the images in the data; that of a copy is that of its original. By
+            default they are counted from 0.
 
         Returns
         -------
@@ -123,7 +124,7 @@ class GrowingLayer:
         pixels = layer_pixels(images, self.image_scale, network)
         if scores is None:
             scores = zero_scores(images, network)
-        rows = TrainingRows(labels, train, start)
+        rows = TrainingRows(labels, train, np.arange(len(labels)) if numbers is None else numbers)
         state = State(pixels, maps, scores, old_features, self.number - 1, rows)
         has_head = network.has_head(self.number)
         state = advance(network, state, head=self.previous, bank=self.bank, features=has_head)

@@ -234,7 +234,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
                         old.features,
                         chunk.weights,
                         chunk.repeats,
-                        chunk.start,
+                        chunk.rows.image,
                     )
                     del pixels, old
                     statistics = statistics.fold(grown)
@@ -337,7 +337,7 @@ def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Ta
                 with reader.meter.timing("read"):
                     old = get_value()
                 with reader.meter.timing("compute"):
-                    training = TrainingRows(chunk.labels, chunk.train, chunk.start)
+                    training = TrainingRows(chunk.labels, chunk.train, chunk.rows.image)
                     before = State(None, old.maps, old.scores, old.features, layer, training)
                     scores = advance(architecture, before, head=head).scores
                     counted = chunk.labels, chunk.train, architecture.head.target

@@ -17,9 +17,9 @@ RESULTS = (
     "digits",
     "mnist",
     "mnist-shifts",
-    "cifar10-max-mean",
-    "cifar10-max-mean-flips",
-    "cifar10-rich",
+    "cifar10-leave-one-out",
+    "cifar10-root-flips",
+    "cifar10-root-rich",
 )
 each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

@@ -57,3 +57,36 @@ def test_leverages_are_limited() -> None:
     predicted = np.array([[1.5] * 4, [-0.2] * 4], np.float32)
     found = leave_one_out(correction, errors, predicted, ones)
     np.testing.assert_allclose(found[:, 0], [(0.5 - 0.9) / 0.1, 0.5], rtol=1e-5)
+
+
+def test_copies_are_left_out_with_their_original(rng: np.random.Generator) -> None:
+    """Copies that differ a little, and have the signs of their original."""
+    n, width, probes = 40, 10, 4000
+    originals = rng.normal(size=(n, width))
+    features = np.concatenate([originals, originals + 0.1 * rng.normal(size=(n, width))])
+    features = features.astype(np.float32)
+    targets = (originals[:, :2] + rng.normal(size=(n, 2))).astype(np.float32)
+    errors, numbers = np.concatenate([targets, targets]), np.tile(np.arange(n), 2)
+    signs = probe_signs(0, 1, numbers, probes)
+    weights, intercept = fit(features, np.concatenate([errors, signs], axis=1))
+    outputs = features @ weights.T + intercept
+    found = leave_one_out(outputs[:, :2], errors, outputs[:, 2:], signs)
+    expected = np.empty_like(found)
+    for left_out in range(n):
+        others = numbers != left_out
+        one_weights, one_intercept = fit(features[others], errors[others])
+        expected[~others] = features[~others] @ one_weights.T + one_intercept
+    scale = np.abs(expected - outputs[:, :2]).mean()
+    assert np.abs(found - expected).mean() < 0.25 * scale
+
+
+def test_share_of_leverage_lies_between_training_and_leave_one_out_errors(
+    rng: np.random.Generator,
+) -> None:
+    """With 0 nothing is left out, with 1 the image."""
+    correction, errors = rng.normal(size=(2, 5, 3)).astype(np.float32)
+    signs = probe_signs(0, 1, np.arange(5), 8)
+    part = [leave_one_out(correction, errors, 0.5 * signs, signs, share) for share in (0, 0.5, 1)]
+    assert np.array_equal(part[0], correction)
+    np.testing.assert_allclose(part[1], (correction - 0.25 * errors) / 0.75, rtol=1e-5)
+    np.testing.assert_allclose(part[2], (correction - 0.5 * errors) / 0.5, rtol=1e-5)

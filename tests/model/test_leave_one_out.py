@@ -9,7 +9,7 @@ import pytest
 from distributed import Client
 
 import rescnet_dist as rd
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, SpecError
+from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, SpecError
 from tests.models import assert_same_bits, read_model
 
 X, Y = rd.load_digits()
@@ -74,6 +74,35 @@ def test_saved_network_has_no_random_signs(client: Client, tmp_path: Path) -> No
         for name in ("saved", "regress")
     ]
     assert sizes[0] < 1.1 * sizes[1] + 5000
+
+
+def test_copies_are_left_out_with_their_original(client: Client, tmp_path: Path) -> None:
+    """Training accuracy is no better than that of other images; chunks are replayed alike."""
+    images, labels = rd.load_digits()
+    accuracies = {}
+    for name, head, maps in (
+        ("loo", "leave-one-out", "memory"),
+        ("stored", "leave-one-out", "store"),
+        ("regress", "regress", "memory"),
+    ):
+        clf = ResCNetClassifier(
+            SPEC.replace(head=head, ridge=0.1, max_layers=2),
+            run=RunSpec(chunk_images=400, validation=0.5, maps=maps),  # type: ignore[arg-type]
+            augment=AugmentSpec(copies=2, shift=1),
+            store=tmp_path / name,
+            random_state=0,
+        )
+        accuracies[name] = clf.fit(images[:900, ::2, ::2], labels[:900]).accuracies_[0]
+    assert_same_bits(read_model(tmp_path / "loo"), read_model(tmp_path / "stored"))
+    gap = {name: values["train"] - values["validation"] for name, values in accuracies.items()}
+    assert gap["loo"] < 0 < 0.04 < gap["regress"]
+
+
+def test_no_share_of_the_leverage_is_regression(client: Client, tmp_path: Path) -> None:
+    """Up to rounding, as there are more targets."""
+    none = train(tmp_path / "none", SPEC.replace(leverage_share=0.0)).decision_function(X)
+    regress = train(tmp_path / "regress", SPEC.replace(head="regress")).decision_function(X)
+    np.testing.assert_allclose(none, regress, atol=1e-3)
 
 
 def test_conjugate_gradients_and_tiles_solve_for_signs_too(client: Client, tmp_path: Path) -> None:

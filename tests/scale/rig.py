@@ -75,6 +75,8 @@ class Rig:
             "DASK_LOGGING__DISTRIBUTED": "error",
         }
         self.started = 0  # processes of workers
+        # The scheduler has a core of its own, as its pod has: it does not wait for the workers.
+        self.scheduler_cores, self.other_cores = split_cores()
 
     def __enter__(self) -> Rig:
         file = self.folder / "scheduler.json"
@@ -82,6 +84,7 @@ class Rig:
         self.scheduler = self.start(
             *("-m", "dask", "scheduler", *options, "--scheduler-file", str(file)),
             *("--dashboard-address", "127.0.0.1:0", "--preload", str(HERE / "rig_scheduler.py")),
+            cores=self.scheduler_cores,
         )
         wait_until(file.exists)
         time.sleep(0.2)
@@ -97,8 +100,8 @@ class Rig:
         self.nursery.wait()
         self.stack.close()
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a Python process of the rig."""
+    def start(self, *arguments: str, cores: set[int] | None = None) -> subprocess.Popen[str]:
+        """Start a Python process of the rig on some cores, those of workers by default."""
         with (self.folder / "log.txt").open("a") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -111,6 +114,7 @@ class Rig:
             )
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
+        psutil.Process(process.pid).cpu_affinity(sorted(cores or self.other_cores))
         return process
 
     def add_workers(self, processes: int) -> None:
@@ -214,6 +218,13 @@ class Rig:
             "moved_bytes": record["moved_bytes"],
             "depth": record["depth"],
         }
+
+
+def split_cores() -> tuple[set[int], set[int]]:
+    """Return the core of the scheduler and the cores of driver and workers, apart if possible."""
+    cores = os.sched_getaffinity(0)
+    first = {min(cores)}
+    return first, cores - first or first
 
 
 def split_evenly(total: int, parts: int) -> list[int]:

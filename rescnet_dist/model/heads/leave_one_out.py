@@ -21,7 +21,7 @@ class LeaveOneOut(Regress):
     """Regress, but training images have the scores they would have without training on them.
 
     Errors then do not vanish when all training images are classified correctly, and the training
-    accuracy is an estimate of that on other images. Copies of an image are not left out with it.
+    accuracy is an estimate of that on other images. Copies of an image are left out with it.
     """
 
     name: ClassVar[str] = "leave-one-out"
@@ -38,6 +38,15 @@ class LeaveOneOut(Regress):
         "estimated. Its standard error is at most 0.5/√probes.",
         low=1,
         high=1024,
+    )
+
+    leverage_share: float = option(
+        1.0,
+        help="share of its leverage by which an image is left out; 0 fits training errors",
+        doc="Share of the leverage of an image that is removed from its score. 1 leaves the image "
+        "out, 0 fits to training errors as regress does.",
+        low=0,
+        high=1,
     )
 
     @property
@@ -77,4 +86,5 @@ class LeaveOneOut(Regress):
             asarray_like(arrays[name], features).astype(np.float32)
             for name in ("probe_weights", "probe_intercept")
         )
-        return leave_one_out(correction, errors, features @ weights.T + intercept, signs)
+        predicted = features @ weights.T + intercept
+        return leave_one_out(correction, errors, predicted, signs, self.leverage_share)
