@@ -10,6 +10,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
+from distributed import Client
 from source_cases import fail_on_compute
 from source_files import CLASS_NAMES, COLOR, LABELS, make_zarr_store
 
@@ -41,7 +42,7 @@ def test_open_zarr_group(tmp_path: Path) -> None:
     ],
 )
 def test_open_imported_dataset_with_damaged_attributes(
-    tmp_path: Path, name: str, value: object
+    client: Client, tmp_path: Path, name: str, value: object
 ) -> None:
     """The error says which and what to do."""
     make_zarr_store(tmp_path / "source")
