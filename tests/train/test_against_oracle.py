@@ -103,8 +103,14 @@ CLASSIFY = [  # softmax is used in this mode only
 REGRESS = [
     Case("stacked-LDA fills up", (10, 9, 1), {"first_filter_size": 2, "filters": 10}, seed=9),
 ]
+HEADS = ("classify", "regress")
 RUNS = [
-    *((case, mode) for case in CASES for mode in ("classify", "regress")),
+    # Of each case the head that every other case has too is slow: heads and cases are independent.
+    *(
+        pytest.param(case, head, marks=[pytest.mark.slow] if (number + i) % 2 else [])
+        for number, case in enumerate(CASES)
+        for i, head in enumerate(HEADS)
+    ),
     *((case, "classify") for case in CLASSIFY),
     *((case, "regress") for case in REGRESS),
 ]

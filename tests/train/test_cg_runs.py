@@ -52,8 +52,15 @@ def short_model(
 # agreement with the exact solver ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ridge", [0.1, 10.0])
-@pytest.mark.parametrize("head", ["regress", "classify"])
+@pytest.mark.parametrize(
+    ("head", "ridge"),
+    [
+        ("regress", 0.1),
+        ("classify", 10.0),
+        pytest.param("regress", 10.0, marks=pytest.mark.slow),
+        pytest.param("classify", 0.1, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_and_predictions_equal_those_of_the_exact_solver(
     client: Client, tmp_path: Path, head: str, ridge: float
 ) -> None:
@@ -69,6 +76,7 @@ def test_weights_and_predictions_equal_those_of_the_exact_solver(
     np.testing.assert_allclose(others, weights, rtol=0, atol=1e-4 * np.abs(weights).max())
 
 
+@pytest.mark.slow
 def test_digits_are_classified_as_by_the_exact_solver(client: Client) -> None:
     images, labels = (array[:400] for array in load_digits())
     spec = NetworkSpec.preset("digits").replace(filters=6, max_layers=2)

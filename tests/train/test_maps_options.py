@@ -38,7 +38,9 @@ from rescnet_dist.train import loop, verify_run
 
 
 @pytest.mark.parametrize(
-    ("maps", "layers"), [("memory", 5), ("memory", 6), ("store", 5)], ids=str
+    ("maps", "layers"),
+    [pytest.param("memory", 5, marks=pytest.mark.slow), ("memory", 6), ("store", 5)],
+    ids=str,
 )  # a checkpoint would be due at 6
 def test_keep_maps_none_removes_maps_and_recomputes_them_on_resume(
     client: Client, tmp_path: Path, reference_weights: list[Any], maps: Any, layers: int

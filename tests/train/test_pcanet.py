@@ -158,8 +158,18 @@ def test_runs_with_one_head_are_described(hashed: rd.ResCNetClassifier) -> None:
     assert rd.ResCNetClassifier.resume(url).depth_ == 2
 
 
-@pytest.mark.parametrize("stopped", [("survey", 0), ("grow", 1), ("grow", 2)], ids=str)
-@pytest.mark.parametrize("maps", ["memory", "store"])
+@pytest.mark.parametrize(
+    ("maps", "stopped"),
+    [
+        ("memory", ("grow", 1)),
+        ("store", ("survey", 0)),
+        ("store", ("grow", 2)),
+        pytest.param("memory", ("survey", 0), marks=pytest.mark.slow),
+        pytest.param("memory", ("grow", 2), marks=pytest.mark.slow),
+        pytest.param("store", ("grow", 1), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_resumed_runs_with_one_head_have_the_same_bits(
     hashed: rd.ResCNetClassifier, tmp_path: Path, client: Any, maps: str, stopped: Any
 ) -> None:

@@ -102,7 +102,12 @@ def unchunked(
 
 @pytest.mark.parametrize(
     ("chunk", "accumulators", "fan_in"),
-    [(1000, 4, 2), (37, 100, 2), (37, 5, 9), (17, 3, 3)],
+    [
+        (37, 100, 2),
+        (17, 3, 3),
+        pytest.param(1000, 4, 2, marks=pytest.mark.slow),
+        pytest.param(37, 5, 9, marks=pytest.mark.slow),
+    ],
 )
 def test_other_plan_gives_same_model_up_to_rounding(
     unchunked: ResCNetClassifier,

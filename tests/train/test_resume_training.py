@@ -62,7 +62,7 @@ def test_extended_run_equals_run_with_all_layers(client: Client, tmp_path: Path)
     [
         ("survey", 0, Interrupted()),
         ("grow", 3, Interrupted()),
-        ("grow", 3, KeyboardInterrupt()),
+        pytest.param("grow", 3, KeyboardInterrupt(), marks=pytest.mark.slow),
         ("score", 3, Interrupted()),
     ],
 )

@@ -91,8 +91,17 @@ def test_undamaged_run_has_no_problems(run: Path, client: Client) -> None:
     assert verify_run(run) == []
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-@pytest.mark.parametrize("name", [name for name in CHUNKS if name.startswith("data/")])
+def damages(*names: str) -> list[Any]:
+    """Return each chunk with each damage; all of the first one, one of the others is not slow."""
+    slow = [pytest.mark.slow]
+    return [
+        pytest.param(name, damage, marks=[] if name == names[0] or damage is flip else slow)
+        for name in names
+        for damage in (flip, truncate, Path.unlink)
+    ]
+
+
+@pytest.mark.parametrize(("name", "damage"), damages("data/images", "data/labels", "data/train"))
 def test_damaged_data_are_named_and_rejected(
     run: Path, client: Client, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -128,8 +137,7 @@ def resume_and_compare(run: Path, undamaged: Path) -> list[ChunkRebuilt]:
     return [event for event in events if isinstance(event, ChunkRebuilt)]
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-@pytest.mark.parametrize("name", [name for name in CHUNKS if not name.startswith("data/")])
+@pytest.mark.parametrize(("name", "damage"), damages("maps/0002", "scores/0002"))
 def test_damaged_chunk_is_named_and_rebuilt(
     run: Path, client: Client, undamaged: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -142,7 +150,16 @@ def test_damaged_chunk_is_named_and_rebuilt(
     assert name in rebuilt.reason
 
 
-@pytest.mark.parametrize("removed", [("maps",), ("scores",), ("maps", "scores"), ("maps/0002",)])
+@pytest.mark.parametrize(
+    "removed",
+    [
+        ("maps", "scores"),
+        ("maps/0002",),
+        pytest.param(("maps",), marks=pytest.mark.slow),
+        pytest.param(("scores",), marks=pytest.mark.slow),
+    ],
+    ids="+".join,
+)
 def test_removed_maps_are_rebuilt(
     run: Path, client: Client, undamaged: Path, removed: tuple[str, ...]
 ) -> None:
@@ -260,7 +277,10 @@ MANY_CHUNKS = {
 }
 
 
-@pytest.mark.parametrize("kind", MANY_CHUNKS)
+@pytest.mark.parametrize(
+    "kind",
+    ["one factorization", pytest.param("tiles", marks=pytest.mark.slow), "conjugate gradients"],
+)
 def test_checksums_in_files_are_checked_and_resumed_from(
     kind: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
