@@ -14,7 +14,6 @@ from urllib.error import HTTPError, URLError
 import numpy as np
 import pytest
 from distributed import Client
-from mlflow.tracking import MlflowClient
 
 import rescnet_dist as rd
 from rescnet_dist import RescnetError
@@ -69,6 +68,8 @@ def test_tracker_logs_the_network(client: Client, tmp_path: Path) -> None:
     """At the end of a run, at its chosen depth, as two models of the MLflow run."""
     images, labels = (array[:60] for array in rd.load_digits())
     images, uri = images[:, ::2, ::2], f"sqlite:///{tmp_path}/mlflow.db"
+    from mlflow.tracking import MlflowClient  # which takes seconds
+
     reader = MlflowClient(tracking_uri=uri)
     experiment = reader.create_experiment("models", artifact_location=str(tmp_path / "artifacts"))
     spec = SMALL.replace(filters=4, max_layers=1)
@@ -97,6 +98,7 @@ def post(url: str, body: Any) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
+@pytest.mark.slow
 def test_mlflow_serves_the_network(tmp_path: Path, started: Processes) -> None:
     """`mlflow models serve` answers the example, images, and refuses those of another shape."""
     network, images = make_network(SMALL), make_images()
