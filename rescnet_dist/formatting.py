@@ -98,3 +98,8 @@ def option_name(field: str) -> str:
     '--max-layers'
     """
     return f"--{field.replace('_', '-')}"
+
+
+def copies_suffix(copies: int) -> str:
+    """Return the suffix of an accuracy that counts copies; empty without copies."""
+    return " (with copies)" if copies else ""

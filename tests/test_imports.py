@@ -13,6 +13,7 @@ import pytest
 
 import rescnet_dist
 import rescnet_dist.data
+import rescnet_dist.network
 from tests.import_graph import (
     UndeclaredImportError,
     build_graph,
@@ -275,7 +276,7 @@ def test_tasks_of_a_pass_do_not_import_xarray() -> None:
     assert done.stderr == "set()\n"
 
 
-@pytest.mark.parametrize("package", [rescnet_dist, rescnet_dist.data])
+@pytest.mark.parametrize("package", [rescnet_dist, rescnet_dist.data, rescnet_dist.network])
 def test_names_that_are_imported_on_first_use_exist(package: ModuleType) -> None:
     assert set(package.__all__) <= set(dir(package))
     assert all(hasattr(package, name) for name in package.__all__)
@@ -286,3 +287,13 @@ def test_names_that_are_imported_on_first_use_exist(package: ModuleType) -> None
 def test_version_is_that_of_the_installed_package() -> None:
     """It comes from one place, `version` in pyproject.toml."""
     assert rescnet_dist.__version__ == version("rescnet-dist")
+
+
+def test_description_of_a_run_needs_no_dask_arrays() -> None:
+    """`rescnet info` reads records; with these it would take twice as long."""
+    code = (
+        "import sys, rescnet_dist.cli.actions.info; "
+        "sys.exit(str({'dask.array', 'matplotlib', 'pandas', 'xarray'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stderr.strip() == "set()"

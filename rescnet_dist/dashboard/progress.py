@@ -26,6 +26,7 @@ from rescnet_dist.events import (
     RunStarted,
     SolverIteration,
 )
+from rescnet_dist.formatting import copies_suffix
 
 PRINTED_ITERATIONS = 10  # iterations of a solver per line
 STARTUP_NOTICE_SECONDS = 8.0  # after which the reason for a slow start is printed
@@ -206,8 +207,3 @@ def describe_accuracy(accuracy: Accuracy, *, short: bool = False, copies: int = 
     if accuracy.validation is not None:
         text += f", validation {100 * accuracy.validation:.2f} %"
     return text
-
-
-def copies_suffix(copies: int) -> str:
-    """Return the suffix of an accuracy that counts copies; empty without copies."""
-    return " (with copies)" if copies else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rescnet_dist._lazy import attach
 
 if TYPE_CHECKING:
+    from rescnet_dist.data.classes import classes_from_json, classes_to_json
     from rescnet_dist.data.dataset import (
         as_dataset,
         evaluation_coords,
@@ -26,12 +27,7 @@ if TYPE_CHECKING:
     from rescnet_dist.data.finite import check_finite
     from rescnet_dist.data.images import ArrayReference, Images, as_images
     from rescnet_dist.data.importing import ImportResult, import_dataset
-    from rescnet_dist.data.labels import (
-        as_labels,
-        classes_from_json,
-        classes_to_json,
-        encode,
-    )
+    from rescnet_dist.data.labels import as_labels, encode
     from rescnet_dist.data.photos import (
         ImageInput,
         PhotoDecoder,
@@ -116,7 +112,8 @@ __getattr__, __dir__ = attach(
         "finite": ("check_finite",),
         "images": ("ArrayReference", "Images", "as_images"),
         "importing": ("ImportResult", "import_dataset"),
-        "labels": ("as_labels", "classes_from_json", "classes_to_json", "encode"),
+        "classes": ("classes_from_json", "classes_to_json"),
+        "labels": ("as_labels", "encode"),
         "photos": (
             "ImageInput",
             "PhotoDecoder",

@@ -1,4 +1,4 @@
-"""Labels of any hashable type, their integer codes, and a JSON form without pickle."""
+"""Labels of any hashable type, and their integer codes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
+from rescnet_dist.data.classes import as_vector
 from rescnet_dist.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,7 +32,7 @@ def as_labels(source: Any, count: int, *, name: str = "y") -> Array | da.Array:
     if not isinstance(data, da.Array | np.ndarray):
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):
             raise DataError(f"{name}={data!r} is not a vector (N,) of labels. Give one per image.")
-        data = _as_vector(data)
+        data = as_vector(data)
     if data.ndim != 1:
         raise DataError(f"{name} has shape {data.shape}. Labels must be a vector (N,).")
     if np.isnan(data.shape[0]):
@@ -43,21 +44,6 @@ def as_labels(source: Any, count: int, *, name: str = "y") -> Array | da.Array:
             f"{name} has {data.shape[0]} labels for {count} images. Give one label per image."
         )
     return data
-
-
-def _as_vector(values: Any) -> Array:
-    """Return a vector of unchanged values, of their own dtype if NumPy has one, else object."""
-    values = list(values)
-    vector = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):  # A slice would unpack a list of tuples.
-        vector[index] = value
-    types = {type(value) for value in values}
-    if len(types) == 1 and types <= {bool, int, float, str}:
-        array = np.asarray(values)
-        return array if array.tolist() == values else vector
-    if len(types) == 1 and issubclass(next(iter(types)), np.generic):
-        return np.asarray(values)
-    return vector
 
 
 def find_classes(labels: Array | da.Array) -> list[Hashable]:
@@ -141,11 +127,6 @@ def _sort_distinct(values: Sequence[Hashable]) -> list[Hashable]:
         return distinct
 
 
-def classes_array(classes: Sequence[Hashable]) -> Array:
-    """Return the classes as an array (C,) that preserves their values and types."""
-    return _as_vector(classes)
-
-
 def encode(labels: Array | da.Array, classes: Array, *, name: str = "y") -> Array | da.Array:
     """Return the codes (N,) int32 of labels (N,), which index `classes` (C,); lazy if they are.
 
@@ -213,49 +194,3 @@ def _encode_groups(groups: Array) -> Array:
         digest = hashlib.blake2b(repr(group).encode(), digest_size=8).digest()
         codes[group] = int.from_bytes(digest, "little") >> 1
     return np.fromiter((codes[group] for group in values), np.int64, len(values))
-
-
-def classes_to_json(classes: Array, *, lossy: bool = False) -> dict[str, Any]:
-    """Return a JSON-serializable form, from which `classes_from_json` restores the labels.
-
-    Labels of unsupported types raise DataError or, if `lossy`, are replaced by their `repr`.
-    """
-    plain = classes.astype(np.int64) if classes.dtype.kind in "mM" else classes
-    values = [_label_to_json(label, lossy) for label in plain.tolist()]
-    return {"dtype": classes.dtype.str, "values": values}
-
-
-def classes_from_json(record: dict[str, Any]) -> Array:
-    """Return the classes (C,) that `classes_to_json` has serialized."""
-    dtype = np.dtype(record["dtype"])
-    if dtype.kind in "mM":
-        return np.array(record["values"], np.int64).view(dtype)
-    labels = [_label_from_json(value) for value in record["values"]]
-    return classes_array(labels) if dtype.kind == "O" else np.array(labels, dtype)
-
-
-def _label_to_json(label: Any, lossy: bool) -> Any:
-    """Return the JSON-serializable form of one label."""
-    if isinstance(label, np.generic):
-        label = label.item()
-    if label is None or isinstance(label, bool | int | float | str):
-        return label
-    if isinstance(label, bytes):
-        return {"bytes": label.hex()}
-    if isinstance(label, tuple):
-        return {"tuple": [_label_to_json(part, lossy) for part in label]}
-    if lossy:
-        return repr(label)
-    raise DataError(
-        f"The label {label!r} of type {type(label).__name__} cannot be stored. A run store keeps "
-        "numbers, strings, bytes and tuples of these; map your labels to one of them."
-    )
-
-
-def _label_from_json(value: Any) -> Hashable:
-    """Return the label of its JSON form."""
-    if isinstance(value, dict):
-        if "bytes" in value:
-            return bytes.fromhex(value["bytes"])
-        return tuple(_label_from_json(part) for part in value["tuple"])
-    return value

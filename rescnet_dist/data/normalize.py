@@ -8,8 +8,8 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
+from rescnet_dist.data.classes import classes_array
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, Array
-from rescnet_dist.data.labels import classes_array
 from rescnet_dist.data.sources.source import parse_split_name
 from rescnet_dist.data.stored import GROUP_NAMES, WEIGHT_NAMES
 from rescnet_dist.errors import DataError

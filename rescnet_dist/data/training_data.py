@@ -10,15 +10,10 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
+from rescnet_dist.data.classes import classes_array
 from rescnet_dist.data.dataset import SplitData, as_dataset, get_split, select_split
 from rescnet_dist.data.images import ArrayReference, Images, looks_channels_first
-from rescnet_dist.data.labels import (
-    as_labels,
-    classes_array,
-    encode,
-    encode_groups,
-    find_classes,
-)
+from rescnet_dist.data.labels import as_labels, encode, encode_groups, find_classes
 from rescnet_dist.data.photos import ImageInput
 from rescnet_dist.data.sources import DecodeOptions
 from rescnet_dist.data.weights import (

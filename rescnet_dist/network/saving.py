@@ -15,6 +15,7 @@ from rescnet_dist.data import ImageInput, classes_from_json
 from rescnet_dist.errors import SpecError, StoreError, suggest_name
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Calibration, ImageScale, Layer
+from rescnet_dist.network.describe import network_locations
 from rescnet_dist.network.layer_cache import CachedLayers
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
@@ -117,11 +118,6 @@ def write_fused(
     location.update_attributes({**kind, "networks": len(writers), **attributes})
 
 
-def network_locations(location: Location, count: int) -> list[Location]:
-    """Return the groups of the networks of a fused network."""
-    return [location / f"networks/{number:04d}" for number in range(1, count + 1)]
-
-
 def read_network(location: Location) -> dict[str, Any]:
     """Return the attributes of the `Network` that is stored at a location; its layers are lazy."""
     attributes = check_format(location, NETWORK_FORMAT, RUN_FORMAT)
@@ -177,38 +173,6 @@ def _find_calibration(records: dict[int, dict[str, Any]], depth: int) -> dict[st
     That of the last layer of an unfinished run is not known yet; it is that of the layer before.
     """
     return next((records[layer] for layer in (depth, depth - 1) if layer in records), None)
-
-
-def describe_network(url: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Describe the saved network at a URL as JSON-serializable values; None if it is a run.
-
-    A fused one has a list of its `networks`, each described in the same way.
-    """
-    location = Location.of(url)
-    attributes = check_format(location, NETWORK_FORMAT, FUSED_FORMAT, RUN_FORMAT)
-    if attributes["format"] == RUN_FORMAT:
-        return None
-    saved = {"url": str(location), "state": "saved", "bytes": location.size()}
-    if attributes["format"] == NETWORK_FORMAT:
-        return saved | _describe_attributes(attributes)
-    with translate_attribute_errors(location):
-        members = network_locations(location, attributes["networks"])
-        networks = [_describe_attributes(check_format(m, NETWORK_FORMAT)) for m in members]
-        shared = {name: networks[0][name] for name in ("image_shape", "input", "class_names")}
-        return {
-            **saved,
-            **shared,
-            "depth": sum(network["depth"] for network in networks),
-            **{name: attributes[name] for name in ("weights", "averaging", "held_out")},
-            "networks": networks,
-        }
-
-
-def _describe_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of one network, from the attributes of its store."""
-    names = ("depth", "image_shape", "input", "network", "augment")
-    classes = [str(label) for label in classes_from_json(attributes["classes"]).tolist()]
-    return {**{name: attributes.get(name) for name in names}, "class_names": classes}
 
 
 def stored_accuracies(url: str | os.PathLike[str]) -> list[dict[str, Any]]:

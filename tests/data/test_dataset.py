@@ -31,7 +31,8 @@ from rescnet_dist.data import (
     select_split,
     select_validation,
 )
-from rescnet_dist.data.labels import classes_array, find_classes
+from rescnet_dist.data.classes import classes_array
+from rescnet_dist.data.labels import find_classes
 from rescnet_dist.errors import DataError, StoreError
 
 

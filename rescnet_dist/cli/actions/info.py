@@ -9,9 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rescnet_dist.dashboard.progress import copies_suffix
 from rescnet_dist.errors import StoreReadError, pluralize
-from rescnet_dist.formatting import format_bytes
+from rescnet_dist.formatting import copies_suffix, format_bytes
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec

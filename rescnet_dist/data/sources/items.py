@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.data.labels import as_labels, classes_array, encode, find_classes
+from rescnet_dist.data.classes import classes_array
+from rescnet_dist.data.labels import as_labels, encode, find_classes
 from rescnet_dist.data.sources.source import Array, NumberedNames, Reader, Samples, Source
 from rescnet_dist.errors import DataError
 

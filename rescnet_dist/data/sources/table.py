@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rescnet_dist.data.labels import classes_array, encode, find_classes
+from rescnet_dist.data.classes import classes_array
+from rescnet_dist.data.labels import encode, find_classes
 from rescnet_dist.data.sources.files import File, read_files, translate_read_errors
 from rescnet_dist.data.sources.source import Reader, Samples, Source, parse_split_name, sort_splits
 from rescnet_dist.errors import DataError
