@@ -134,9 +134,10 @@ def split_commands(page: Path) -> list[str]:
 
 
 def load_fewer_digits(split: str = "train") -> tuple[Array, Array]:
-    """Return the first 1,500 of the 6,000 training images, or all test images, with labels."""
+    """Return the first 600 of the 6,000 training images, or all test images, with labels."""
+    count = 600 if split == "train" else None
     images, labels = load_digits(split)
-    return images[:1500], labels[:1500]
+    return images[:count], labels[:count]
 
 
 def test_command_blocks_run(
