@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import socket
@@ -66,6 +67,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: (item.path.name != "test_readme.py", item.path.parent.name not in LONGEST)
     )
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Import no helper for its doctests that has none: some import large packages."""
+    if collection_path.suffix != ".py" or collection_path.name.startswith("test_"):
+        return None
+    return None if ">>>" in collection_path.read_text() else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect no garbage while modules are imported, nor search them for it later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
