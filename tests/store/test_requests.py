@@ -24,7 +24,7 @@ from rescnet_dist.store.retry import limit_retries
 
 X, Y = (array[:120] for array in load_digits())
 X = X[:, ::2, ::2]
-CHUNKS, TASKS = 10, 4
+CHUNKS, TASKS = 6, 3
 SPEC = NetworkSpec.preset("digits").replace(
     filters=4, max_layers=3, first_filter_size=3, block=5, stride=3, stop_at_zero_error=False
 )
