@@ -87,6 +87,10 @@ PARTS = Model(head=Head("ridge", 2.0), bank=(StackedLDA(positives=3), StackedLDA
     [
         ({"positives": 0}, "positives=0 is out of range. It must be at least 1."),
         ({"positives": 1.5}, "positives=1.5 is not a whole number."),
+        (
+            {"positives": 2**63},
+            f"positives={2**63} is out of range. It must be at most {2**63 - 1}.",
+        ),
         ({"ridge": 0}, "ridge=0 is out of range. It must be greater than 0."),
         ({"ridge": math.inf}, "ridge=inf is out of range. It must be greater than 0."),
         ({"ridge": "1"}, "ridge='1' is not a number."),

@@ -463,7 +463,13 @@ def _open_stored(stored: StoredImages) -> xr.Dataset:
         ("sample_weight", stored.weights_path),
     ):
         if path:
-            variables[name] = ("image", da.from_zarr(stored.location.open_array(path)))
+            array = stored.location.open_array(path)
+            if array.shape != images.shape[:1]:
+                raise DataError(
+                    f"{stored.url}/{path} has the shape {array.shape}. There are {len(images)} "
+                    "images, each of which needs one value."
+                )
+            variables[name] = ("image", da.from_zarr(array))
     coords = {}
     if stored.ranges:
         names = np.full(images.shape[0], "", "<U5")
@@ -477,6 +483,8 @@ def _open_stored(stored: StoredImages) -> xr.Dataset:
 def _open_images(stored: StoredImages) -> da.Array:
     """Return the images as a dask array; damage to imported ones is reported when computed."""
     array = stored.array()
+    if not (array.shape and array.shape[0]):
+        raise DataError(f"{stored.name} of shape {array.shape} has no images. Check the URL.")
     if not stored.is_imported:
         return da.from_zarr(array)
     read, step = delayed(_read_rows, pure=False), array.chunks[0]

@@ -308,6 +308,28 @@ class Architecture:
         """The number of targets that a layer is fitted to, random signs included."""
         return self.head.target_count(self.classes) + self.head.probe_count
 
+    def dimension_sizes(self, layer: int) -> dict[str, int]:
+        """Return the lengths of the dimensions of the stored arrays of a layer.
+
+        Parameters
+        ----------
+        layer : int
+            The number of the layer, from 1.
+
+        Returns
+        -------
+        dict of str to int
+            Lengths by the names of dimensions in `BANK_ARRAYS` and `Head.arrays`; dimensions of a
+            head that it alone knows are left out.
+        """
+        size = self.filter_size(layer)
+        sizes = {"filter_y": size, "filter_x": size, "filter": self.map_count(layer)}
+        sizes |= {"input_channel": self.input_channels(layer), "class": self.classes}
+        if self.has_head(layer):
+            sizes["feature"] = self.feature_count(layer)
+            sizes["sign"] = self.head.target_count(self.classes) // self.classes
+        return sizes
+
     def towers(self, layer: int) -> tuple[Tower, ...]:
         """Return the towers of a layer, one for each view.
 

@@ -40,6 +40,7 @@ from rescnet_dist.store import (
     write_views,
 )
 
+MAX_DEPTH = 10**6  # of a network, far more than any has
 WEIGHT_TYPES = ("float32", "float16")  # in which networks are saved
 
 
@@ -136,7 +137,12 @@ def read_network(location: Location) -> dict[str, Any]:
         spec = NetworkSpec.from_stored(attributes["network"])
         run_spec = RunSpec.from_stored(attributes.get("run", {}))
         height, width, channels = attributes["image_shape"]
-        made = attributes.get("input")
+        made, classes = attributes.get("input"), classes_from_json(attributes["classes"])
+        architecture = spec.architecture((height, width, channels), len(classes))
+        if not (len(classes) and depth <= MAX_DEPTH):
+            raise ValueError(f"there are {len(classes)} classes and {depth} layers")
+        for layer in range(1, min(depth, 2) + 1):
+            architecture.dimension_sizes(layer)  # raises ValueError if they are impossible
         if depth < spec.first_head:
             raise StoreError(
                 f"The run at {location.url} has {depth} of {spec.max_layers} layers, of which only "
@@ -144,11 +150,17 @@ def read_network(location: Location) -> dict[str, Any]:
             )
         return {
             "spec": spec,
-            "classes": classes_from_json(attributes["classes"]),
+            "classes": classes,
             "image_shape": (height, width, channels),
             "image_scale": read_image_scale(location, spec.views),
             "layers": CachedLayers(
-                StoredLayers(location, depth, spec.head.arrays, spec.first_head)
+                StoredLayers(
+                    location,
+                    depth,
+                    spec.head.arrays,
+                    spec.first_head,
+                    architecture.dimension_sizes,
+                )
             ),
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),
             "input": ImageInput.from_dict(made) if made else None,

@@ -12,6 +12,7 @@ from rescnet_dist.errors import SpecError, shorten_repr, suggest_name
 from rescnet_dist.options.annotations import alternatives, describe_type, format_type, is_instance
 
 METADATA_KEY = "rescnet_dist.option"  # in the metadata of a dataclass field
+MAX_INTEGER = 2**63 - 1  # which kernels can be given
 
 
 def option(
@@ -161,7 +162,8 @@ class Option:
         if all(self._is_inside(item) for item in items):
             return
         subject = "Each item" if isinstance(value, tuple) else "It"
-        limits = self.limits or "finite"
+        is_large = any(isinstance(item, int) and abs(item) > MAX_INTEGER for item in items)
+        limits = f"at most {MAX_INTEGER}" if is_large else self.limits or "finite"
         given = f"{self.name}={shorten_repr(value)}"
         raise SpecError(f"{given} is out of range. {subject} must be {limits}.")
 
@@ -172,7 +174,7 @@ class Option:
             (self.low is None or value >= self.low)
             and (self.above is None or value > self.above)
             and (self.high is None or value <= self.high)
-            and (isinstance(value, int) or math.isfinite(value))
+            and (abs(value) <= MAX_INTEGER if isinstance(value, int) else math.isfinite(value))
         )
 
 

@@ -29,6 +29,7 @@ VERSIONS = {
     FUSED_FORMAT: FUSED_FORMAT_VERSION,
     DATASET_FORMAT: DATASET_FORMAT_VERSION,
 }
+MAX_IMAGE_SIDE = 2**17  # pixels, far more than images of any run have
 ATTRIBUTES = {
     RUN_FORMAT: RunAttributes,
     NETWORK_FORMAT: NetworkAttributes,
@@ -67,7 +68,11 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
             f"{usable_by if found in (NETWORK_FORMAT, FUSED_FORMAT) else ''}Check the URL."
         )
     check_version(location, attributes)
-    if error := find_type_error(attributes, ATTRIBUTES[found]):
+    error = find_type_error(attributes, ATTRIBUTES[found])
+    sides = () if error else attributes.get("image_shape", ())
+    if any(not 1 <= side <= MAX_IMAGE_SIDE for side in sides):
+        error = f"image_shape is {sides}, not three numbers from 1 to {MAX_IMAGE_SIDE}"
+    if error:
         raise CorruptDataError(
             f"The attributes of {location.url} are damaged ({error}). Restore a copy of its "
             f"zarr.json, or {REMAKE[found]} again."

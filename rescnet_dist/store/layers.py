@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
 
+from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.model.layer import (
     BANK_ARRAYS,
     RATE_ARRAY,
@@ -112,12 +113,26 @@ def _make_head(values: Mapping[str, Array], dims: ArrayDims) -> FittedHead:
     return FittedHead({name: values[name] for name in dims}, float(values[RATE_ARRAY]))
 
 
-def read_layer(location: Location, layer: int, dims: ArrayDims | None) -> Layer:
-    """Read a whole fitted layer; `dims` are those of the arrays of its head, None without one."""
-    if dims is None:
-        return Layer(read_bank(location, layer), None)
-    values = location.read_small(layer_path(layer), (*BANK_ARRAYS, *dims, RATE_ARRAY))
-    return Layer(_make_bank(values), _make_head(values, dims))
+def read_layer(
+    location: Location, layer: int, dims: ArrayDims | None, sizes: Mapping[str, int] | None = None
+) -> Layer:
+    """Read a whole fitted layer; `dims` are those of the arrays of its head, None without one.
+
+    Raise CorruptDataError if an array has other dimensions, or other lengths of them than `sizes`.
+    """
+    all_dims = {**BANK_ARRAYS} if dims is None else {**BANK_ARRAYS, **dims, RATE_ARRAY: ()}
+    values = location.read_small(layer_path(layer), tuple(all_dims))
+    if sizes is not None:
+        for name, names in all_dims.items():
+            shape = values[name].shape
+            expected = tuple(sizes.get(dim, size) for dim, size in zip(names, shape, strict=False))
+            if len(names) != len(shape) or shape != expected:
+                raise CorruptDataError(
+                    f"{location.url}/{layer_path(layer)}/{name} has the shape {shape}. The "
+                    f"attributes of the store make it ({', '.join(names)}) = {expected}. One of "
+                    "them is damaged; restore a copy of the store, or train again."
+                )
+    return Layer(_make_bank(values), None if dims is None else _make_head(values, dims))
 
 
 def write_layer(
@@ -136,13 +151,15 @@ def write_layer(
 class StoredLayers(Sequence[Layer]):
     """The first `depth` layers stored at a location, each read on access; pickled as a URL.
 
-    `dims` are those of the arrays of their heads, which the layers from `first_head` on have.
+    `dims` are those of the arrays of their heads, which the layers from `first_head` on have. With
+    `sizes`, a function of the number of a layer, the shapes of its arrays are checked.
     """
 
     location: Location
     depth: int
     dims: ArrayDims
     first_head: int = 1
+    sizes: Callable[[int], Mapping[str, int]] | None = None
 
     def __len__(self) -> int:
         return self.depth
@@ -160,4 +177,5 @@ class StoredLayers(Sequence[Layer]):
         if not -self.depth <= index < self.depth:
             raise IndexError(f"Layer index {index} is out of range. There are {self.depth} layers.")
         number = index % self.depth + 1
-        return read_layer(self.location, number, self.dims if number >= self.first_head else None)
+        dims = self.dims if number >= self.first_head else None
+        return read_layer(self.location, number, dims, self.sizes(number) if self.sizes else None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import warnings
@@ -75,6 +76,7 @@ NODE_TYPE_ERRORS = (
 )
 
 
+MAX_CHUNKS = 2**26  # of an array that is opened, far more than any of ours has
 MAX_CONCURRENT_WRITES = 8  # of small objects at the same time
 COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as level 3, and twice as fast
 
@@ -258,12 +260,15 @@ class Location:
         if (text := self._read_object()) is None:
             return None
         try:
-            return json.loads(text)
+            record = json.loads(text)
+            if record is None:
+                raise ValueError("it is null")
         except (ValueError, RecursionError) as error:
             raise StoreReadError(
                 f"{self.url} is not valid JSON ({error}). The record is damaged; remove it, then "
                 "resume the run, which writes it anew."
             ) from None
+        return record
 
     def write_json(self, record: Any) -> None:
         """Write a JSON record as one object, so that readers see all of it or nothing."""
@@ -431,8 +436,8 @@ class Location:
     def open_array(self, path: str | None = None, *, write: bool = False) -> StoredArray:
         """Open the array at `path` under this group, or the one at this location itself.
 
-        Arrays stored by pickle, or with empty chunks, are rejected. All chunks written are stored,
-        also chunks of zeros.
+        Arrays stored by pickle, with empty chunks, or with more chunks than any store has, are
+        rejected. All chunks written are stored, also chunks of zeros.
         """
         location, mode = self / path if path else self, "r+" if write else "r"
 
@@ -451,8 +456,9 @@ class Location:
                 f"The Zarr array at {location.url} is stored by pickle, which could run any "
                 "program, and is not read. Store it as numbers or strings."
             )
-        sizes = zip(array.shape, array.chunks, strict=False)
-        if any(length and not size for length, size in sizes):
+        sizes = list(zip(array.shape, array.chunks, strict=False))
+        is_empty = any(length and not size for length, size in sizes)
+        if is_empty or math.prod(-(-length // (size or 1)) for length, size in sizes) > MAX_CHUNKS:
             raise StoreReadError(
                 f"The Zarr array at {location.url} of shape {array.shape} has chunks of shape "
                 f"{array.chunks}. Its metadata are damaged; restore them, or create it anew."

@@ -111,9 +111,12 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
     chunks = reader.chunks()
     for number in range(first, first + count):
         try:
-            chunk = next(chunks)
+            chunk = next(chunks, None)
         except StoreReadError:
             break  # damaged labels are reported on their own
+        if chunk is None:
+            problems.append(f"data/images, chunk {number}: it has a checksum, but no images")
+            break
         try:
             reader.read_images(run.images(), chunk)
         except StoreReadError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from source_cases import fail_on_compute
 from source_files import CLASS_NAMES, COLOR, LABELS, make_zarr_store
 
 import rescnet_dist as rd
-from rescnet_dist.errors import DataError
+from rescnet_dist.errors import DataError, RescnetError
 from rescnet_dist.store import Location
 
 
@@ -51,6 +52,30 @@ def test_open_imported_dataset_with_damaged_attributes(
     Location(url).update_attributes({name: value})
     with pytest.raises(DataError, match=r"The attributes of .* are damaged .* import the images"):
         rd.open_dataset(url)
+
+
+@pytest.mark.parametrize(
+    ("path", "rows", "words"),
+    [
+        (
+            "labels",
+            9,
+            r"labels has the shape \(9,\)\. There are 10 images, each of which",
+        ),
+        ("images", 0, r"images of shape \(0, .* has no images"),
+        ("images", 2**63, r"Zarr array at .*images of shape \(9223372036854775808, .* are damaged"),
+    ],
+)
+def test_open_dataset_with_damaged_shape(tmp_path: Path, path: str, rows: int, words: str) -> None:
+    """Also one that has more chunks than can be counted."""
+    make_zarr_store(tmp_path / "source")
+    rd.import_dataset(tmp_path / "source", tmp_path / "data.zarr")
+    file = tmp_path / "data.zarr" / path / "zarr.json"
+    metadata = json.loads(file.read_text())
+    metadata["shape"][0] = rows
+    file.write_text(json.dumps(metadata))
+    with pytest.raises(RescnetError, match=words):
+        rd.open_dataset(tmp_path / "data.zarr")
 
 
 def make_dataset(**more: Any) -> xr.Dataset:

@@ -134,6 +134,41 @@ def test_damaged_depth_is_named(fitted: ResCNetClassifier, tmp_path: Path, depth
         rd.load(tmp_path / "net")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"depth": 2**63},
+            r"net are damaged \(ValueError: there are 3 classes and 92233720",
+        ),
+        ({"classes": {"dtype": "<i8", "values": []}}, r"there are 0 classes"),
+        ({"image_shape": [2**31, 8, 1]}, r"image_shape is \[2147483648, 8, 1\], not three numbers"),
+        ({"network": {"filters": 3}}, r"layers/0001/\w+ has the shape \(.*\)\. The attributes of"),
+        ({"network": {"block": 16}}, r"net are damaged \(ValueError: block=16 does not fit"),
+        ({"classes": {"dtype": "<i8", "values": [0, 1]}}, r"\(sign, class, feature\) = \(1, 2, "),
+    ],
+)
+def test_attributes_that_contradict_the_layers_are_named(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    """The network is not used with them; found by tests/hostile/hostile.py."""
+    spec = rd.NetworkSpec(filters=2, first_filter_size=3, block=4, stride=4, head="regress")
+    images = np.random.default_rng(0).integers(0, 255, (6, 8, 8, 1), np.uint8)
+    network = ResCNetClassifier(spec.replace(max_layers=1)).fit(images, [0, 1, 2, 0, 1, 2])
+    network.save(tmp_path / "net")
+    attributes = zarr.open_group(tmp_path / "net", mode="r+").attrs
+    stored: dict[str, Any] = {**attributes}
+    if "block" in change.get("network", {}):
+        stored["network"]["features"][0]["block"] = change["network"]["block"]
+    elif "network" in change:
+        stored["network"] |= change["network"]
+    else:
+        stored |= change
+    attributes.update(stored)
+    with pytest.raises(rd.StoreError, match=words):
+        rd.load(tmp_path / "net").predict(images)
+
+
 def test_altered_zip_file_is_named(fitted: ResCNetClassifier, tmp_path: Path) -> None:
     """A changed weight is found by the checksum in the file."""
     path = tmp_path / "net.zip"

@@ -258,6 +258,16 @@ def test_table_of_rows_that_contradicts_itself_is_damage(
         verify_run(run)
 
 
+def test_checksums_of_too_many_chunks_are_reported(run: Path) -> None:
+    """A damaged record may have more than there are chunks; found by tests/hostile/hostile.py."""
+    record = json.loads((run / "commits/0000.json").read_text())
+    count = len(record["checksums"]["data/images"])
+    record["checksums"]["data/images"] += [1, 2]
+    (run / "commits/0000.json").write_text(json.dumps(record))
+    expected = f"data/images, chunk {count}: it has a checksum, but no images"
+    assert verify_run(run) == [expected]
+
+
 def test_exit_code_of_check_command(run: Path) -> None:
     """It is 0, or 1 with the list of problems, also as JSON."""
     sound = CliRunner().invoke(main, ["check", str(run)])
