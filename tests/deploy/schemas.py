@@ -28,7 +28,8 @@ def crd(kind: str) -> dict[str, Any]:
     assert package
     assert package.submodule_search_locations
     folder = Path(package.submodule_search_locations[0], CRD_FOLDER)
-    document = yaml.safe_load((folder / f"{kind.lower()}.yaml").read_text())
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # takes a sixth of the time
+    document = yaml.load((folder / f"{kind.lower()}.yaml").read_text(), loader)
     assert document["spec"]["names"]["kind"] == kind
     (version,) = document["spec"]["versions"]
     schema = close_schema(version["schema"]["openAPIV3Schema"])
