@@ -198,6 +198,11 @@ def test_operations_survive_transient_errors(
     assert any_store.errors == 3
 
 
+@pytest.mark.parametrize(
+    "any_store",
+    ["memory", "obstore", pytest.param("fsspec", marks=pytest.mark.slow)],  # as that in memory is
+    indirect=True,
+)
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_operations_end_after_one_time_limit(
     any_store: FailingStore | FailingServer, name: str
