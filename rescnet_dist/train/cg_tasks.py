@@ -276,13 +276,19 @@ class FinishIteration:
 
     def __call__(self, task: Task, merged: Products) -> StoredIterate:
         """Compute and store the state after the iteration."""
-        meter, state = TaskMeter(), load_state(task)
-        before = _read_iterate(task, self.stored, meter)
-        with blas_threads(state.plan.solve_threads):
-            after = before.step(merged.products, _load_standardizer(task)[1])
-        stored = _write_iterate(task, self.stored.number + 1, after, meter)
-        log_io(task, ITERATION, meter)
-        return stored
+        return finish_iteration(task, merged, self.stored)
+
+
+@reports_retries
+def finish_iteration(task: Task, merged: Products, stored: StoredIterate) -> StoredIterate:
+    """Compute and store the state after the iteration that begins with a stored one."""
+    meter, state = TaskMeter(), load_state(task)
+    before = _read_iterate(task, stored, meter)
+    with blas_threads(state.plan.solve_threads):
+        after = before.step(merged.products, _load_standardizer(task)[1])
+    after_stored = _write_iterate(task, stored.number + 1, after, meter)
+    log_io(task, ITERATION, meter)
+    return after_stored
 
 
 # the head ---------------------------------------------------------------------------------------

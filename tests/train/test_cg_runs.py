@@ -27,7 +27,7 @@ from rescnet_dist.errors import ClusterLostError, CorruptDataError, StoreReadErr
 from rescnet_dist.events import PassMetrics, SolverIteration
 from rescnet_dist.model import ConjugateGradients
 from rescnet_dist.planning import Plan, choose_tier
-from rescnet_dist.store import RunStore
+from rescnet_dist.store import RunStore, get_reporter
 from rescnet_dist.train import cg_tasks, loop
 from rescnet_dist.train.cg import Solve, is_done, make_event
 from rescnet_dist.train.cg_tasks import StoredIterate
@@ -47,6 +47,21 @@ def short_model(
         fit(store, SHORT, PLAN)
     assert not (store / "work").exists()
     return read_model(store)
+
+
+def test_every_task_that_stores_an_iterate_reports_retries(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first one, and of the last task of each iteration."""
+    write, found = cg_tasks._write_iterate, list[bool]()
+
+    def record(*arguments: Any) -> StoredIterate:
+        found.append(get_reporter() is not None)
+        return write(*arguments)
+
+    monkeypatch.setattr(cg_tasks, "_write_iterate", record)
+    fit(tmp_path / "run", SHORT.replace(max_layers=1), PLAN)
+    assert found == [True] * (1 + 3)
 
 
 # agreement with the exact solver ----------------------------------------------------------------
