@@ -162,6 +162,9 @@ def test_results_of_a_busy_machine_do_not_replace_those_of_an_idle_one(tmp_path:
     written = [write(result) for result in (busy, replace(busy, ours=4.0), idle, busy)]
     assert written == [3.0, 4.0, 1.0, 1.0]
     assert write(replace(idle, ours=2.0)) == 2.0
+    for result, rate in ((busy, 241.2), (idle, 20.0)):
+        _write_record(str(tmp_path), MACHINE | {"sgemm_gflops": 20.0}, [result], quick=False)
+        assert json.loads(path.read_text())["machine"]["sgemm_gflops"] == rate
 
 
 def test_markdown_has_a_column_for_each_machine() -> None:

@@ -98,6 +98,8 @@ def _write_record(
                 earlier = {entry["name"]: entry for entry in before["results"]}
                 kept = _find_kept(earlier, results)
                 found = earlier | found | {name: earlier[name] for name in kept}
+                if any(result.is_disturbed for result in results):
+                    machine = before["machine"]  # the rate of products was measured under load, too
                 for name in kept:
                     click.echo(f"{name}: {output} keeps the earlier result, of an idle machine")
     with open_atomic(output) as file:
