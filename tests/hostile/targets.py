@@ -13,7 +13,7 @@ import random
 import shutil
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,27 @@ def draw_place(root: dict[str, Any], rng: random.Random) -> tuple[Any, Any]:
         holder = holder[key]
         key = rng.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
     return holder, key
+
+
+def list_places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each part of a JSON value; of lists only of the first two items."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from list_places(value[key], (*path, key))
+    elif isinstance(value, list):
+        for number in range(min(len(value), 2)):
+            yield from list_places(value[number], (*path, number))
+
+
+def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of a JSON value with another one at a path."""
+    copied = holder = copy.deepcopy(value)
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = new
+    return copied
 
 
 def nest(depth: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -10,7 +11,18 @@ from pathlib import Path
 import pytest
 from hostile import count_inputs, summarize
 from journal import Journal, read_table
-from targets import TARGETS, is_rejected, mutate
+from targets import (
+    HOSTILE_VALUES,
+    TARGETS,
+    is_rejected,
+    list_places,
+    mutate,
+    replace_at,
+    train_run,
+    use_network,
+)
+
+from rescnet_dist.network.loading import load_network
 
 # Damaged sources have tests of their own in tests/data/test_fuzz.py.
 INPUTS = {"source: csv": 60, "store: run": 60, "spec": 300, "toml": 150, "events": 200}
@@ -38,6 +50,23 @@ def test_mutated_values_differ() -> None:
     mutated = [mutate(value, random.Random(number)) for number in range(100)]
     assert sum(repr(other) != repr(value) for other in mutated) > 90
     assert value == {"a": [1, 2, {"b": "c"}], "d": None}
+
+
+@pytest.mark.endurance
+@pytest.mark.filterwarnings("ignore")
+def test_every_attribute_of_a_network_may_have_any_value(tmp_path: Path) -> None:
+    """Each entry of its zarr.json, one at a time, with each of the hostile values."""
+    train_run(tmp_path / "run")
+    load_network(tmp_path / "run").save(tmp_path / "network")
+    file, inputs = tmp_path / "network" / "zarr.json", 0
+    stored = json.loads(file.read_text())
+    for path in list_places(stored):
+        for value in HOSTILE_VALUES:
+            file.write_text(json.dumps(replace_at(stored, path, value)))
+            is_rejected(lambda _: use_network(str(file.parent)), random.Random(0))
+            inputs += 1
+    print(f"{inputs:,} inputs")
+    assert inputs > 2000
 
 
 @pytest.mark.endurance
