@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -205,7 +206,7 @@ def _read_progress(listed: ListedRun, run: RunStore, claimed: bool) -> None:
         history = History.of(commits, result)
         last, accuracies = commits[-1] if commits else None, history.accuracies
         listed.layers, depth = history.layers, chosen_depth(accuracies)
-    if last and last.get("finished"):
+    if last and last.get("finished") and math.isfinite(last["finished"]):
         listed.updated = float(last["finished"])
     chosen = next((accuracy for accuracy in accuracies if accuracy.layer == depth), None)
     if chosen:

@@ -37,7 +37,7 @@ class RunState:
         """Parse the stored attributes of a run."""
         with translate_attribute_errors(run.location):
             height, width, channels = attributes["image_shape"]
-            return cls(
+            state = cls(
                 NetworkSpec.from_stored(attributes["network"]),
                 RunSpec.from_stored(attributes["run"]),
                 Plan.from_dict(attributes["plan"]),
@@ -46,6 +46,8 @@ class RunState:
                 RowTable.from_dict(attributes["rows"]),
                 AugmentSpec.from_stored(attributes["augment"]),
             )
+            _ = state.architecture.features  # raises ValueError if blocks are larger than images
+            return state
 
     def problem(self, itemsize: int) -> Problem:
         """Return the size of the training problem; itemsize is the number of bytes of a pixel."""

@@ -263,6 +263,8 @@ class Location:
             record = json.loads(text)
             if record is None:
                 raise ValueError("it is null")
+            if b"\\ud" in text.lower():
+                _check_text(record)
         except (ValueError, RecursionError) as error:
             raise StoreReadError(
                 f"{self.url} is not valid JSON ({error}). The record is damaged; remove it, then "
@@ -289,9 +291,11 @@ class Location:
         def read() -> dict[str, Any]:
             store = self.zarr_store(read_only=True, is_new=True)
             try:  # One format at a time: asked for both, Zarr leaves requests unfinished.
-                return dict(zarr.open_group(store, mode="r", zarr_format=3).attrs)
+                found = dict(zarr.open_group(store, mode="r", zarr_format=3).attrs)
             except ABSENT_ERRORS:
-                return dict(zarr.open_group(store, mode="r", zarr_format=2).attrs)
+                found = dict(zarr.open_group(store, mode="r", zarr_format=2).attrs)
+            _check_text(found)
+            return found
 
         return self._read("Zarr group", read)
 
@@ -526,3 +530,8 @@ def _list_codecs(array: zarr.Array[Any]) -> list[str]:
     metadata: Any = array.metadata
     codecs = [*(getattr(metadata, "filters", ()) or ()), getattr(metadata, "compressor", None)]
     return [codec.codec_id for codec in codecs if codec is not None]
+
+
+def _check_text(value: Any) -> None:
+    """Raise ValueError if a JSON value has strings that are no Unicode text and cannot be shown."""
+    json.dumps(value, ensure_ascii=False).encode()

@@ -143,7 +143,9 @@ def test_failed_write_leaves_old_record(tmp_path: Path, monkeypatch: pytest.Monk
     assert location.read_json() == {"old": 1}
 
 
-@pytest.mark.parametrize("content", [b'{"step": 0, "cou', b"null", b"[" * 3000 + b"]" * 3000])
+@pytest.mark.parametrize(
+    "content", [b'{"step": 0, "cou', b"null", b'{"a": "\\ud800"}', b"[" * 3000 + b"]" * 3000]
+)
 def test_error_names_damaged_record(url: str, content: bytes) -> None:
     """The error has the path of a file that is cut off, null, or nested too deeply to be read."""
     run = RunStore.create(url, {})

@@ -26,9 +26,10 @@ from rescnet_dist import (
     load_digits,
 )
 from rescnet_dist.cli import main
-from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.errors import CorruptDataError, StoreReadError
 from rescnet_dist.events import ChunkRebuilt
 from rescnet_dist.lifecycle import begin
+from rescnet_dist.runs import describe_run
 from rescnet_dist.store import Checksums, checksum
 from rescnet_dist.store import run as store_run
 from rescnet_dist.train import verify_run
@@ -256,6 +257,31 @@ def test_table_of_rows_that_contradicts_itself_is_damage(
     (run / "zarr.json").write_text(json.dumps(record))
     with pytest.raises(CorruptDataError, match=rf"The attributes of .* are damaged \(.*{words}"):
         verify_run(run)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        ("zarr.json", {"source": "\ud800"}, "is damaged: .*surrogates not allowed"),
+        ("zarr.json", {"network": {}}, r"are damaged \(ValueError: block=16 does not fit"),
+        ("result.json", {"reason": "\ud800"}, r"result.json is not valid JSON \(.*surrogates"),
+        ("commits/0002.json", {"finished": math.nan}, None),
+    ],
+)
+def test_damage_that_cannot_be_shown_is_no_crash(
+    run: Path, path: str, change: dict[str, Any], words: str | None
+) -> None:
+    """Text that is none, and times that are no numbers; found by tests/hostile/hostile.py."""
+    record = json.loads((run / path).read_text())
+    (record["attributes"] if path == "zarr.json" else record).update(change)
+    (run / path).write_text(json.dumps(record))
+    if words:
+        with pytest.raises(StoreReadError, match=words):
+            describe_run(run)
+    for command in ("info", "runs"):
+        result = CliRunner().invoke(main, [command, str(run)])
+        assert result.exit_code in (0, 1, 2), result.exception
+        assert not result.exception or isinstance(result.exception, SystemExit)
 
 
 def test_checksums_of_too_many_chunks_are_reported(run: Path) -> None:
