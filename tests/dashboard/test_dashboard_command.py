@@ -22,7 +22,7 @@ from rescnet_dist.cli import main
 from rescnet_dist.dashboard import StoredRun
 from rescnet_dist.dashboard import server as dashboard_server
 from rescnet_dist.dashboard.server import StoredRuns
-from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.errors import StoreReadError
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
@@ -133,15 +133,13 @@ def test_lost_store_is_noted(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     ("name", "value"), [("observed", "x"), ("residual", 5), ("seconds", None), ("observed", [1])]
 )
 def test_damaged_record_raises(run: Path, tmp_path: Path, name: str, value: Any) -> None:
-    """As CorruptDataError; a page that is already served continues."""
+    """As StoreReadError; a page that is already served continues."""
     shutil.copytree(run, tmp_path / "run")
     runs = StoredRuns([str(tmp_path / "run")])
     location = tmp_path / "run/commits/0002.json"
     location.write_text(json.dumps(json.loads(location.read_text()) | {name: value}))
     if name != "seconds":
-        with pytest.raises(
-            CorruptDataError, match=r"The layer records of the run at .* are damaged"
-        ):
+        with pytest.raises(StoreReadError, match=rf"0002.json is damaged \({name} is "):
             StoredRun(str(tmp_path / "run")).view()
     assert len(runs.views()[0].layers) == 3
 
