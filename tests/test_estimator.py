@@ -175,6 +175,7 @@ def test_grid_search_over_specs(client: Client) -> None:
     assert search.predict(X_TEST).shape == (50,)
 
 
+@pytest.mark.slow
 def test_grid_search_over_options(client: Client) -> None:
     """Nested names vary single options of the network and of the run."""
     grid = {"spec__filters": np.array([2, 4]), "run__validation": [0.0, 0.2]}

@@ -189,6 +189,7 @@ def test_mlflow_run_is_continued_on_resume(client: Client, tmp_path: Path, uri: 
     assert (params["run.seed"], params["augment.copies"]) == ("0", "0")
 
 
+@pytest.mark.slow
 def test_mlflow_status_of_interrupted_runs(client: Client, tmp_path: Path, uri: str) -> None:
     """Killed by the user, or failed."""
     cases: dict[type[BaseException], str] = {KeyboardInterrupt: "KILLED", OSError: "FAILED"}

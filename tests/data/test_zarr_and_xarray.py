@@ -66,7 +66,9 @@ def test_open_imported_dataset_with_damaged_attributes(
         ("images", 2**63, r"Zarr array at .*images of shape \(9223372036854775808, .* are damaged"),
     ],
 )
-def test_open_dataset_with_damaged_shape(tmp_path: Path, path: str, rows: int, words: str) -> None:
+def test_open_dataset_with_damaged_shape(
+    client: Client, tmp_path: Path, path: str, rows: int, words: str
+) -> None:
     """Also one that has more chunks than can be counted."""
     make_zarr_store(tmp_path / "source")
     rd.import_dataset(tmp_path / "source", tmp_path / "data.zarr")

@@ -86,6 +86,7 @@ def list_files(url: str) -> list[str]:
 # the store ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wrong_keys(
     deploy: Callable[..., Cluster], s3_secret: dict[str, str], job: Callable[..., list[Manifest]]
 ) -> None:

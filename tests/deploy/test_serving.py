@@ -190,6 +190,7 @@ def test_bad_requests_are_refused(
     assert ask(f"{url}/health/live")[0] == 200
 
 
+@pytest.mark.slow
 def test_service_without_its_network_is_not_ready(started: Processes, tmp_path: Path) -> None:
     """The probes fail, with the reason."""
     port = free_port()

@@ -91,6 +91,7 @@ def stop_in(layer: int) -> Any:
 # the search ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_halving_continues_after_a_kill(scripts: Any, client: Client, folder: Path) -> None:
     """The better half gets twice the layers; no layer is trained twice; accuracies are those of
     ordinary runs on the same held-out images; no test split is needed."""

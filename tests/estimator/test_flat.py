@@ -47,13 +47,28 @@ def current_client(threads_cluster: LocalCluster) -> Iterator[Client]:
         yield client
 
 
+# What most users meet; the others take a minute.
+USUAL_CHECKS = {
+    "check_classifier_data_not_an_array",
+    "check_classifiers_classes",
+    "check_classifiers_train",
+    "check_dict_unchanged",
+    "check_estimators_nan_inf",
+    "check_estimators_pickle",
+    "check_get_params_invariance",
+    "check_n_features_in",
+    "check_no_attributes_set_in_init",
+    "check_transformer_general",
+}
+
+
 def list_checks() -> Iterator[Any]:
-    """Yield all checks of scikit-learn; those that repeat others on read-only arrays are slow."""
+    """Yield all checks of scikit-learn; all but the usual ones are slow."""
     estimator = rd.FlatResCNetClassifier(rd.ResCNetClassifier(SPEC, run=RUN))
     for copy, check in estimator_checks_generator(estimator):
         name = check.func.__name__
         options = ", ".join(f"{name}={value}" for name, value in check.keywords.items())
-        marks = [pytest.mark.slow] if "readonly_memmap" in options else []
+        marks = [] if name in USUAL_CHECKS else [pytest.mark.slow]
         if name in EXPECTED_FAILURES:
             marks.append(pytest.mark.xfail(reason=EXPECTED_FAILURES[name], strict=True))
         yield pytest.param(copy, check, marks=marks, id=f"{name}({options})")

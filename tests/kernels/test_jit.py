@@ -47,6 +47,7 @@ def test_kernels_are_compiled_by_another_process(tmp_path: Path) -> None:
     assert count_compiled_and_loaded(tmp_path / "other", doubles=False) == [0, 1]
 
 
+@pytest.mark.slow
 def test_edit_of_another_module_invalidates_the_cache(tmp_path: Path) -> None:
     """A kernel contains what it calls: an upgrade must not run machine code of the old release."""
     package = tmp_path / "rescnet_dist"

@@ -105,6 +105,7 @@ def test_no_share_of_the_leverage_is_regression(client: Client, tmp_path: Path) 
     np.testing.assert_allclose(none, regress, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_conjugate_gradients_and_tiles_solve_for_signs_too(client: Client, tmp_path: Path) -> None:
     """As the exact solver does."""
     exact = train(tmp_path / "exact", SPEC.replace(max_layers=2)).decision_function(X)

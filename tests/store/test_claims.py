@@ -214,6 +214,7 @@ def test_one_of_many_threads_gets_claim(url: str, frequent_thread_switches: None
                 )
 
 
+@pytest.mark.slow
 def test_one_of_many_processes_gets_claim(s3: None, object_store: str, tmp_path: Path) -> None:
     """In a folder and in a bucket."""
     urls = [str(tmp_path / "run"), f"s3://runs/{uuid.uuid4().hex}"]

@@ -132,6 +132,7 @@ def test_backends_create_objects_once(place: tuple[Backend, str]) -> None:
     assert sorted(results) == [False] * 7 + [True]
 
 
+@pytest.mark.slow
 def test_backends_list_and_remove_many_objects(place: tuple[Backend, str]) -> None:
     """More than the 1,000 that a server returns or removes at a time."""
     backend, path = place

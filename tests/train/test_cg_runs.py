@@ -144,6 +144,7 @@ def test_bits_do_not_depend_on_the_number_of_workers(
     assert_same_bits(read_model(tmp_path / "run"), short_model)
 
 
+@pytest.mark.slow
 def test_features_in_memory_are_not_read(
     client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +351,7 @@ def test_progress_survives_json() -> None:
 # integer features -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_histograms_are_stored_as_small_integers(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

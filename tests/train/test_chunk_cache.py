@@ -209,6 +209,7 @@ def test_lost_worker_changes_no_bit(tmp_path: Path, reference_weights: list[Any]
     assert min(event.layer for event in rebuilt) >= 4  # nothing was lost before that
 
 
+@pytest.mark.slow
 def test_idle_workers_do_not_steal_cached_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_weights: list[Any]
 ) -> None:

@@ -209,7 +209,16 @@ def test_one_head_can_be_solved_by_conjugate_gradients(
     np.testing.assert_allclose(clf.network_.scores(images), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["pcanet+", "ldanet", "dctnet", "randnet", "ccanet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ldanet",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("pcanet+", "dctnet", "randnet", "ccanet")
+        ),
+    ],
+)
 def test_presets_of_the_family_can_be_trained(name: str, tmp_path: Path, client: Any) -> None:
     """In small: they have other filters than PCANet."""
     filters = {"pcanet+": 4, "ccanet": [4, 4]}.get(name, [4, 2])

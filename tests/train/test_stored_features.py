@@ -127,6 +127,7 @@ def test_resumed_run_computes_features_of_its_last_layer_again(
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
 
 
+@pytest.mark.slow
 def test_retried_pass_computes_features_that_it_had_replaced(
     client: Client, tmp_path: Path, reference_weights: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def test_retried_pass_computes_features_that_it_had_replaced(
     assert len(reference_weights) == len(read_weights(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_full_worker_computes_features_twice(
     client: Client, tmp_path: Path, reference_weights: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +166,7 @@ def test_full_worker_computes_features_twice(
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
 
 
+@pytest.mark.slow
 def test_lost_worker_changes_no_bit(tmp_path: Path, reference_weights: list[Any]) -> None:
     """Its features are computed again from the maps in the store, which are all there."""
     rebuilt: list[ChunkRebuilt] = []
@@ -187,6 +190,7 @@ def test_lost_worker_changes_no_bit(tmp_path: Path, reference_weights: list[Any]
     assert rebuilt == []
 
 
+@pytest.mark.slow
 def test_damaged_maps_are_still_found(
     client: Client, tmp_path: Path, reference_weights: list[Any]
 ) -> None:

@@ -43,6 +43,10 @@ def fit(
     return clf.fit(*data, validation=validation, sample_weight=weights)
 
 
+WHITENED = BASE.replace(bank=("pca", "whitened-patches"), local_contrast=True)
+SUPERVISED = BASE.replace(bank="lda+whiten=0.1,cca,residual-metric", local_contrast=True)
+
+
 def assert_same_network(found: rd.ResCNetClassifier, expected: rd.ResCNetClassifier) -> None:
     """Assert that scores agree up to rounding, which a layer can multiply."""
     one, other = (clf.decision_function(HELD_OUT[0]) for clf in (found, expected))
@@ -52,13 +56,17 @@ def assert_same_network(found: rd.ResCNetClassifier, expected: rd.ResCNetClassif
 @pytest.mark.parametrize(
     ("spec", "run"),
     [
-        (BASE, PLAN),
-        (SPEC.replace(max_layers=2), PLAN),
-        (BASE, PLAN.replace(tile_features=100)),
-        (BASE.replace(bank=("pca", "whitened-patches"), local_contrast=True), PLAN),
-        (BASE.replace(bank="lda+whiten=0.1,cca,residual-metric", local_contrast=True), PLAN),
+        pytest.param(BASE, PLAN, id="regress"),
+        *(
+            pytest.param(spec, run, id=name, marks=pytest.mark.slow)
+            for name, spec, run in (
+                ("classify", SPEC.replace(max_layers=2), PLAN),
+                ("tiles", BASE, PLAN.replace(tile_features=100)),
+                ("whitened patches, towers", WHITENED, PLAN),
+                ("lda, cca, metric", SUPERVISED, PLAN),
+            )
+        ),
     ],
-    ids=["regress", "classify", "tiles", "whitened patches, towers", "lda, cca, metric"],
 )
 def test_whole_weights_equal_repeated_images(client, spec, run):
     """The draws of patches are those of np.repeat, too."""
