@@ -323,7 +323,7 @@ def test_undamaged_data_sets_are_read(name: str, tmp_path: Path) -> None:
     ("name", "decoder"),
     [*((name, "imagecodecs") for name in FORMATS), *((name, "pillow") for name in PNG_FORMATS)],
 )
-@pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_damaged_files_are_read_or_rejected(
     process: ProcessPoolExecutor, tmp_path: Path, name: str, decoder: str, count: int
 ) -> None:

@@ -77,6 +77,7 @@ print(__import__("rescnet_dist").__file__, sum(split_vectors.stats.cache_hits.va
     assert count_loaded() == 0
 
 
+@pytest.mark.slow
 def test_only_cached_kernels_are_loaded(tmp_path: Path) -> None:
     """The server that forks workers must not make them wait for a compiler."""
     script = """

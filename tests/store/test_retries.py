@@ -188,7 +188,13 @@ OPERATIONS: dict[str, tuple[Callable[[RunStore], Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("action", "expected"), OPERATIONS.values(), ids=OPERATIONS.keys())
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        pytest.param(*values, id=name, marks=[pytest.mark.slow] * (number % 2))
+        for number, (name, values) in enumerate(OPERATIONS.items())
+    ],
+)
 def test_operations_survive_transient_errors(
     any_store: FailingStore | FailingServer, action: Callable[[RunStore], Any], expected: Any
 ) -> None:

@@ -269,7 +269,10 @@ def test_damaged_features_are_computed_again(
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["features in store", "in memory"])
-@pytest.mark.parametrize("event", ["nothing", "resume", "lost worker"])
+@pytest.mark.parametrize(
+    "event",
+    ["resume", *(pytest.param(e, marks=pytest.mark.slow) for e in ("nothing", "lost worker"))],
+)
 def test_features_are_verified_in_every_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, is_kept: bool
 ) -> None:

@@ -45,7 +45,13 @@ def change_tier(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["in memory", "no room"])
-@pytest.mark.parametrize("run", [STORED, RUN.replace(keep_maps="all")], ids=["store", "all"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(STORED, id="store"),
+        pytest.param(RUN.replace(keep_maps="all"), id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_features_are_computed_once_if_they_fit(
     client: Client,
     tmp_path: Path,
