@@ -103,7 +103,7 @@ def run_train(client: Client, store: str, layers: int, workers: int) -> None:
         "network": spec.to_dict(),
         "run": run_spec.to_dict(),
         "plan": plan.to_dict(),
-        "classes": {"values": list(range(CLASSES))},
+        "classes": {"dtype": "int64", "values": list(range(CLASSES))},
         "image_shape": list(IMAGE_SHAPE),
         "rows": RowTable(images, 0, images, (0, images)).to_dict(),
         "augment": AugmentSpec().to_dict(),
