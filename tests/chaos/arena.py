@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fork_server import Forked, ForkServer
 from isolation import HUB, Clocks, Network
-from processes import HOST, WEED, ProcessGroup, SeaweedServer, find_free_ports
+from ports import HOST, find_free_ports
+from processes import WEED, ProcessGroup, SeaweedServer
 
 WORKERS = 2
 RESTART_SECONDS = 1.0  # until a process that has ended is replaced, at most

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,8 +16,8 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 
 import call_reports
+from ports import HOST, find_free_ports
 
-HOST = "127.0.0.1"
 WEED = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
 SECRET = "a-secret-of-this-test"
 START_TIMEOUT_SECONDS = 60.0
@@ -214,28 +212,6 @@ class SeaweedServer:
     def _acquire(self) -> None:
         """Acquire the lock that is held while the server is down."""
         assert self.lock.acquire(timeout=2 * START_TIMEOUT_SECONDS)
-
-
-def find_free_ports(count: int) -> list[int]:
-    """Find free ports of loopback for SeaweedFS, which also uses the ports 10,000 above.
-
-    They are outside the ephemeral range, so that they stay free.
-    """
-    found: list[int] = []
-    for port in random.sample(range(12_000, 22_000), 1000):
-        if len(found) < count and is_free(port) and is_free(port + 10_000):
-            found.append(port)
-    return found
-
-
-def is_free(port: int) -> bool:
-    """Return whether a port of loopback is free."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 @contextmanager

@@ -32,7 +32,8 @@ import numpy as np
 import psutil
 from contents import write_data
 from journal import Journal
-from processes import HOST, ProcessGroup
+from ports import HOST
+from processes import ProcessGroup
 
 IMAGES = 40
 WORKERS = 2

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from contents import write_data
-from processes import HOST, WEED, ProcessGroup, SeaweedServer
+from ports import HOST
+from processes import WEED, ProcessGroup, SeaweedServer
 
 from rescnet_dist.cli.group import RESUMABLE_EXIT_CODE
 from rescnet_dist.store.retry import RETRY_SECONDS
