@@ -77,6 +77,7 @@ NODE_TYPE_ERRORS = (
 
 
 MAX_CHUNKS = 2**26  # of an array that is opened, far more than any of ours has
+MAX_LENGTH = 2**63 - 1  # of a chunk, as NumPy counts
 MAX_CONCURRENT_WRITES = 8  # of small objects at the same time
 COMPRESSION = ZstdCodec(level=1, checksum=True)  # as small as level 3, and twice as fast
 
@@ -440,8 +441,8 @@ class Location:
     def open_array(self, path: str | None = None, *, write: bool = False) -> StoredArray:
         """Open the array at `path` under this group, or the one at this location itself.
 
-        Arrays stored by pickle, with empty chunks, or with more chunks than any store has, are
-        rejected. All chunks written are stored, also chunks of zeros.
+        Arrays stored by pickle, with empty or endless chunks, or with more chunks than any store
+        has, are rejected. All chunks written are stored, also chunks of zeros.
         """
         location, mode = self / path if path else self, "r+" if write else "r"
 
@@ -461,8 +462,8 @@ class Location:
                 "program, and is not read. Store it as numbers or strings."
             )
         sizes = list(zip(array.shape, array.chunks, strict=False))
-        is_empty = any(length and not size for length, size in sizes)
-        if is_empty or math.prod(-(-length // (size or 1)) for length, size in sizes) > MAX_CHUNKS:
+        is_bad = any((length and not size) or size > MAX_LENGTH for length, size in sizes)
+        if is_bad or math.prod(-(-length // (size or 1)) for length, size in sizes) > MAX_CHUNKS:
             raise StoreReadError(
                 f"The Zarr array at {location.url} of shape {array.shape} has chunks of shape "
                 f"{array.chunks}. Its metadata are damaged; restore them, or create it anew."

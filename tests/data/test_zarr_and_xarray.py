@@ -80,6 +80,19 @@ def test_open_dataset_with_damaged_shape(
         rd.open_dataset(tmp_path / "data.zarr")
 
 
+@pytest.mark.parametrize("size", [0, 10**30])
+def test_open_dataset_with_damaged_chunk_size(client: Client, tmp_path: Path, size: int) -> None:
+    """Chunks of no rows, or of more than NumPy can count."""
+    make_zarr_store(tmp_path / "source")
+    rd.import_dataset(tmp_path / "source", tmp_path / "data.zarr")
+    file = tmp_path / "data.zarr" / "labels" / "zarr.json"
+    metadata = json.loads(file.read_text())
+    metadata["chunk_grid"]["configuration"]["chunk_shape"] = [size]
+    file.write_text(json.dumps(metadata))
+    with pytest.raises(RescnetError, match="Zarr array at .*labels"):
+        rd.open_dataset(tmp_path / "data.zarr")
+
+
 def make_dataset(**more: Any) -> xr.Dataset:
     """Return a lazy Dataset with other names, and dimensions in another order."""
     return xr.Dataset(
