@@ -26,6 +26,7 @@ from s3_proxy import S3Proxy, open_s3_proxy
 from rescnet_dist.cluster.connect import PROFILER_CONFIG
 from rescnet_dist.kernels import prepare
 
+PLUGIN = Path(__file__).parent / "plugin"
 S3_SECRET = "a-secret-of-this-test"
 # Clients without credentials would ask the network that the tests run in for some.
 os.environ["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
@@ -71,7 +72,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Import no helper for its doctests that has none: some import large packages."""
+    """Import no helper for its doctests that has none: some import large packages.
+
+    Nor the package in tests/plugin/: pytest would add its folder to the path of Python, and its
+    components would be known in all tests.
+    """
+    if collection_path.is_relative_to(PLUGIN):
+        return True
     if collection_path.suffix != ".py" or collection_path.name.startswith("test_"):
         return None
     return None if ">>>" in collection_path.read_text() else True

@@ -77,6 +77,12 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     scan_entry_points.cache_clear()
 
 
+def test_plugin_is_installed_by_its_fixture_only() -> None:
+    """Not by pytest, which adds the folders of modules that it searches for doctests to the path."""
+    assert str(PLUGIN) not in sys.path
+    assert "class-means" not in FILTERS.names()
+
+
 @pytest.mark.usefixtures("plugin")
 def test_components_are_known_by_name() -> None:
     """They stand next to the built-in ones, with their options as flat options."""
