@@ -89,7 +89,7 @@ def test_open_dataset_with_damaged_chunk_size(client: Client, tmp_path: Path, si
     metadata = json.loads(file.read_text())
     metadata["chunk_grid"]["configuration"]["chunk_shape"] = [size]
     file.write_text(json.dumps(metadata))
-    with pytest.raises(RescnetError, match="Zarr array at .*labels"):
+    with pytest.raises(RescnetError, match=r"Zarr array at .*labels"):
         rd.open_dataset(tmp_path / "data.zarr")
 
 

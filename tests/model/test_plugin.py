@@ -78,7 +78,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_plugin_is_installed_by_its_fixture_only() -> None:
-    """Not by pytest, which adds the folders of modules that it searches for doctests to the path."""
+    """Not by pytest, which adds the folders that it searches for doctests to the path."""
     assert str(PLUGIN) not in sys.path
     assert "class-means" not in FILTERS.names()
 
