@@ -78,8 +78,9 @@ class Speed:
         workers: Workers,
         *,
         in_memory: bool = False,
+        features_in_memory: bool = False,
     ) -> float:
-        """Estimate the seconds of the pass of a layer whose maps are stored or stay in memory."""
+        """Estimate the seconds of a layer whose maps and features are stored or stay in memory."""
         slots = workers.slots
         height, width, channels = problem.image_shape
         features, busy = problem.features(spec), min(slots, plan.accumulators)
@@ -101,7 +102,8 @@ class Speed:
             # Each iteration has two products with narrow matrices.
             targets, stored = problem.architecture(spec).targets, problem.feature_bytes(spec)
             products = 4 * features * targets / (NARROW_PRODUCT_FRACTION * self.product_rate)
-            iteration = problem.images * max(products, stored / self.read_rate)
+            reads = 0.0 if features_in_memory else stored / self.read_rate
+            iteration = problem.images * max(products, reads)
             per_image = max(self.image_seconds, store) + stored / self.write_rate
             return (
                 PASS_OVERHEAD_SECONDS

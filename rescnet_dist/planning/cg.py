@@ -32,8 +32,10 @@ class SolverCosts:
         Memory of the last task of an iteration.
     work : int
         Bytes of the work area, uncompressed.
+    feature_reads : int
+        Bytes of features that are read from the store, if they do not stay in memory.
     read, written : int
-        Bytes that are read from and written to the store, if features do not stay in memory.
+        Other bytes that are read from the store, and all that are written to it.
     network : int
         Bytes that are sent between workers.
     driver : int
@@ -46,6 +48,7 @@ class SolverCosts:
     chunk_bytes: int
     solve_bytes: int
     work: int
+    feature_reads: int
     read: int
     written: int
     network: int
@@ -68,7 +71,8 @@ class SolverCosts:
             chunk_bytes=CHUNK_COPIES * plan.chunk_images * row_bytes,
             solve_bytes=STATE_COPIES * weights,
             work=stored + 2 * state,
-            read=iterations * (stored + groups * weights + state) + weights,
+            feature_reads=iterations * stored,
+            read=iterations * (groups * weights + state) + weights,
             written=stored + (1 + iterations) * state,
             network=iterations * (groups - 1) * weights,
             driver=CHECKSUM_BYTES * plan.chunks,

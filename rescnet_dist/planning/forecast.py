@@ -246,13 +246,14 @@ def estimate(
 
     check_tier(tier, run_spec, workers, fits)
     seconds = solve_seconds = None
+    kept = {"in_memory": tier.in_memory, "features_in_memory": tier.features}
     is_whole = not (plan.tile_features or spec.head.iterative_solver)
     if speed:
         speed = speed.with_threads(plan.solve_threads)
-        seconds = speed.layer_seconds(problem, spec, plan, workers, in_memory=tier.in_memory)
+        seconds = speed.layer_seconds(problem, spec, plan, workers, **kept)
         solve_seconds = speed.solve_seconds(problem, spec) if is_whole else None
     stored = max_stored_layers(spec, run_spec, tier)
-    moved = traffic(problem, spec, plan, in_memory=tier.in_memory, stored=stored)
+    moved = traffic(problem, spec, plan, **kept, stored=stored)
     iterations = solver.iterations if (solver := spec.head.iterative_solver) else 0
     # The pass over the images leaves features in memory if they fit.
     feature_reads = 0 if tier.features else iterations

@@ -355,12 +355,14 @@ def traffic(
     plan: Plan,
     *,
     in_memory: bool = False,
+    features_in_memory: bool = False,
     stored: int = 2,
 ) -> Traffic:
     """Return the traffic of a layer and the size of the store.
 
     `stored` is the largest number of layers whose maps are in the store at the same time. If maps
-    stay in memory, nothing is read, and only the layers that are stored write.
+    stay in memory, none are read, and only the layers that are stored write. Conjugate gradients
+    read no features if these stay in memory.
     """
     height, width, _ = problem.image_shape
     n, features = problem.images, problem.features(spec)
@@ -375,6 +377,7 @@ def traffic(
     network = (plan.accumulators - 1) * accumulator_bytes(problem, spec, plan)
     if costs := SolverCosts.of(problem.architecture(spec), plan):
         read, written, network = read + costs.read, written + costs.written, network + costs.network
+        read += 0 if features_in_memory else costs.feature_reads
         solve_tasks, work, checksums = costs.tasks, costs.work, costs.driver
     elif plan.tile_features:
         side = min(plan.tile_features, features)

@@ -9,7 +9,7 @@ import pytest
 from rescnet_dist import NetworkSpec, RunSpec, SpecError
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import WorkersTooSmallError
-from rescnet_dist.planning import Plan, Problem, choose_tier, make_plan, peak_memory
+from rescnet_dist.planning import Plan, Problem, Speed, choose_tier, make_plan, peak_memory
 from rescnet_dist.planning.cg import SolverCosts
 from rescnet_dist.planning.forecast import estimate
 from rescnet_dist.planning.requests import count_requests
@@ -64,7 +64,8 @@ def test_costs_are_those_counted_by_hand() -> None:
     assert costs.work == features + 2 * 3 * weights
     assert costs.tasks == 2 + 3 * (2 + 1 + 1) + 2
     assert costs.network == 3 * weights
-    assert costs.read == 3 * (features + 2 * weights + 3 * weights) + weights
+    assert costs.feature_reads == 3 * features
+    assert costs.read == 3 * (2 * weights + 3 * weights) + weights
     assert costs.written == features + (1 + 3) * 3 * weights
 
 
@@ -136,3 +137,20 @@ def test_features_that_workers_keep_are_not_read_again(
         found.plan, found.features, in_memory=in_memory, iterations=100, feature_reads=reads
     )
     assert found.requests == expected
+    kept = {"in_memory": in_memory, "features_in_memory": True}
+    others = traffic(CIFAR, PCANET, found.plan, **kept).read
+    assert found.traffic.read - others == reads * CIFAR.images * CIFAR.feature_bytes(PCANET)
+
+
+def test_a_slow_store_delays_no_iteration_of_features_in_memory() -> None:
+    """Features of 10.8 GB are read at 10 MB/s in each of 100 iterations, or never."""
+    speed = Speed(
+        image_seconds=5e-3, product_rate=36e9, factor_rate=30e9, write_rate=1e9, read_rate=1e7
+    )
+
+    def get_seconds(gigabytes: int) -> float:
+        workers = replace(WORKERS, memory=gigabytes * 2**30)
+        return estimate(CIFAR, PCANET, RunSpec(maps="store"), workers, speed).layer_seconds or 0
+
+    reading = 100 * CIFAR.images * CIFAR.feature_bytes(PCANET) / 1e7 / WORKERS.slots
+    assert get_seconds(8) > reading > 5 * get_seconds(64)
