@@ -14,9 +14,11 @@ def attach(
     """Return `__getattr__` and `__dir__` of a package.
 
     `names` has the names that each module of the package defines. A module is imported when one of
-    its names is used.
+    its names is used. No name may be that of a module, which hides it once it is imported.
     """
     modules = {name: module for module, found in names.items() for name in found}
+    if hidden := modules.keys() & names.keys():
+        raise ValueError(f"{package} has modules named as {sorted(hidden)}. Rename the modules.")
 
     def get(name: str) -> Any:
         if name not in modules:

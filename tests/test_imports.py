@@ -14,6 +14,9 @@ import pytest
 import rescnet_dist
 import rescnet_dist.data
 import rescnet_dist.network
+import rescnet_dist.planning
+import rescnet_dist.reduce
+from rescnet_dist._lazy import attach
 from tests.import_graph import (
     UndeclaredImportError,
     build_graph,
@@ -276,7 +279,16 @@ def test_tasks_of_a_pass_do_not_import_xarray() -> None:
     assert done.stderr == "set()\n"
 
 
-@pytest.mark.parametrize("package", [rescnet_dist, rescnet_dist.data, rescnet_dist.network])
+@pytest.mark.parametrize(
+    "package",
+    [
+        rescnet_dist,
+        rescnet_dist.data,
+        rescnet_dist.network,
+        rescnet_dist.planning,
+        rescnet_dist.reduce,
+    ],
+)
 def test_names_that_are_imported_on_first_use_exist(package: ModuleType) -> None:
     assert set(package.__all__) <= set(dir(package))
     assert all(hasattr(package, name) for name in package.__all__)
@@ -284,16 +296,12 @@ def test_names_that_are_imported_on_first_use_exist(package: ModuleType) -> None
         _ = package.no_such_name
 
 
+def test_module_that_would_hide_a_name_is_rejected() -> None:
+    """Importing p.find sets the attribute `find` of the package p to the module."""
+    with pytest.raises(ValueError, match=r"p has modules named as \['find'\]"):
+        attach("p", {"find": ("find", "search")})
+
+
 def test_version_is_that_of_the_installed_package() -> None:
     """It comes from one place, `version` in pyproject.toml."""
     assert rescnet_dist.__version__ == version("rescnet-dist")
-
-
-def test_description_of_a_run_needs_no_dask_arrays() -> None:
-    """`rescnet info` reads records; with these it would take twice as long."""
-    code = (
-        "import sys, rescnet_dist.cli.actions.info; "
-        "sys.exit(str({'dask.array', 'matplotlib', 'pandas', 'xarray'} & sys.modules.keys()))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stderr.strip() == "set()"

@@ -42,7 +42,7 @@ from rescnet_dist.kernels import (
 from rescnet_dist.kernels.discriminant import Whitening
 from rescnet_dist.model import Architecture, LayerStatistics
 from rescnet_dist.planning import Problem
-from rescnet_dist.planning.calibrate import random_layer
+from rescnet_dist.planning.speed import random_layer
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 

@@ -16,7 +16,7 @@ from rescnet_dist.kernels import LayerInput
 from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.model import fit_bank, fit_head, layer_pixels
 from rescnet_dist.planning import Problem, make_plan
-from rescnet_dist.planning.calibrate import random_layer
+from rescnet_dist.planning.speed import random_layer
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import NetworkSpec, RunSpec

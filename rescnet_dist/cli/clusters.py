@@ -1,4 +1,4 @@
-"""The Dask cluster that a command runs on, and a status line or progress bar while it works."""
+"""The Dask cluster that a command runs on."""
 
 from __future__ import annotations
 
@@ -9,18 +9,10 @@ from typing import Any
 
 import click
 from distributed import Client
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from rescnet_dist.cli.fork_server import start_fork_server
 from rescnet_dist.cli.retry import SMALL_MACHINE, report_final_error
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.cluster import (
     WORKER_TIMEOUT_SECONDS,
     current_client,
@@ -79,36 +71,3 @@ def cluster(
         except WorkersTooSmallError:  # No larger worker can join, as it can elsewhere.
             report_final_error(SMALL_MACHINE)
             raise
-
-
-@contextmanager
-def show_status(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show a spinner and a text on a terminal during the body, unless `quiet`."""
-    console = Console(stderr=True)
-    if console.is_terminal and not quiet:
-        with console.status(text):
-            yield
-    else:
-        yield
-
-
-@contextmanager
-def show_progress(title: str, unit: str) -> Iterator[Any]:
-    """Show a progress bar with rate and remaining time on a terminal; nothing elsewhere.
-
-    Yield a function that updates it from the amount done and the total.
-    """
-    console = Console(stderr=True)
-    columns = (
-        *(SpinnerColumn(), TextColumn(title), BarColumn(), MofNCompleteColumn()),
-        *(TextColumn(unit), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=None, rate="")
-
-        def update(done: int, total: int | None) -> None:
-            speed = progress.tasks[0].speed
-            rate = f"{speed:,.0f} {unit}/s" if speed else ""
-            progress.update(task, completed=done, total=total, rate=rate)
-
-        yield update

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, cast
 
@@ -21,7 +23,8 @@ def defer(action: str, *, starts_workers: bool = False) -> Callable[[Any], Any]:
     module, _, name = action.rpartition(".")
 
     def load() -> Callable[..., None]:
-        found = import_module(f"rescnet_dist.cli.actions.{module or name}")
+        with _pause_gc():
+            found = import_module(f"rescnet_dist.cli.actions.{module or name}")
         return cast(Callable[..., None], getattr(found, name))
 
     def decorate(declaration: Callable[[], None]) -> Callable[..., None]:
@@ -35,3 +38,15 @@ def defer(action: str, *, starts_workers: bool = False) -> Callable[[Any], Any]:
         return call
 
     return decorate
+
+
+@contextmanager
+def _pause_gc() -> Iterator[None]:
+    """Collect no garbage during the body: imports make little, and many objects that stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -20,12 +20,12 @@ from distributed.comm.addressing import unparse_host_port
 from rich.console import Console
 
 import rescnet_dist
-from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.log_lines import LogLines
 from rescnet_dist.cli.progress_file import ProgressFile
 from rescnet_dist.cli.retry import PROGRESS_VARIABLE
 from rescnet_dist.cli.signals import Terminated
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.dashboard import (
     MLflowWriter,
     PrometheusExporter,

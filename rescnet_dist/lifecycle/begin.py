@@ -42,10 +42,10 @@ from rescnet_dist.lifecycle.match import (
 from rescnet_dist.lifecycle.resume import Changes, resume_run
 from rescnet_dist.lifecycle.weighting import Weighting, write_weights
 from rescnet_dist.planning.backend import get_backend
-from rescnet_dist.planning.calibrate import calibrate
 from rescnet_dist.planning.disk import check_disk
-from rescnet_dist.planning.forecast import Forecast, estimate
+from rescnet_dist.planning.estimates import Forecast, estimate
 from rescnet_dist.planning.requirements import Problem
+from rescnet_dist.planning.speed import calibrate
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import (

@@ -1,17 +1,20 @@
-"""Planning and cost estimates: memory needs, a plan that fits, expected traffic and time."""
+"""Planning and cost estimates: memory needs, a plan that fits, expected traffic and time.
 
-from rescnet_dist.planning.calibrate import Speed, calibrate
-from rescnet_dist.planning.choose import check_fits, make_plan
-from rescnet_dist.planning.forecast import Forecast, estimate, forecast
-from rescnet_dist.planning.placement import Placement, PlacementCause, describe_placement
-from rescnet_dist.planning.plan import Group, Plan
-from rescnet_dist.planning.requirements import Problem, Traffic, peak_memory, traffic
-from rescnet_dist.planning.tier import (
-    NO_WORKERS,
-    Tier,
-    choose_tier,
-    group_cache_bytes,
-)
+Who reads a run needs its plan only, not the modules that measure a cluster and import Dask.
+"""
+
+from typing import TYPE_CHECKING
+
+from rescnet_dist._lazy import attach
+
+if TYPE_CHECKING:
+    from rescnet_dist.planning.choose import check_fits, make_plan
+    from rescnet_dist.planning.estimates import Forecast, estimate, forecast
+    from rescnet_dist.planning.placement import Placement, PlacementCause, describe_placement
+    from rescnet_dist.planning.plan import Group, Plan
+    from rescnet_dist.planning.requirements import Problem, Traffic, peak_memory, traffic
+    from rescnet_dist.planning.speed import Speed, calibrate
+    from rescnet_dist.planning.tier import NO_WORKERS, Tier, choose_tier, group_cache_bytes
 
 __all__ = [
     "NO_WORKERS",
@@ -35,3 +38,16 @@ __all__ = [
     "peak_memory",
     "traffic",
 ]
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "choose": ("check_fits", "make_plan"),
+        "estimates": ("Forecast", "estimate", "forecast"),
+        "placement": ("Placement", "PlacementCause", "describe_placement"),
+        "plan": ("Group", "Plan"),
+        "requirements": ("Problem", "Traffic", "peak_memory", "traffic"),
+        "speed": ("Speed", "calibrate"),
+        "tier": ("NO_WORKERS", "Tier", "choose_tier", "group_cache_bytes"),
+    },
+)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import SpecError, WorkersTooSmallError
 from rescnet_dist.formatting import format_bytes, format_mib
 from rescnet_dist.planning.backend import check_backend, get_backend
@@ -15,6 +15,9 @@ from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
 from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
+
+if TYPE_CHECKING:
+    from rescnet_dist.cluster.workers import Workers
 
 CHUNK_TARGET_BYTES = 32 * 2**20  # of maps and images in float32
 FEATURE_TARGET_BYTES = 64 * 2**20  # of the features of a chunk that a solver reads

@@ -6,7 +6,7 @@ import warnings
 
 from rescnet_dist.errors import StoreFullError, pluralize
 from rescnet_dist.formatting import format_bytes
-from rescnet_dist.planning.forecast import Forecast
+from rescnet_dist.planning.estimates import Forecast
 from rescnet_dist.planning.requirements import layer_bytes
 from rescnet_dist.store import Location
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from rescnet_dist.cluster.workers import Workers
+from typing import TYPE_CHECKING
+
 from rescnet_dist.errors import SpecError, WorkersTooSmallError
-from rescnet_dist.planning.calibrate import Speed
 from rescnet_dist.planning.choose import make_plan
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem
+from rescnet_dist.planning.speed import Speed
 from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
+
+if TYPE_CHECKING:
+    from rescnet_dist.cluster.workers import Workers
 
 SIDES = (4096, 2048, 1024, 512)  # of tiles, in features; smaller ones are slow and too many
 MIN_GAIN = 1.25  # factor by which tiles must be faster, as estimates are rough

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.kernels.cpu.convolution import convolution_bytes
 from rescnet_dist.kernels.cpu.products import products_bytes
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
@@ -21,6 +20,7 @@ from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store.run import MAX_RECORD_CHUNKS
 
 if TYPE_CHECKING:
+    from rescnet_dist.cluster.workers import Workers
     from rescnet_dist.data import TrainingSet
 
 # Largest number of copies of each array at the same time. `tests/planning/test_plan.py` compares

@@ -9,11 +9,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.errors import ClusterError
 from rescnet_dist.formatting import format_bytes
 from rescnet_dist.planning.placement import (
@@ -26,6 +25,9 @@ from rescnet_dist.planning.placement import (
 from rescnet_dist.planning.plan import Group, Plan
 from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
 from rescnet_dist.spec import NetworkSpec, RunSpec
+
+if TYPE_CHECKING:
+    from rescnet_dist.cluster.workers import Workers
 
 MAX_ADVISED_BYTES = 2**42  # memory of a worker
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dask.task_spec import List, Task, TaskRef
 from dask.typing import Key
 
 from rescnet_dist.reduce.layer import DescribedLayer
+from rescnet_dist.reduce.levels import count_levels
 
 MAX_FOLDS_PER_LAYER = 512  # a scheduler adds a layer in one step, some 50 µs for each of its tasks
 
@@ -230,18 +230,6 @@ class FoldLayer(DescribedLayer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FoldLayer, (self.fold, self.parts, self.merge, self.tree, self.first)
-
-
-def count_levels(accumulators: int, split_every: int) -> list[int]:
-    """Return how many accumulators each level of a tree has, from the folds to the last one.
-
-    >>> count_levels(9, 4)
-    [9, 3, 1]
-    """
-    counts = [accumulators]
-    while counts[-1] > 1:
-        counts.append(math.ceil(counts[-1] / split_every))
-    return counts
 
 
 def tree_merge(

@@ -17,7 +17,6 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-import dask.config
 from zarr.abc.store import Store
 
 from rescnet_dist.errors import StoreError, mask_secrets
@@ -129,6 +128,8 @@ def is_local(fs: Any) -> bool:
 
 def _chosen_object_store() -> str:
     """Return "obstore" or "fsspec", or "auto" if both may be used."""
+    import dask.config  # slow to import, and paths need no setting
+
     choice = dask.config.get(OBJECT_STORE_SETTING, "auto")
     if choice not in OBJECT_STORES:
         raise StoreError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -38,6 +40,21 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, threads_cluster: Any)
     with Client(threads_cluster):
         rd.ResCNetClassifier(SPEC, store=store, run=RUN).fit(X[:, ::2, ::2], Y)
     return store
+
+
+@pytest.mark.parametrize("command", ["info", "runs"])
+def test_records_are_read_without_dask(finished_run: Path, command: str) -> None:
+    """These commands only read records; with these packages they would take twice as long."""
+    code = f"""
+import sys
+from rescnet_dist.cli import main
+main({[command, str(finished_run)]}, standalone_mode=False)
+slow = {{"dask", "distributed", "matplotlib", "numba", "pandas", "scipy.linalg", "xarray"}}
+print(sorted(slow & sys.modules.keys()), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert "done" in done.stdout
 
 
 def edit_attributes(path: Path, **changes: Any) -> None:

@@ -13,7 +13,7 @@ from rescnet_dist import AugmentSpec, Network, NetworkSpec, RunSpec
 from rescnet_dist.cluster import Workers
 from rescnet_dist.formatting import html_table
 from rescnet_dist.model import ImageScale
-from rescnet_dist.planning.forecast import estimate
+from rescnet_dist.planning.estimates import estimate
 from rescnet_dist.planning.requirements import Problem
 from rescnet_dist.spec import Spec
 

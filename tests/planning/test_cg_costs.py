@@ -11,7 +11,7 @@ from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.planning import Plan, Problem, Speed, choose_tier, make_plan, peak_memory
 from rescnet_dist.planning.cg import SolverCosts
-from rescnet_dist.planning.forecast import estimate
+from rescnet_dist.planning.estimates import estimate
 from rescnet_dist.planning.requests import count_requests
 from rescnet_dist.planning.requirements import traffic
 

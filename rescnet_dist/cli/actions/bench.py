@@ -28,8 +28,8 @@ from rescnet_dist.bench import (
     name_file,
     table,
 )
-from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.files import open_atomic
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.errors import RescnetError, suggest_name
 from rescnet_dist.kernels import Backend
 

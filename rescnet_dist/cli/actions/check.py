@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.clusters import cluster, show_status
+from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.data import is_imported, verify_dataset
 from rescnet_dist.errors import mask_secrets
 from rescnet_dist.train import verify_run

@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.signals import raise_on_signal
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.errors import RescnetError
 
 

@@ -10,9 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rescnet_dist.cli.clusters import cluster, show_progress, show_status
+from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.files import open_atomic
+from rescnet_dist.cli.status import show_progress, show_status
 from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
 from rescnet_dist.data.named import DATASETS, cache_folder, fetch_dataset

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from rescnet_dist.cli.clusters import show_status
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.formatting import format_bytes
 from rescnet_dist.network import load_network

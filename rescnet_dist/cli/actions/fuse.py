@@ -14,8 +14,9 @@ import numpy as np
 from distributed import Client
 
 from rescnet_dist.cli.batches import compute_batches, count_threads
-from rescnet_dist.cli.clusters import cluster, show_progress, show_status
+from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
+from rescnet_dist.cli.status import show_progress, show_status
 from rescnet_dist.data import Images, open_source, open_split
 from rescnet_dist.errors import DataError, SpecError, mask_secrets, pluralize
 from rescnet_dist.network import (

@@ -14,9 +14,10 @@ import numpy as np
 
 import rescnet_dist
 from rescnet_dist.cli.batches import compute_batches, count_threads
-from rescnet_dist.cli.clusters import cluster, show_progress
+from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.options import resolve_averaging
+from rescnet_dist.cli.status import show_progress
 from rescnet_dist.cli.tables import (
     STANDARD_OUTPUT,
     Columns,

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from rescnet_dist.cli.clusters import show_status
 from rescnet_dist.cli.files import check_folder, open_atomic
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.dashboard.render import render_report
 from rescnet_dist.dashboard.report import make_report
 from rescnet_dist.errors import RescnetError

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rescnet_dist.cli.clusters import show_status
+from rescnet_dist.cli.status import show_status
 from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.formatting import format_bytes
 from rescnet_dist.runs import scan_runs

@@ -11,7 +11,6 @@ from rescnet_dist.cluster import Workers, translate_errors
 from rescnet_dist.errors import ClusterError, SpecError, pluralize
 from rescnet_dist.formatting import format_bytes, format_time, html_table
 from rescnet_dist.planning.backend import get_backend
-from rescnet_dist.planning.calibrate import Speed, calibrate
 from rescnet_dist.planning.cg import SolverCosts
 from rescnet_dist.planning.choose import MIN_FAST_CHUNK_IMAGES, make_plan
 from rescnet_dist.planning.fastest import choose_fastest
@@ -26,6 +25,7 @@ from rescnet_dist.planning.requirements import (
     peak_memory,
     traffic,
 )
+from rescnet_dist.planning.speed import Speed, calibrate
 from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored_layers
 from rescnet_dist.planning.tree import Tree, merge_tree, spread_groups
 from rescnet_dist.spec import NetworkSpec, RunSpec
