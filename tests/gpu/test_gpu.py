@@ -113,6 +113,7 @@ def test_features_have_the_bits_of_the_cpu(
     assert np.array_equal(backend.get(found), extractor(maps, (48,)))
 
 
+@pytest.mark.parametrize("filters", [37, 128, 136])  # of which 136 do not fit into shared memory
 @pytest.mark.parametrize("precision", ["float32", "half"])
 @pytest.mark.parametrize(
     "extractor",
@@ -124,18 +125,28 @@ def test_features_have_the_bits_of_the_cpu(
     ids=repr,
 )
 def test_roots_equal_those_of_the_cpu(
-    backend: Backend, extractor: CovarianceRoot, precision: str, monkeypatch: pytest.MonkeyPatch
+    backend: Backend,
+    extractor: CovarianceRoot,
+    precision: str,
+    filters: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With an odd number of channels, of which some are constant, in several slabs of images."""
+    """With channels that are constant, in several slabs of images.
+
+    In shared memory, no bit depends on the number of images.
+    """
     monkeypatch.setattr("rescnet_dist.kernels.covariance_root.ROOT_SLAB_BYTES", 50_000_000)
-    maps = np.random.default_rng(0).normal(size=(20, 32, 29, 37)).astype(np.float32)
+    maps = np.random.default_rng(0).normal(size=(20, 32, 29, filters)).astype(np.float32)
     maps[3, :, :, 2] = -1.0  # constant after the ReLU
     maps[4] = 0
     with replace(backend, matmul_precision=precision).working():
-        found = backend.get(extractor(backend.put(maps), (37,)))
-        again = backend.get(extractor(backend.put(maps), (37,)))
+        found = backend.get(extractor(backend.put(maps), (filters,)))
+        again = backend.get(extractor(backend.put(maps), (filters,)))
+        few = backend.get(extractor(backend.put(maps[:7]), (filters,)))
     assert np.array_equal(again, found)
-    assert relative_error(found, extractor(maps, (37,))) < (
+    in_shared_memory = precision == "half" and filters <= 128 and extractor.block * filters < 3000
+    assert not in_shared_memory or np.array_equal(few, found[:7])
+    assert relative_error(found, extractor(maps, (filters,))) < (
         1e-4 if precision == "float32" else 0.02
     )
 
@@ -361,6 +372,37 @@ def test_ridge_regression_equals_that_of_the_cpu(
     with Backend("cupy", matmul_precision).working():
         error = relative_error(backend.get(fit_weights(backend.xp)), fit_weights(np))
         assert error < 10 * TOLERANCE[matmul_precision]
+
+
+@pytest.mark.parametrize(("ridge", "precisions"), [(1.0, ["half"]), (1e-3, ["half", "split"])])
+def test_factors_of_more_precision_are_tried_in_turn(
+    backend: Backend,
+    ridge: float,
+    precisions: list[str],
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Features that share most of their variance: half precision needs a large ridge."""
+    from rescnet_dist.kernels.gpu import solve as gpu_solve
+
+    tried, factor_scaled = [], gpu_solve.factor_scaled
+    monkeypatch.setattr(
+        gpu_solve,
+        "factor_scaled",
+        lambda *arguments: tried.append(arguments[-1]) or factor_scaled(*arguments),
+    )
+    features = 0.03 * rng.normal(size=(4000, 2500)) + rng.normal(size=(4000, 1))
+    scatter = ((features := features - features.mean(axis=0)).T @ features).astype(np.float32)
+    columns = rng.normal(size=(2500, 3))
+    with Backend("cupy", "half").working():
+        scale, solve = gpu_solve.whiten(
+            backend.put(scatter), backend.put(np.zeros(2500)), 4000.0, ridge
+        )
+        found = backend.get(solve(backend.put(columns)))
+    root = backend.get(scale) / np.sqrt(4000)
+    covariance = scatter.astype(np.float64) * root * root[:, None] + ridge * np.eye(2500)
+    assert tried == precisions
+    assert relative_error(covariance @ found, columns) < 1e-6
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)

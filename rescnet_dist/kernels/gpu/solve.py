@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+
 import cupy
 import numpy as np
 
@@ -30,6 +34,8 @@ cusolver, get_cusolver_handle = load_cuda_library("cusolver")
 MAX_GPU_RESIDUAL_FRACTION = 1e-7  # of the right-hand side: weights are stored in single precision
 DOUBLE_PRODUCT_ROWS = 2048  # rows of a matrix that are converted to double precision at a time
 CHOLESKY_PANEL_COLUMNS = 1024  # columns that are factorized at a time
+# Precisions of the matrix products of factorizations that are tried in turn, by that of products
+FACTOR_PRECISIONS = {"half": ("half", "split"), "split": ("split",), "float32": ("float32",)}
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
 
 scale_covariance = cupy.ElementwiseKernel(
@@ -57,65 +63,79 @@ def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Arr
     shift = ridge * float((variance * scale**2).mean())
     diagonal = cupy.where(live, variance * scale**2 + shift, 1)
     _mirror_lower(scatter)
-    problem = (len(scale), count, ridge)
-    if len(scale) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32:
-        try:
-            factor = factor_scaled(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32))
-            check_pivots(cupy.diagonal(factor), float(np.finfo(np.float32).eps), *problem)
-        except np.linalg.LinAlgError:
-            pass  # too close to singular for single precision
-        else:
+    factors = _factorize(scatter, scale, diagonal, (len(scale), count, ridge), matmul_precision())
+    factor = next(factors)
 
-            def multiply(x: Array) -> Array:
-                """Multiply the ridged covariance of standardized features with x (D, K)."""
-                result = _multiply(scatter, scale[:, None] * x) * (scale[:, None] / count)
-                return result + cupy.where(live, shift, 1)[:, None] * x
+    def multiply(x: Array) -> Array:
+        """Multiply the ridged covariance of standardized features with x (D, K)."""
+        result = _multiply(scatter, scale[:, None] * x) * (scale[:, None] / count)
+        return result + cupy.where(live, shift, 1)[:, None] * x
 
-            def solve(columns: Array) -> Array:
-                """Solve for columns (D, K), refined to double precision."""
-                try:
-                    return conjugate_gradients(
-                        multiply,
-                        lambda x: solve_factored(factor, x),
-                        columns,
-                        MAX_GPU_RESIDUAL_FRACTION,
-                    )
-                except np.linalg.LinAlgError:  # too close to singular after all
-                    return _factor_double(scatter, scale, diagonal, problem)(columns)
+    def solve(columns: Array) -> Array:
+        """Solve for columns (D, K), refined to double precision."""
+        nonlocal factor
+        while factor.dtype == np.float32:
+            try:
+                return conjugate_gradients(
+                    multiply,
+                    partial(solve_factored, factor),
+                    columns,
+                    MAX_GPU_RESIDUAL_FRACTION,
+                )
+            except np.linalg.LinAlgError:  # the factor is too far from the covariance
+                factor = None  # its memory is free for the next one
+                factor = next(factors)
+        return solve_factored(factor, columns)
 
-            return scale, solve
-    return scale, _factor_double(scatter, scale, diagonal, problem)
+    return scale, solve
 
 
-def _factor_double(
-    scatter: Array, scale: Array, diagonal: Array, problem: tuple[int, float, float]
-) -> Solve:
-    """Factorize in double precision and return the solve function.
+def _factorize(
+    scatter: Array,
+    scale: Array,
+    diagonal: Array,
+    problem: tuple[int, float, float],
+    precision: str,
+) -> Iterator[Array]:
+    """Yield Cholesky factors of the ridged covariance, each more precise than the one before.
 
-    problem: the number of features, the number of samples and the ridge. For many features, plans
-    have no room for this factor.
+    problem: the number of features, the number of samples and the ridge. `precision` is that of
+    products. Those in single precision that have no factor are left out; the last one is in double
+    precision. For many features, plans have no room for it.
     """
+    features, count, ridge = problem
+    root = scale / np.sqrt(count)
+    single = features >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32
+    for updates in FACTOR_PRECISIONS[precision] if single else ():
+        with suppress(np.linalg.LinAlgError):  # too close to singular for this precision
+            factor = factor_scaled(scatter, root, diagonal, np.dtype(np.float32), updates)
+            check_pivots(cupy.diagonal(factor), float(np.finfo(np.float32).eps), *problem)
+            yield factor
+        factor = None
     try:
-        factor = factor_scaled(scatter, scale / np.sqrt(problem[1]), diagonal, np.dtype(np.float64))
+        factor = factor_scaled(scatter, root, diagonal, np.dtype(np.float64))
         check_pivots(cupy.diagonal(factor), float(np.finfo(scatter.dtype).eps), *problem)
     except np.linalg.LinAlgError:
         raise singular_error(*problem) from None
     except cupy.cuda.memory.OutOfMemoryError:
-        features, samples, ridge = problem
         raise SingularError(
-            f"The covariance of the {features} features over {samples:.0f} samples needs a factor "
+            f"The covariance of the {features} features over {count:.0f} samples needs a factor "
             f"in double precision with ridge={ridge}, and the GPU has no room for its "
             f"{8 * features**2 / 2**30:.1f} GiB. Use a larger ridge, or fewer features."
         ) from None
-    return lambda columns: solve_factored(factor, columns)
+    yield factor
 
 
 def factor_scaled(
-    scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]
+    scatter: Array,
+    root: Array,
+    diagonal: Array,
+    dtype: np.dtype[np.floating],
+    updates: str = "split",
 ) -> Array:
     """Return the lower Cholesky factor of scatter·root·rootᵀ with the given diagonal (D,).
 
-    The factor (D, D) is in Fortran order.
+    The factor (D, D) is in Fortran order. `updates` is the precision of matrix products.
     """
     scatter = as_square(scatter)
     factor = new_square(len(scatter), dtype)
@@ -127,21 +147,20 @@ def factor_scaled(
         len(_padded_memory(scatter)),
         _padded_memory(factor),
     )
-    _cholesky(factor)
+    _cholesky(factor, updates)
     return factor
 
 
-def _cholesky(square: Array) -> None:
+def _cholesky(square: Array, updates: str) -> None:
     """Replace a matrix (D, D) of `new_square` by its lower Cholesky factor.
 
-    If products run on matrix units (see `using_matmul_precision`), so do the updates of the columns
-    to the right of each panel, which are nearly all of the work. They always use split numbers, as
-    the remaining matrix has to stay positive definite.
+    In single precision and with `updates` that are not "float32", matrix units update the columns
+    to the right of each panel, which is nearly all of the work. Split numbers keep nearly all
+    digits; half precision suffices for a preconditioner if the ridge is not tiny.
     """
-    side, dtype = len(square), square.dtype
-    panel = (
-        CHOLESKY_PANEL_COLUMNS if dtype == np.float32 and matmul_precision() != "float32" else side
-    )
+    side = len(square)
+    by_panels = square.dtype == np.float32 and updates != "float32"
+    panel = CHOLESKY_PANEL_COLUMNS if by_panels else side
     failed = cupy.zeros(-(-side // panel), np.int32)
     for number, start in enumerate(range(0, side, panel)):
         stop = min(start + panel, side)
@@ -149,10 +168,15 @@ def _cholesky(square: Array) -> None:
         if stop < side:
             below = square[stop:, start:stop]
             _solve_block(square[start:stop, start:stop], below)
-            with using_matmul_precision("split"):
+            with using_matmul_precision(updates):
                 parts = transpose(below.T)
-            for left, right in PRODUCT_PARTS[len(parts)]:
-                add_panels(square[stop:, stop:], parts[left], parts[right], -1.0)
+            left, right = parts[0], parts[0]
+            if len(parts) > 1:  # one product, which sums those of the parts
+                left, right = (
+                    cupy.concatenate([parts[pair[place]] for pair in PRODUCT_PARTS[2]], axis=1)
+                    for place in (0, 1)
+                )
+            add_panels(square[stop:, stop:], left, right, -1.0)
     if minors := failed[failed != 0].tolist():
         raise np.linalg.LinAlgError(
             f"The leading minor of order {minors[0]} of a panel is not positive."
