@@ -156,13 +156,13 @@ def train_run(url: Path) -> None:
 
 
 class DamagedStore:
-    """A store of which one file is damaged at a time."""
+    """A store of which one file is damaged at a time, and the functions that read it by its URL."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, uses: list[Callable[[str], Any]]) -> None:
+        self.root, self.uses = root, uses
         self.files = sorted(path for path in root.rglob("*") if path.is_file())
 
-    def attack(self, uses: list[Callable[[str], Any]], rng: random.Random) -> None:
+    def attack(self, rng: random.Random) -> None:
         """Damage or remove a file, use the store, and put the file back."""
         path = rng.choice(self.files)
         content = path.read_bytes()
@@ -172,10 +172,14 @@ class DamagedStore:
         else:
             path.write_bytes((damage_json if is_json else damage)(content, rng))
         try:
-            with dask.config.set(scheduler="sync"):
-                rng.choice(uses)(str(self.root))
+            self.use(rng)
         finally:
             path.write_bytes(content)
+
+    def use(self, rng: random.Random) -> None:
+        """Read the store in one of the ways."""
+        with dask.config.set(scheduler="sync"):
+            rng.choice(self.uses)(str(self.root))
 
 
 def use_network(url: str) -> None:
@@ -192,8 +196,8 @@ def run_command(*arguments: str) -> None:
         raise RescnetError(result.output)
 
 
-def make_run(folder: Path) -> Attack:
-    """Return an attack by a damaged run store."""
+def make_run(folder: Path) -> DamagedStore:
+    """Return a run to damage."""
     train_run(folder / "run")
     uses: list[Callable[[str], Any]] = [
         describe_run,
@@ -204,27 +208,27 @@ def make_run(folder: Path) -> Attack:
         lambda url: check_resume(RunStore.open(url)),
         lambda url: StoredRun(url).view(),
     ]
-    return partial(DamagedStore(folder / "run").attack, uses)
+    return DamagedStore(folder / "run", uses)
 
 
-def make_network(folder: Path) -> Attack:
-    """Return an attack by a damaged network, saved to a folder."""
+def make_network(folder: Path) -> DamagedStore:
+    """Return a network to damage, saved to a folder."""
     train_run(folder / "run")
     load_network(folder / "run").save(folder / "network")
-    return partial(DamagedStore(folder / "network").attack, [use_network])
+    return DamagedStore(folder / "network", [use_network])
 
 
-def make_zipped_network(folder: Path) -> Attack:
-    """Return an attack by a damaged network, saved to a zip file."""
+def make_zipped_network(folder: Path) -> DamagedStore:
+    """Return a network to damage, saved to a zip file."""
     train_run(folder / "run")
     (folder / "zipped").mkdir()
     path = folder / "zipped" / "net.zip"
     load_network(folder / "run").save(path)
-    return partial(DamagedStore(folder / "zipped").attack, [lambda _: use_network(str(path))])
+    return DamagedStore(folder / "zipped", [lambda _: use_network(str(path))])
 
 
-def make_dataset(folder: Path) -> Attack:
-    """Return an attack by a damaged imported dataset."""
+def make_dataset(folder: Path) -> DamagedStore:
+    """Return an imported dataset to damage."""
     write_files(folder / "source", FORMATS["npz"](lambda c: c, lambda c: c))
     with dask.config.set({"distributed.worker.profile.enabled": False}), rd_client() as client:
         import_dataset(str(folder / "source"), str(folder / "data.zarr"), client, chunk_images=3)
@@ -232,7 +236,7 @@ def make_dataset(folder: Path) -> Attack:
     def read(url: str) -> None:
         rd.open_dataset(url)["images"].data.compute(scheduler="sync")
 
-    return partial(DamagedStore(folder / "data.zarr").attack, [read, verify_dataset])
+    return DamagedStore(folder / "data.zarr", [read, verify_dataset])
 
 
 def rd_client() -> Any:
@@ -372,13 +376,23 @@ def send(port: int, request: bytes, *, is_last: bool = True) -> bytes:
 
 # --------------------------------------------------------------------------------------------------
 
+STORES: dict[str, Callable[[Path], DamagedStore]] = {
+    "run": make_run,
+    "network": make_network,
+    "zipped network": make_zipped_network,
+    "dataset": make_dataset,
+}
+
+
+def attack_store(make: Callable[[Path], DamagedStore], folder: Path) -> Attack:
+    """Return an attack by a damaged store."""
+    return make(folder).attack
+
+
 TARGETS: dict[str, Make] = {
     **{f"source: {name}": partial(make_source, name) for name in FORMATS},
     "source: csv": make_csv,
-    "store: run": make_run,
-    "store: network": make_network,
-    "store: zipped network": make_zipped_network,
-    "store: dataset": make_dataset,
+    **{f"store: {name}": partial(attack_store, make) for name, make in STORES.items()},
     "spec": make_spec,
     "toml": make_toml,
     "events": make_events,

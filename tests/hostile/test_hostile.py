@@ -13,16 +13,13 @@ from hostile import count_inputs, summarize
 from journal import Journal, read_table
 from targets import (
     HOSTILE_VALUES,
+    STORES,
     TARGETS,
     is_rejected,
     list_places,
     mutate,
     replace_at,
-    train_run,
-    use_network,
 )
-
-from rescnet_dist.network.loading import load_network
 
 # Damaged sources have tests of their own in tests/data/test_fuzz.py.
 INPUTS = {"source: csv": 60, "store: run": 60, "spec": 300, "toml": 150, "events": 200}
@@ -54,19 +51,32 @@ def test_mutated_values_differ() -> None:
 
 @pytest.mark.endurance
 @pytest.mark.filterwarnings("ignore")
-def test_every_attribute_of_a_network_may_have_any_value(tmp_path: Path) -> None:
-    """Each entry of its zarr.json, one at a time, with each of the hostile values."""
-    train_run(tmp_path / "run")
-    load_network(tmp_path / "run").save(tmp_path / "network")
-    file, inputs = tmp_path / "network" / "zarr.json", 0
-    stored = json.loads(file.read_text())
-    for path in list_places(stored):
-        for value in HOSTILE_VALUES:
-            file.write_text(json.dumps(replace_at(stored, path, value)))
-            is_rejected(lambda _: use_network(str(file.parent)), random.Random(0))
-            inputs += 1
+@pytest.mark.parametrize(
+    ("name", "files", "least"),
+    [
+        ("network", "zarr.json", 3000),
+        ("dataset", "**/zarr.json", 2500),
+        ("run", "zarr.json", 6000),
+        ("run", "result.json", 400),
+        ("run", "c*/*.json", 2000),  # claims and commits
+    ],
+)
+def test_every_entry_of_a_store_may_have_any_value(
+    name: str, files: str, least: int, tmp_path: Path
+) -> None:
+    """Each entry of its JSON files, one at a time, with each of the hostile values."""
+    store, inputs = STORES[name](tmp_path), 0
+    for file in sorted(store.root.glob(files)):
+        content = file.read_text()
+        stored = json.loads(content)
+        for path in list_places(stored):
+            for value in HOSTILE_VALUES:
+                file.write_text(json.dumps(replace_at(stored, path, value)))
+                is_rejected(store.use, random.Random(inputs))
+                inputs += 1
+        file.write_text(content)
     print(f"{inputs:,} inputs")
-    assert inputs > 2000
+    assert inputs >= least
 
 
 @pytest.mark.endurance
