@@ -450,6 +450,29 @@ def test_page_shows_the_trial_of_banks() -> None:
         assert f"({tried[layer]:.2f} compared with {recorded[layer]:.2f} %)" in text
 
 
+def test_page_shows_the_shares_of_the_leverage() -> None:
+    """The table has the best accuracies; those of kernels are in the text."""
+    record = json.loads((SCRIPT.parent / "trials/leave-one-out.json").read_text())
+    text = TRIALS_PAGE.read_text().partition("## Shares of the leverage")[2].partition("\n## ")[0]
+    rows = [line.replace("*", "").split(" | ") for line in text.splitlines() if "ridge" in line]
+    shown = sorted([*row[1:-1], row[-1].strip(" |")] for row in rows if len(row) == 6)
+    found: dict[tuple[str, float], dict[float, float]] = {}
+    for trial in record["shares"]["trials"]:
+        for head in trial["heads"]:
+            key = trial["name"], head["ridge"]
+            found.setdefault(key, {})[head["leverage_share"]] = max(head["validation"])
+    assert shown == sorted([f"{best[s]:.2f}" for s in sorted(best)] for best in found.values())
+    kernels = record["kernels"]["trials"][1]["heads"]
+    best = {
+        share: max(h["best"] for h in kernels if h["leverage_share"] == share) for share in (0.5, 0)
+    }
+    layers = record["shares"]["trials"][0]["heads"][0]["validation"][:16]
+    joint = max(trial["validation"] for trial in record["joint_kernels"]["trials"][0]["joint"])
+    for accuracy in (*best.values(), max(layers), joint):
+        assert f"{accuracy:.2f} %" in text
+    assert f"{record['gpu_seconds']} s of one H200" in " ".join(text.split())
+
+
 def test_page_shows_the_screening() -> None:
     """Accuracies and differences are those of the recorded trials."""
     record = json.loads((SCRIPT.parent / "trials/screen.json").read_text())
