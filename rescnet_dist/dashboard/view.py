@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.formatting import url_name
 from rescnet_dist.runs.describe import describe_commits
@@ -152,7 +151,7 @@ class RunView:
     def of(cls, description: dict[str, Any]) -> RunView:
         """Return the view of a run that `describe_run` describes."""
         expected = description.get("expected") or {}
-        traffic, workers = expected.get("traffic", {}), expected.get("workers", {})
+        traffic, workers = expected.get("traffic", {}), expected.get("workers") or {}
         layers = [LayerView.of(layer) for layer in description["layers"]]
         is_done = description["state"] == "done"
         return cls(
@@ -267,11 +266,4 @@ class StoredRun:
 
     def view(self) -> RunView:
         """Read the current state of the run as a view."""
-        description = self.description()
-        try:
-            return RunView.of(description)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptDataError(
-                f"The layer records of the run at {self.store} are damaged "
-                f"({type(error).__name__}: {error}). Run `rescnet check` to find out where."
-            ) from None
+        return RunView.of(self.description())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
 
 PHASES = ("read", "compute", "write", "reduce", "solve")
 
@@ -69,3 +69,8 @@ class PassMetrics:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Self:
+        """Return the metrics of a record; entries that are none of them are ignored."""
+        return cls(**{entry.name: record[entry.name] for entry in fields(cls)})

@@ -28,6 +28,7 @@ from rescnet_dist.store.schema import ClaimRecord, find_type_error
 
 CLAIM_LIFETIME_SECONDS = 60.0  # without renewal, after which a claim has expired
 RENEW_INTERVAL_SECONDS = 15.0
+MAX_TIME_SECONDS = 2e11  # since 1970; later ones have no date
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,14 @@ def _read_record(location: Location) -> dict[str, Any] | None:
         record = location.read_json()
     except StoreReadError:
         return {}
-    return {} if find_type_error(record, ClaimRecord | None) else record
+    return {} if record is not None and _is_damaged(record) else record
+
+
+def _is_damaged(record: Any) -> bool:
+    """Return whether the record of a claim has a value that no driver writes."""
+    if find_type_error(record, ClaimRecord):
+        return True
+    return record["pid"] < 0 or not 0 <= record["renewed"] <= MAX_TIME_SECONDS
 
 
 def _make_record(writer: str) -> dict[str, Any]:
@@ -232,8 +240,7 @@ def _is_running(record: dict[str, Any]) -> bool:
         process = psutil.Process(record["pid"])
         is_alive = process.status() != psutil.STATUS_ZOMBIE
         # The start time distinguishes it from a later process with the same pid.
-        started = record.get("started_after_boot")
-        if isinstance(started, int | float):
+        if (started := record.get("started_after_boot")) is not None:
             return bool(is_alive and abs(_seconds_after_boot(process) - started) < 1)
         return bool(is_alive and abs(process.create_time() - record["process_started"]) < 1)
     except psutil.Error:

@@ -325,8 +325,7 @@ class RunStore:
         for name in names:
             if name != f"{len(records):04d}.json":
                 continue
-            kind = CommitRecord if records else FirstCommitRecord
-            records.append(_read_record(self.location / "commits" / name, kind) or {})
+            records.append(self._read_commit(len(records)) or {})
             if len(records) == len(known) and records[-1] != known[-1]:
                 return self.commits()
         return records
@@ -336,9 +335,12 @@ class RunStore:
         names, step = (self.location / "commits").names(), 0
         while f"{step:04d}.json" in names:
             step += 1
-        if not step:
-            return None
-        return _read_record(self.location / f"commits/{step - 1:04d}.json", CommitRecord)
+        return self._read_commit(step - 1) if step else None
+
+    def _read_commit(self, step: int) -> dict[str, Any] | None:
+        """Read the record of a step; None if there is none."""
+        kind = CommitRecord if step else FirstCommitRecord
+        return _read_record(self.location / f"commits/{step:04d}.json", kind)
 
     def commits_from(self, step: int) -> list[str]:
         """Return the names of the records of this step and later ones."""
@@ -352,10 +354,10 @@ class RunStore:
 
     def checksums(self, step: int) -> dict[str, list[int]]:
         """Read the checksums committed with a step: those of the chunks of each array, by path."""
-        record = _read_record(self.location / f"commits/{step:04d}.json", CommitRecord)
+        record = self._read_commit(step)
         found = dict(record["checksums"]) if record else {}
         for path in [path for path in found if path.startswith(CHECKSUM_PREFIX)]:
-            found |= self._read_checksum_file(step, path, *found.pop(path))
+            found |= self._read_checksum_file(step, path, found.pop(path))
         return found
 
     def store_checksums(self, step: int, checksums: Checksums) -> Checksums:
@@ -372,10 +374,13 @@ class RunStore:
         (self.location / path).write_json(chunks)
         return Checksums({**dict.fromkeys(chunks, ()), path: (crc,)})
 
-    def _read_checksum_file(self, step: int, path: str, crc: int) -> dict[str, list[int]]:
-        """Read checksums that `store_checksums` has written."""
+    def _read_checksum_file(self, step: int, path: str, own: list[int]) -> dict[str, list[int]]:
+        """Read checksums that `store_checksums` has written; `own` is that of the file, in a list.
+
+        Raise StoreReadError if the file does not have it.
+        """
         found = (self.location / path).read_json()
-        if not isinstance(found, dict) or _json_checksum(found) != crc:
+        if not isinstance(found, dict) or [_json_checksum(found)] != own:
             raise StoreReadError(
                 f"{self.location.url}/{path} is missing or damaged. Restore a copy of it. Without "
                 f"one, remove commits/{step:04d}.json, then resume the run, which computes this "

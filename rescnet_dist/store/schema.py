@@ -1,13 +1,15 @@
 """The types of stored JSON values: attributes and records are checked as they are read.
 
-A type is `int`, `float` (any number), `str`, `bool`, `Any`, `list[...]`, `tuple[..., ...]` (a list
-of that length), `dict[str, ...]`, a class derived from TypedDict, or one of these `| None`. Values
-may have entries that such a class does not name, except those of `CLOSED`.
+A type is `int`, `float` (any number that a float can hold), `str`, `bool`, `Any`, `list[...]`,
+`tuple[..., ...]` (a list of that length), `dict[str, ...]`, a class derived from TypedDict, or one
+of these `| None`. Values may have entries that such a class does not name, except those of
+`CLOSED`.
 """
 
 from __future__ import annotations
 
 import reprlib
+import sys
 from functools import cache
 from itertools import repeat
 from types import UnionType
@@ -17,14 +19,19 @@ from typing import Any, TypedDict, get_args, get_origin, get_type_hints, is_type
 JsonObject = dict[str, Any]
 
 
-class ClaimRecord(TypedDict):
-    """Who writes to a run."""
-
+class _Claim(TypedDict):
     writer: str
     host: str
     pid: int
     process_started: float
     renewed: float
+
+
+class ClaimRecord(_Claim, total=False):
+    """Who writes to a run."""
+
+    started_after_boot: float
+    released: bool
 
 
 class AccuracyRecord(TypedDict):
@@ -82,7 +89,19 @@ class GrownRecord(TypedDict):
     layer: int
     checksums: dict[str, list[int]]
     work_checksums: dict[str, list[int]]
-    observed: JsonObject
+    accuracy: AccuracyRecord | None
+    residual: tuple[float, float]
+    calibration: CalibrationRecord | None
+    observed: ObservedRecord
+
+
+class IterateChecksums(TypedDict):
+    """Checksums of the arrays of an iterate."""
+
+    solution: int
+    basis: int
+    directions: int
+    factor: int
 
 
 class ProgressRecord(TypedDict):
@@ -91,7 +110,7 @@ class ProgressRecord(TypedDict):
     number: int
     rank: int
     error: float
-    arrays: JsonObject
+    arrays: IterateChecksums
 
 
 class _Result(TypedDict):
@@ -200,7 +219,8 @@ class DatasetAttributes(TypedDict, total=False):
     skipped_images: list[tuple[str, str]]
 
 
-CLOSED = (AccuracyRecord, CalibrationRecord)  # their entries are the arguments of a class
+# Their entries are the arguments of a class.
+CLOSED = (AccuracyRecord, CalibrationRecord, ProgressRecord)
 
 
 def find_type_error(value: Any, expected: Any, name: str = "it") -> str | None:
@@ -219,7 +239,8 @@ def find_type_error(value: Any, expected: Any, name: str = "it") -> str | None:
     items = value.items() if origin is dict else enumerate(value)
     kinds = arguments if origin is tuple else repeat(arguments[-1])
     for (key, item), kind in zip(items, kinds, strict=False):
-        is_same = type(item) is kind  # is checked first, as lists of numbers may be long
+        # checked first, as lists of numbers may be long
+        is_same = kind is Any or type(item) is kind
         error = None if is_same else find_type_error(item, kind, f"{name}[{reprlib.repr(key)}]")
         if error:
             return error
@@ -251,7 +272,9 @@ def _is_instance(value: Any, kind: Any) -> bool:
         return True
     if kind in (int, float) and isinstance(value, bool):
         return False
-    return isinstance(value, int | float if kind is float else kind)
+    if kind is float and isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, kind)
 
 
 def _describe(value: Any, expected: Any, name: str) -> str:

@@ -71,11 +71,16 @@ class GrownLayer:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> GrownLayer:
         """Return what a record of the work area has; the inverse of `to_dict`."""
-        values = dict(record)
-        metrics, accuracy = PassMetrics(**values.pop("observed")), values.pop("accuracy")
-        residual = tuple(values.pop("residual"))
-        found = None if accuracy is None else Accuracy(**accuracy)
-        return cls(**values, accuracy=found, residual=residual, metrics=metrics)
+        accuracy, (positive, negative) = record["accuracy"], record["residual"]
+        return cls(
+            record["layer"],
+            record["checksums"],
+            record["work_checksums"],
+            None if accuracy is None else Accuracy(**accuracy),
+            (positive, negative),
+            record["calibration"],
+            PassMetrics.from_dict(record["observed"]),
+        )
 
 
 def get_accuracy(layer: int, tally: Tally) -> Accuracy:

@@ -320,6 +320,34 @@ def test_claim_holds_after_a_step_of_the_clock(url: str, step: int) -> None:
     assert claim.is_claimed(location)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"renewed": float("nan")},
+        {"renewed": 1e300},
+        {"renewed": -1.0},
+        {"renewed": 10**400},
+        {"pid": -1},
+        {"process_started": 10**400},
+        {"started_after_boot": 10**400},
+        {"started_after_boot": "soon"},
+        {"released": "yes"},
+    ],
+    ids=str,
+)
+def test_damaged_claim_holds_until_it_is_taken_over(
+    tmp_path: Path, damage: dict[str, object]
+) -> None:
+    """Whose it is cannot be known."""
+    location = Location.of(tmp_path / "run")
+    Claim.take(location)
+    rewrite_claim(location.url, **damage)
+    with pytest.raises(StoreError, match=r"a claim that cannot be read, claims/000001\.json"):
+        Claim.take(location)
+    assert claim.is_claimed(location)
+    assert Claim.take(location, take_over=True).number == 2
+
+
 def test_claim_of_other_host_holds_until_it_expires(url: str) -> None:
     """Whether its process runs is unknown here: only the lifetime counts."""
     location = Location.of(url)

@@ -35,6 +35,11 @@ def test_damaged_checksums_are_found(tmp_path: Path) -> None:
     run, checksums = RunStore.create(tmp_path / "run", {}), make_checksums(MAX_RECORD_CHUNKS + 1)
     run.commit(1, {"checksums": run.store_checksums(1, checksums).chunks})
     (file,) = (tmp_path / "run/checksums").iterdir()
+    path = f"checksums/{file.name}"
+    for damaged in ([], [1, 2]):
+        run.commit(2, {"checksums": {path: damaged}})
+        with pytest.raises(StoreError, match=r"remove commits/0002\.json"):
+            run.checksums(2)
     file.write_text(file.read_text().replace("17", "18", 1))
     with pytest.raises(StoreError, match=r"remove commits/0001\.json"):
         run.checksums(1)

@@ -82,3 +82,12 @@ def test_errors_of_large_values_are_short() -> None:
     error = find_type_error(value, dict[str, list[int]], "it")
     assert error is not None
     assert len(error) < 200
+
+
+def test_integer_that_no_float_can_hold_is_no_number() -> None:
+    """It could not be compared with a time, nor printed as an accuracy."""
+    for sign in (1, -1):
+        assert find_type_error(sign * 10**308, float) is None
+        error = find_type_error(sign * 10**400, float)
+        assert error is not None
+        assert error.endswith("000, not a number")

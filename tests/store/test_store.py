@@ -179,6 +179,16 @@ def test_create_over_another_run(url: str) -> None:
     assert read_files(url) == before
 
 
+@pytest.mark.parametrize("counts", [None, 3, [None], [[1], [1, 2]]], ids=str)
+def test_damaged_counts_of_the_survey_are_named_by_every_reader(url: str, counts: Any) -> None:
+    """Tasks read the checksums of this record, the driver reads all of it."""
+    run = RunStore.create(url, {})
+    run.commit(0, {"checksums": {}, "counts": counts})
+    for read in (run.commits, run.last_commit, lambda: run.checksums(0)):
+        with pytest.raises(StoreReadError, match=r"commits/0000\.json is damaged \(counts"):
+            read()
+
+
 @pytest.mark.parametrize("kind", ["text", "array", "group", "network", "damaged group", "file"])
 def test_create_or_open_something_else(url: str, kind: str) -> None:
     """It is not overwritten, and cannot be opened as a run."""

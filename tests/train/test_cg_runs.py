@@ -24,14 +24,15 @@ from training_cases import PLAN, REGRESS, SPEC, Array, X, fit
 from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.errors import ClusterLostError, CorruptDataError, StoreReadError
-from rescnet_dist.events import PassMetrics, SolverIteration
-from rescnet_dist.model import ConjugateGradients
+from rescnet_dist.events import Accuracy, PassMetrics, SolverIteration
+from rescnet_dist.model import Calibration, ConjugateGradients
 from rescnet_dist.planning import Plan, choose_tier
 from rescnet_dist.store import RunStore, get_reporter
 from rescnet_dist.train import cg_tasks, loop
 from rescnet_dist.train.cg import Solve, is_done, make_event
 from rescnet_dist.train.cg_tasks import StoredIterate
 from rescnet_dist.train.chunks import feature_path
+from rescnet_dist.train.grown import GrownLayer
 from rescnet_dist.train.task import Task
 
 SHORT = REGRESS.replace(solver="cg", cg_iterations=3, cg_tolerance=0.0, max_layers=2)
@@ -402,8 +403,9 @@ def test_graph_of_an_iteration_does_not_depend_on_number_of_chunks(tmp_path: Pat
 def test_lost_checksums_of_features_are_named(tmp_path: Path) -> None:
     """The record that has them is of another layer or gone, or some or all of them are."""
     run = RunStore.create(tmp_path / "run", {})
-    record = {"layer": 1, "checksums": {}, "work_checksums": {feature_path(0): [5, 6]}}
-    run.write_work_record("grown", record | {"observed": {}})
+    checksums = {feature_path(0): [5, 6]}
+    record = GrownLayer(1, {}, checksums, None, (0.5, 0.5), None, PassMetrics()).to_dict()
+    run.write_work_record("grown", record)
     np.testing.assert_array_equal(cg_tasks._load_checksums(Task(run, 1), 2), [5, 6])
     for layer, found, expected in ((1, 2, 3), (2, 0, 2)):
         with pytest.raises(
@@ -411,12 +413,32 @@ def test_lost_checksums_of_features_are_named(tmp_path: Path) -> None:
             match=rf"work/grown\.json .* {found} checksums .* layer {layer}, not {expected}",
         ):
             cg_tasks._load_checksums(Task(run, layer), expected)
-    run.write_work_record("grown", record | {"work_checksums": {}, "observed": {}})
+    run.write_work_record("grown", record | {"work_checksums": {}})
     with pytest.raises(CorruptDataError, match=r"0 checksums"):
         cg_tasks._load_checksums(Task(run, 1), 2)
-    run.write_work_record("grown", record | {"work_checksums": {"a": ["b"]}, "observed": {}})
+    run.write_work_record("grown", record | {"work_checksums": {"a": ["b"]}})
     with pytest.raises(StoreReadError, match=r"work/grown\.json is damaged"):
         cg_tasks._load_checksums(Task(run, 1), 2)
     run.remove_work()
     with pytest.raises(CorruptDataError, match=r"0 checksums"):
         cg_tasks._load_checksums(Task(run, 1), 2)
+
+
+def test_damaged_records_of_the_work_area_are_named(tmp_path: Path) -> None:
+    """Each of their entries is needed to resume; a later release may add some."""
+    run = RunStore.create(tmp_path / "run", {})
+    accuracy, calibration = Accuracy(1, 0.5, None), Calibration().to_dict()
+    grown = GrownLayer(2, {"a": [1]}, {}, accuracy, (0.5, 0.5), calibration, PassMetrics())
+    arrays = dict.fromkeys(cg_tasks.ITERATE_ARRAYS, 7)
+    records = {"grown": grown.to_dict(), "progress": asdict(StoredIterate(1, 2, 0.5, arrays))}
+    for name, record in records.items():
+        for entry in record:
+            run.write_work_record(name, {k: v for k, v in record.items() if k != entry})
+            with pytest.raises(StoreReadError, match=rf"{name}\.json is damaged \({entry} is miss"):
+                run.read_work_record(name)
+    run.write_work_record("progress", records["progress"] | {"arrays": {"basis": 1}})
+    with pytest.raises(StoreReadError, match=r"arrays\.directions is missing"):
+        run.read_work_record("progress")
+    observed = records["grown"]["observed"] | {"new": 1}
+    run.write_work_record("grown", records["grown"] | {"observed": observed, "new": 1})
+    assert GrownLayer.from_dict(run.read_work_record("grown") or {}) == grown
