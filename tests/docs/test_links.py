@@ -17,7 +17,7 @@ RESULTS = (
     "digits",
     "mnist",
     "mnist-shifts",
-    "cifar10-leave-one-out",
+    "cifar10-root",
     "cifar10-root-flips",
     "cifar10-root-rich",
 )
