@@ -11,6 +11,7 @@ import click
 from distributed import Client
 
 from rescnet_dist.cli.fork_server import start_fork_server
+from rescnet_dist.cli.garbage import pause_gc
 from rescnet_dist.cli.retry import SMALL_MACHINE, report_final_error
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.cluster import (
@@ -61,7 +62,8 @@ def cluster(
         yield None
         return
     with ExitStack() as stack:
-        with show_status("starting an embedded Dask cluster", quiet=quiet):
+        # The scheduler imports the pages of its dashboard.
+        with pause_gc(), show_status("starting an embedded Dask cluster", quiet=quiet):
             forked = not gpus and start_fork_server()
             embedded_client = current_client(processes=True, gpus=gpus, forked=forked)
             client = stack.enter_context(embedded_client)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
 from rescnet_dist.cli.common import names_cluster
 from rescnet_dist.cli.fork_server import start_fork_server
+from rescnet_dist.cli.garbage import pause_gc
 
 
 def defer(action: str, *, starts_workers: bool = False) -> Callable[[Any], Any]:
@@ -23,8 +24,9 @@ def defer(action: str, *, starts_workers: bool = False) -> Callable[[Any], Any]:
     module, _, name = action.rpartition(".")
 
     def load() -> Callable[..., None]:
-        with _pause_gc():
+        with pause_gc():
             found = import_module(f"rescnet_dist.cli.actions.{module or name}")
+        atexit.register(gc.freeze)  # else the end of the process collects all that was imported
         return cast(Callable[..., None], getattr(found, name))
 
     def decorate(declaration: Callable[[], None]) -> Callable[..., None]:
@@ -38,15 +40,3 @@ def defer(action: str, *, starts_workers: bool = False) -> Callable[[Any], Any]:
         return call
 
     return decorate
-
-
-@contextmanager
-def _pause_gc() -> Iterator[None]:
-    """Collect no garbage during the body: imports make little, and many objects that stay."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

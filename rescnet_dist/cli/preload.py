@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
-import click
-import distributed.nanny
+from rescnet_dist.cli.garbage import pause_gc
 
-import rescnet_dist.lifecycle
-import rescnet_dist.network
-from rescnet_dist._compat import import_worker_pages
-from rescnet_dist.kernels.cpu.loading import load_cached
+with pause_gc():
+    import click
+    import distributed.nanny
+
+    import rescnet_dist.lifecycle
+    import rescnet_dist.network
+    from rescnet_dist._compat import import_worker_pages
+    from rescnet_dist.kernels.cpu.loading import load_cached
+
+    # An exception would end the server, and with it the command. If a kernel of Numba's cache
+    # cannot be read, the workers raise that themselves, and the command reports it.
+    with contextlib.suppress(Exception):
+        load_cached()
+    import_worker_pages()
+gc.freeze()  # what is imported stays, and its memory shared by the workers
 
 __all__ = ["click", "distributed", "rescnet_dist"]
-
-# An exception would end the server, and with it the command. If a kernel of Numba's cache cannot be
-# read, the workers raise that themselves, and the command reports it.
-with contextlib.suppress(Exception):
-    load_cached()
-import_worker_pages()

@@ -19,7 +19,6 @@ from distributed import Client
 from distributed.comm.addressing import unparse_host_port
 from rich.console import Console
 
-import rescnet_dist
 from rescnet_dist.cli.json_lines import JsonLines
 from rescnet_dist.cli.log_lines import LogLines
 from rescnet_dist.cli.progress_file import ProgressFile
@@ -33,7 +32,7 @@ from rescnet_dist.dashboard import (
     TensorBoardWriter,
 )
 from rescnet_dist.dashboard.progress import TerminalProgress, describe_accuracy
-from rescnet_dist.data import has_test_split
+from rescnet_dist.data import has_test_split, select_split
 from rescnet_dist.errors import (
     RescnetError,
     SpecError,
@@ -44,6 +43,7 @@ from rescnet_dist.errors import (
 from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
 from rescnet_dist.lifecycle import check_resume
 from rescnet_dist.logs import use_json_logs
+from rescnet_dist.network import BaseNetwork, load_network
 from rescnet_dist.planning.backend import get_available_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import NetworkSpec, RunSpec
@@ -249,7 +249,7 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     if data:
         with show_status("test accuracy", quiet=reporter.options.is_silent):
             name = get_available_backend(RunSpec.from_stored(description["run"]))
-            accuracy = rescnet_dist.ResCNetClassifier.load(run.url, array_backend=name).score(data)
+            accuracy = compute_accuracy(load_network(run.url).on(name), data)
     if reporter.options.as_json or reporter.options.json_lines or is_logged:
         record = {key: description[key] for key in OUTCOME_FIELDS}
         reporter.write_outcome(record | {"test": accuracy})
@@ -267,3 +267,9 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     has_last_head = NetworkSpec.from_stored(description["network"]).heads == "last"
     if depth == len(description["layers"]) and not has_last_head:  # more layers may still help
         click.echo(f"          {program_name()} resume {url} --max-layers {depth + MORE_LAYERS}")
+
+
+def compute_accuracy(network: BaseNetwork, data: str) -> float:
+    """Return the accuracy on the test split of a dataset, without importing scikit-learn."""
+    part = select_split(data, None, "test", decoder=network.photo_decoder())
+    return float(network.find_correct(part.images, part.labels).mean())

@@ -199,9 +199,8 @@ class Predictions:
         """
         check_is_fitted(self)
         part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
-        codes = encode(part.labels, self.classes_)
-        self.network_.look_at(part.images)
-        is_correct = self._scores(part.images, augment).argmax(axis=1) == codes
+        averaged = self._resolve_augment(augment)
+        is_correct = self.network_.find_correct(part.images, part.labels, averaged)
         if sample_weight is None:
             return float(is_correct.mean())
         return float(np.average(np.asarray(is_correct), weights=sample_weight))

@@ -13,7 +13,14 @@ import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 
-from rescnet_dist.data import ImageInput, Images, PhotoDecoder, as_images, classes_to_json
+from rescnet_dist.data import (
+    ImageInput,
+    Images,
+    PhotoDecoder,
+    as_images,
+    classes_to_json,
+    encode,
+)
 from rescnet_dist.errors import DataError
 from rescnet_dist.export import DEFAULT_OPSET, ExportedNetwork, write_onnx
 from rescnet_dist.formatting import plain_text
@@ -283,6 +290,35 @@ class BaseNetwork(ABC):
         if isinstance(scores, da.Array):
             return scores.map_blocks(softmax, temperature, dtype=np.float64, meta=np.empty((0, 0)))
         return softmax(scores, temperature)
+
+    def find_correct(
+        self, images: Images, labels: Array | da.Array, augment: AugmentSpec | None = None
+    ) -> Array | da.Array:
+        """Return which images are classified correctly.
+
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d).
+        labels : ndarray or dask.array.Array of shape (n,)
+            Labels, as the network was trained on.
+        augment : AugmentSpec or None, default None
+            Average the scores over each image and its augmented copies.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n,), bool
+            Whether the class of the highest score is that of the label; lazy for lazy images.
+
+        Raises
+        ------
+        DataError
+            If the images have a different shape from the training images, or a label is not among
+            the classes.
+        """
+        codes = encode(labels, self.classes)
+        self.look_at(images)
+        return self.scores(images, augment).argmax(axis=1) == codes
 
     def evaluate(self, images: Any, codes: Any, augment: AugmentSpec | None = None) -> Metrics:
         """Compute how well images are classified.

@@ -21,13 +21,14 @@ pytestmark = pytest.mark.skipif(not CAN_FORK, reason="workers are forked on Linu
 
 # Prints a line about each worker, then waits. The variable is set after the server was started.
 SCRIPT = """
-import json, os, signal, sys, time
+import gc, json, os, signal, sys, time
 from rescnet_dist.cli.fork_server import start_fork_server
 
 def describe():
     blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     heap = os.environ.get("MALLOC_TRIM_THRESHOLD_")
-    imported = "rescnet_dist.lifecycle" in sys.modules
+    frozen = gc.isenabled() and gc.get_freeze_count() > 0
+    imported = frozen and "rescnet_dist.lifecycle" in sys.modules
     seed = hash("a string")
     return os.getpid(), os.getppid(), os.environ.get("LATE"), heap, imported, blocked, seed
 

@@ -57,6 +57,22 @@ print(sorted(slow & sys.modules.keys()), file=sys.stderr)
     assert "done" in done.stdout
 
 
+def test_test_accuracy_needs_no_scikit_learn(finished_run: Path, tmp_path: Path) -> None:
+    """Its import takes longer than to compute the accuracy, which is that of the estimator."""
+    data = str(tmp_path / "data.zarr")
+    group = zarr.open_group(data, mode="w")
+    group.create_array("images", data=X[:, ::2, ::2])
+    group.create_array("labels", data=Y)
+    code = f"""
+import sys
+from rescnet_dist.cli.reporting import compute_accuracy
+from rescnet_dist.network import load_network
+print(compute_accuracy(load_network({str(finished_run)!r}), {data!r}), "sklearn" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{rd.ResCNetClassifier.load(finished_run).score(data)} False\n"
+
+
 def edit_attributes(path: Path, **changes: Any) -> None:
     """Change attributes of a run."""
     record = json.loads(path.read_text())
