@@ -268,9 +268,14 @@ class PixelRange:
     @classmethod
     def of(cls, images: Array) -> PixelRange:
         """Return the extremes of images (n, H, W, d) in single precision."""
+        channels = images.shape[3]
         if len(images) == 0:
-            return cls.empty(images.shape[3])
-        extremes = images.min(axis=(0, 1, 2)), images.max(axis=(0, 1, 2))
+            return cls.empty(channels)
+        rows = images.reshape(len(images), -1)  # whole images at a time: channels are too few
+        extremes = (
+            rows.min(axis=0).reshape(-1, channels).min(axis=0),
+            rows.max(axis=0).reshape(-1, channels).max(axis=0),
+        )
         return cls(*(to_host(e.astype(np.float32)).astype(np.float64) for e in extremes))
 
     def merge(self, other: PixelRange) -> PixelRange:
