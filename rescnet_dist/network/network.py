@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.delayed import delayed
@@ -41,6 +43,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 TASKS_PER_CORE = 4  # into which images in memory are divided at least, to balance the load
 MIN_SCATTERED_BYTES = 2**20  # of layers in memory; smaller ones are part of the graph
+
+
+@contextmanager
+def images_in_graphs() -> Iterator[None]:
+    """Compute graphs in the body without a warning that they are large.
+
+    Images in memory are part of the graph, so that no task depends on a worker that may be lost.
+    """
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
+        yield
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value
@@ -293,7 +305,10 @@ class Network(BaseNetwork):
             dtype=np.float32,
             meta=np.empty((0,) * (1 + len(shape)), np.float32),
         )
-        return result.rechunk({0: array.chunks[0]}) if images.is_lazy else result.compute()
+        if images.is_lazy:
+            return result.rechunk({0: array.chunks[0]})
+        with images_in_graphs():
+            return result.compute()
 
     def _share_predictor(self, *, lazy: bool) -> Any:
         """Return the predictor as an argument of the tasks of a graph.
@@ -390,7 +405,8 @@ class Network(BaseNetwork):
             dtype=np.int64,
             meta=np.empty((0, 0), np.int64),
         )
-        return np.asarray(counts.sum(axis=0))
+        with images_in_graphs():
+            return np.asarray(counts.sum(axis=0))
 
     @property
     def batch_images(self) -> int:

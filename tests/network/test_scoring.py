@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,22 @@ def test_layers_in_memory_are_sent_to_workers_once(
     assert isinstance(scores, da.Array)
     np.testing.assert_allclose(scores.compute(), expected, atol=1e-5)
     np.testing.assert_allclose(scores.compute(scheduler="sync"), expected, atol=1e-5)
+
+
+def test_images_in_memory_give_no_warning_of_large_graphs(
+    saved: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are part of the graph on purpose."""
+    monkeypatch.setattr(Predictor, "slab_images", property(lambda self: 20))
+    network = Network.load(saved)
+    codes = np.zeros(len(X), np.int64)
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 kB"}):
+        with pytest.warns(UserWarning, match="large graph"):
+            client.compute(da.from_array(X).sum()).result()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(np.asarray(network.scores(Images(X)))) == len(X)
+            assert len(network.staged_correct(Images(X), codes)) == network.depth
 
 
 def test_graphs_of_a_stored_network_have_no_task_in_common(saved: Path) -> None:
