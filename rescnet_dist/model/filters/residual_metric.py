@@ -125,7 +125,8 @@ class ResidualMetric(FilterLearner):
     def observe(self, chunk: Observation, group: FilterGroup) -> ResidualMoments:
         """Return the moments of a chunk, weighted by its errors."""
         moments = chunk.patch_moments(group)
-        parts = [_gather(chunk, group, errors) for errors in (chunk.errors @ self._signs(group)).T]
+        errors = chunk.errors @ self._signs(group)
+        parts = [_gather(chunk, group, moments, column) for column in errors.T]
         xp = get_array_module(chunk.inputs.images)
         counts, sums, products = zip(*parts, strict=True)
         return ResidualMoments(moments, np.array(counts), xp.stack(sums), xp.stack(products))
@@ -168,18 +169,20 @@ class ResidualMetric(FilterLearner):
         return group.rng(0).choice([-1.0, 1.0], size=(group.classes, self.combinations))
 
 
-def _gather(chunk: Observation, group: FilterGroup, errors: Array) -> tuple[float, Array, Array]:
+def _gather(
+    chunk: Observation, group: FilterGroup, moments: PatchMoments, errors: Array
+) -> tuple[float, Array, Array]:
     """Return Σ r, Σ r x (p,) and Σ r x xᵀ (p, p) for the errors r (n,) of the images of a chunk.
 
-    Weights of patches are positive, so images with positive and with negative errors are summed
-    apart.
+    `moments` are those of the chunk without errors. Weights of patches must not be negative, so
+    errors are raised by c, and c times the sums without errors is subtracted.
     """
-    xp, p = get_array_module(chunk.inputs.images), group.directions
-    count, total, products = 0.0, xp.zeros(p), xp.zeros((p, p))
-    for sign in (1, -1):
-        part = chunk.weighted_moments(group, np.maximum(sign * errors, 0))
-        if part.count:
-            count += sign * part.count
-            total += sign * part.count * part.mean
-            products += sign * (part.scatter + part.count * np.outer(part.mean, part.mean))
+    raised = -float(errors.min(initial=0))
+    count, mean = -raised * moments.count, moments.mean
+    total, products = count * mean, -raised * moments.scatter + count * np.outer(mean, mean)
+    part = chunk.weighted_moments(group, errors + raised)
+    if part.count:
+        count += part.count
+        total += part.count * part.mean
+        products += part.scatter + part.count * np.outer(part.mean, part.mean)
     return count, total, products
