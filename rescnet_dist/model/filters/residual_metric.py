@@ -140,11 +140,11 @@ class ResidualMetric(FilterLearner):
         shift = self.ridge * (variance if variance > 0 else 1.0)
         inverse = np.linalg.inv(covariance + shift * np.eye(group.directions))
         centered = statistics.center(moments.mean)
-        total = np.zeros_like(covariance)
+        inner, total = inverse @ covariance @ inverse, np.zeros_like(covariance)
         for count, products in zip(centered.counts, centered.products, strict=True):
-            products = group.center_scatter(products)
-            form = inverse @ (products - count * covariance) @ inverse
-            total += form @ covariance @ form.T
+            form = group.center_scatter(products) - count * covariance
+            total += form @ inner @ form
+        total = inverse @ total @ inverse  # the sum of BΣB, B = inverse·form·inverse
         check_patch_scatter(total)
         filters = orient_filters(leading_eigenvectors(total, group.count), group.size)
         return filters, np.zeros(group.count)
