@@ -17,12 +17,14 @@ from rescnet_dist.store import RunStore
 
 RECENT_LAYERS = 5  # whose times estimate how long the next layers take
 MAX_NOTES = 10  # that a view keeps
+STATES = ("running", "done", "unfinished")
 Number = TypeVar("Number", int, float)
+Value = TypeVar("Value")
 
 
-def _optional_float(value: Any) -> float | None:
-    """Return a value as a float; None stays None."""
-    return None if value is None else float(value)
+def _optional(kind: Callable[[Any], Value], value: Any) -> Value | None:
+    """Return a value as one of a type, such as a float; None stays None."""
+    return None if value is None else kind(value)
 
 
 def _numbers(values: Any, kind: Callable[[Any], Number]) -> dict[str, Number]:
@@ -72,8 +74,8 @@ class LayerView:
         return cls(
             layer=int(description["layer"]),
             seconds=float(description["seconds"]),
-            train=_optional_float(description.get("train")),
-            validation=_optional_float(description.get("validation")),
+            train=_optional(float, description.get("train")),
+            validation=_optional(float, description.get("validation")),
             residual=(float(residual[0]), float(residual[1])) if residual else None,
             phases=_numbers(observed.get("seconds", {}), float),
             read=int(observed.get("read", 0)),
@@ -153,18 +155,20 @@ class RunView:
         expected = description.get("expected") or {}
         traffic, workers = expected.get("traffic", {}), expected.get("workers") or {}
         layers = [LayerView.of(layer) for layer in description["layers"]]
-        is_done = description["state"] == "done"
+        if (state := description["state"]) not in STATES:
+            raise ValueError(f"{state!r} is no state of a run")
+        depth = _optional(int, description["depth"]) if state == "done" else None
         return cls(
             url=str(description["url"]),
-            state=description["state"],
+            state=state,
             images=int(description["rows"]),
             max_layers=int(description["network"]["max_layers"]),
-            reason=description["reason"],
-            depth=(description["depth"] if is_done else None) or _best_depth(layers),
-            planned_memory=expected.get("peak_memory"),
-            memory_limit=workers.get("memory"),
-            planned_read=traffic.get("read"),
-            planned_written=traffic.get("written"),
+            reason=_optional(str, description["reason"]),
+            depth=depth or _best_depth(layers),
+            planned_memory=_optional(int, expected.get("peak_memory")),
+            memory_limit=_optional(int, workers.get("memory")),
+            planned_read=_optional(int, traffic.get("read")),
+            planned_written=_optional(int, traffic.get("written")),
             layers=layers,
             memory=dict(layers[-1].memory) if layers else {},
         )
@@ -193,16 +197,17 @@ class RunView:
             case "maps_placed":
                 if self.maps_in_memory and not event["in_memory"]:
                     self.add_note(f"layer {event['layer']}: maps are now {event['reason']}")
-                self.maps_in_memory = event["in_memory"]
+                self.maps_in_memory = bool(event["in_memory"])
             case "accuracy_collapsed":
                 self.add_note(str(event["reason"]))
             case "chunk_rebuilt":
                 self.add_note(f"layer {event['layer']}: maps were computed again")
             case "run_stopped":
-                self.state, self.reason, self.current = "unfinished", event["reason"], None
+                self.reason = _optional(str, event["reason"])
+                self.state, self.current = "unfinished", None
             case "run_done":
-                self.state, self.reason, self.depth = "done", event["reason"], event["depth"]
-                self.current = None
+                reason, depth = _optional(str, event["reason"]), _optional(int, event["depth"])
+                self.state, self.reason, self.depth, self.current = "done", reason, depth, None
 
     def add_note(self, text: str) -> None:
         """Add a problem to the notes, once; only the last `MAX_NOTES` are kept."""
@@ -213,7 +218,7 @@ class RunView:
         self.current = None
         self.memory = _numbers(event["observed"]["memory"], int)  # drops workers that are gone
         if accuracy := event["accuracy"]:
-            train, validation = map(_optional_float, (accuracy["train"], accuracy["validation"]))
+            train, validation = (_optional(float, accuracy[key]) for key in ("train", "validation"))
             for layer in self.layers:
                 if layer.layer == accuracy["layer"]:
                     layer.train, layer.validation = train, validation

@@ -13,8 +13,16 @@ from distributed import Client
 from rescnet_dist import ResCNetClassifier
 from rescnet_dist.dashboard import RunView, StoredRun
 from rescnet_dist.dashboard import scheduler as dashboard_scheduler
+from rescnet_dist.dashboard.page import PLOTS
 from rescnet_dist.dashboard.plots import short_names
-from rescnet_dist.dashboard.scheduler import MAX_BOARD_RUNS, Board, RunsPlugin, SchedulerPage
+from rescnet_dist.dashboard.scheduler import (
+    MAX_BOARD_RUNS,
+    TOPIC_PREFIX,
+    Board,
+    RunsPlugin,
+    SchedulerPage,
+)
+from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.view import LayerView
 from rescnet_dist.events import Event, PassStarted, RunStarted, event_to_dict
 from tests.dashboard.conftest import LAYERS, train
@@ -121,6 +129,32 @@ def test_redone_chunk_counts_once(run: Path) -> None:
     assert view.current
     assert view.current.images == 60
     assert view.memory["w"] == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("event", {"event": "run_stopped", "reason": -1}),
+        ("event", {"event": "run_done", "reason": {}, "depth": "x"}),
+        ("run", {"state": "done", "reason": [], "depth": []}),
+        ("run", {"state": "lost"}),
+        ("run", {"expected": {"peak_memory": "many", "workers": None}}),
+        ("run", {"expected": {"traffic": {"read": []}}}),
+    ],
+)
+def test_messages_of_other_types_do_not_break_the_page(
+    run: Path, kind: str, values: dict[str, Any]
+) -> None:
+    """Any client of the scheduler can send them."""
+    plugin, found = RunsPlugin(), StoredRun(str(run)).description()
+    topic = f"{TOPIC_PREFIX}x"
+    plugin.log_event(topic, {"kind": "run", "driver": "d", "run": found})
+    message = {"kind": kind, **values} if kind == "event" else {"kind": kind, "run": found | values}
+    plugin.log_event(topic, {"driver": "d", **message})
+    (view,) = plugin.board.views()
+    assert view.name in describe_html(view)
+    for plot in PLOTS:
+        plot(plugin.board.views).update()
 
 
 def test_board_keeps_last_runs(run: Path) -> None:

@@ -26,8 +26,10 @@ from mutations import damage
 
 import rescnet_dist as rd
 from rescnet_dist.cli import main
+from rescnet_dist.dashboard.page import PLOTS
 from rescnet_dist.dashboard.scheduler import TOPIC_PREFIX, RunsPlugin
 from rescnet_dist.dashboard.server import Dashboard
+from rescnet_dist.dashboard.summary import describe_html
 from rescnet_dist.dashboard.view import StoredRun
 from rescnet_dist.data import import_dataset, verify_dataset
 from rescnet_dist.errors import DataError, RescnetError
@@ -303,17 +305,21 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def make_events(folder: Path) -> Attack:
-    """Return an attack by messages of tasks and drivers to the scheduler and the driver."""
+    """Return an attack by messages of tasks and drivers to the scheduler, which shows pages."""
     train_run(folder / "run")
     described = describe_run(folder / "run")
     messages = [*MESSAGES, {"kind": "run", "run": described, "driver": "d"}]
     plugin = RunsPlugin()
+    plots = [kind(plugin.board.views) for kind in PLOTS]
 
     def attack(rng: random.Random) -> None:
         message = mutate(rng.choice(messages), rng)
         plugin.log_event(TOPIC, message)
         for view in plugin.board.views():
             view.seconds_left(2.0)
+            describe_html(view)
+        for plot in plots if rng.random() < 0.05 else ():
+            plot.update()
 
     return attack
 
