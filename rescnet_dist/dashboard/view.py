@@ -17,7 +17,7 @@ from rescnet_dist.store import RunStore
 
 RECENT_LAYERS = 5  # whose times estimate how long the next layers take
 MAX_NOTES = 10  # that a view keeps
-STATES = ("running", "done", "unfinished")
+VIEW_STATES = ("running", "done", "unfinished")
 Number = TypeVar("Number", int, float)
 Value = TypeVar("Value")
 
@@ -155,7 +155,7 @@ class RunView:
         expected = description.get("expected") or {}
         traffic, workers = expected.get("traffic", {}), expected.get("workers") or {}
         layers = [LayerView.of(layer) for layer in description["layers"]]
-        if (state := description["state"]) not in STATES:
+        if (state := description["state"]) not in VIEW_STATES:
             raise ValueError(f"{state!r} is no state of a run")
         depth = _optional(int, description["depth"]) if state == "done" else None
         return cls(
