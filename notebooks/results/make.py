@@ -106,7 +106,10 @@ RESULTS = {
         "CIFAR-10, leave-one-out errors", "cifar10", 0.8754, "937 layers, stride 1"
     ),
     "cifar10-root": Result(
-        "CIFAR-10, correlation roots, leave-one-out errors", "cifar10", 0.8754, "937 layers, stride 1"
+        "CIFAR-10, correlation roots, leave-one-out errors",
+        "cifar10",
+        0.8754,
+        "937 layers, stride 1",
     ),
     "cifar10-root-flips": Result("CIFAR-10, flips, correlation roots", "cifar10", 0.8835, "flips"),
     "cifar10-root-rich": Result(
