@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import cache_cases
@@ -15,6 +18,7 @@ from training_cases import (
     fit_case,
 )
 
+from rescnet_dist.events import Event, Listener, PassDone
 from rescnet_dist.reduce import blas_threads
 
 
@@ -57,3 +61,21 @@ def reference_weights(
         cache_cases.fit(store, run=cache_cases.RUN.replace(maps="store"))
     assert cache_cases.list_stored_layers(store) == [1, 2, 3, 4, 5, 6, 7]
     return cache_cases.read_weights(store)
+
+
+@pytest.fixture
+def kill_worker() -> Iterator[Listener]:
+    """Start two worker processes; return a listener that kills one once layer 4 is committed."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+
+        def listen(event: Event) -> None:
+            if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 4):
+                os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+
+        yield listen
+        assert client.status == "running"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import ResCNetClassifier
 from rescnet_dist.errors import StoreError
-from rescnet_dist.events import ChunkRebuilt, Event, PassDone, PassStarted
+from rescnet_dist.events import ChunkRebuilt, Listener, PassDone, PassStarted
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning import choose_tier
 from rescnet_dist.store import RunStore
@@ -185,25 +183,15 @@ def test_full_worker_caches_nothing_and_changes_no_bit(
     assert set(steps) == {1, 2, 4, 5}
 
 
-def test_lost_worker_changes_no_bit(tmp_path: Path, reference_weights: list[Any]) -> None:
+def test_lost_worker_changes_no_bit(
+    tmp_path: Path, reference_weights: list[Any], kill_worker: Listener
+) -> None:
     """Its caches are lost between two checkpoints, and their chunks recomputed elsewhere."""
     rebuilt: list[ChunkRebuilt] = []
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-
-        def kill(event: Event) -> None:
-            if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 4):
-                os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
-
-        fit(
-            tmp_path / "run",
-            listeners=[kill, lambda e: isinstance(e, ChunkRebuilt) and rebuilt.append(e)],
-        )
-        assert client.status == "running"
+    fit(
+        tmp_path / "run",
+        listeners=[kill_worker, lambda e: isinstance(e, ChunkRebuilt) and rebuilt.append(e)],
+    )
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
     assert rebuilt
     assert min(event.layer for event in rebuilt) >= 4  # nothing was lost before that

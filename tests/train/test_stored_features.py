@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cache_cases import RUN, SPEC, Stopped, fit, is_same, read_weights, stop_after
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from rescnet_dist import ResCNetClassifier, RunSpec
-from rescnet_dist.events import ChunkRebuilt, Event, MapsPlaced, PassDone, PassRetried
+from rescnet_dist.events import (
+    ChunkRebuilt,
+    Event,
+    Listener,
+    MapsPlaced,
+    PassDone,
+    PassRetried,
+)
 from rescnet_dist.model import Architecture
 from rescnet_dist.planning import choose_tier
 from rescnet_dist.store import RunStore
@@ -173,25 +177,13 @@ def test_full_worker_computes_features_twice(
 
 
 @pytest.mark.slow
-def test_lost_worker_changes_no_bit(tmp_path: Path, reference_weights: list[Any]) -> None:
+def test_lost_worker_changes_no_bit(
+    tmp_path: Path, reference_weights: list[Any], kill_worker: Listener
+) -> None:
     """Its features are computed again from the maps in the store, which are all there."""
     rebuilt: list[ChunkRebuilt] = []
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster),
-    ):
-
-        def kill(event: Event) -> None:
-            if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", 4):
-                os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
-
-        listeners: list[Callable[[Event], None]] = [
-            kill,
-            lambda e: _append(rebuilt, ChunkRebuilt, e),
-        ]
-        fit(tmp_path / "run", run=STORED, listeners=listeners)
+    listeners = [kill_worker, lambda e: _append(rebuilt, ChunkRebuilt, e)]
+    fit(tmp_path / "run", run=STORED, listeners=listeners)
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
     assert rebuilt == []
 
