@@ -37,10 +37,12 @@ if __name__ == "__main__":
     os.environ["LATE"] = "known"
     from rescnet_dist.cli.clusters import cluster
     with cluster({}) as client:
-        if "--lose-a-worker" in sys.argv:
-            first, *_ = client.run(os.getpid).values()
-            os.kill(first, signal.SIGKILL)
-            while first in (found := client.run(os.getpid, on_error="ignore").values()) or (
+        if sys.argv[1:]:
+            lost, (server, *_) = [*client.run(os.getpid).values()], client.run(os.getppid).values()
+            if sys.argv[1:] == ["--lose-a-worker"]:
+                lost = lost[:1]
+            os.kill(server if sys.argv[1:] == ["--lose-the-server"] else lost[0], signal.SIGKILL)
+            while {*lost} & {*(found := client.run(os.getpid, on_error="ignore").values())} or (
                 len(found) < len(os.sched_getaffinity(0))
             ):
                 time.sleep(0.1)
@@ -107,6 +109,15 @@ def test_strings_have_one_hash_in_forked_workers_and_their_replacements(script: 
     done = _run_script(script, "--lose-a-worker")
     assert len({parent for _, parent, *_ in done}) == 2  # the server, and the driver
     assert len({seed for *_, seed in done}) == 1
+
+
+@pytest.mark.slow
+def test_workers_are_replaced_if_the_server_is_lost(script: Path) -> None:
+    """By new processes, as nothing tells of the end of those that it has forked."""
+    workers = _run_script(script, "--lose-the-server")
+    assert len({parent for _, parent, *_ in workers}) == 1
+    for *_, imported, _, _ in workers:
+        assert not imported
 
 
 @pytest.mark.slow
