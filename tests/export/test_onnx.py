@@ -98,13 +98,21 @@ def test_scores_are_those_of_the_network(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bank", ["pca:0.5,stacked-lda:0.5", "dct,gaussian,whitened-patches,lda+whiten=0.1"]
+    "options",
+    [
+        {"bank": "pca:0.5,stacked-lda:0.5"},
+        {"bank": "dct,gaussian,whitened-patches,lda+whiten=0.1"},
+        {"head": "leave-one-out"},  # whose random signs are of no use in prediction
+    ],
+    ids=["learned", "more learners", "leave-one-out"],
 )
-def test_trained_networks_are_exported(client: Client, tmp_path: Path, bank: str) -> None:
+def test_trained_networks_are_exported(
+    client: Client, tmp_path: Path, options: dict[str, str]
+) -> None:
     """With labels as strings, and the probabilities of `predict_proba`."""
     X, y = rd.load_digits()
     X, y = X[:120, ::2, ::2], np.array([f"digit {label}" for label in y[:120]])
-    spec = SMALL.replace(bank=bank, max_layers=2, stop_at_zero_error=False)
+    spec = SMALL.replace(**options, max_layers=2, stop_at_zero_error=False)
     clf = ResCNetClassifier(spec).fit(X, y)
     clf.to_onnx(tmp_path / "net.onnx")
     assert_parity(clf.network_, tmp_path / "net.onnx", X, TOLERANCE)

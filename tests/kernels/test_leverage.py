@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rescnet_dist.kernels import FeatureMoments, leave_one_out, probe_signs, ridge_regression
 
@@ -12,10 +13,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 RIDGE = 0.7
 
 
-def fit(features: Array, targets: Array) -> tuple[Array, Array]:
-    """Return weights (K, D) and intercept (K,) of the ridge regression of targets (n, K)."""
+def fit(features: Array, targets: Array, counts: Array | None = None) -> tuple[Array, Array]:
+    """Return weights (K, D) and intercept (K,) of the ridge regression of targets (n, K).
+
+    counts (n,) are as how many images each counts.
+    """
     moments = FeatureMoments.empty(features.shape[1], targets.shape[1])
-    return ridge_regression(moments.fold(features, targets), RIDGE)
+    return ridge_regression(moments.fold(features, targets, counts), RIDGE)
 
 
 def test_signs_depend_on_seed_layer_and_number_only() -> None:
@@ -31,19 +35,26 @@ def test_signs_depend_on_seed_layer_and_number_only() -> None:
         assert 0.45 < (other == signs).mean() < 0.55
 
 
-def test_errors_equal_those_of_regressions_without_each_image(rng: np.random.Generator) -> None:
-    """With many signs, up to the deviation of the estimate and the fixed standardization."""
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_equal_those_of_regressions_without_each_image(
+    rng: np.random.Generator, weighted: bool
+) -> None:
+    """With many signs, up to the deviation of the estimate and the fixed standardization.
+
+    An image of a larger weight has a larger leverage.
+    """
     n, width, probes = 60, 12, 4000
+    counts = rng.uniform(0.2, 3.0, n) if weighted else np.ones(n)
     features = rng.normal(size=(n, width)).astype(np.float32)
     errors = (features[:, :3] + rng.normal(size=(n, 3))).astype(np.float32)
     signs = probe_signs(0, 1, np.arange(n), probes)
-    weights, intercept = fit(features, np.concatenate([errors, signs], axis=1))
+    weights, intercept = fit(features, np.concatenate([errors, signs], axis=1), counts)
     outputs = features @ weights.T + intercept
     found = leave_one_out(outputs[:, :3], errors, outputs[:, 3:], signs)
     expected = np.empty_like(found)
     for left_out in range(n):
         others = np.arange(n) != left_out
-        one_weights, one_intercept = fit(features[others], errors[others])
+        one_weights, one_intercept = fit(features[others], errors[others], counts[others])
         expected[left_out] = features[left_out] @ one_weights.T + one_intercept
     scale = np.abs(expected - outputs[:, :3]).mean()
     assert np.abs(found - expected).mean() < 0.2 * scale

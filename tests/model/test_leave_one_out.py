@@ -54,16 +54,17 @@ def test_scores_in_memory_and_from_the_store_are_the_same(client: Client, tmp_pa
 
 
 def test_resumed_run_equals_one_of_a_single_command(client: Client, tmp_path: Path) -> None:
-    """Layers before are replayed with their random signs."""
-    whole = train(tmp_path / "whole")
+    """Layers before are replayed with their random signs, and the same share of leverages."""
+    spec = SPEC.replace(leverage_share=0.75)
+    whole = train(tmp_path / "whole", spec)
     run = {"maps": "memory", "checkpoint_every": 100}
-    train(tmp_path / "parts", SPEC.replace(max_layers=2), **run)
+    train(tmp_path / "parts", spec.replace(max_layers=2), **run)
     parts = ResCNetClassifier.resume(tmp_path / "parts", max_layers=4)
     assert np.array_equal(parts.decision_function(X), whole.decision_function(X))
 
 
 def test_saved_network_has_no_random_signs(client: Client, tmp_path: Path) -> None:
-    """It predicts the same, also as an ONNX graph, and is as large as one of `regress`."""
+    """It predicts the same, and is as large as one of `regress`."""
     clf = train(tmp_path / "run")
     clf.save(tmp_path / "saved")
     train(tmp_path / "other", SPEC.replace(head="regress")).save(tmp_path / "regress")
@@ -117,7 +118,15 @@ def test_conjugate_gradients_and_tiles_solve_for_signs_too(client: Client, tmp_p
     np.testing.assert_allclose(tiled, exact, atol=5e-3)
 
 
-def test_wrong_number_of_probes_is_refused() -> None:
-    """By name and limit."""
-    with pytest.raises(SpecError, match="probes"):
-        SPEC.replace(probes=0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("probes", 0), ("probes", 1025), ("probes", 1.5)),
+        *(("leverage_share", -0.1), ("leverage_share", 1.1), ("leverage_share", float("nan"))),
+    ],
+)
+def test_values_out_of_range_are_refused(name: str, value: float) -> None:
+    """By name and value; both ends of a range belong to it."""
+    with pytest.raises(SpecError, match=f"{name}={value}"):
+        SPEC.replace(**{name: value})
+    assert SPEC.replace(leverage_share=0, probes=1024) != SPEC.replace(leverage_share=1, probes=1)
