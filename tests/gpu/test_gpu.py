@@ -385,11 +385,11 @@ def test_factors_of_more_precision_are_tried_in_turn(
     """Features that share most of their variance: half precision needs a large ridge."""
     from rescnet_dist.kernels.gpu import solve as gpu_solve
 
-    tried, factor_scaled = [], gpu_solve.factor_scaled
+    tried, factor_with = [], gpu_solve.factor_with
     monkeypatch.setattr(
         gpu_solve,
-        "factor_scaled",
-        lambda *arguments: tried.append(arguments[-1]) or factor_scaled(*arguments),
+        "factor_with",
+        lambda *arguments: tried.append(arguments[-1]) or factor_with(*arguments),
     )
     features = 0.03 * rng.normal(size=(4000, 2500)) + rng.normal(size=(4000, 1))
     scatter = ((features := features - features.mean(axis=0)).T @ features).astype(np.float32)

@@ -108,7 +108,7 @@ def _factorize(
     single = features >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32
     for updates in FACTOR_PRECISIONS[precision] if single else ():
         with suppress(np.linalg.LinAlgError):  # too close to singular for this precision
-            factor = factor_scaled(scatter, root, diagonal, np.dtype(np.float32), updates)
+            factor = factor_with(scatter, root, diagonal, np.dtype(np.float32), updates)
             check_pivots(cupy.diagonal(factor), float(np.finfo(np.float32).eps), *problem)
             yield factor
         factor = None
@@ -127,16 +127,23 @@ def _factorize(
 
 
 def factor_scaled(
+    scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]
+) -> Array:
+    """Return the lower Cholesky factor of scatter·root·rootᵀ with the given diagonal (D,).
+
+    The factor (D, D) is in Fortran order.
+    """
+    return factor_with(scatter, root, diagonal, dtype, "split")
+
+
+def factor_with(
     scatter: Array,
     root: Array,
     diagonal: Array,
     dtype: np.dtype[np.floating],
-    updates: str = "split",
+    updates: str,
 ) -> Array:
-    """Return the lower Cholesky factor of scatter·root·rootᵀ with the given diagonal (D,).
-
-    The factor (D, D) is in Fortran order. `updates` is the precision of matrix products.
-    """
+    """Return what `factor_scaled` does, with `updates` as the precision of matrix products."""
     scatter = as_square(scatter)
     factor = new_square(len(scatter), dtype)
     scale_covariance(
