@@ -142,8 +142,8 @@ class Rig:
         """Return the end of what the processes have logged."""
         return (self.folder / "log.txt").read_text()[-5000:]
 
-    def run_driver(self, kind: str, disturb: bool = True) -> list[PassCost]:
-        """Run a driver; return the costs of its passes.
+    def run_driver(self, kind: str, disturb: bool = True) -> Iterator[PassCost]:
+        """Run a driver; yield the costs of its passes as they end.
 
         If `disturb`, half of the workers join while layer 1 is grown, one process after the other,
         and one process of workers is lost in the middle of layer 2.
@@ -153,7 +153,7 @@ class Rig:
                 *(str(HERE / "rig_driver.py"), kind, f"tcp://127.0.0.1:{proxy.port}"),
                 *(str(self.folder / "run"), str(LAYERS), str(self.workers)),
             )
-            return list(self._follow(driver, proxy, disturb))
+            yield from self._follow(driver, proxy, disturb)
 
     def _follow(
         self, driver: subprocess.Popen[str], proxy: CountingProxy, disturb: bool
@@ -241,48 +241,52 @@ def wait_until(condition: Any) -> None:
 
 
 def measure(workers: int, task_seconds: float = 0.0) -> dict[str, Any]:
-    """Measure passes of the driver on so many workers, and of a bare client.
+    """Measure passes of the driver on so many workers, and of a bare client; print each as it ends.
 
     Folds of layers take `task_seconds` on average. If they take no time, all of them end at once,
     and the scheduler is as busy as it can be.
     """
+
+    def show(costs: Iterator[PassCost]) -> list[dict[str, Any]]:
+        shown = []
+        for cost in costs:
+            shown.append(asdict(cost))
+            print(format_row(workers, cost), flush=True)
+        return shown
+
     with tempfile.TemporaryDirectory() as folder, Rig(workers, Path(folder), task_seconds) as rig:
         rig.add_workers(min(PROCESSES, workers) // 2)
-        driver = rig.run_driver("train")
-        bare = [] if task_seconds else rig.run_driver("bare", disturb=False)
+        driver = show(rig.run_driver("train"))
+        bare = [] if task_seconds else show(rig.run_driver("bare", disturb=False))
     return {
         "workers": workers,
         "task_seconds": task_seconds,
         "load": os.getloadavg()[0],
-        "driver": [asdict(cost) for cost in driver],
-        "bare": [asdict(cost) for cost in bare],
+        "driver": driver,
+        "bare": bare,
     }
 
 
-def format_rows(result: dict[str, Any]) -> Iterator[str]:
-    """Yield a line of the table per pass of a size."""
-    for cost in (*result["driver"], *result["bare"]):
-        tasks = cost["tasks"] or 1
-        first = cost["first_task_seconds"]
-        yield " | ".join(
-            (
-                f"{result['workers']:>5,}",
-                f"{cost['name']:<9}",
-                f"{cost['tasks']:>6,}",
-                f"{cost['seconds']:6.1f} s",
-                f"{1e3 * cost['driver_cpu_seconds'] / tasks:6.2f} ms",
-                f"{1e3 * cost['scheduler_cpu_seconds'] / tasks:6.2f} ms",
-                f"{cost['loop_delay_seconds']:5.2f} s",
-                f"{cost['loop_delay_cpu_seconds']:5.2f} s",
-                f"{first:5.2f} s" if first is not None else "      –",
-                f"{cost['driver_bytes'] / 1e6:7.3f} MB",
-                f"{cost['driver_rss'] / 2**20:5.0f} MiB",
-                f"{cost['scheduler_rss'] / 2**20:5.0f} MiB",
-                f"{cost['depth']} deep, {cost['moved_bytes'] / 1e9:,.0f} GB"
-                if cost["depth"]
-                else "–",
-            )
+def format_row(workers: int, cost: PassCost) -> str:
+    """Return the line of a pass in the table."""
+    tasks, first = cost.tasks or 1, cost.first_task_seconds
+    return " | ".join(
+        (
+            f"{workers:>5,}",
+            f"{cost.name:<9}",
+            f"{cost.tasks:>6,}",
+            f"{cost.seconds:6.1f} s",
+            f"{1e3 * cost.driver_cpu_seconds / tasks:6.2f} ms",
+            f"{1e3 * cost.scheduler_cpu_seconds / tasks:6.2f} ms",
+            f"{cost.loop_delay_seconds:5.2f} s",
+            f"{cost.loop_delay_cpu_seconds:5.2f} s",
+            f"{first:5.2f} s" if first is not None else "      –",
+            f"{cost.driver_bytes / 1e6:7.3f} MB",
+            f"{cost.driver_rss / 2**20:5.0f} MiB",
+            f"{cost.scheduler_rss / 2**20:5.0f} MiB",
+            f"{cost.depth} deep, {(cost.moved_bytes or 0) / 1e9:,.0f} GB" if cost.depth else "–",
         )
+    )
 
 
 def format_messages(result: dict[str, Any]) -> Iterator[str]:
@@ -317,8 +321,6 @@ def main(arguments: Sequence[str]) -> None:
     results = []
     for workers in options.workers:
         results.append(measure(workers, options.task_seconds))
-        for row in format_rows(results[-1]):
-            print(row, flush=True)
         print(*format_messages(results[-1]), sep="\n", flush=True)
     is_paced = options.task_seconds > 0
     table = rig_report.format_paced_table if is_paced else rig_report.format_table
