@@ -34,7 +34,7 @@ from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.store import RunStore
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def processes(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """Provide clusters of single-threaded worker processes."""
     with LocalCluster(
