@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster
-from ports import HOST, find_free_ports
+from ports import find_free_ports
 from s3_proxy import S3Proxy, open_s3_proxy
 
 from rescnet_dist.cluster.connect import PROFILER_CONFIG
@@ -218,13 +217,6 @@ def browser() -> Iterator[Any]:
 
 
 # a real S3 server -------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """Return a free port of loopback."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,13 @@ import socket
 HOST = "127.0.0.1"
 
 
+def free_port() -> int:
+    """Return a free port of loopback."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 def find_free_ports(count: int) -> list[int]:
     """Find free ports of loopback for SeaweedFS, which also uses the ports 10,000 above.
 

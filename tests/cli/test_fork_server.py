@@ -113,7 +113,7 @@ def test_strings_have_one_hash_in_forked_workers_and_their_replacements(script: 
 
 @pytest.mark.slow
 def test_workers_are_replaced_if_the_server_is_lost(script: Path) -> None:
-    """By new processes, as nothing tells of the end of those that it has forked."""
+    """By new processes, as nothing reports the end of those that it has forked."""
     workers = _run_script(script, "--lose-the-server")
     assert len({parent for _, parent, *_ in workers}) == 1
     for *_, imported, _, _ in workers:

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ import zarr
 from click.testing import CliRunner, Result
 from distributed import Client
 from models import assert_same_bits, read_model
+from ports import free_port
 
 from rescnet_dist import (
     DataError,
@@ -170,13 +170,6 @@ c.UnsafeLocalBackend.clusters_directory = "{folder}"
 c.ClusterConfig.scheduler_cmd = [sys.executable, "-m", "dask", "scheduler"]
 c.ClusterConfig.worker_cmd = [sys.executable, "-m", "dask", "worker"]
 """
-
-
-def free_port() -> int:
-    """Return a free port of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

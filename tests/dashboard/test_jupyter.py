@@ -24,8 +24,9 @@ from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
+from ports import free_port
 
-from tests.conftest import Processes, free_port
+from tests.conftest import Processes
 from tests.dashboard.conftest import LAYERS, PausedRun, cluster_with_dashboard, train
 from tests.dashboard.test_pages import DATA, PROGRESS_TEXT, assert_shows, data, wait_for_points
 

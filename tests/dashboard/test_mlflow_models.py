@@ -14,13 +14,14 @@ from urllib.error import HTTPError, URLError
 import numpy as np
 import pytest
 from distributed import Client
+from ports import free_port
 
 import rescnet_dist as rd
 from rescnet_dist import RescnetError
 from rescnet_dist.dashboard import save_mlflow_model
 from rescnet_dist.dashboard.mlflow_models import FLAVORS
 from rescnet_dist.data import Images
-from tests.conftest import Processes, free_port
+from tests.conftest import Processes
 from tests.export.networks import SMALL, make_images, make_network
 
 pytestmark = pytest.mark.filterwarnings(

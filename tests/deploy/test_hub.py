@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from distributed import LocalCluster
+from ports import free_port
 from traitlets.config import Config
 
 from rescnet_dist.cli import main
@@ -23,7 +24,7 @@ from rescnet_dist.deploy import lab_settings, lab_workspace
 from rescnet_dist.deploy.hub import LAB_OVERRIDES_PATH
 from rescnet_dist.deploy.lab import DASK_PANEL
 from tests.cluster.test_connect import is_healthy
-from tests.conftest import Processes, free_port
+from tests.conftest import Processes
 
 FILE = Path(__file__).parents[2] / "deploy/jupyterhub/values.yaml"
 EXAMPLE = [  # options of the file, the same as those of the manifests

@@ -20,11 +20,12 @@ import onnxruntime
 import pytest
 import yaml
 from PIL import Image
+from ports import free_port
 from schemas import check  # type: ignore[import-not-found]
 
 import rescnet_dist as rd
 from rescnet_dist.data import ImageInput, Images
-from tests.conftest import Processes, free_port
+from tests.conftest import Processes
 from tests.export.networks import SMALL, make_images, make_network
 
 FOLDER = Path(__file__).parents[2] / "deploy/serving"
