@@ -13,6 +13,7 @@ import pytest
 
 import rescnet_dist
 import rescnet_dist.data
+import rescnet_dist.errors
 import rescnet_dist.network
 import rescnet_dist.planning
 import rescnet_dist.reduce
@@ -284,6 +285,7 @@ def test_tasks_of_a_pass_do_not_import_xarray() -> None:
     [
         rescnet_dist,
         rescnet_dist.data,
+        rescnet_dist.errors,
         rescnet_dist.network,
         rescnet_dist.planning,
         rescnet_dist.reduce,

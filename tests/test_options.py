@@ -21,6 +21,7 @@ from dask.tokenize import tokenize
 from sklearn.base import clone
 
 from rescnet_dist import SpecError
+from rescnet_dist.cli.flag_table import declared_flags
 from rescnet_dist.cli.options import spec_options
 from rescnet_dist.options import Options, declared_options, option
 from rescnet_dist.spec import Spec
@@ -344,7 +345,7 @@ def test_set_params_rejects_wrong_names_and_values(name: str, message: str) -> N
 
 
 @click.command()
-@spec_options(Model)
+@spec_options(declared_flags(Model))
 def command(**flags: Any) -> None:
     """Print the flags that are set."""
     click.echo(json.dumps({name: value for name, value in flags.items() if value is not None}))

@@ -426,9 +426,7 @@ def _hint(hint: Any) -> str:
 def error_classes() -> list[type]:
     """Return the exceptions of `rescnet_dist.errors`, each after its base."""
     module = import_module("rescnet_dist.errors")
-    classes = [value for value in vars(module).values() if isinstance(value, type)]
-    own = [kind for kind in classes if kind.__module__ == module.__name__]
-    found = [kind for kind in own if issubclass(kind, Exception)]
+    found = [getattr(module, name) for name in module.__all__ if name.endswith("Error")]
     return sorted(found, key=lambda kind: [c.__name__ for c in reversed(_line(kind, found))])
 
 

@@ -27,8 +27,10 @@ from make import describe_data, name_of_data, train
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import HELP_SETTINGS, cluster_options, pop_cluster_options
 from rescnet_dist.cli.files import check_folder, open_atomic
+from rescnet_dist.cli.flag_table import declared_flags
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.cli.options import CommaSeparated, resolve_specs, spec_options
+from rescnet_dist.cli.options import CommaSeparated, spec_options
+from rescnet_dist.cli.resolve import resolve_specs
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.figures import new_figure
 from rescnet_dist.data import Images, encode, has_test_split, select_split, training_set
@@ -66,9 +68,9 @@ Row = dict[str, Any]
 @click.option("--store", default=f"runs/{NAME}", show_default=True, help="URL of the runs' folder")
 @click.option("--into", default=str(HERE / "curves"), help="folder of record and figure")
 @cluster_options
-@spec_options(NetworkSpec)
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
+@spec_options(declared_flags(NetworkSpec))
+@spec_options(declared_flags(RunSpec))
+@spec_options(declared_flags(AugmentSpec))
 def main(
     settings: str,
     data: str,

@@ -31,8 +31,10 @@ from rich.console import Console
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import HELP_SETTINGS, cluster_options, pop_cluster_options
 from rescnet_dist.cli.files import check_folder, open_atomic
+from rescnet_dist.cli.flag_table import declared_flags
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.cli.options import resolve_specs, spec_options
+from rescnet_dist.cli.options import spec_options
+from rescnet_dist.cli.resolve import resolve_specs
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import (
@@ -130,9 +132,9 @@ RESULTS = {
 @click.option("--into", default=str(HERE), help="folder of the JSON files  [default: make.py's]")
 @click.option("--table", "as_table", is_flag=True, help="print the table of all results")
 @cluster_options
-@spec_options(NetworkSpec)
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
+@spec_options(declared_flags(NetworkSpec))
+@spec_options(declared_flags(RunSpec))
+@spec_options(declared_flags(AugmentSpec))
 def main(
     name: str | None,
     data: str | None,

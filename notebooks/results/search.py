@@ -26,8 +26,10 @@ from rich.console import Console
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import HELP_SETTINGS, cluster_options, pop_cluster_options
 from rescnet_dist.cli.files import check_folder
+from rescnet_dist.cli.flag_table import declared_flags
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.cli.options import AnySpec, resolve_specs, spec_options
+from rescnet_dist.cli.options import spec_options
+from rescnet_dist.cli.resolve import AnySpec, resolve_specs
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import TrainingSet, training_set
@@ -89,7 +91,7 @@ class Search:
 @click.option("--into", default=str(TABLE), help="the table of trials  [default: trials/]")
 @click.option("--table", "as_table", is_flag=True, help="print the table of trials")
 @cluster_options
-@spec_options(RunSpec)
+@spec_options(declared_flags(RunSpec))
 def main(
     candidates: str | None,
     data: str | None,

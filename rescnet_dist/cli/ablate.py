@@ -6,8 +6,8 @@ import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS, GroupedCommand, cluster_options, grouped_option
 from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.flag_table import read_flags
 from rescnet_dist.cli.options import CONFIG_OPTION, CommaSeparated, spec_options
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 
 @click.command("ablate", cls=GroupedCommand, **HELP_SETTINGS)
@@ -29,9 +29,9 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
     "Network", "--preset", help="preset network to start from  [default: that of the paper]"
 )
 @CONFIG_OPTION
-@spec_options(NetworkSpec)
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
+@spec_options(read_flags("network"))
+@spec_options(read_flags("run"))
+@spec_options(read_flags("augment"))
 @cluster_options
 @defer("ablate", starts_workers=True)
 def ablate_command() -> None:

@@ -13,8 +13,8 @@ from rescnet_dist.cli.common import (
     cluster_options,
 )
 from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.flag_table import read_flags
 from rescnet_dist.cli.options import spec_options
-from rescnet_dist.spec import AugmentSpec
 
 
 @click.group("data", cls=SuggestingGroup, **HELP_SETTINGS)
@@ -72,7 +72,7 @@ def info_command() -> None:
     "--images", type=click.IntRange(1, 100), default=10, help="images to show  [default: 10]"
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="seed of the run")
-@spec_options(AugmentSpec)
+@spec_options(read_flags("augment"))
 @defer("data.preview")
 def preview_command() -> None:
     """Write a picture of images and their augmented copies.

@@ -16,10 +16,10 @@ from rescnet_dist.cli.common import (
 )
 from rescnet_dist.cli.defer import defer
 from rescnet_dist.cli.estimate import GPU_MEMORY_OPTION
+from rescnet_dist.cli.flag_table import read_flags
 from rescnet_dist.cli.options import CONFIG_OPTION, PRESET_OPTION, spec_options
 from rescnet_dist.deploy import KINDS, OVERLAYS, Deployment
 from rescnet_dist.formatting import option_name
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 DEFAULT_DEPLOYMENT = Deployment("cluster")
 
@@ -114,8 +114,8 @@ def deployment_options(*without: str) -> Callable[[Any], Any]:
     options |= {"preset": PRESET_OPTION, "config": CONFIG_OPTION}
 
     def decorate(command: Any) -> Any:
-        for spec in (AugmentSpec, RunSpec, NetworkSpec):  # the last is listed first
-            command = spec_options(spec)(command)
+        for table in ("augment", "run", "network"):  # the last is listed first
+            command = spec_options(read_flags(table))(command)
         for name in reversed(options):
             if name not in without:
                 command = options[name](command)

@@ -6,8 +6,8 @@ import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS, GroupedCommand, grouped_option
 from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.flag_table import read_flags
 from rescnet_dist.cli.options import CONFIG_OPTION, PRESET_OPTION, spec_options
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 GPU_MEMORY_OPTION = grouped_option(
     "Cluster", "--gpu-memory", help="memory of each worker's GPU, for --array-backend cupy"
@@ -50,9 +50,9 @@ GPU_MEMORY_OPTION = grouped_option(
 )
 @PRESET_OPTION
 @CONFIG_OPTION
-@spec_options(NetworkSpec)
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
+@spec_options(read_flags("network"))
+@spec_options(read_flags("run"))
+@spec_options(read_flags("augment"))
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="print JSON")
 @defer("estimate", starts_workers=True)
 def estimate_command() -> None:

@@ -6,7 +6,6 @@ import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS
 from rescnet_dist.cli.defer import defer
-from rescnet_dist.export import DEFAULT_OPSET, INPUT_DTYPES
 
 
 @click.command("export", **HELP_SETTINGS)
@@ -14,15 +13,15 @@ from rescnet_dist.export import DEFAULT_OPSET, INPUT_DTYPES
 @click.argument("output", metavar="FILE")
 @click.option(
     "--dtype",
-    type=click.Choice(INPUT_DTYPES),
-    default=INPUT_DTYPES[0],
+    type=click.Choice(["float32", "uint8"]),
+    default="float32",
     show_default=True,
     help="data type of the images",
 )
 @click.option(
     "--opset",
     type=int,
-    default=DEFAULT_OPSET,
+    default=23,
     show_default=True,
     help="version of the ONNX operators; older runtimes need a lower one, from 18",
 )

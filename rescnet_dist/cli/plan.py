@@ -6,18 +6,18 @@ import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS, GroupedCommand, cluster_options, grouped_option
 from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.flag_table import read_flags
 from rescnet_dist.cli.options import CONFIG_OPTION, PRESET_OPTION, STORE_OPTION, spec_options
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 
 @click.command("plan", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("data", default="digits")
 @PRESET_OPTION
 @CONFIG_OPTION
-@spec_options(NetworkSpec)
+@spec_options(read_flags("network"))
 @STORE_OPTION
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
+@spec_options(read_flags("run"))
+@spec_options(read_flags("augment"))
 @cluster_options
 @grouped_option(
     *("Output", "--measure/--no-measure"),

@@ -12,11 +12,12 @@ from rescnet_dist.cli.common import (
     reporting_options,
 )
 from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.flag_table import SPEC_TABLES, read_flags
 from rescnet_dist.cli.options import TEST_OPTION, spec_options
 from rescnet_dist.errors import SpecError
 from rescnet_dist.formatting import option_name
-from rescnet_dist.options import declared_options
-from rescnet_dist.spec import CHANGEABLE, AugmentSpec, NetworkSpec, RunSpec, Spec
+
+RESUME_FLAGS = ("maps", "checkpoint_every", "keep_maps")  # CHANGEABLE of RunSpec
 
 
 class FixedSettingsCommand(GroupedCommand):
@@ -29,19 +30,18 @@ class FixedSettingsCommand(GroupedCommand):
         except click.NoSuchOption as error:
             from rescnet_dist.cli.train import train_command
 
-            kinds: tuple[type[Spec], ...] = (NetworkSpec, RunSpec, AugmentSpec)
-            options = [found for kind in kinds for found in declared_options(kind).values()]
-            names = {"preset", "config", *(found.name for found in options)}
+            flags = [flag for table in SPEC_TABLES for flag in read_flags(table)]
+            names = {"preset", "config", *(flag.name for flag in flags)}
             settings = {
                 option
                 for parameter in train_command.params
                 if parameter.name in names
                 for option in (*parameter.opts, *parameter.secondary_opts)
             }
-            settings |= {option_name(found.old_name) for found in options if found.old_name}
+            settings |= {option_name(flag.old_name) for flag in flags if flag.old_name}
             if (option := error.option_name) not in settings:
                 raise
-            allowed = ", ".join(map(option_name, ("max_layers", *CHANGEABLE)))
+            allowed = ", ".join(map(option_name, ("max_layers", *RESUME_FLAGS)))
             raise SpecError(
                 f"{option} cannot be changed: a run keeps its settings, except {allowed}. Start "
                 f"another run with `rescnet train {option} …`."
@@ -56,7 +56,7 @@ class FixedSettingsCommand(GroupedCommand):
     is_flag=True,
     help="resume although another driver, which is dead, claims the run",
 )
-@spec_options(RunSpec, only=CHANGEABLE)
+@spec_options(flag for flag in read_flags("run") if flag.name in RESUME_FLAGS)
 @TEST_OPTION
 @cluster_options
 @reporting_options

@@ -12,6 +12,7 @@ from rescnet_dist.cli.common import (
     reporting_options,
 )
 from rescnet_dist.cli.defer import defer
+from rescnet_dist.cli.flag_table import read_flags
 from rescnet_dist.cli.options import (
     CONFIG_OPTION,
     PRESET_OPTION,
@@ -19,7 +20,6 @@ from rescnet_dist.cli.options import (
     TEST_OPTION,
     spec_options,
 )
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 
 @click.command("train", cls=GroupedCommand, **HELP_SETTINGS)
@@ -27,12 +27,12 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 @TEST_OPTION
 @PRESET_OPTION
 @CONFIG_OPTION
-@spec_options(NetworkSpec)
+@spec_options(read_flags("network"))
 @STORE_OPTION
 @grouped_option("Run", "--or-resume", is_flag=True, help="resume this run if it is in the store")
 @grouped_option("Run", "--overwrite", is_flag=True, help="replace the run in the store, if any")
-@spec_options(RunSpec)
-@spec_options(AugmentSpec)
+@spec_options(read_flags("run"))
+@spec_options(read_flags("augment"))
 @cluster_options
 @reporting_options
 @defer("training.train", starts_workers=True)

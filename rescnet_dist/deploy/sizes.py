@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.formatting import format_mib
-from rescnet_dist.spec import NetworkSpec, RunSpec
 
 if TYPE_CHECKING:
     from rescnet_dist.planning import Forecast, Problem
+    from rescnet_dist.spec import NetworkSpec, RunSpec
 
 MIB = 2**20
 POD_STEP_BYTES = 64 * MIB  # memory is rounded up to multiples of this

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rescnet_dist.flags import flags, nearest_preset
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
-
 if TYPE_CHECKING:
     from rescnet_dist.planning.plan import Plan
+    from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
 
 def training_flags(
@@ -22,7 +20,9 @@ def training_flags(
     They are the nearest preset, and what differs from it and from the defaults. A validation
     fraction that was given takes precedence over a dataset's own validation images.
     """
-    from rescnet_dist.planning.plan import PLAN_FIELDS  # slow to import, with Dask
+    from rescnet_dist.flags import flags, nearest_preset  # slow to import, with NumPy
+    from rescnet_dist.planning.plan import PLAN_FIELDS  # and with Dask
+    from rescnet_dist.spec import AugmentSpec, RunSpec
 
     preset, base = nearest_preset(spec)
     planned = run_spec.replace(**{name: getattr(plan, name) for name in PLAN_FIELDS})

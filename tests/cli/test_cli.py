@@ -25,7 +25,7 @@ import rescnet_dist as rd
 from rescnet_dist.bench import CASES
 from rescnet_dist.cli import main
 from rescnet_dist.cli.group import COMMANDS, exit_codes
-from rescnet_dist.cli.options import resolve_specs
+from rescnet_dist.cli.resolve import resolve_specs
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.data import training_set
 from rescnet_dist.lifecycle import begin_or_resume, check_run

@@ -12,25 +12,58 @@ import pytest
 import rescnet_dist as rd
 from rescnet_dist.cli import main
 from rescnet_dist.cli.actions.runs import SORT_KEYS
+from rescnet_dist.cli.flag_table import (
+    COMPONENT_GROUPS,
+    TABLE_PATH,
+    declared_flags,
+    make_table,
+    read_flags,
+)
+from rescnet_dist.cli.resume import RESUME_FLAGS
 from rescnet_dist.dashboard.evaluation import MAX_EVALUATION_IMAGES
 from rescnet_dist.dashboard.render import REPORT_FORMATS
+from rescnet_dist.export import DEFAULT_OPSET, INPUT_DTYPES
+from rescnet_dist.model import FEATURES, FILTERS, HEADS, VIEWS
 from rescnet_dist.options import declared_options
+from rescnet_dist.spec import CHANGEABLE, Spec
 
-SLOW_IMPORTS = {"dask", "distributed", "fsspec", "numba", "rich", "scipy.linalg", "sklearn", "zarr"}
+# NumPy alone takes 0.17 s, and so do the classes of components; the others take up to seconds.
+SLOW_IMPORTS = (
+    *("dask", "distributed", "fsspec", "numba", "numpy", "rich", "scipy", "sklearn", "zarr"),
+    *("rescnet_dist.kernels", "rescnet_dist.model", "rescnet_dist.options", "rescnet_dist.spec"),
+)
 
 
 def test_help_of_no_command_imports_what_only_its_action_needs() -> None:
-    """Those take seconds."""
+    """Commands of groups included."""
     code = f"""
 import sys
 from rescnet_dist.cli import main
 from rescnet_dist.cli.group import COMMANDS
-for words in ([], *([name] for name in COMMANDS)):
-    main([*words, "--help"], standalone_mode=False)
-print(sorted({SLOW_IMPORTS} & sys.modules.keys()), file=sys.stderr)
+for name in COMMANDS:
+    command = main.get_command(None, name)
+    for words in ([name], *([name, found] for found in getattr(command, "commands", ()))):
+        main([*words, "--help"], standalone_mode=False)
+main(["--help"], standalone_mode=False)
+print(sorted(set({SLOW_IMPORTS}) & sys.modules.keys()), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+@pytest.mark.parametrize("kind", [rd.NetworkSpec, rd.RunSpec, rd.AugmentSpec])
+def test_table_of_flags_is_that_of_the_declared_options(kind: type[Spec]) -> None:
+    """After a change of options: python -m rescnet_dist.cli.flag_table."""
+    assert read_flags(kind.table) == declared_flags(kind)
+
+
+def test_table_of_flags_is_as_it_is_written() -> None:
+    assert TABLE_PATH.read_text(encoding="utf-8") == make_table()
+
+
+def test_packages_that_add_components_are_found_by_the_groups_of_the_registries() -> None:
+    groups = {registry.group for registry in (FEATURES, FILTERS, HEADS, VIEWS)}
+    assert set(COMPONENT_GROUPS) == groups
 
 
 def test_process_of_a_command_ends_without_a_collection() -> None:
@@ -76,6 +109,9 @@ def test_declared_choices_are_those_of_the_package() -> None:
     assert options["predict", "array_backend"].type.choices == (
         declared_options(rd.RunSpec)["array_backend"].choices
     )
+    assert RESUME_FLAGS == CHANGEABLE
+    assert tuple(options["export", "dtype"].type.choices) == INPUT_DTYPES
+    assert options["export", "opset"].default == DEFAULT_OPSET
     assert tuple(options["report", "form"].type.choices) == REPORT_FORMATS
     assert options["report", "images"].default == MAX_EVALUATION_IMAGES
     assert [*options["runs", "order"].type.choices] == ["name", "state", *SORT_KEYS]

@@ -38,7 +38,7 @@ def test_each_error_has_its_code() -> None:
     """Of all classes of errors."""
     kinds = [
         kind
-        for kind in vars(errors).values()
+        for kind in (getattr(errors, name) for name in errors.__all__)
         if isinstance(kind, type) and issubclass(kind, RescnetError)
     ]
     for kind in kinds:

@@ -21,8 +21,8 @@ from sklearn.metrics import log_loss
 
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, load, load_digits
 from rescnet_dist.cli import main
-from rescnet_dist.cli.options import resolve_specs
 from rescnet_dist.cli.report import report_command
+from rescnet_dist.cli.resolve import resolve_specs
 from rescnet_dist.dashboard.evaluation import sample_from_run
 from rescnet_dist.dashboard.render import NOT_RECORDED, REPORT_FORMATS, render_report
 from rescnet_dist.dashboard.report import Report, make_report

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from rescnet_dist.cli import main
-from rescnet_dist.cli.options import resolve_specs
+from rescnet_dist.cli.resolve import resolve_specs
 from rescnet_dist.cluster import Workers
 from rescnet_dist.deploy import OVERLAYS, with_overlays
 from rescnet_dist.deploy.kustomize import TREE_OVERLAYS

@@ -12,8 +12,8 @@ import numpy as np
 
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
-from rescnet_dist.cli.options import is_automatic, resolve_specs
 from rescnet_dist.cli.reporting import ReportOptions, open_listeners, open_reporter
+from rescnet_dist.cli.resolve import is_automatic, resolve_specs
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.dashboard.ablations import (
     PAPER_PRESET,

@@ -15,7 +15,7 @@ from rescnet_dist.cli.actions.estimate import (
     resolve_gpu_memory,
 )
 from rescnet_dist.cli.common import parse_size
-from rescnet_dist.cli.options import DataSize, find_preset, resolve_specs
+from rescnet_dist.cli.resolve import DataSize, find_preset, resolve_specs
 from rescnet_dist.data import TrainingSet, training_set
 from rescnet_dist.deploy import (
     HUB_COMMENTS,

@@ -12,7 +12,7 @@ import click
 from rescnet_dist import planning
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import parse_size
-from rescnet_dist.cli.options import find_preset, resolve_specs
+from rescnet_dist.cli.resolve import find_preset, resolve_specs
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.cluster import Workers
 from rescnet_dist.cluster.load import MAX_OTHER_SHARE, CpuTimes

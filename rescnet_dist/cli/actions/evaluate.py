@@ -13,7 +13,7 @@ import rescnet_dist
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.files import check_folder, open_atomic
-from rescnet_dist.cli.options import resolve_averaging
+from rescnet_dist.cli.resolve import resolve_averaging
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.data import Channels, DecodeOptions, has_test_split, open_for_network, open_split
 from rescnet_dist.errors import RescnetError, pluralize

@@ -16,7 +16,7 @@ import rescnet_dist
 from rescnet_dist.cli.batches import compute_batches, count_threads
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
-from rescnet_dist.cli.options import resolve_averaging
+from rescnet_dist.cli.resolve import resolve_averaging
 from rescnet_dist.cli.status import show_progress
 from rescnet_dist.cli.tables import (
     STANDARD_OUTPUT,

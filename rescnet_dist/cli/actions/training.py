@@ -15,13 +15,13 @@ from click.core import ParameterSource
 from rescnet_dist.automatic import describe_choice
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
-from rescnet_dist.cli.options import is_automatic, resolve_specs
 from rescnet_dist.cli.reporting import (
     open_listeners,
     open_reporter,
     pop_report_options,
     report_outcome,
 )
+from rescnet_dist.cli.resolve import is_automatic, resolve_specs
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.data import TrainingSet, check_test_set, training_set
 from rescnet_dist.errors import SpecError, mask_secrets, pluralize

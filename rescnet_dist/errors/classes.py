@@ -1,39 +1,8 @@
-"""Exceptions and parts of their messages: each names the value, the limit and the remedy."""
+"""The exceptions: each message names the value, the limit and the remedy."""
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterable
-
-import numpy as np
-
-SECRET_PATTERNS = (
-    re.compile(r"(?<=://)[^/\s]+(?=@)"),  # user:password@
-    re.compile(
-        r"(?i)(?<=[?&;])([\w-]*(?:sig|signature|token|sas|key|secret|password|credential)=)"
-        r"[^&;\s'\"]+"
-    ),
-)
-
-MAX_VALUE_LENGTH = 200  # of a value in a message
-
-
-def mask_secrets(text: str) -> str:
-    """Replace the secrets of URLs in a text by asterisks.
-
-    >>> mask_secrets("https://me:word@host/a.zarr?sig=abc&x=1")
-    'https://***@host/a.zarr?sig=***&x=1'
-
-    A password is also replaced where a library repeats a part of the URL:
-
-    >>> mask_secrets('s3://me:word@host/a cannot be reached: Invalid bucket name "me:word@host"')
-    's3://***@host/a cannot be reached: Invalid bucket name "***@host"'
-    """
-    for secret in SECRET_PATTERNS[0].findall(text):
-        text = text.replace(secret, "***") if ":" in secret else text
-    text = SECRET_PATTERNS[0].sub("***", text)
-    return SECRET_PATTERNS[1].sub(r"\g<1>***", text)
+from rescnet_dist.errors.messages import mask_secrets
 
 
 class RescnetError(ValueError):
@@ -166,48 +135,3 @@ class PassError(RescnetError):
 
     The message has the cause of the last failure. Fix that, then resume the run.
     """
-
-
-class SingularError(RescnetError, np.linalg.LinAlgError):
-    """A covariance matrix cannot be inverted with the given ridge.
-
-    Increase the ridge that the message names.
-    """
-
-
-def pluralize(number: int, noun: str) -> str:
-    """Return a count and its noun, for nouns whose plural ends in s or es.
-
-    >>> pluralize(1, "layer"), pluralize(1200, "class")
-    ('1 layer', '1,200 classes')
-    """
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{ending}"
-
-
-def shorten_repr(value: object) -> str:
-    """Return the representation of a value for a message, without its middle if it is long.
-
-    >>> shorten_repr([1, "a"])
-    "[1, 'a']"
-    >>> len(shorten_repr(list(range(1000))))
-    200
-    """
-    text, half = repr(value), (MAX_VALUE_LENGTH - 3) // 2
-    if len(text) <= MAX_VALUE_LENGTH:
-        return text
-    return f"{text[: MAX_VALUE_LENGTH - 3 - half]} … {text[-half:]}"
-
-
-def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Return sentences for error messages: the closest known name, if any, and all known names.
-
-    >>> suggest_name("cifar", ["mnist", "cifar10"])
-    "Did you mean 'cifar10'? Known: cifar10, mnist."
-    """
-    names = sorted(known)
-    if not names:
-        return "There are none."
-    listing = f"Known: {', '.join(names)}."
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}? {listing}" if close else listing
