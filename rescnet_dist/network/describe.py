@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from rescnet_dist.data import classes_from_json
+from rescnet_dist.spec import AugmentSpec, NetworkSpec
 from rescnet_dist.store import (
     FUSED_FORMAT,
     NETWORK_FORMAT,
@@ -27,10 +28,12 @@ def describe_network(url: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     saved = {"url": str(location), "state": "saved", "bytes": location.size()}
     if attributes["format"] == NETWORK_FORMAT:
-        return saved | _describe_attributes(attributes)
+        return saved | _describe_attributes(location, attributes)
     with translate_attribute_errors(location):
         members = network_locations(location, attributes["networks"])
-        networks = [_describe_attributes(check_format(m, NETWORK_FORMAT)) for m in members]
+    networks = [_describe_attributes(m, check_format(m, NETWORK_FORMAT)) for m in members]
+    with translate_attribute_errors(location):
+        AugmentSpec.from_stored(attributes["averaging"])  # raises if it cannot be used
         shared = {name: networks[0][name] for name in ("image_shape", "input", "class_names")}
         return {
             **saved,
@@ -41,10 +44,12 @@ def describe_network(url: str | os.PathLike[str]) -> dict[str, Any] | None:
         }
 
 
-def _describe_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+def _describe_attributes(location: Location, attributes: dict[str, Any]) -> dict[str, Any]:
     """Return what is said of one network, from the attributes of its store."""
     names = ("depth", "image_shape", "input", "network", "augment")
-    classes = [str(label) for label in classes_from_json(attributes["classes"]).tolist()]
+    with translate_attribute_errors(location):
+        NetworkSpec.from_stored(attributes["network"])  # raises if it cannot be used
+        classes = [str(label) for label in classes_from_json(attributes["classes"]).tolist()]
     return {**{name: attributes.get(name) for name in names}, "class_names": classes}
 
 

@@ -29,7 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreReadError
+from rescnet_dist.errors import (
+    CorruptDataError,
+    RescnetError,
+    SpecError,
+    StoreError,
+    StoreReadError,
+)
 from rescnet_dist.store.arrays import StoredArray
 from rescnet_dist.store.checksums import Checksums, checksum
 from rescnet_dist.store.claim import check_unclaimed
@@ -60,9 +66,18 @@ IMAGE_DIMS = ("image", "y", "x", "channel")
 
 @contextmanager
 def translate_attribute_errors(location: Location) -> Iterator[None]:
-    """Raise CorruptDataError if the body finds missing or invalid attributes of a store."""
+    """Raise CorruptDataError if the body finds missing or invalid attributes of a store.
+
+    Settings that are rejected stay a SpecError, which names the store, too: they may be those of
+    another release, or need a package that is not installed here.
+    """
     try:
         yield
+    except SpecError as error:
+        raise SpecError(
+            f"The settings stored in {location.url} cannot be used: {error} If they are damaged, "
+            "restore a copy of its zarr.json."
+        ) from error
     except RescnetError:
         raise
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

@@ -52,11 +52,11 @@ def edit_record(path: str, **entries: Any) -> Damage:
     return change
 
 
-def set_attribute(name: str, value: Any) -> Damage:
+def set_attribute(name: str, value: Any, store: str = "run") -> Damage:
     """Return a function that changes an attribute of the run; None removes it."""
 
     def change() -> None:
-        path = Path("run/zarr.json")
+        path = Path(store, "zarr.json")
         record = json.loads(path.read_text())
         record["attributes"][name] = value
         if value is None:

@@ -310,6 +310,30 @@ ATTRIBUTES: dict[str, Case] = {
     ),
 }  # fmt: skip
 
+SIXTEEN = {**SPEC.to_dict(), "filters": "sixteen"}
+READERS = [
+    RESUME,
+    *(("info", name) for name in ("run", "network")),
+    *(("evaluate", name, "data.zarr") for name in ("run", "network")),
+    *(("predict", name, "data.zarr") for name in ("run", "network")),
+    *(("export", name, "net.onnx") for name in ("run", "network")),
+    ("fuse", "linked", "run", "-o", "fused"),
+    ("check", "run"),
+    ("report", "run"),
+    (*TRAIN[:-1], "run", "--or-resume"),
+]
+SETTINGS: dict[str, Case] = {  # each command names the store, the value and the remedy
+    " ".join(arguments[:2]): (
+        set_attribute("network", SIXTEEN, "network" if "network" in arguments else "run"),
+        arguments,
+        [
+            f"/{'network' if 'network' in arguments else 'run'} cannot be used: filters='sixteen'",
+            "restore a copy of its zarr.json",
+        ],
+    )
+    for arguments in READERS
+}
+
 RECORDS: dict[str, Case] = {
     "checksums in words": (
         edit_record("run/commits/0002.json", checksums={"maps/0002": "all"}),
@@ -450,7 +474,7 @@ CASES = {
     f"{group}: {name}": case
     for group, cases in {
         "plan": PLANS, "cluster": CLUSTERS, "store": STORES, "run": RUNS,
-        "attributes": ATTRIBUTES, "record": RECORDS, "data": DATA, "use": USE,
+        "attributes": ATTRIBUTES, "settings": SETTINGS, "record": RECORDS, "data": DATA, "use": USE,
     }.items()
     for name, case in cases.items()
 }  # fmt: skip
