@@ -8,7 +8,7 @@ from rescnet_dist.deploy.manifests import manifests
 from rescnet_dist.deploy.monitoring import alert_rules, monitoring_files
 from rescnet_dist.deploy.overlays import OVERLAYS, with_overlays
 from rescnet_dist.deploy.settings import KINDS, Deployment
-from rescnet_dist.deploy.sizes import Node, Sizes, compute_sizes
+from rescnet_dist.deploy.sizes import Node, Sizes, compute_sizes, find_narrow_margin
 from rescnet_dist.deploy.tenants import Tenant, aws_policy, seaweedfs_identity, tenant_manifests
 from rescnet_dist.deploy.training import training_flags
 from rescnet_dist.deploy.yaml import to_yaml
@@ -25,6 +25,7 @@ __all__ = [
     "alert_rules",
     "aws_policy",
     "compute_sizes",
+    "find_narrow_margin",
     "hub_values",
     "kustomize_files",
     "lab_settings",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rescnet_dist._lazy import attach
 
 if TYPE_CHECKING:
-    from rescnet_dist.planning.choose import check_fits, make_plan
+    from rescnet_dist.planning.choose import check_fits, find_least_memory, make_plan
     from rescnet_dist.planning.estimates import Forecast, estimate, forecast
     from rescnet_dist.planning.placement import Placement, PlacementCause, describe_placement
     from rescnet_dist.planning.plan import Group, Plan
@@ -32,6 +32,7 @@ __all__ = [
     "choose_tier",
     "describe_placement",
     "estimate",
+    "find_least_memory",
     "forecast",
     "group_cache_bytes",
     "make_plan",
@@ -42,7 +43,7 @@ __all__ = [
 __getattr__, __dir__ = attach(
     __name__,
     {
-        "choose": ("check_fits", "make_plan"),
+        "choose": ("check_fits", "find_least_memory", "make_plan"),
         "estimates": ("Forecast", "estimate", "forecast"),
         "placement": ("Placement", "PlacementCause", "describe_placement"),
         "plan": ("Group", "Plan"),

@@ -80,6 +80,22 @@ def check_fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers
     )
 
 
+def find_least_memory(
+    problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
+) -> int:
+    """Return the bytes of the smallest workers that are advised for a run, whatever its speed."""
+    return _advise_bytes(_find_least_peak(problem, spec, run_spec, workers)[0], workers)
+
+
+def _find_least_peak(
+    problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
+) -> tuple[int, Plan]:
+    """Return the plan that needs least memory, and the bytes that it needs in a worker."""
+    plans = list(_iter_candidates(problem, spec, run_spec, workers))
+    peaks = [peak_memory(problem, spec, plan, workers) for plan in plans]
+    return min(peaks), plans[peaks.index(min(peaks))]
+
+
 def _fits(plan: Plan, problem: Problem, spec: NetworkSpec, workers: Workers) -> bool:
     """Return whether a plan fits the memory of the workers and of their GPUs."""
     gpu = workers.gpu_budget
@@ -168,11 +184,8 @@ def _explain_no_plan(
     problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers
 ) -> str:
     """Return a message for a run that does not fit: what is short, and values that would fit."""
-    smallest = min(
-        _iter_candidates(problem, spec, run_spec, workers),
-        key=lambda plan: peak_memory(problem, spec, plan, workers),
-    )
-    need, remedies = peak_memory(problem, spec, smallest, workers), []
+    need, smallest = _find_least_peak(problem, spec, run_spec, workers)
+    remedies = []
     # Advised values must fit for certain, so they are for slightly smaller workers.
     memory = None if workers.memory is None else int(workers.memory / ADVISED_MEMORY_MARGIN)
     smaller_workers = replace(workers, memory=memory)
@@ -241,8 +254,13 @@ def _describe_shortage(need: int, workers: Workers) -> str:
 
 def _advise_mib(need: int, workers: Workers) -> str:
     """Return the MiB of a worker that is large enough for `need` bytes."""
+    return format_mib(_advise_bytes(need, workers))
+
+
+def _advise_bytes(need: int, workers: Workers) -> int:
+    """Return the size of a worker that is large enough for `need` bytes."""
     step = ADVISED_MEMORY_STEP_BYTES
-    return format_mib(math.ceil(ADVISED_MEMORY_MARGIN * need / workers.share / step) * step)
+    return math.ceil(ADVISED_MEMORY_MARGIN * need / workers.share / step) * step
 
 
 def _has_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: Workers) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import subprocess
 import sys
@@ -442,6 +443,28 @@ def test_small_node_gives_a_tiled_plan() -> None:
     assert "--tile-features" in dict(pods(job))["driver"]["containers"][0]["args"]
 
 
+MEMORY_ADVICE = re.compile(r"--node-memory of at least ([\d,]+) MiB\.")
+
+
+def test_advised_memory_of_a_node_is_enough() -> None:
+    """The first message names the least that works, and the warning there what has a margin."""
+    command = ["deploy", "render", *EXAMPLE, "--node-memory"]
+    failed = CliRunner().invoke(main, [*command, "1GiB"])
+    assert failed.exit_code == 2
+    assert "--node-memory of 1,024 MiB is too small" in failed.output
+    assert "256 MiB for other processes in a worker's pod, 768 MiB are left" in failed.output
+    least = MEMORY_ADVICE.findall(failed.output)[0].replace(",", "")
+    barely = CliRunner().invoke(main, [*command, f"{least}MiB"])
+    assert barely.exit_code == 0
+    assert "is barely enough" in barely.stderr
+    roomy = MEMORY_ADVICE.findall(barely.stderr)[0].replace(",", "")
+    assert int(roomy) > int(least)
+    enough = CliRunner().invoke(main, [*command, f"{roomy}MiB"])
+    assert (enough.exit_code, enough.stderr) == (0, "")
+    slightly_less = CliRunner().invoke(main, [*command, f"{int(roomy) - 64}MiB"])
+    assert "is barely enough" in slightly_less.stderr
+
+
 def test_job_options_give_the_same_specs(tmp_path: Path) -> None:
     """Also if the specs came from a file."""
     config = tmp_path / "network.toml"
@@ -535,8 +558,8 @@ SECRET = "AKIA-a-secret"
         (["--memory", "300MiB"], "MiB of memory per worker"),
         (["--memory", "much"], "--memory much is not a size of memory of 64 MiB or more"),
         (["--memory", "8GiB", "--node-memory", "8GiB"], "does not fit nodes with 8,192 MiB"),
-        (["--node-memory", "100MiB"], "Use --memory of at most 0 MiB, or larger nodes"),
-        (["--node-memory", "512MiB"], "Use workers of at least"),
+        (["--node-memory", "100MiB"], "0 MiB are left for Dask"),
+        (["--node-memory", "512MiB"], "--node-memory of 512 MiB is too small: without 256 MiB"),
         (["--threads", "8", "--node-cpus", "4"], "Use --threads of at most 4, or larger nodes"),
         (["--workers", "0"], "0 is not in the range x>=1"),
         (["--overlay", "gpu", "--overlay", "cloud-spt"], "Did you mean 'cloud-spot'?"),

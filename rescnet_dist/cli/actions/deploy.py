@@ -25,6 +25,7 @@ from rescnet_dist.deploy import (
     Sizes,
     Tenant,
     compute_sizes,
+    find_narrow_margin,
     hub_values,
     kustomize_files,
     manifests,
@@ -179,6 +180,8 @@ def _make_request(kind: str, flags: dict[str, Any]) -> _Request:
         node,
         gpu_memory,
     )
+    if problem_of_nodes := find_narrow_margin(forecast, sizes, node):
+        click.echo(f"warning: {problem_of_nodes}", err=True)
     train_flags = training_flags(spec, run_spec, augment, forecast.plan)
     return _Request(deployment, forecast, sizes, train_flags, node, gpu_memory is not None)
 
