@@ -152,8 +152,16 @@ def render_command() -> None:
     """
 
 
+OVERWRITE_OPTION = grouped_option(
+    *("Output", "--overwrite"),
+    is_flag=True,
+    help="replace files in FOLDER that differ from what is written",
+)
+
+
 @deploy_command.command("kustomize", cls=GroupedCommand, **HELP_SETTINGS)
 @click.argument("folder")
+@OVERWRITE_OPTION
 @grouped_option(
     *("Kubernetes", "--cluster-name"),
     default="rescnet-cluster",
@@ -178,6 +186,7 @@ def kustomize_command() -> None:
 
 @deploy_command.command("monitoring", **HELP_SETTINGS)
 @click.argument("folder")
+@OVERWRITE_OPTION
 @defer("deploy.monitoring")
 def monitoring_command() -> None:
     """Write a Grafana dashboard and alerts into FOLDER.

@@ -109,6 +109,24 @@ def test_driver_serves_metrics_and_logs_json() -> None:
             assert [port["containerPort"] for port in container["ports"]] == [8790]
 
 
+def test_edited_files_are_kept(tmp_path: Path) -> None:
+    """A second call changes nothing; only --overwrite replaces what a user has edited."""
+    command = ["deploy", "monitoring", str(tmp_path)]
+    for _ in range(2):
+        assert CliRunner().invoke(main, command).exit_code == 0
+    original = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    (tmp_path / "rules.yaml").write_text("groups: []")
+    (tmp_path / "board.json").unlink()
+    failed = CliRunner().invoke(main, command)
+    assert failed.exit_code == 2
+    assert f"{tmp_path} has other content in rules.yaml" in failed.output
+    assert "--overwrite" in failed.output
+    assert (tmp_path / "rules.yaml").read_text() == "groups: []"
+    assert not (tmp_path / "board.json").exists()
+    assert CliRunner().invoke(main, [*command, "--overwrite"]).exit_code == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == original
+
+
 def test_generated_files_are_current(tmp_path: Path) -> None:
     """They equal the output of `rescnet deploy monitoring`."""
     done = CliRunner().invoke(main, ["deploy", "monitoring", str(tmp_path)])

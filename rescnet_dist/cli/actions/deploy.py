@@ -38,6 +38,8 @@ from rescnet_dist.deploy import (
 from rescnet_dist.errors import RescnetError, SpecError, suggest_name
 from rescnet_dist.planning import Forecast, Problem
 
+MAX_LISTED_FILES = 3  # in a message
+
 
 def render(kind: str, overlays: tuple[str, ...], **flags: Any) -> None:
     """Print the manifests of a training job, or of a Dask cluster."""
@@ -51,7 +53,7 @@ def render(kind: str, overlays: tuple[str, ...], **flags: Any) -> None:
     click.echo(to_yaml(documents, request.comment()), nl=False)
 
 
-def kustomize(folder: str, cluster_name: str, **flags: Any) -> None:
+def kustomize(folder: str, overwrite: bool, cluster_name: str, **flags: Any) -> None:
     """Write a kustomize tree into FOLDER."""
     if cluster_name == flags["name"]:
         raise SpecError(f"--cluster-name and --name are both {cluster_name}. Give two names.")
@@ -60,11 +62,22 @@ def kustomize(folder: str, cluster_name: str, **flags: Any) -> None:
     files = kustomize_files(
         {"job": job.manifests(job.deployment), "cluster": job.manifests(cluster)}
     )
-    _write_files(folder, files)
+    _write_files(folder, files, overwrite=overwrite)
 
 
-def _write_files(folder: str, files: dict[str, str]) -> None:
-    """Write files into a folder, and say how many."""
+def _write_files(folder: str, files: dict[str, str], *, overwrite: bool) -> None:
+    """Write files into a folder, and say how many.
+
+    Without `overwrite`, write none if others are there under these names, as users may edit them.
+    """
+    changed = [path for path in files if _is_other_file(Path(folder, path), files[path])]
+    if changed and not overwrite:
+        listed = ", ".join(changed[:MAX_LISTED_FILES])
+        more = f" and {len(changed) - MAX_LISTED_FILES} more" * (len(changed) > MAX_LISTED_FILES)
+        raise RescnetError(
+            f"{folder} has other content in {listed}{more}, from other options or edited since. "
+            "Choose another folder, or replace it with --overwrite."
+        )
     for path, text in files.items():
         target = Path(folder, path)
         try:
@@ -77,9 +90,19 @@ def _write_files(folder: str, files: dict[str, str]) -> None:
     click.echo(f"wrote {len(files)} files into {folder}", err=True)
 
 
-def monitoring(folder: str) -> None:
+def _is_other_file(path: Path, text: str) -> bool:
+    """Return whether there is a file with another content than this."""
+    try:
+        return path.read_bytes() != text.encode()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # cannot be read, which is not what was written
+        return True
+
+
+def monitoring(folder: str, overwrite: bool) -> None:
     """Write a Grafana dashboard and alerts into FOLDER."""
-    _write_files(folder, monitoring_files())
+    _write_files(folder, monitoring_files(), overwrite=overwrite)
 
 
 def hub(secret_per_user: bool, **flags: Any) -> None:
