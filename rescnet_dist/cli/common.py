@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.errors import ClusterError, SpecError, suggest_name
+from rescnet_dist.errors import ClusterError, SpecError, suggest_closest, suggest_name
 from rescnet_dist.formatting import format_bytes, option_name
 
 MIN_MEMORY_BYTES = 64 * 2**20  # smaller sizes are taken for a missing unit
@@ -37,6 +37,18 @@ class SuggestingGroup(click.Group):
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"No such command {name!r}. {suggest_name(name, known)}")
         return super().resolve_command(ctx, args)
+
+
+class Choice(click.Choice):
+    """One of several values, of which the closest is suggested for any other."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value; raise BadParameter if it is none of them."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            closest = suggest_closest(value, self.choices)
+            self.fail(f"{error.message} {closest}".rstrip(), param, ctx)
 
 
 class GroupedOption(click.Option):
@@ -153,18 +165,18 @@ def _check_cluster_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 SPLIT_OPTION = click.option(
-    "--split", type=click.Choice(["train", "val", "test"]), help="split of DATA to use"
+    "--split", type=Choice(["train", "val", "test"]), help="split of DATA to use"
 )
 LOG_FORMAT_OPTION = grouped_option(
     *("Output", "--log-format"),
-    type=click.Choice(["text", "json"]),
+    type=Choice(["text", "json"]),
     default="text",
     show_default=True,
     help="form of progress, warnings and errors",
 )
 BACKEND_OPTION = click.option(
     "--array-backend",
-    type=click.Choice(ARRAY_BACKENDS),
+    type=Choice(ARRAY_BACKENDS),
     default="numpy",
     show_default=True,
     help="array library; cupy: on a GPU",
@@ -186,11 +198,11 @@ class Size(click.ParamType):
 
 RESIZE_OPTION = click.option("--resize", type=Size(), help="resize all images, such as 32 or 28x32")
 CHANNELS_OPTION = click.option(
-    "--channels", type=click.Choice(["gray", "color"]), help="convert all images to gray or color"
+    "--channels", type=Choice(["gray", "color"]), help="convert all images to gray or color"
 )
 ON_ERROR_OPTION = click.option(
     "--on-error",
-    type=click.Choice(["error", "skip"]),
+    type=Choice(["error", "skip"]),
     default="error",
     help="fail on images that cannot be used, or skip them  [default: error]",
 )

@@ -10,6 +10,7 @@ import click
 
 from rescnet_dist.cli.common import (
     HELP_SETTINGS,
+    Choice,
     GroupedCommand,
     SuggestingGroup,
     grouped_option,
@@ -264,7 +265,7 @@ def tenant_command() -> None:
 )
 @click.option(
     "--server",
-    type=click.Choice(["aws", "seaweedfs"]),
+    type=Choice(["aws", "seaweedfs"]),
     default="aws",
     show_default=True,
     help="kind of store",

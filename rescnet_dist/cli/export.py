@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.common import HELP_SETTINGS, Choice
 from rescnet_dist.cli.defer import defer
 
 
@@ -13,7 +13,7 @@ from rescnet_dist.cli.defer import defer
 @click.argument("output", metavar="FILE")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "uint8"]),
+    type=Choice(["float32", "uint8"]),
     default="float32",
     show_default=True,
     help="data type of the images",

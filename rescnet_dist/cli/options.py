@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rescnet_dist.cli.common import grouped_option
+from rescnet_dist.cli.common import Choice, grouped_option
 from rescnet_dist.cli.flag_table import TYPES, Flag
 from rescnet_dist.formatting import option_name
 
@@ -69,7 +69,7 @@ def spec_options(flags: Iterable[Flag]) -> Callable[[Any], Any]:
 def _value_arguments(flag: Flag) -> dict[str, Any]:
     """Return the arguments of a click option for the values of a flag."""
     if flag.choices:
-        return {"type": click.Choice(flag.choices)}
+        return {"type": Choice(flag.choices)}
     if flag.is_list:
         return {"type": CommaSeparated(TYPES[flag.type]), "metavar": flag.name.upper()}
     return {"type": None if flag.type == "bool" else TYPES[flag.type]}

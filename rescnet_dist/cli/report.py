@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.common import HELP_SETTINGS, Choice
 from rescnet_dist.cli.defer import defer
 
 
@@ -19,7 +19,7 @@ from rescnet_dist.cli.defer import defer
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["html", "markdown", "json"]),
+    type=Choice(["html", "markdown", "json"]),
     help="[default: by the extension of --output]",
 )
 @click.option(

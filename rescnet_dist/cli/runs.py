@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.common import HELP_SETTINGS, Choice
 from rescnet_dist.cli.defer import defer
 
 
@@ -13,7 +13,7 @@ from rescnet_dist.cli.defer import defer
 @click.option(
     "--sort",
     "order",
-    type=click.Choice(["name", "state", "accuracy", "age", "layers", "size"]),
+    type=Choice(["name", "state", "accuracy", "age", "layers", "size"]),
     default="name",
     show_default=True,
     help="sort key; best, newest, deepest or largest first",

@@ -21,7 +21,13 @@ from rescnet_dist.errors.classes import (
     StoreUnreachableError,
     WorkersTooSmallError,
 )
-from rescnet_dist.errors.messages import mask_secrets, pluralize, shorten_repr, suggest_name
+from rescnet_dist.errors.messages import (
+    mask_secrets,
+    pluralize,
+    shorten_repr,
+    suggest_closest,
+    suggest_name,
+)
 
 if TYPE_CHECKING:
     from rescnet_dist.errors.singular import SingularError
@@ -47,6 +53,7 @@ __all__ = [
     "mask_secrets",
     "pluralize",
     "shorten_repr",
+    "suggest_closest",
     "suggest_name",
 ]
 

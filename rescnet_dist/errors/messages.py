@@ -67,6 +67,14 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if not names:
         return "There are none."
-    listing = f"Known: {', '.join(names)}."
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}? {listing}" if close else listing
+    return f"{suggest_closest(name, names)} Known: {', '.join(names)}.".lstrip()
+
+
+def suggest_closest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence with the closest known name; empty if none is close.
+
+    >>> suggest_closest("stroe", ["auto", "memory", "store"])
+    "Did you mean 'store'?"
+    """
+    close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else ""

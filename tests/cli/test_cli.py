@@ -356,6 +356,7 @@ def test_help_lists_options_by_group(name: str, expected: list[str]) -> None:
         (["train", "--levels", "4,0"], "at least 1"),
         (["train", "--filters", "40;8"], "not a list of whole numbers"),
         (["train", "--pool", "median"], "'median' is not one of 'max', 'mean'"),
+        (["train", "--maps", "stroe"], "one of 'auto', 'store', 'memory'. Did you mean 'store'?"),
         (["train", "--filtres", "4"], "--filters"),
         (["train", "--config", "absent.toml"], "absent.toml cannot be read"),
         (["train", "--block", "40"], "block=40 is larger than the image (28×28 pixels)"),

@@ -115,3 +115,14 @@ def test_declared_choices_are_those_of_the_package() -> None:
     assert tuple(options["report", "form"].type.choices) == REPORT_FORMATS
     assert options["report", "images"].default == MAX_EVALUATION_IMAGES
     assert [*options["runs", "order"].type.choices] == ["name", "state", *SORT_KEYS]
+
+
+@pytest.mark.parametrize("command", list_commands(main), ids=lambda command: command.name)
+def test_choices_are_suggested(command: click.Command) -> None:
+    """For a value with two letters exchanged, of each option with a closed set of values."""
+    for found in command.params:
+        if isinstance(found.type, click.Choice):
+            choice = max(found.type.choices, key=len)
+            typo = choice[:-2] + choice[:-3:-1]
+            with pytest.raises(click.BadParameter, match=f"Did you mean {choice!r}"):
+                found.type.convert(typo, found, None)
