@@ -1,5 +1,8 @@
 """The command `rescnet`, as `python -m rescnet_dist`."""
 
-from rescnet_dist.cli import main
+import os
 
-main()
+from rescnet_dist.cli import main
+from rescnet_dist.cli.retry import PROGRAM_VARIABLE
+
+main(prog_name=os.environ.get(PROGRAM_VARIABLE))

@@ -240,12 +240,12 @@ IMAGES: dict[str, Case] = {
     "missing URL": (
         lambda context: fit(str(context.folder / "nowhere"), None)(context),
         DataError,
-        ["nowhere", "Check the URL"],
+        ["nowhere", "Check the path"],
     ),
     "missing path": (
         lambda context: fit(context.folder / "nowhere", None)(context),
         DataError,
-        ["nowhere", "Check the URL"],
+        ["nowhere", "Check the path"],
     ),
     "unknown protocol": (fit("ftq://host/data", None), RescnetError, ["ftq"]),
     "URL without images": (
@@ -533,27 +533,27 @@ STORES: dict[str, Case] = {
     "resume nothing": (
         lambda context: ResCNetClassifier.resume(context.store),
         StoreError,
-        ["run", "Check the URL"],
+        ["run", "Check the path"],
     ),
     "load nothing": (
         lambda context: rd.load(context.store),
         StoreError,
-        ["run", "Check the URL"],
+        ["run", "Check the path"],
     ),
     "resume something else": (
         at_something_else(ResCNetClassifier.resume),
         StoreError,
-        ["There is no Zarr group", "Check the URL"],
+        ["There is no Zarr group", "Check the path"],
     ),
     "resume a saved network": (
         at_a_network(ResCNetClassifier.resume),
         StoreError,
-        ["is not a rescnet-run store", "rescnet-network", "Check the URL"],
+        ["is not a rescnet-run store", "rescnet-network", "Check the path"],
     ),
     "resume data": (
         in_zarr(lambda url: lambda context: ResCNetClassifier.resume(url), images=X),
         StoreError,
-        ["is not a rescnet-run store", "Check the URL"],
+        ["is not a rescnet-run store", "Check the path"],
     ),
     "save over something": (
         lambda context: at_something_else(context.fitted.save)(context),

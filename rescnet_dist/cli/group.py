@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rescnet_dist.cli.common import HELP_SETTINGS, SuggestingGroup
-from rescnet_dist.cli.retry import WRONG_OPTIONS, report_final_error
+from rescnet_dist.cli.retry import MISSING_PATH, WRONG_OPTIONS, report_final_error
 from rescnet_dist.cli.signals import Terminated, raise_on_signal
 from rescnet_dist.errors import (
     ClaimLostError,
@@ -70,6 +70,8 @@ def exit_codes() -> Iterator[None]:
     except RescnetError as error:
         if isinstance(error, SpecError):
             report_final_error(WRONG_OPTIONS)
+        elif error.missing_path:
+            report_final_error(MISSING_PATH)
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except click.UsageError:

@@ -21,8 +21,10 @@ from rescnet_dist.logs import use_json_logs
 
 # Variable with the path of a file that the command creates once it has finished a layer.
 PROGRESS_VARIABLE = "RESCNET_PROGRESS_FILE"
+PROGRAM_VARIABLE = "RESCNET_PROGRAM"  # how the command is called in its messages
 FINAL_SUFFIX = ".final"  # of the file that it creates if no other try can succeed, with the reason
 WRONG_OPTIONS = "its options are wrong"
+MISSING_PATH = "there is nothing at a path that it names"
 SMALL_MACHINE = "the workers of this machine stay as small as they are"
 FIRST_PAUSE_SECONDS = 10.0
 MAX_PAUSE_SECONDS = 300.0
@@ -48,13 +50,16 @@ SIGNAL_EXIT_BASE = 128  # shells report a death by signal n as this plus n
 )
 @LOG_FORMAT_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def retry_command(tries: int, log_format: str, command: tuple[str, ...]) -> None:
+@click.pass_context
+def retry_command(
+    ctx: click.Context, tries: int, log_format: str, command: tuple[str, ...]
+) -> None:
     """Repeat a command of rescnet until it succeeds.
 
     It is repeated after pauses of 10 s, 20 s and so on, up to 5 minutes. Tries are counted again
     from one after a try that has finished a layer. If all fail, the exit code is that of the last.
-    A command whose options are wrong, or that needs larger workers than this machine has, is not
-    repeated.
+    A command whose options are wrong, that names a path of this machine where nothing is, or that
+    needs larger workers than this machine has, is not repeated.
     SIGTERM and Ctrl-C are passed on, and end the tries. Its options precede the command; the
     command has a --log-format of its own.
 
@@ -66,15 +71,19 @@ def retry_command(tries: int, log_format: str, command: tuple[str, ...]) -> None
     if log_format == "json":
         use_json_logs()
     arguments = [sys.executable, "-m", "rescnet_dist", *command]
+    program = ctx.find_root().info_name or "rescnet"
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(Supervisor(arguments, tries, Path(folder, "progress")).run())
+        sys.exit(Supervisor(arguments, tries, Path(folder, "progress"), program).run())
 
 
 class Supervisor:
     """Runs a program with arguments, again and again until it succeeds."""
 
-    def __init__(self, arguments: list[str], tries: int, progress: Path) -> None:
+    def __init__(
+        self, arguments: list[str], tries: int, progress: Path, program: str = "rescnet"
+    ) -> None:
         self.arguments, self.tries, self.progress = arguments, tries, progress
+        self.program = program
         self.final_error = progress.with_suffix(FINAL_SUFFIX)
         self.process: subprocess.Popen[bytes] | None = None
         self.is_stopped = False
@@ -121,7 +130,8 @@ class Supervisor:
     def _try(self) -> int:
         """Run the program once; return its exit code."""
         self.progress.unlink(missing_ok=True)
-        environment = os.environ | {PROGRESS_VARIABLE: str(self.progress)}
+        variables = {PROGRESS_VARIABLE: str(self.progress), PROGRAM_VARIABLE: self.program}
+        environment = os.environ | variables
         self.process = subprocess.Popen(self.arguments, env=environment)
         if self.is_stopped:  # before there was a process to pass the signal on to
             self.process.terminate()

@@ -55,6 +55,7 @@ from rescnet_dist.errors import (
     RescnetError,
     mask_secrets,
     suggest_name,
+    url_word,
 )
 from rescnet_dist.store import IMAGE_DIMS, Location, read_region
 
@@ -484,7 +485,10 @@ def _open_images(stored: StoredImages) -> da.Array:
     """Return the images as a dask array; damage to imported ones is reported when computed."""
     array = stored.array()
     if not (array.shape and array.shape[0]):
-        raise DataError(f"{stored.name} of shape {array.shape} has no images. Check the URL.")
+        raise DataError(
+            f"{stored.name} of shape {array.shape} has no images. "
+            f"Check the {url_word(stored.name)}."
+        )
     if not stored.is_imported:
         return da.from_zarr(array)
     read, step = delayed(_read_rows, pure=False), array.chunks[0]

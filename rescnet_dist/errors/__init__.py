@@ -22,11 +22,13 @@ from rescnet_dist.errors.classes import (
     WorkersTooSmallError,
 )
 from rescnet_dist.errors.messages import (
+    is_path,
     mask_secrets,
     pluralize,
     shorten_repr,
     suggest_closest,
     suggest_name,
+    url_word,
 )
 
 if TYPE_CHECKING:
@@ -50,11 +52,13 @@ __all__ = [
     "StoreReadError",
     "StoreUnreachableError",
     "WorkersTooSmallError",
+    "is_path",
     "mask_secrets",
     "pluralize",
     "shorten_repr",
     "suggest_closest",
     "suggest_name",
+    "url_word",
 ]
 
 # It needs NumPy, whose import takes most of the time that `--help` has.

@@ -15,10 +15,13 @@ class RescnetError(ValueError):
     ----------
     message : str, default ""
         What went wrong and what to do.
+    missing_path : bool, default False
+        Whether the cause is a path of this machine where nothing is.
     """
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", *, missing_path: bool = False) -> None:
         super().__init__(mask_secrets(message))
+        self.missing_path = missing_path
 
 
 class SpecError(RescnetError):

@@ -78,3 +78,17 @@ def suggest_closest(name: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else ""
+
+
+def is_path(url: str) -> bool:
+    """Return whether a URL is a path of this machine, without a protocol.
+
+    >>> is_path("runs/1"), is_path("s3://bucket/runs/1")
+    (True, False)
+    """
+    return "://" not in url
+
+
+def url_word(url: str) -> str:
+    """Return what a message calls a URL: "path" if it is one, else "URL"."""
+    return "path" if is_path(url) else "URL"

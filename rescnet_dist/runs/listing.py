@@ -15,6 +15,8 @@ from rescnet_dist.errors import (
     StoreError,
     StorePermissionError,
     StoreReadError,
+    is_path,
+    url_word,
 )
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.formatting import url_name
@@ -100,8 +102,9 @@ def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
     if entries is None:
         problem = "is a file" if top.exists() else "does not exist"
         raise StoreError(
-            f"{top} {problem}. A folder or bucket is needed. Check the URL, or start a run there "
-            "with `rescnet train`."
+            f"{top} {problem}. A folder or bucket is needed. Check the {url_word(top.url)}, or "
+            "start a run there with `rescnet train`.",
+            missing_path=is_path(top.url),
         )
     runs: list[ListedRun] = []
     skipped, level = 0, [top]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rescnet_dist.errors import CorruptDataError, StoreReadError
+from rescnet_dist.errors import CorruptDataError, StoreReadError, url_word
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import limit_retries
 from rescnet_dist.store.schema import (
@@ -65,7 +65,8 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
         usable_by = "`rescnet info`, `evaluate` and `predict`, and `rescnet_dist.load` accept it. "
         raise StoreReadError(
             f"{location.url} is not a {' or '.join(formats)} store (its format is {found!r}). "
-            f"{usable_by if found in (NETWORK_FORMAT, FUSED_FORMAT) else ''}Check the URL."
+            f"{usable_by if found in (NETWORK_FORMAT, FUSED_FORMAT) else ''}Check the "
+            f"{url_word(location.url)}."
         )
     check_version(location, attributes)
     error = find_type_error(attributes, ATTRIBUTES[found])

@@ -38,7 +38,9 @@ from rescnet_dist.errors import (
     StorePermissionError,
     StoreReadError,
     StoreUnreachableError,
+    is_path,
     mask_secrets,
+    url_word,
 )
 from rescnet_dist.store.arrays import StoredArray, read_verified
 from rescnet_dist.store.backend import Backend, open_backend, open_zarr_store
@@ -184,6 +186,8 @@ class Location:
         closed = StorePermissionError if denied else StoreReadError
         kind = StoreUnreachableError if is_transient(error) else closed
         remedy = "Check the URL, the network and your permissions."
+        if is_path(self.url):
+            remedy = "Check the path and your permissions."
         if lacks_credentials(error):
             remedy = "Set the credentials, for S3 by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         elif is_clock_wrong(error):
@@ -309,7 +313,8 @@ class Location:
             return retry(action)
         except (*ABSENT_ERRORS, *NODE_TYPE_ERRORS):
             missing = f"There is no {kind} at {self.url}."
-            problem: StoreError = StoreReadError(f"{missing} {self._describe_contents()}")
+            contents, is_missing = self._describe_contents()
+            problem: StoreError = StoreReadError(f"{missing} {contents}", missing_path=is_missing)
         except BadZipFile as error:
             problem = StoreReadError(
                 f"{self.url} is not a complete zip file ({describe_failure(error)}). Restore it "
@@ -326,17 +331,21 @@ class Location:
         # a worker, and Zarr's own errors do not survive that.
         raise problem
 
-    def _describe_contents(self) -> str:
-        """Return what is at this location instead of what was expected, and a remedy."""
-        found = self.list_entries()
+    def _describe_contents(self) -> tuple[str, bool]:
+        """Return what is at this location instead of what was expected, with a remedy.
+
+        Also return whether it is a path of this machine where nothing is.
+        """
+        found, remedy = self.list_entries(), f"Check the {url_word(self.url)}."
         if found is None and self.exists():
-            return "It is a file. Check the URL."
+            return f"It is a file. {remedy}", False
         if found is None:
-            return self._find_missing_bucket() or "It does not exist. Check the URL."
+            missing = self._find_missing_bucket() or f"It does not exist. {remedy}"
+            return missing, is_path(self.url)
         if "commits" in found:  # Only runs have it.
-            return "This is a run that has lost its zarr.json. Restore a copy of it."
+            return "This is a run that has lost its zarr.json. Restore a copy of it.", False
         names = ", ".join(sorted(found)[:3]) or "nothing"
-        return f"It holds {names}{', …' if len(found) > 3 else ''}. Check the URL."
+        return f"It holds {names}{', …' if len(found) > 3 else ''}. {remedy}", False
 
     def update_attributes(self, attributes: dict[str, Any]) -> None:
         """Set attributes of the Zarr group here, which is created if there is none."""

@@ -82,7 +82,7 @@ PLANS: dict[str, Case] = {
         None, (*PLAN, "--store", "run"), ["already holds another run", "Choose another URL"]
     ),
     "a plan of nothing": (
-        None, ("plan", "nowhere.zarr", "--preset", "digits"), ["nowhere.zarr. Check the URL"]
+        None, ("plan", "nowhere.zarr", "--preset", "digits"), ["nowhere.zarr. Check the path"]
     ),
 }  # fmt: skip
 
@@ -186,8 +186,8 @@ STORES: dict[str, Case] = {
 }  # fmt: skip
 
 RUNS: dict[str, Case] = {
-    "resume nothing": (None, ("resume", "nowhere"), ["There is no Zarr group at", "Check the URL"]),
-    "resume data": (None, ("resume", "data.zarr"), ["is not a rescnet-run store", "Check the URL"]),
+    "resume nothing": (None, ("resume", "nowhere"), ["There is no Zarr group", "Check the path"]),
+    "resume data": (None, ("resume", "data.zarr"), ["is not a rescnet-run", "Check the path"]),
     "resume a network": (None, ("resume", "network"), ["is not a rescnet-run store"]),
     "resume to fewer layers": (
         None,
@@ -425,7 +425,7 @@ USE: dict[str, Case] = {
         None, ("resume", "run", "--max-layers", "many"), ["'many' is not a valid integer"]
     ),
     "take over a network": (
-        None, ("resume", "network", "--take-over"), ["is not a rescnet-run store", "Check the URL"]
+        None, ("resume", "network", "--take-over"), ["is not a rescnet-run store", "Check the path"]
     ),
     "take over a new run": (None, (*TRAIN, "--take-over"), ["No such option", "--take-over"]),
     "take over half a run": (
@@ -464,7 +464,7 @@ USE: dict[str, Case] = {
     "a store below a file": (
         None, (*TRAIN[:-1], "/dev/null/run"), ["/dev/null/run", "cannot be written"]
     ),
-    "a name too long": (None, (*TRAIN[:-1], "x" * 300), ["File name too long", "Check the URL"]),
+    "a name too long": (None, (*TRAIN[:-1], "x" * 300), ["File name too long", "Check the path"]),
     "a server that is not there": (
         None, (*TRAIN[:-1], "webdav://127.0.0.1:1/run"), ["cannot be opened", "webdav"]
     ),

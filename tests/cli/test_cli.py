@@ -348,8 +348,8 @@ def test_help_lists_options_by_group(name: str, expected: list[str]) -> None:
     [
         (["train", "--preset", "cifar"], "Did you mean 'cifar10'"),
         (["train", "nowhere.zarr", "--preset", "cifar10"], "nowhere.zarr"),
-        (["train", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
-        (["train", "--test", "nowhere.zarr"], "nowhere.zarr. Check the URL"),
+        (["train", "nowhere.zarr"], "nowhere.zarr. Check the path"),
+        (["train", "--test", "nowhere.zarr"], "nowhere.zarr. Check the path"),
         (["train", "--filters", "0"], "filters=0 is out of range. It must be at least 1"),
         (["train", "--filters", "many"], "'many' is not a list of whole numbers such as 4 or"),
         (["train", "--levels", "4;2"], "such as 4 or 4,2,1"),

@@ -21,7 +21,13 @@ from distributed import LocalCluster
 from rescnet_dist.cli import retry
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.progress_file import ProgressFile
-from rescnet_dist.cli.retry import PROGRESS_VARIABLE, SMALL_MACHINE, Supervisor
+from rescnet_dist.cli.retry import (
+    MISSING_PATH,
+    PROGRESS_VARIABLE,
+    SMALL_MACHINE,
+    WRONG_OPTIONS,
+    Supervisor,
+)
 from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.events import PassDone, PassStarted
 
@@ -161,14 +167,46 @@ def test_a_finished_pass_is_progress(tmp_path: Path) -> None:
 def test_wrong_options_are_reported(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command to the process that would repeat it, which gives up; other errors are not."""
+    """By the command to the process that would repeat it, which gives up; other errors are not.
+
+    An empty folder may be filled until the next try.
+    """
     progress = tmp_path / "progress"
     monkeypatch.setenv(PROGRESS_VARIABLE, str(progress))
     supervisor = Supervisor([sys.executable, "-S", "-c", "raise SystemExit(2)"], 3, progress)
-    assert run("train", str(tmp_path / "missing")).exit_code == 2
+    (tmp_path / "empty").mkdir()
+    assert run("train", str(tmp_path / "empty")).exit_code == 2
     assert not supervisor.final_error.exists()
     assert run("train", *options).exit_code == 2
-    assert supervisor.final_error.exists()
+    assert supervisor.final_error.read_text() == WRONG_OPTIONS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "PATH"),
+        ("predict", "PATH", "digits"),
+        ("resume", "PATH"),
+        ("info", "PATH"),
+        ("check", "PATH"),
+        ("runs", "PATH"),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("is_path", [True, False])
+def test_missing_paths_are_reported(
+    words: tuple[str, ...], is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path of this machine is mistyped; a store elsewhere may be created until the next try."""
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(tmp_path / "progress"))
+    place = str(tmp_path / "missing") if is_path else "memory://missing"
+    result = run(*(word.replace("PATH", place) for word in words))
+    assert result.exit_code == 2
+    assert f"Check the {'path' if is_path else 'URL'}" in result.output
+    final_error = Supervisor([], 1, tmp_path / "progress").final_error
+    assert final_error.exists() == is_path
+    if is_path:
+        assert final_error.read_text() == MISSING_PATH
 
 
 def test_workers_that_are_too_small_are_not_wrong_options(
@@ -228,7 +266,22 @@ def test_small_workers_are_final_on_a_local_cluster_only(
 def test_train_that_cannot_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the real command: two tries, and the exit code of the last."""
     monkeypatch.delenv(PROGRESS_VARIABLE, raising=False)
-    done = run("retry", "--tries", "2", "train", str(tmp_path / "missing"), "--filters", "4")
+    (tmp_path / "empty").mkdir()
+    done = run("retry", "--tries", "2", "train", str(tmp_path / "empty"), "--filters", "4")
     assert done.exit_code == 2
     assert "try 1 of 2 ended with exit code 2; the next starts in" in done.output
     assert "try 2 of 2 ended with exit code 2; giving up" in done.output
+
+
+@pytest.mark.parametrize("program", ["rescnet", "python -m rescnet_dist"])
+def test_command_is_called_as_its_supervisor(program: str) -> None:
+    """In its usage, though it is another process; one with wrong options is tried once."""
+    script = Path(sys.executable).with_name("rescnet")
+    called = [script] if program == "rescnet" else [sys.executable, "-m", "rescnet_dist"]
+    done = subprocess.run(
+        [*called, "retry", "info", "--no-such-option"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Usage: {program} info [OPTIONS] RUN\n")
+    assert f"Try '{program} info --help' for help." in done.stderr
+    assert "error: try 1 of 6 ended with exit code 2; giving up, as its options" in done.stderr

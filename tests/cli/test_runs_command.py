@@ -193,7 +193,7 @@ def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "file").touch()
     result = run("runs", "file")
     assert result.exit_code == 2
-    assert "file is a file. A folder or bucket is needed. Check the URL" in result.stderr
+    assert "file is a file. A folder or bucket is needed. Check the path" in result.stderr
     result = run("runs", tmp_path)
     assert (result.exit_code, result.stdout) == (0, f"no runs in {tmp_path}\n")
     assert "skipped 1 other object" in result.stderr

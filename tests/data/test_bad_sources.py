@@ -66,8 +66,11 @@ def make_sample(**files: bytes) -> Files:
 IMAGES, IMAGE_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 BAD_SOURCES: dict[str, tuple[Callable[[], Files], str]] = {
-    "nothing": (lambda: {}, r"The folder .* holds no images: it is empty\. Check the URL"),
-    "junk": (lambda: {"readme.txt": b"", "a/b.gif": b""}, r"no image files \(\.png.*Check the URL"),
+    "nothing": (lambda: {}, r"The folder .* holds no images: it is empty\. Check the path"),
+    "junk": (
+        lambda: {"readme.txt": b"", "a/b.gif": b""},
+        r"no image files \(\.png.*Check the path",
+    ),
     "hidden images": (lambda: {"a/._1.png": b"", ".b/2.png": b""}, "no image files"),
     "images without class": (
         lambda: {"a/0.png": b"", "1.png": b""},

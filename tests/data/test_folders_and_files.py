@@ -78,7 +78,7 @@ def test_file_read_errors(tmp_path: Path) -> None:
         file.read(8, 12)
     with pytest.raises(DataError, match=r"requires .* bytes at once"):
         file.read(0, 2**40)
-    with pytest.raises(DataError, match=r"There is no file at .*b\. Check the URL"):
+    with pytest.raises(DataError, match=r"There is no file at .*b\. Check the path"):
         File.at(str(tmp_path / "b"))
     with pytest.raises(StoreError, match=r"nowhere://a cannot be opened.*adds nowhere to fsspec\."):
         File.at("nowhere://a")

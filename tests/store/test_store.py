@@ -213,7 +213,7 @@ def test_create_or_open_something_else(url: str, kind: str) -> None:
     with pytest.raises(StoreError, match="already holds something that is not a run") as caught:
         RunStore.create(url, {})
     assert url in str(caught.value)
-    with pytest.raises(StoreError, match=r"Check the URL|damaged") as caught:
+    with pytest.raises(StoreError, match=r"Check the (URL|path)|damaged") as caught:
         RunStore.open(url)
     assert url in str(caught.value)
     assert read_files(url) == before
@@ -221,9 +221,11 @@ def test_create_or_open_something_else(url: str, kind: str) -> None:
 
 def test_open_missing_run(url: str) -> None:
     """The error has the URL, and nothing is created."""
-    with pytest.raises(StoreError, match="Check the URL") as caught:
+    word = "URL" if "://" in url else "path"
+    with pytest.raises(StoreError, match=f"Check the {word}") as caught:
         RunStore.open(url)
     assert url in str(caught.value)
+    assert caught.value.missing_path == (word == "path")
     assert not Location.of(url).exists()
 
 

@@ -171,7 +171,7 @@ def write_image_with_nan(folder: Path) -> str:
         (
             lambda folder: {"listeners": [make_label_remover(folder / "run")]},
             StoreError,
-            "There is no Zarr array at .*data/labels.*Check the URL",
+            "There is no Zarr array at .*data/labels.*Check the path",
         ),
     ],
     ids=["data", "singular", "store"],

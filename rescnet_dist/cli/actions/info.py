@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rescnet_dist.errors import StoreReadError, pluralize
+from rescnet_dist.errors import StoreReadError, is_path, pluralize, url_word
 from rescnet_dist.formatting import copies_suffix, format_bytes
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run
@@ -48,7 +48,9 @@ def _check_exists(url: str) -> None:
     listed = str(location) if parent.endswith("/") else parent  # a bucket, or what is above
     raise StoreReadError(
         f"There is no run and no saved network at {location}: nothing is stored there. Check the "
-        f"URL. `rescnet runs {listed or '/'}` lists the runs in {listed or '/'}."
+        f"{url_word(str(location))}. `rescnet runs {listed or '/'}` lists the runs in "
+        f"{listed or '/'}.",
+        missing_path=is_path(str(location)),
     )
 
 

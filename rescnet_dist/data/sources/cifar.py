@@ -20,7 +20,7 @@ from rescnet_dist.data.sources.source import (
     sort_splits,
 )
 from rescnet_dist.data.sources.tar import Member, list_members
-from rescnet_dist.errors import DataError
+from rescnet_dist.errors import DataError, url_word
 
 IMAGE_BYTES = 3072  # three planes of 32×32 pixels
 MAX_LABEL = 999
@@ -61,7 +61,7 @@ class CifarSource(Source):
                 self.batches.setdefault(split, []).append((by_name[name], len(batch_labels)))
                 labels.setdefault(split, []).append(batch_labels)
         if not labels:
-            raise DataError(f"{url} has no CIFAR batches. Check the URL.")
+            raise DataError(f"{url} has no CIFAR batches. Check the {url_word(url)}.")
         joined = {split: np.concatenate(labels[split]) for split in sort_splits(labels)}
         self.classes, self.labels = encode_labels(joined, _read_class_names(by_name))
         self.splits = {split: len(codes) for split, codes in joined.items()}

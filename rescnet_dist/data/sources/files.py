@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from rescnet_dist._compat import strip_protocol
-from rescnet_dist.errors import DataError, RescnetError
+from rescnet_dist.errors import DataError, RescnetError, is_path, url_word
 from rescnet_dist.store import describe_missing_bucket, file_system, read_bytes
 
 MAX_FILE_BYTES = 384 * 2**20  # of one file held in memory, compressed or not
@@ -107,8 +107,9 @@ def translate_read_errors(url: str) -> Iterator[None]:
     except RescnetError:
         raise
     except FileNotFoundError as error:
-        missing = f"There is no file at {url}. Check the URL."
-        raise DataError(describe_missing_bucket(error, url) or missing) from None
+        missing = f"There is no file at {url}. Check the {url_word(url)}."
+        message = describe_missing_bucket(error, url) or missing
+        raise DataError(message, missing_path=is_path(url)) from None
     except Exception as error:
         raise DataError(f"{url} cannot be read ({summarize_error(error)}).") from None
 

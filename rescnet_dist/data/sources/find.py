@@ -14,7 +14,7 @@ from rescnet_dist.data.sources.source import Source
 from rescnet_dist.data.sources.table import open_csv
 from rescnet_dist.data.sources.tar import Member, WebDatasetSource, list_members
 from rescnet_dist.data.sources.tiny_imagenet import TinyImageNetSource, find_tiny_imagenet
-from rescnet_dist.errors import DataError
+from rescnet_dist.errors import DataError, is_path, url_word
 from rescnet_dist.store import Location, file_system
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -33,8 +33,12 @@ def find_source(url: str) -> Source:
     paths = list_files(url)
     if not paths:
         if fs.isdir(path):
-            raise DataError(f"The folder {url} holds no images: it is empty. Check the URL.")
-        raise DataError(f"There is nothing at {url}. Check the URL.")
+            raise DataError(
+                f"The folder {url} holds no images: it is empty. Check the {url_word(url)}."
+            )
+        raise DataError(
+            f"There is nothing at {url}. Check the {url_word(url)}.", missing_path=is_path(url)
+        )
     return _open_folder(url, paths)
 
 

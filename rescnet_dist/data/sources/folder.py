@@ -10,7 +10,7 @@ import numpy as np
 from rescnet_dist.data.sources.decode import IMAGE_SUFFIXES
 from rescnet_dist.data.sources.files import read_files
 from rescnet_dist.data.sources.source import Reader, Samples, Source, parse_split_name, sort_splits
-from rescnet_dist.errors import DataError
+from rescnet_dist.errors import DataError, url_word
 
 WINDOWS_FILES = ("Thumbs.db", "desktop.ini")  # left in folders by Windows
 
@@ -42,7 +42,7 @@ class FolderSource(Source):
         if not folders:
             raise DataError(
                 f"{url} has no image files ({', '.join(IMAGE_SUFFIXES)}) and is no other known "
-                "kind of dataset. Check the URL."
+                f"kind of dataset. Check the {url_word(url)}."
             )
         if not any(folders.values()):  # a folder of images whose labels are to be predicted
             self.paths, self.splits, self.passed_over = {"test": images}, {"test": len(images)}, ()

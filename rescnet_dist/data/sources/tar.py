@@ -27,7 +27,7 @@ from rescnet_dist.data.sources.source import (
     infer_split,
     sort_splits,
 )
-from rescnet_dist.errors import DataError
+from rescnet_dist.errors import DataError, url_word
 
 LABEL_SUFFIXES = (".cls", ".json")
 MAX_LABEL_BYTES = 2**16
@@ -144,7 +144,9 @@ def _scan_shard(url: str) -> list[tuple[Member, int | str]]:
         if image is not None:
             found.append((image, _read_label(url, key, members)))
     if not found:
-        raise DataError(f"{url} has no images ({', '.join(IMAGE_SUFFIXES)}). Check the URL.")
+        raise DataError(
+            f"{url} has no images ({', '.join(IMAGE_SUFFIXES)}). Check the {url_word(url)}."
+        )
     return found
 
 
