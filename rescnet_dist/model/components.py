@@ -375,6 +375,7 @@ class Head(Component, ABC):
     __slots__ = ()
 
     arrays: ClassVar[Mapping[str, tuple[str, ...]]]  # stored arrays and their dimension names
+    training_arrays: ClassVar[frozenset[str]] = frozenset()  # not used by `correction`
     ridge: float
     target: float
 
@@ -495,21 +496,6 @@ class Head(Component, ABC):
         ndarray of shape (n, C)
             The values to add to the scores.
         """
-
-    def prediction_arrays(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the arrays without what only training needs, for networks that are saved.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            What `fit` returned.
-
-        Returns
-        -------
-        mapping of str to ndarray
-            Arrays of the same names, of which `correction` gives the same; by default the same.
-        """
-        return arrays
 
     def training_correction(
         self,

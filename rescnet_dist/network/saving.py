@@ -89,8 +89,9 @@ def write_network(
     """Write a network into a folder; `attributes` are JSON-serializable."""
     for number, layer in enumerate(layers, start=1):
         if layer.head:
-            arrays = spec.head.prediction_arrays(layer.head.arrays)
-            layer = replace(layer, head=replace(layer.head, arrays=arrays))
+            fitted = layer.head.arrays
+            unused = {name: fitted[name][:0] for name in spec.head.training_arrays}
+            layer = replace(layer, head=replace(layer.head, arrays={**fitted, **unused}))
         write_layer(location, number, layer, spec.head.arrays, in_half=dtype == "float16")
     write_image_scale(location, image_scale)
     write_views(location, image_scale.views, spec.views)
@@ -160,6 +161,7 @@ def read_network(location: Location) -> dict[str, Any]:
                     spec.head.arrays,
                     spec.first_head,
                     architecture.dimension_sizes,
+                    without=spec.head.training_arrays,
                 )
             ),
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -114,14 +114,24 @@ def _make_head(values: Mapping[str, Array], dims: ArrayDims) -> FittedHead:
 
 
 def read_layer(
-    location: Location, layer: int, dims: ArrayDims | None, sizes: Mapping[str, int] | None = None
+    location: Location,
+    layer: int,
+    dims: ArrayDims | None,
+    sizes: Mapping[str, int] | None = None,
+    without: Collection[str] = (),
 ) -> Layer:
     """Read a whole fitted layer; `dims` are those of the arrays of its head, None without one.
 
-    Raise CorruptDataError if an array has other dimensions, or other lengths of them than `sizes`.
+    Arrays in `without` are not read, and have no rows. Raise CorruptDataError if an array has other
+    dimensions, or other lengths of them than `sizes`.
     """
-    all_dims = {**BANK_ARRAYS} if dims is None else {**BANK_ARRAYS, **dims, RATE_ARRAY: ()}
+    head_dims = {name: names for name, names in (dims or {}).items() if name not in without}
+    all_dims = {**BANK_ARRAYS} if dims is None else {**BANK_ARRAYS, **head_dims, RATE_ARRAY: ()}
     values = location.read_small(layer_path(layer), tuple(all_dims))
+    for name, names in (dims or {}).items():
+        if name in without:
+            others = (sizes.get(dim, 0) if sizes else 0 for dim in names[1:])
+            values[name] = np.zeros((0, *others), np.float32)
     if sizes is not None:
         for name, names in all_dims.items():
             shape = values[name].shape
@@ -152,7 +162,8 @@ class StoredLayers(Sequence[Layer]):
     """The first `depth` layers stored at a location, each read on access; pickled as a URL.
 
     `dims` are those of the arrays of their heads, which the layers from `first_head` on have. With
-    `sizes`, a function of the number of a layer, the shapes of its arrays are checked.
+    `sizes`, a function of the number of a layer, the shapes of its arrays are checked. Arrays in
+    `without` are not read.
     """
 
     location: Location
@@ -160,6 +171,7 @@ class StoredLayers(Sequence[Layer]):
     dims: ArrayDims
     first_head: int = 1
     sizes: Callable[[int], Mapping[str, int]] | None = None
+    without: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return self.depth
@@ -178,4 +190,5 @@ class StoredLayers(Sequence[Layer]):
             raise IndexError(f"Layer index {index} is out of range. There are {self.depth} layers.")
         number = index % self.depth + 1
         dims = self.dims if number >= self.first_head else None
-        return read_layer(self.location, number, dims, self.sizes(number) if self.sizes else None)
+        sizes = self.sizes(number) if self.sizes else None
+        return read_layer(self.location, number, dims, sizes, self.without)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,23 @@ def test_saved_network_has_no_random_signs(client: Client, tmp_path: Path) -> No
         for name in ("saved", "regress")
     ]
     assert sizes[0] < 1.1 * sizes[1] + 5000
+
+
+def test_predictions_read_no_random_signs(client: Client, tmp_path: Path) -> None:
+    """They are of use in training only; a run without them predicts, and cannot be resumed."""
+    clf = train(tmp_path / "run", SPEC.replace(max_layers=2))
+    expected = clf.decision_function(X)
+    for name in ("probe_weights", "probe_intercept"):
+        for folder in (tmp_path / "run/layers").glob(f"*/{name}"):
+            shutil.rmtree(folder)
+    loaded = ResCNetClassifier.load(tmp_path / "run")
+    assert np.array_equal(loaded.decision_function(X), expected)
+    assert loaded.network_.layers[0].head.arrays["probe_weights"].shape[0] == 0
+    loaded.save(tmp_path / "saved")
+    saved = ResCNetClassifier.load(tmp_path / "saved")
+    assert np.array_equal(saved.decision_function(X), expected)
+    with pytest.raises(rd.StoreError, match="probe_weights"):
+        ResCNetClassifier.resume(tmp_path / "run", max_layers=3)
 
 
 def test_copies_are_left_out_with_their_original(client: Client, tmp_path: Path) -> None:

@@ -150,7 +150,11 @@ def describe_variant(
         backend = get_available_backend(RunSpec.from_stored(described["run"]))
         network = Network.load(run.url).on(backend)
         spec = network.spec
-        grown = StoredLayers(run.location, layers[-1]["layer"], spec.head.arrays, spec.first_head)
+        head = spec.head
+        grown = StoredLayers(
+            *(run.location, layers[-1]["layer"], head.arrays, spec.first_head),
+            without=head.training_arrays,
+        )
         images, labels = test
         codes = np.asarray(encode(labels, network.classes))
         correct = replace(network, layers=grown).staged_correct(images, codes)

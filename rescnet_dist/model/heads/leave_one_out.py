@@ -30,6 +30,7 @@ class LeaveOneOut(Regress):
         "probe_weights": ("probe", "feature"),
         "probe_intercept": ("probe",),
     }
+    training_arrays: ClassVar[frozenset[str]] = frozenset({"probe_weights", "probe_intercept"})
 
     probes: int = option(
         64,
@@ -65,11 +66,6 @@ class LeaveOneOut(Regress):
             "probe_weights": weights[classes:].astype(np.float32),
             "probe_intercept": intercept[classes:],
         }
-
-    def prediction_arrays(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the arrays without random signs."""
-        probes = ("probe_weights", "probe_intercept")
-        return {**arrays, **{name: np.asarray(arrays[name])[:0] for name in probes}}
 
     def training_correction(
         self,
