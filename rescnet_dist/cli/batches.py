@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
-import dask.array as da
 import numpy as np
 from dask.system import CPU_COUNT
-from distributed import Client
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from distributed import Client
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -5,24 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from distributed import Client
 
 from rescnet_dist.cli.fork_server import start_fork_server
 from rescnet_dist.cli.garbage import pause_gc
 from rescnet_dist.cli.retry import SMALL_MACHINE, report_final_error
 from rescnet_dist.cli.status import show_status
-from rescnet_dist.cluster import (
-    WORKER_TIMEOUT_SECONDS,
-    current_client,
-    hold_workers,
-    open_client,
-    translate_errors,
-    wait_for_worker,
-)
 from rescnet_dist.errors import WorkersTooSmallError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 MIN_WORKER_WAIT_SECONDS = 2.0  # for a worker once the scheduler answers
 
@@ -37,6 +31,18 @@ def cluster(
     `quiet`, nothing is printed while the cluster starts. Raise ClusterLostError if the scheduler of
     a named cluster is lost in the body.
     """
+    if not options and not embedded:
+        yield None
+        return
+    from rescnet_dist.cluster import (  # slow to import, with distributed
+        WORKER_TIMEOUT_SECONDS,
+        current_client,
+        hold_workers,
+        open_client,
+        translate_errors,
+        wait_for_worker,
+    )
+
     if options:
         wait, started = options.get("wait"), time.monotonic()
         if wait and not quiet:
@@ -57,9 +63,6 @@ def cluster(
                     click.echo(f"waiting up to {rest:.0f} s for a worker", err=True)
                 wait_for_worker(client, rest)
             yield client
-        return
-    if not embedded:
-        yield None
         return
     with ExitStack() as stack:
         # The scheduler imports the pages of its dashboard.

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from rescnet_dist.data.images import ArrayReference, Images, as_images
     from rescnet_dist.data.importing import ImportResult, import_dataset
     from rescnet_dist.data.labels import as_labels, encode
+    from rescnet_dist.data.lazy import open_photos
     from rescnet_dist.data.photos import (
         ImageInput,
         PhotoDecoder,
         PhotoSource,
         has_photos,
         is_photo,
-        open_photos,
     )
     from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
     from rescnet_dist.data.sources import DecodeOptions, Source
@@ -114,13 +114,13 @@ __getattr__, __dir__ = attach(
         "importing": ("ImportResult", "import_dataset"),
         "classes": ("classes_from_json", "classes_to_json"),
         "labels": ("as_labels", "encode"),
+        "lazy": ("open_photos",),
         "photos": (
             "ImageInput",
             "PhotoDecoder",
             "PhotoSource",
             "has_photos",
             "is_photo",
-            "open_photos",
         ),
         "rows": ("BLOCK_IMAGES", "RowBlock", "Rows", "RowTable"),
         "sources": ("DecodeOptions", "Source"),

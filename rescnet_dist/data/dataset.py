@@ -8,18 +8,13 @@ fitted to `train` and evaluated on `test`.
 from __future__ import annotations
 
 import os
-import shlex
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
-import xarray as xr
-from dask.delayed import delayed
 
 from rescnet_dist.data.digits import load_digits
 from rescnet_dist.data.images import (
@@ -28,10 +23,11 @@ from rescnet_dist.data.images import (
     Images,
     as_images,
 )
+from rescnet_dist.data.kinds import is_xarray_dataset
 from rescnet_dist.data.labels import as_labels
 from rescnet_dist.data.named import DATASETS, fetch_dataset
 from rescnet_dist.data.normalize import decode_labels, find_images_name, normalize_dataset
-from rescnet_dist.data.photos import PhotoDecoder, has_photos
+from rescnet_dist.data.photos import PhotoDecoder
 from rescnet_dist.data.sources import (
     DecodeOptions,
     ItemSource,
@@ -39,27 +35,23 @@ from rescnet_dist.data.sources import (
     Samples,
     Source,
     TableSource,
-    decode,
     find_source,
-    infer_image_format,
     is_item_dataset,
     is_table_of_paths,
 )
-from rescnet_dist.data.sources.decode import CHANNELS_REMEDY, RESIZE_REMEDY
-from rescnet_dist.data.sources.files import translate_read_errors
 from rescnet_dist.data.sources.source import NumberedNames
 from rescnet_dist.data.stored import StoredImages, find_stored
 from rescnet_dist.errors import (
-    CorruptDataError,
     DataError,
     RescnetError,
     mask_secrets,
     suggest_name,
-    url_word,
 )
-from rescnet_dist.store import IMAGE_DIMS, Location, read_region
+from rescnet_dist.store import IMAGE_DIMS
 
-READ_BLOCK_BYTES = 4 * 2**20  # of decoded images that are read at a time
+if TYPE_CHECKING:
+    import xarray as xr
+
 NETCDF_SUFFIXES = (".nc", ".nc4", ".h5")
 Labels = Any  # (N,), NumPy or dask
 
@@ -126,37 +118,33 @@ def open_for_network(
     source: Any, decoder: PhotoDecoder | None, options: DecodeOptions | None = None
 ) -> xr.Dataset:
     """Open a dataset; image files are converted by the decoder of a network, arrays by options."""
+    from rescnet_dist.data import lazy  # slow to import
+
     options = options or DecodeOptions()
     if is_table_of_paths(source):
         table = TableSource("The DataFrame", source, os.getcwd())
-        return _open_source(table, options, decoder)
-    if is_item_dataset(source) and not isinstance(source, xr.Dataset):
-        return _open_source(ItemSource(source), options)
-    url = "" if isinstance(source, xr.Dataset) else os.fspath(source)
-    if isinstance(source, xr.Dataset) or url.endswith(NETCDF_SUFFIXES):
+        return lazy.open_lazily(table, options, decoder)
+    if is_item_dataset(source) and not is_xarray_dataset(source):
+        return lazy.open_lazily(ItemSource(source), options)
+    url = "" if is_xarray_dataset(source) else os.fspath(source)
+    if is_xarray_dataset(source) or url.endswith(NETCDF_SUFFIXES):
         if options != DecodeOptions():
             raise DataError(
                 "resize and channels cannot be applied to a Dataset. They are for files of images."
             )
-        return normalize_dataset(source if isinstance(source, xr.Dataset) else _open_netcdf(url))
+        return normalize_dataset(source if is_xarray_dataset(source) else lazy.open_netcdf(url))
     stored = find_stored(url)
     if stored and options == DecodeOptions():
-        return _open_stored(stored)
-    return _open_source(open_source(url), options, decoder)
+        return lazy.open_stored(stored)
+    return lazy.open_lazily(open_source(url), options, decoder)
 
 
 def as_dataset(source: Any, decoder: PhotoDecoder | None = None) -> Any:
     """Return a table of paths, or a dataset of items, as an xarray Dataset; others as they are."""
-    is_dataset = isinstance(source, str | os.PathLike | xr.Dataset)
+    is_dataset = isinstance(source, str | os.PathLike) or is_xarray_dataset(source)
     if is_dataset or not (is_table_of_paths(source) or is_item_dataset(source)):
         return source
     return open_for_network(source, decoder)
-
-
-def _open_netcdf(url: str) -> xr.Dataset:
-    """Open a netCDF file lazily."""
-    with translate_read_errors(url):
-        return xr.open_dataset(url, chunks={})
 
 
 def open_source(url: str) -> Source:
@@ -181,7 +169,7 @@ def get_split(
     source: str | os.PathLike[str] | xr.Dataset, split: str, decoder: PhotoDecoder | None = None
 ) -> SplitData | None:
     """Return a split of a dataset, or all images if it has no splits; None if it has others."""
-    if not isinstance(source, xr.Dataset):
+    if not is_xarray_dataset(source):
         url = os.fspath(source)
         if url == "digits":
             return None if split == "val" else _get_digits_split(split)
@@ -231,10 +219,10 @@ def select_split(
     Image files are converted by the decoder of a network, if it is given.
     """
     labels_name, X = name.replace("X", "y"), as_dataset(X, decoder)
-    if not isinstance(X, str | os.PathLike | xr.Dataset):
+    if not (isinstance(X, str | os.PathLike) or is_xarray_dataset(X)):
         images = as_images(X, name=name)
         return SplitData(images, as_labels(y, images.shape[0], name=labels_name))
-    data = _require_split(X, split, decoder, warn=not isinstance(X, xr.Dataset))
+    data = _require_split(X, split, decoder, warn=not is_xarray_dataset(X))
     labels = data.labels if y is None else y
     if labels is None:
         raise DataError(
@@ -247,7 +235,7 @@ def select_split(
 def select_held_out(X: Any, y: Any, *, decoder: PhotoDecoder | None = None) -> SplitData:
     """Return images of an array, or of the val split of a dataset or its only one, with labels."""
     X = as_dataset(X, decoder)
-    if isinstance(X, str | os.PathLike | xr.Dataset):
+    if isinstance(X, str | os.PathLike) or is_xarray_dataset(X):
         dataset = open_for_network(X, decoder)
         has_splits = "split" in dataset.coords
         splits = np.unique(dataset["split"].to_numpy()).tolist() if has_splits else []
@@ -262,7 +250,7 @@ def evaluation_images(X: Any, decoder: PhotoDecoder | None = None) -> Images:
     X = as_dataset(X, decoder)
     return (
         _require_split(X, "test", decoder).images
-        if isinstance(X, str | os.PathLike | xr.Dataset)
+        if (isinstance(X, str | os.PathLike) or is_xarray_dataset(X))
         else as_images(X)
     )
 
@@ -272,7 +260,7 @@ def evaluation_coords(
 ) -> tuple[Hashable, dict[Hashable, xr.DataArray]]:
     """Return the dimension of the images of `evaluation_images`, and the coordinates along it."""
     images, rows = X, None
-    if isinstance(X, xr.Dataset):
+    if is_xarray_dataset(X):
         images, rows = X[find_images_name(X)], _find_rows(normalize_dataset(X), "test")
     rows = slice(None) if rows is None else rows  # A single split is also that for evaluation.
     dim = "image" if set(images.dims) <= set(IMAGE_DIMS) else images.dims[0]
@@ -307,7 +295,7 @@ def _require_split(
     data = get_split(X, split, decoder)
     if data is not None:
         return data
-    dataset = X if isinstance(X, xr.Dataset) else open_for_network(X, decoder)
+    dataset = X if is_xarray_dataset(X) else open_for_network(X, decoder)
     splits = np.unique(dataset["split"].to_numpy()).tolist()
     only = get_split(X, splits[0], decoder) if split == "test" and len(splits) == 1 else None
     if only is None:
@@ -333,96 +321,10 @@ def _describe_missing_split(source: Any, split: str, splits: list[str]) -> str:
 
 def _describe_source(source: Any) -> str:
     """Return the name of a dataset in error messages."""
-    return "The dataset" if isinstance(source, xr.Dataset) else mask_secrets(os.fspath(source))
+    return "The dataset" if is_xarray_dataset(source) else mask_secrets(os.fspath(source))
 
 
 # sources ----------------------------------------------------------------------------------------
-
-
-def _open_source(
-    source: Source, options: DecodeOptions, decoder: PhotoDecoder | None = None
-) -> xr.Dataset:
-    """Open the images of a source lazily; image files by the decoder, if it is given."""
-    if decoder is not None and not (decoder.has_options and has_photos(source)):
-        decoder = None
-    options = (decoder.options if decoder else options).for_source(source)
-    shape, dtype = infer_image_format(source, options)
-    shared = delayed(source, pure=False, traverse=False) if source.holds_data else None
-    block = max(1, READ_BLOCK_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize))
-    read, blocks = delayed(_read_block, pure=False), []
-    for split, count in source.splits.items():
-        for start in range(0, count, block):
-            stop = min(start + block, count)
-            if shared is None:
-                reader = source.reader(split, start, stop)
-                images = read(reader, options, shape, dtype.str, source.url)
-            else:
-                rows = split, start, stop
-                images = delayed(_read_shared, pure=False)(shared, rows, options, shape, dtype.str)
-            blocks.append(da.from_delayed(images, (stop - start, *shape), dtype))
-    array = da.concatenate(blocks)
-    if decoder:
-        array = array.map_blocks(
-            decoder.convert_values,
-            dtype=decoder.pixel_type,
-            meta=np.empty((0, 0, 0, 0), decoder.pixel_type),
-        )
-    return _make_dataset(array, source).assign_attrs(options.to_attributes())
-
-
-def _read_block(
-    reader: Reader, options: DecodeOptions, shape: tuple[int, int, int], dtype: str, url: str
-) -> Array:
-    """Read images (n, H, W, d) of a source; raise DataError that names the first bad one."""
-    block = decode(reader(), options, shape, np.dtype(dtype))
-    if block.bad:
-        _, name, reason = block.bad[0]
-        raise DataError(f"{name}: {reason} {_advise_import(url, reason)}")
-    return block.images
-
-
-def _advise_import(url: str, reason: str) -> str:
-    """Return the command that imports the images at a URL although one is bad for this reason."""
-    flag, option, outcome = "--on-error skip", 'on_error="skip"', "leaves such images out"
-    if reason.endswith(RESIZE_REMEDY):
-        flag, option, outcome = "--resize 32", "resize=32", "makes all sizes equal"
-    elif reason.endswith(CHANNELS_REMEDY):
-        flag, option, outcome = "--channels color", 'channels="color"', "makes all images color"
-    if "/" not in url:  # a DataFrame, or a Dataset of PyTorch
-        is_bad = outcome.startswith("leaves")
-        return "Leave it out." if is_bad else f"rd.open_dataset(..., {option}) {outcome}."
-    source = shlex.quote(mask_secrets(url))
-    target = shlex.quote(url.rstrip("/").rsplit("/", 1)[-1].split(".")[0] + ".zarr")
-    return (
-        f"`rescnet data import {source} {target} {flag}` {outcome}, as does "
-        f"rd.import_dataset(..., {option}). Then use {target}."
-    )
-
-
-def _read_shared(
-    source: Source,
-    rows: tuple[str, int, int],
-    options: DecodeOptions,
-    shape: tuple[int, int, int],
-    dtype: str,
-) -> Array:
-    """Read images (n, H, W, d), given as split, start and stop, of a source that holds its data."""
-    return _read_block(source.reader(*rows), options, shape, dtype, source.url)
-
-
-def _make_dataset(images: da.Array, source: Source) -> xr.Dataset:
-    """Return lazy images with the labels, splits and file names of their source."""
-    variables: dict[str, Any] = {"images": (IMAGE_DIMS, images)}
-    splits = np.repeat(list(source.splits), list(source.splits.values()))
-    coords: dict[str, Any] = {"split": ("image", splits)}
-    files = [source.files(split) for split in source.splits]
-    if None not in files:
-        coords["file"] = ("image", np.array([name for names in files for name in names or ()]))
-    if not source.labels:
-        return xr.Dataset(variables, coords)
-    labels = np.concatenate([source.labels[split] for split in source.splits])
-    variables["labels"] = ("image", labels)
-    return xr.Dataset(variables, coords, attrs={"class_names": list(source.classes)})
 
 
 class DigitsSource(Source):
@@ -454,69 +356,11 @@ def _get_digits_split(split: str) -> SplitData:
 # stored arrays ----------------------------------------------------------------------------------
 
 
-def _open_stored(stored: StoredImages) -> xr.Dataset:
-    """Open a Zarr store lazily."""
-    images = as_images(_open_images(stored), name=stored.url).array
-    variables: dict[str, Any] = {"images": (IMAGE_DIMS, images)}
-    for name, path in (
-        ("labels", stored.labels_path),
-        ("groups", stored.groups_path),
-        ("sample_weight", stored.weights_path),
-    ):
-        if path:
-            array = stored.location.open_array(path)
-            if array.shape != images.shape[:1]:
-                raise DataError(
-                    f"{stored.url}/{path} has the shape {array.shape}. There are {len(images)} "
-                    "images, each of which needs one value."
-                )
-            variables[name] = ("image", da.from_zarr(array))
-    coords = {}
-    if stored.ranges:
-        names = np.full(images.shape[0], "", "<U5")
-        for split, (start, stop) in stored.ranges.items():
-            names[start:stop] = split
-        coords = {"split": ("image", names)}
-    attrs = {"class_names": list(stored.class_names)} if stored.class_names else {}
-    return xr.Dataset(variables, coords=coords, attrs=attrs | stored.options.to_attributes())
-
-
-def _open_images(stored: StoredImages) -> da.Array:
-    """Return the images as a dask array; damage to imported ones is reported when computed."""
-    array = stored.array()
-    if not (array.shape and array.shape[0]):
-        raise DataError(
-            f"{stored.name} of shape {array.shape} has no images. "
-            f"Check the {url_word(stored.name)}."
-        )
-    if not stored.is_imported:
-        return da.from_zarr(array)
-    read, step = delayed(_read_rows, pure=False), array.chunks[0]
-    edges = [*range(0, array.shape[0], step), array.shape[0]]
-    return da.concatenate(
-        [
-            da.from_delayed(
-                read(stored.location, start, stop), (stop - start, *array.shape[1:]), array.dtype
-            )
-            for start, stop in pairwise(edges)
-        ]
-    )
-
-
-def _read_rows(location: Location, start: int, stop: int) -> Array:
-    """Read rows of imported images; raise DataError if they are damaged."""
-    try:
-        return read_region(location.open_array("images"), start, stop)
-    except CorruptDataError as error:
-        raise DataError(
-            f"{location.url} is damaged. {error} `rescnet check` lists all such chunks; import the "
-            "dataset again."
-        ) from None
-
-
 def _get_stored_split(stored: StoredImages, split: str) -> SplitData | None:
     """Return a split of a Zarr store, or all of it if it has no splits; None if it has others."""
-    images = as_images(_open_images(stored), name=stored.name).array
+    from rescnet_dist.data import lazy  # slow to import
+
+    images = as_images(lazy.open_images(stored), name=stored.name).array
     rows = slice(0, images.shape[0])
     if stored.ranges:
         if split not in stored.ranges:
@@ -531,7 +375,7 @@ def _get_stored_split(stored: StoredImages, split: str) -> SplitData | None:
         else None
     )
     labels, groups, sample_weight = (
-        da.from_zarr(stored.location.open_array(path))[rows] if path else None
+        lazy.open_column(stored, path, rows) if path else None
         for path in (stored.labels_path, stored.groups_path, stored.weights_path)
     )
     named_labels = decode_labels(labels, stored.class_names)

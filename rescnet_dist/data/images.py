@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
-import xarray as xr
 
 from rescnet_dist._compat import array_meta
 from rescnet_dist.data.finite import check_finite
+from rescnet_dist.data.kinds import is_dask_array, is_xarray_array
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import IMAGE_DIMS
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,7 +49,7 @@ class Images:
     @property
     def is_lazy(self) -> bool:
         """Whether the array is a dask array."""
-        return isinstance(self.array, da.Array)
+        return is_dask_array(self.array)
 
 
 def as_images(source: Any, *, name: str = "X") -> Images:
@@ -76,7 +78,7 @@ def as_images(source: Any, *, name: str = "X") -> Images:
         )
     if 0 in array.shape:
         raise DataError(f"{name} of shape {array.shape} is empty. Give at least one image.")
-    if isinstance(array, da.Array):
+    if is_dask_array(array):
         return Images(_check_finite_lazily(array, name))
     check_finite(array, 0, name)
     return Images(array)
@@ -112,10 +114,10 @@ def _as_array(source: Any, name: str) -> Array | da.Array:
             f"{name} is an xarray Dataset with the variables {list(source.data_vars)}. Give the "
             "one that holds the images."
         )
-    if isinstance(source, xr.DataArray) and set(source.dims) <= set(IMAGE_DIMS):
+    if is_xarray_array(source) and set(source.dims) <= set(IMAGE_DIMS):
         source = source.transpose(*(dim for dim in IMAGE_DIMS if dim in source.dims))
-    data = source.data if isinstance(source, xr.DataArray) else source
-    if isinstance(data, da.Array | np.ndarray):
+    data = source.data if is_xarray_array(source) else source
+    if isinstance(data, np.ndarray) or is_dask_array(data):
         return data
     try:
         return np.asarray(data)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import numpy as np
-import xarray as xr
 from dask.delayed import delayed
 
 from rescnet_dist.data.dataset import open_dataset
+from rescnet_dist.data.kinds import is_xarray_dataset
 from rescnet_dist.data.stored import find_stored
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import Location
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 IMBALANCE_RATIO = 10  # of the largest class to the smallest, above which there is a warning
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -84,7 +87,7 @@ def inspect_dataset(source: str | os.PathLike[str] | xr.Dataset) -> DatasetInfo:
     }
     hashes, is_constant = _scan_images(images.data)
     _, height, width, channels = images.shape
-    url = None if isinstance(source, xr.Dataset) else os.fspath(source)
+    url = None if is_xarray_dataset(source) else os.fspath(source)
     stored = find_stored(url) if url else None
     return DatasetInfo(
         images=images.shape[0],

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
 
 from rescnet_dist.data.classes import as_vector
+from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.errors import DataError
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,7 +32,7 @@ def as_labels(source: Any, count: int, *, name: str = "y") -> Array | da.Array:
     if source is None:
         raise DataError(f"{name} is missing. Give labels, or the URL of a dataset that has them.")
     data = source.data if hasattr(source, "dims") else source
-    if not isinstance(data, da.Array | np.ndarray):
+    if not (isinstance(data, np.ndarray) or is_dask_array(data)):
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):
             raise DataError(f"{name}={data!r} is not a vector (N,) of labels. Give one per image.")
         data = as_vector(data)
@@ -52,7 +55,7 @@ def find_classes(labels: Array | da.Array) -> list[Hashable]:
     A lazy array is computed chunk by chunk, and only the distinct labels are gathered. Raise
     DataError if a label is missing, if labels are continuous, or if they are of several types.
     """
-    if isinstance(labels, da.Array):
+    if is_dask_array(labels):
         blocks = labels.map_blocks(
             _find_distinct_in_block, dtype=object, chunks=(1,), meta=np.empty(0, "O")
         )
@@ -133,7 +136,7 @@ def encode(labels: Array | da.Array, classes: Array, *, name: str = "y") -> Arra
     Labels that are not among the classes raise DataError, those of a lazy array when it is
     computed.
     """
-    if isinstance(labels, da.Array):
+    if is_dask_array(labels):
         return labels.map_blocks(_encode, classes, name, dtype=np.int32, meta=np.empty(0, np.int32))
     return _encode(labels, classes, name)
 
@@ -178,7 +181,7 @@ def encode_groups(groups: Any, count: int) -> Array | da.Array:
     Groups (N,) are labels of any hashable type; equal groups have equal integers.
     """
     labels = as_labels(groups, count, name="groups")
-    if isinstance(labels, da.Array):
+    if is_dask_array(labels):
         return labels.map_blocks(_encode_groups, dtype=np.int64, meta=np.empty(0, np.int64))
     return _encode_groups(labels)
 

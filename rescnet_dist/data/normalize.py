@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
-import xarray as xr
 
 from rescnet_dist.data.classes import classes_array
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES, Array
+from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.data.sources.source import parse_split_name
 from rescnet_dist.data.stored import GROUP_NAMES, WEIGHT_NAMES
 from rescnet_dist.errors import DataError
 from rescnet_dist.store import IMAGE_DIMS
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 def find_images_name(dataset: xr.Dataset) -> str:
@@ -48,6 +50,8 @@ def normalize_dataset(dataset: xr.Dataset) -> xr.Dataset:
         images = images.transpose(*(dim for dim in IMAGE_DIMS if dim in images.dims))
     pixels = images.data if images.ndim == 4 else images.data[..., np.newaxis]
     coords = {"split": ("image", _normalize_splits(dataset["split"]))} if "split" in dataset else {}
+    import xarray as xr  # slow to import; who has a Dataset has imported it
+
     return xr.Dataset(
         {
             "images": (IMAGE_DIMS, pixels),
@@ -83,6 +87,6 @@ def decode_labels(labels: Any, names: Any) -> Any:
             )
         return np.asarray(classes[codes])
 
-    if isinstance(labels, da.Array):
+    if is_dask_array(labels):
         return labels.map_blocks(decode_block, dtype=classes.dtype, meta=np.empty(0, classes.dtype))
     return decode_block(labels)

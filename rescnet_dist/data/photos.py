@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-import dask.array as da
 import numpy as np
-from dask.delayed import delayed
 from PIL import Image
 
 from rescnet_dist.data.sources.decode import (
@@ -222,21 +220,3 @@ def has_photos(source: Source) -> bool:
     """Return whether the images of a source are files or bytes to be decoded, not arrays."""
     split = next(iter(source.splits))
     return not isinstance(source.read(split, 0, 1).images, np.ndarray)
-
-
-def open_photos(
-    source: Source, split: str, decoder: PhotoDecoder, chunk_images: int
-) -> tuple[da.Array, da.Array]:
-    """Return lazy images (n, H, W, d) of a split and their problems (n,), as `decode_samples`.
-
-    Both have chunks of `chunk_images`, which are decoded together.
-    """
-    images, problems, count = [], [], source.splits[split]
-    decode = delayed(decoder.decode_samples, pure=False, nout=2, traverse=False)
-    for start in range(0, count, chunk_images):
-        stop = min(start + chunk_images, count)
-        decoded = decode(source.reader(split, start, stop))
-        shape = (stop - start, *decoder.image_shape)
-        images.append(da.from_delayed(decoded[0], shape, decoder.pixel_type))
-        problems.append(da.from_delayed(decoded[1], shape[:1], np.dtype(object)))
-    return da.concatenate(images), da.concatenate(problems)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 from PIL import Image, ImageDraw, ImageFont
 
 from rescnet_dist.data.dataset import open_dataset
 from rescnet_dist.errors import DataError
 from rescnet_dist.kernels import Augmentation, augment_images
 from rescnet_dist.spec import AugmentSpec
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 IMAGE_SIDE_PIXELS = 64  # approximate, on a sheet
 GAP_PIXELS, NAME_WIDTH_PIXELS, NAME_HEIGHT_PIXELS = 4, 120, 16

@@ -7,10 +7,8 @@ from functools import partial
 from operator import index
 from typing import Any
 
-import dask
 import numpy as np
 import zarr
-from dask.delayed import delayed
 
 from rescnet_dist.data.images import IMAGE_NAMES, LABEL_NAMES
 from rescnet_dist.data.sources.decode import DecodeOptions
@@ -158,6 +156,9 @@ def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
 
     Chunks are read in parallel, on the cluster of the current Dask client if there is one.
     """
+    import dask
+    from dask.delayed import delayed
+
     location = Location.of(url)
     check_format(location, DATASET_FORMAT)
     tasks = [

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
-import xarray as xr
 
 from rescnet_dist.data.classes import classes_array
 from rescnet_dist.data.dataset import SplitData, as_dataset, get_split, select_split
 from rescnet_dist.data.images import ArrayReference, Images, looks_channels_first
+from rescnet_dist.data.kinds import is_xarray_array, is_xarray_dataset
 from rescnet_dist.data.labels import as_labels, encode, encode_groups, find_classes
 from rescnet_dist.data.photos import ImageInput
 from rescnet_dist.data.sources import DecodeOptions
@@ -25,6 +24,9 @@ from rescnet_dist.data.weights import (
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.spec import DEFAULT_VALIDATION, AugmentSpec
 from rescnet_dist.store import IMAGE_DIMS
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -156,7 +158,7 @@ def training_set(
     if class_weight is not None:
         weights = replace(weights, classes=as_class_weights(class_weight, class_array.tolist()))
     augment = augment or AugmentSpec()
-    is_dataset = isinstance(X, str | os.PathLike | xr.Dataset)
+    is_dataset = isinstance(X, str | os.PathLike) or is_xarray_dataset(X)
     if validation is None and own_validation and is_dataset and get_split(X, "val"):
         validation = X, None
     if validation is None:
@@ -209,7 +211,8 @@ def check_test_set(X: Any, training: TrainingSet) -> None:
 
 def _check_channels_last(X: Any, images: Images) -> None:
     """Raise DataError if images look channels-first, unless their dimensions have names."""
-    has_names = isinstance(X, xr.DataArray | xr.Dataset) and set(X.dims) <= set(IMAGE_DIMS)
+    is_labeled = is_xarray_array(X) or is_xarray_dataset(X)
+    has_names = is_labeled and set(X.dims) <= set(IMAGE_DIMS)
     if not has_names and looks_channels_first(images.shape):
         raise DataError(
             f"X has shape {images.shape}. It looks channels-first (image, channel, y, x), and must "

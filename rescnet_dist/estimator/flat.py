@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Self
 
-import dask.array as da
 import numpy as np
 from sklearn.base import (
     BaseEstimator,
@@ -18,6 +17,7 @@ from sklearn.base import (
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from rescnet_dist.data import Images, as_images
+from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.errors import SpecError
 from rescnet_dist.estimator.classifier import ResCNetClassifier
 from rescnet_dist.estimator.transformer import LayerOutputs
@@ -107,7 +107,7 @@ class FlatResCNetClassifier(
         DataError
             If the images or labels cannot be trained on.
         """
-        if isinstance(X, da.Array):
+        if is_dask_array(X):
             self.n_features_in_ = X.shape[-1]
         else:
             X, y = validate_data(self, X, y)
@@ -203,11 +203,11 @@ class FlatResCNetClassifier(
 
     def _reshape(self, X: Any) -> Any:
         """Return rows of pixels (n, p) as images (n, H, W, d); raise ValueError if not rows."""
-        if not isinstance(X, da.Array):
+        if not is_dask_array(X):
             X = validate_data(self, X, reset=False)
         if missing := math.prod(self.image_shape_) - X.shape[1]:
-            pad = da.pad if isinstance(X, da.Array) else np.pad
-            X = pad(X, ((0, 0), (0, missing)))
+            # NumPy passes the call on to dask.array for a dask array.
+            X = np.pad(X, ((0, 0), (0, missing)))
         return X.reshape(-1, *self.image_shape_)
 
     def _find_image_shape(self, pixels: int) -> tuple[int, int, int]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
 from rescnet_dist.data import evaluation_coords
+from rescnet_dist.data.kinds import is_xarray_array, is_xarray_dataset
 
 
 def xarray_like_input(*dims: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -51,8 +51,10 @@ def label_result(values: Any, X: Any, dims: tuple[str, ...], coords: dict[str, A
     ndarray, dask.array.Array or xarray.DataArray
         The values.
     """
-    if not isinstance(X, xr.DataArray | xr.Dataset):
+    if not (is_xarray_array(X) or is_xarray_dataset(X)):
         return values
+    import xarray as xr  # slow to import
+
     name, image_coords = evaluation_coords(X)
     own = {dim: (dim, coords[dim]) for dim in dims if dim in coords}
     return xr.DataArray(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from rescnet_dist.data import Images, encode, evaluation_images, select_split
+from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.errors import SpecError
 from rescnet_dist.estimator.labeled import xarray_like_input
 from rescnet_dist.network import BaseNetwork, ImagePrediction, Metrics, require_layers
@@ -111,7 +111,7 @@ class Predictions:
             If the images have a different shape from the training images.
         """
         scores = self._scores(self.to_images(X), augment)
-        if isinstance(scores, da.Array):
+        if is_dask_array(scores):
             return scores.map_blocks(
                 _select_labels,
                 self.classes_,
@@ -161,7 +161,7 @@ class Predictions:
         """
         check_is_fitted(self)
         return self.network_.predict_image(
-            image, resize=resize, channels=channels, augment=self._resolve_augment(augment)
+            image, resize=resize, channels=channels, augment=self.network_.resolve_copies(augment)
         )
 
     def score(
@@ -199,7 +199,7 @@ class Predictions:
         """
         check_is_fitted(self)
         part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
-        averaged = self._resolve_augment(augment)
+        averaged = self.network_.resolve_copies(augment)
         is_correct = self.network_.find_correct(part.images, part.labels, averaged)
         if sample_weight is None:
             return float(is_correct.mean())
@@ -241,7 +241,7 @@ class Predictions:
         check_is_fitted(self)
         part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
         codes = encode(part.labels, self.classes_)
-        return self.network_.evaluate(part.images, codes, self._resolve_augment(augment))
+        return self.network_.evaluate(part.images, codes, self.network_.resolve_copies(augment))
 
     def staged_score(self, X: Any, y: Any = None, *, augment: Averaging = None) -> Array:
         """Compute the accuracy on images after each layer.
@@ -271,10 +271,8 @@ class Predictions:
         part = select_split(X, y, "test", decoder=self.network_.photo_decoder())
         codes = encode(part.labels, self.classes_)
         network = require_layers(self.network_)
-        correct = network.staged_correct(part.images, codes, self._resolve_augment(augment))
-        accuracies = correct / part.images.shape[0]
-        accuracies[: network.spec.first_head - 1] = np.nan
-        return accuracies
+        copies = network.resolve_copies(augment)
+        return network.staged_accuracy(part.images, codes, copies)
 
     @xarray_like_input("layer", "image")
     def staged_predict(self, X: Any, *, augment: Averaging = None) -> Any:
@@ -309,9 +307,9 @@ class Predictions:
                 f'The network has heads="last": no layer before layer {first} predicts. Use '
                 "predict."
             )
-        scores = network.staged_scores(self.to_images(X), self._resolve_augment(augment))
+        scores = network.staged_scores(self.to_images(X), self.network_.resolve_copies(augment))
         codes = scores.argmax(axis=2).T
-        if isinstance(codes, da.Array):
+        if is_dask_array(codes):
             return codes.map_blocks(
                 _decode_labels,
                 self.classes_,
@@ -344,20 +342,7 @@ class Predictions:
     def _scores(self, images: Images, augment: Averaging) -> Any:
         """Return the running scores of shape (n, C), lazy for lazy images."""
         check_is_fitted(self)
-        return self.network_.scores(images, self._resolve_augment(augment))
-
-    def _resolve_augment(self, augment: Averaging) -> AugmentSpec | None:
-        """Return the spec of the copies to average over; an int is a number of training copies."""
-        if augment is None or isinstance(augment, AugmentSpec):
-            return augment
-        trained = self.network_.augment
-        if not trained.copies:
-            raise SpecError(
-                f"augment={augment} asks for copies made as in training, but the network was "
-                "trained without copies. Pass an AugmentSpec that describes them, or average over "
-                "mirror images (--flips)."
-            )
-        return trained.replace(copies=augment) if augment else None
+        return self.network_.scores(images, self.network_.resolve_copies(augment))
 
 
 def _select_labels(scores: Array, classes: Array) -> Array:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
 import zarr
 from distributed import Client
@@ -28,6 +27,7 @@ from rescnet_dist.data import (
     TrainingSet,
     classes_to_json,
 )
+from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.errors import ClaimLostError, DataError, SingularError, SpecError, StoreError
 from rescnet_dist.events.classes import Listener
 from rescnet_dist.lifecycle.holdout import HoldOut, hold_out
@@ -57,6 +57,9 @@ from rescnet_dist.store import (
     write_region,
 )
 from rescnet_dist.train.loop import train
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -398,7 +401,9 @@ def _check_reachable(run: RunStore, client: Client) -> None:
 def _write_parts(target: zarr.Array[Any], parts: list[Array | da.Array], client: Client) -> None:
     """Write the concatenation of parts (n_i, …), NumPy or dask, into an array of the run."""
     chunk = target.chunks[0]
-    if any(isinstance(part, da.Array) for part in parts):
+    if any(is_dask_array(part) for part in parts):
+        import dask.array as da  # slow to import
+
         array = da.concatenate([da.asarray(part).astype(target.dtype) for part in parts])
         array = array.rechunk((chunk, *target.shape[1:]))
         stored = da.store(array, target, lock=False, compute=False)

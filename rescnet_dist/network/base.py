@@ -7,11 +7,9 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import dask.array as da
 import numpy as np
-from dask.delayed import delayed
 
 from rescnet_dist.data import (
     ImageInput,
@@ -21,7 +19,8 @@ from rescnet_dist.data import (
     classes_to_json,
     encode,
 )
-from rescnet_dist.errors import DataError
+from rescnet_dist.data.kinds import is_dask_array
+from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.export import DEFAULT_OPSET, ExportedNetwork, write_onnx
 from rescnet_dist.formatting import plain_text
 from rescnet_dist.kernels import softmax
@@ -29,9 +28,11 @@ from rescnet_dist.model import Calibration
 from rescnet_dist.network.metrics import Metrics, MetricSums
 from rescnet_dist.network.prediction import ImagePrediction
 from rescnet_dist.network.saving import write_store
-from rescnet_dist.reduce import tree_merge
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import Location
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -231,6 +232,34 @@ class BaseNetwork(ABC):
             self.image_shape, self.trained_range, self.input, resize=resize, channels=channels
         )
 
+    def resolve_copies(self, augment: AugmentSpec | int | None) -> AugmentSpec | None:
+        """Return the copies that scores are averaged over.
+
+        Parameters
+        ----------
+        augment : AugmentSpec, int or None
+            The copies; an int is the number of copies, made as in training.
+
+        Returns
+        -------
+        AugmentSpec or None
+            The copies; None for none.
+
+        Raises
+        ------
+        SpecError
+            If copies are to be made as in training, and the network was trained without copies.
+        """
+        if augment is None or isinstance(augment, AugmentSpec):
+            return augment
+        if not self.augment.copies:
+            raise SpecError(
+                f"augment={augment} asks for copies made as in training, but the network was "
+                "trained without copies. Pass an AugmentSpec that describes them, or average over "
+                "mirror images (--flips)."
+            )
+        return self.augment.replace(copies=augment) if augment else None
+
     def predict_image(
         self,
         image: Any,
@@ -287,7 +316,7 @@ class BaseNetwork(ABC):
             positive rows that sum to 1; lazy for lazy scores.
         """
         temperature = self.calibration.temperature
-        if isinstance(scores, da.Array):
+        if is_dask_array(scores):
             return scores.map_blocks(softmax, temperature, dtype=np.float64, meta=np.empty((0, 0)))
         return softmax(scores, temperature)
 
@@ -345,8 +374,13 @@ class BaseNetwork(ABC):
         images = as_images(images)
         self.look_at(images)
         probabilities = self.probabilities(self.scores(images, augment))
-        if not isinstance(probabilities, da.Array):
+        if not is_dask_array(probabilities):
             return Metrics.of(self.classes, probabilities, np.asarray(codes))
+        import dask.array as da  # slow to import
+        from dask.delayed import delayed
+
+        from rescnet_dist.reduce import tree_merge
+
         codes = da.asarray(codes).rechunk((probabilities.chunks[0],))
         blocks = zip(probabilities.to_delayed()[:, 0], codes.to_delayed(), strict=True)
         sums = tree_merge(

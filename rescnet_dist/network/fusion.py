@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
-import dask.array as da
 import numpy as np
 
 from rescnet_dist.data import ImageInput, Images, as_images, encode, select_held_out
@@ -22,6 +21,9 @@ from rescnet_dist.network.network import Network
 from rescnet_dist.network.saving import read_fused, write_fused
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import Location, translate_attribute_errors
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -210,6 +212,8 @@ class FusedNetwork(BaseNetwork):
         images, augment = self._prepare(images, augment)
         parts = [network.map_scores(images, augment) for network in self.networks]
         if images.is_lazy:
+            import dask.array as da  # slow to import
+
             return da.map_blocks(_mean_scores, self.weights, *parts, dtype=np.float32)
         return _mean_scores(self.weights, *parts)
 

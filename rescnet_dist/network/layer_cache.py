@@ -8,22 +8,23 @@ fit stay, the others are read again each time, ahead of their use.
 
 from __future__ import annotations
 
+import sys
 import threading
 import uuid
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, overload
 
 import dask
 import psutil
 from dask.utils import parse_bytes
-from distributed import get_worker
-from distributed.system import MEMORY_LIMIT
 
 from rescnet_dist._compat import worker_memory_limit
 from rescnet_dist.errors import SpecError
@@ -31,6 +32,14 @@ from rescnet_dist.model import Layer
 
 LAYER_MEMORY_SETTING = "rescnet.layer-memory"  # of Dask's configuration: bytes, or text like 2 GiB
 LAYER_MEMORY_FRACTION = 0.25  # of the memory of the process, without that setting
+# Of the limits of control groups, version 1 and 2, hard and soft
+MEMORY_LIMIT_FILES = (
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "/sys/fs/cgroup/memory/memory.soft_limit_in_bytes",
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory.high",
+    "/sys/fs/cgroup/memory.low",
+)
 PREFETCHED_LAYERS = 4  # that are read ahead, at the same time
 
 # Of the worker whose task has started the thread that reads ahead: Dask does not know such threads.
@@ -53,8 +62,7 @@ def get_layer_memory() -> int:
     """
     setting = dask.config.get(LAYER_MEMORY_SETTING, None)
     if setting is None:
-        limit = _find_worker_memory() or MEMORY_LIMIT or psutil.virtual_memory().total
-        return int(LAYER_MEMORY_FRACTION * limit)
+        return int(LAYER_MEMORY_FRACTION * (_find_worker_memory() or get_machine_memory()))
     try:
         size = parse_bytes(setting)
     except (AttributeError, TypeError, ValueError):
@@ -69,10 +77,33 @@ def get_layer_memory() -> int:
 
 def _find_worker_memory() -> int | None:
     """Return the memory limit of the worker that this thread works for; None if there is none."""
+    if "distributed" not in sys.modules:  # nor is there a worker then
+        return None
+    from distributed import get_worker
+
     try:
         return worker_memory_limit(get_worker())
     except ValueError:  # not a thread of a worker
         return _worker_memory.get()
+
+
+def get_machine_memory() -> int:
+    """Return the bytes of memory of the machine, or those that the container may use.
+
+    Returns
+    -------
+    int
+        What `distributed.system.memory_limit` returns, without importing distributed.
+    """
+    limits = [psutil.virtual_memory().total]
+    for path in MEMORY_LIMIT_FILES:
+        with suppress(OSError, ValueError):  # There is no such file, or no limit: "max".
+            limits.append(int(Path(path).read_text()))
+    if sys.platform != "win32":
+        import resource
+
+        limits.append(resource.getrlimit(resource.RLIMIT_RSS)[1])
+    return min(limit for limit in limits if limit > 0)
 
 
 class LayerCache:

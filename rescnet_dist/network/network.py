@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
-import dask.array as da
 import numpy as np
-from dask.delayed import delayed
 from dask.system import CPU_COUNT
-from distributed import Client
 
 from rescnet_dist.data import ImageInput, Images, as_images, classes_to_json
+from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.errors import DataError
 from rescnet_dist.export import DEFAULT_OPSET, ExportedNetwork
 from rescnet_dist.formatting import html_table
@@ -26,6 +24,7 @@ from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
+from rescnet_dist.network.local import find_client, map_rows, uses_own_threads
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     GPU_LAYERS,
@@ -38,6 +37,9 @@ from rescnet_dist.network.scoring import (
 from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import Location
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -289,12 +291,20 @@ class Network(BaseNetwork):
         result for lazy images is lazy, with the same chunks.
         """
         array, predictor = images.array, self.predictor
-        if not isinstance(array, da.Array):
+        if not is_dask_array(array):
             count = len(array)
             if count <= (predictor.task_images if self.backend.on_gpu else predictor.slab_images):
                 return compute(array, predictor, augment)
             step = max(predictor.slab_images, -(-count // (TASKS_PER_CORE * CPU_COUNT)))
-            array = da.from_array(array, (min(step, predictor.task_images), -1, -1, -1), name=False)
+            step = min(step, predictor.task_images)
+            if uses_own_threads():
+                starts = range(0, count, step)
+                chunks = predictor.divide(tuple(min(step, count - start) for start in starts))
+                task = partial(compute, predictor=predictor, augment=augment)
+                return np.concatenate(map_rows(task, chunks, array))
+            import dask.array as da  # slow to import
+
+            array = da.from_array(array, (step, -1, -1, -1), name=False)
         tasks = array.rechunk((predictor.divide(array.chunks[0]), -1, -1, -1))
         result = tasks.map_blocks(
             compute,
@@ -325,10 +335,9 @@ class Network(BaseNetwork):
                 return predictor
         else:
             size += sum(layer.nbytes for layer in self.layers)
-        try:
-            client = Client.current()
-        except ValueError:
-            client = None
+        from dask.delayed import delayed
+
+        client = find_client()
         if lazy or client is None or size < MIN_SCATTERED_BYTES:
             return delayed(predictor, pure=True, traverse=False)
         cached = vars(self)  # of a frozen dataclass; not pickled, and no field
@@ -391,6 +400,13 @@ class Network(BaseNetwork):
         """
         images, augment = self._prepare(images, augment)
         self.look_at(images)
+        if not (images.is_lazy or is_dask_array(codes)) and uses_own_threads():
+            task = partial(count_staged_correct, predictor=self.predictor, augment=augment)
+            chunks = self.predictor.divide((images.shape[0],))
+            rows = np.asarray(images.array), np.asarray(codes)[:, None, None, None]
+            return np.sum(map_rows(task, chunks, *rows), axis=(0, 1))
+        import dask.array as da  # slow to import
+
         array = da.asarray(images.array)
         array = array.rechunk((self.predictor.divide(array.chunks[0]), -1, -1, -1))
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
@@ -407,6 +423,33 @@ class Network(BaseNetwork):
         )
         with images_in_graphs():
             return np.asarray(counts.sum(axis=0))
+
+    def staged_accuracy(self, images: Any, codes: Any, augment: AugmentSpec | None = None) -> Array:
+        """Compute the accuracy on images after each layer.
+
+        Parameters
+        ----------
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; a NumPy, dask or xarray array.
+        codes : ndarray or dask.array.Array of shape (n,)
+            Index of the class of each image.
+        augment : AugmentSpec or None, default None
+            Average the scores over each image and its augmented copies.
+
+        Returns
+        -------
+        ndarray of shape (L,)
+            Accuracy from 0 to 1 after each of the L layers; NaN after layers without a head.
+
+        Raises
+        ------
+        DataError
+            If the images have a different shape from the training images.
+        """
+        images = as_images(images)
+        accuracies = self.staged_correct(images, codes, augment) / images.shape[0]
+        accuracies[: self.spec.first_head - 1] = np.nan
+        return np.asarray(accuracies)
 
     @property
     def batch_images(self) -> int:

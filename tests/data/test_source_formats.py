@@ -25,7 +25,7 @@ def test_read_from_disk(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     case = CASES[name]()
     url = str(write_files(tmp_path, case.files) / case.url)
     check_source(url, case)
-    monkeypatch.setattr("rescnet_dist.data.dataset.READ_BLOCK_BYTES", 2 * case.images[0].nbytes)
+    monkeypatch.setattr("rescnet_dist.data.lazy.READ_BLOCK_BYTES", 2 * case.images[0].nbytes)
     check_source(url, case)
     monkeypatch.chdir(tmp_path)
     check_source(case.url or ".", case)

@@ -218,7 +218,7 @@ def test_items_are_read_lazily(kind: str) -> None:
 
 def test_a_dataset_is_sent_once_and_not_with_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pickle is large if its images are in memory."""
-    monkeypatch.setattr("rescnet_dist.data.dataset.READ_BLOCK_BYTES", COLOR[0].nbytes)
+    monkeypatch.setattr("rescnet_dist.data.lazy.READ_BLOCK_BYTES", COLOR[0].nbytes)
     items = Items(list(np.repeat(COLOR, 50, axis=0)), np.repeat(LABELS, 50).tolist())
     data = rd.open_dataset(items)
     assert data.images.data.npartitions == 500

@@ -9,15 +9,22 @@ from typing import Any
 
 import click
 
-import rescnet_dist
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.resolve import resolve_averaging
 from rescnet_dist.cli.status import show_status
-from rescnet_dist.data import Channels, DecodeOptions, has_test_split, open_for_network, open_split
+from rescnet_dist.data import (
+    Channels,
+    DecodeOptions,
+    encode,
+    has_test_split,
+    open_for_network,
+    open_split,
+    select_split,
+)
 from rescnet_dist.errors import RescnetError, pluralize
-from rescnet_dist.network import Metrics
+from rescnet_dist.network import Metrics, load_network, require_layers
 from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, RunStore
 
 
@@ -42,23 +49,27 @@ def evaluate(
         raise RescnetError("--json has the confusion matrix, too. Leave out --confusion -.")
     if confusion:
         check_folder(confusion)
-    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
+    network = load_network(run_url).on(array_backend)
     data = data or find_test_data(run_url)
     chosen: Any = data
-    decoder = clf.network_.photo_decoder(resize, channels)
+    decoder = network.photo_decoder(resize, channels)
     if resize or channels:
         chosen = open_for_network(data, decoder, DecodeOptions(resize, channels))
     chosen = open_split(chosen, split, decoder) if split else chosen
     augment = resolve_averaging(flips, copies)
-    outcome: dict[str, Any] = {"depth": clf.depth_, "flips": flips, "copies": copies}
+    outcome: dict[str, Any] = {"depth": network.depth, "flips": flips, "copies": copies}
     metrics = None
     with cluster(pop_cluster_options(flags), embedded=False), show_status("evaluating"):
+        part = select_split(chosen, None, "test", decoder=network.photo_decoder())
+        codes = encode(part.labels, network.classes)
+        averaging = network.resolve_copies(augment)
         if staged:
-            accuracies = clf.staged_score(chosen, augment=augment).tolist()
+            layered = require_layers(network)
+            accuracies = layered.staged_accuracy(part.images, codes, averaging).tolist()
             outcome["staged"] = [None if math.isnan(value) else value for value in accuracies]
             outcome["accuracy"] = outcome["staged"][-1]
         else:
-            metrics = clf.evaluate(chosen, augment=augment)
+            metrics = network.evaluate(part.images, codes, averaging)
             outcome |= metrics.to_dict()
     if confusion and metrics:
         write_confusion(confusion, metrics)
@@ -66,12 +77,14 @@ def evaluate(
         click.echo(json.dumps(outcome))
         return
     if metrics:
-        click.echo(f"{pluralize(clf.depth_, 'layer')}, {metrics!r}")
+        click.echo(f"{pluralize(network.depth, 'layer')}, {metrics!r}")
         return
     for layer, accuracy in enumerate(outcome["staged"], start=1):
         text = "no head" if accuracy is None else f"{100 * accuracy:.2f} %"
         click.echo(f"after layer {layer}: {text}")
-    click.echo(f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(clf.depth_, 'layer')}")
+    click.echo(
+        f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(network.depth, 'layer')}"
+    )
 
 
 def write_confusion(path: str, metrics: Metrics) -> None:

@@ -12,7 +12,6 @@ import click
 import dask.array as da
 import numpy as np
 
-import rescnet_dist
 from rescnet_dist.cli.batches import compute_batches, count_threads
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
@@ -38,7 +37,7 @@ from rescnet_dist.data import (
     open_split,
 )
 from rescnet_dist.errors import DataError, mask_secrets, pluralize
-from rescnet_dist.network import BaseNetwork
+from rescnet_dist.network import BaseNetwork, load_network
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,12 +63,13 @@ def predict(
     form = select_format(output, as_json=as_json)
     check_output(output, form)
     augment = resolve_averaging(flips, copies)
-    clf = rescnet_dist.ResCNetClassifier.load(run_url, array_backend=array_backend)
+    network = load_network(run_url).on(array_backend)
     with cluster(pop_cluster_options(flags), embedded=False) as client:
         threads = count_threads(client)
-        images = open_images(data, clf.network_, threads, split, resize, channels)
-        probabilities = clf.predict_proba(images.array, augment=augment)
-        columns = Columns(clf.classes_, images.files is not None, proba, len(images.array))
+        images = open_images(data, network, threads, split, resize, channels)
+        scores = network.scores(images.array, network.resolve_copies(augment))
+        probabilities = network.probabilities(scores)
+        columns = Columns(network.classes, images.files is not None, proba, len(images.array))
         skipped: list[str] = []
         with (
             open_table(output, form, columns) as write,

@@ -7,16 +7,19 @@ import os
 import re
 from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from rescnet_dist.data.classes import classes_array
+from rescnet_dist.data.kinds import is_data_frame
 from rescnet_dist.data.labels import encode, find_classes
 from rescnet_dist.data.sources.files import File, read_files, translate_read_errors
 from rescnet_dist.data.sources.source import Reader, Samples, Source, parse_split_name, sort_splits
 from rescnet_dist.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 CLASS_COLUMNS = ("label", "class")
@@ -85,6 +88,8 @@ class TableSource(Source):
 
 def open_csv(url: str) -> TableSource:
     """Return the images that a CSV file with a header lists, by paths relative to its folder."""
+    import pandas as pd  # slow to import
+
     with translate_read_errors(url):
         # Text as it is: pandas would take names such as NA for missing values.
         table = pd.read_csv(io.BytesIO(File.at(url).read()), dtype=str, keep_default_na=False)
@@ -95,7 +100,7 @@ def open_csv(url: str) -> TableSource:
 
 def is_table_of_paths(value: Any) -> bool:
     """Return whether a value is a DataFrame with a column of paths."""
-    return isinstance(value, pd.DataFrame) and any(
+    return is_data_frame(value) and any(
         str(column).lower() in PATH_COLUMNS for column in value.columns
     )
 

@@ -1,0 +1,108 @@
+"""Images in memory are computed by threads of this process, to the bits that Dask computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import LocalCluster
+from distributed.system import memory_limit
+
+from rescnet_dist import AugmentSpec, Network
+from rescnet_dist.network.layer_cache import get_machine_memory
+from rescnet_dist.network.local import map_rows, uses_own_threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+COPIES = AugmentSpec(copies=2, shift=1)
+
+
+@pytest.fixture
+def network(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
+    """A network whose tasks are of 7 images."""
+    found = Network.load(run_folder)
+    image_bytes = found.architecture.image_bytes
+    monkeypatch.setattr("rescnet_dist.network.scoring.SLAB_BYTES", 7 * image_bytes)
+    monkeypatch.setattr("rescnet_dist.network.scoring.TASK_BYTES", 7 * image_bytes)
+    return found
+
+
+def test_rows_are_mapped_in_order() -> None:
+    """With the number of the first row, and in threads."""
+
+    def describe(rows: Array, more: Array, block_info: Any) -> Array:
+        return np.array([rows[0], len(rows), more[0], block_info[0]["array-location"][0][0]])
+
+    rows = np.arange(10)
+    assert np.array_equal(
+        map_rows(describe, (4, 4, 2), rows, -rows), [[0, 4, 0, 0], [4, 4, -4, 4], [8, 2, -8, 8]]
+    )
+
+
+def test_error_of_a_task_is_raised() -> None:
+    def fail(rows: Array, block_info: Any) -> Array:
+        raise ValueError(f"row {rows[0]}")
+
+    with pytest.raises(ValueError, match="row 0"):
+        map_rows(fail, (1,) * 20, np.arange(20))
+
+
+def test_same_bits_as_by_dask(network: Network, images: Array, labels: Array) -> None:
+    """Copies depend on the number of the image."""
+    codes = np.searchsorted(network.classes, labels)
+    assert uses_own_threads()
+    own = [
+        network.scores(images, COPIES),
+        network.staged_scores(images),
+        network.features(images),
+        network.staged_correct(images, codes, COPIES),
+    ]
+    with dask.config.set(scheduler="synchronous"):
+        assert not uses_own_threads()
+        by_dask = [
+            network.scores(images, COPIES),
+            network.staged_scores(images),
+            network.features(images),
+            network.staged_correct(images, codes, COPIES),
+        ]
+    for one, other in zip(own, by_dask, strict=True):
+        assert np.array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+@pytest.mark.parametrize("name", ["scheduler", "pool", "num_workers"])
+def test_configuration_of_dask_is_kept(name: str) -> None:
+    with dask.config.set({name: 1}):
+        assert not uses_own_threads()
+
+
+def test_current_client_is_used(threads_cluster: LocalCluster) -> None:
+    with threads_cluster.get_client():
+        assert not uses_own_threads()
+    assert uses_own_threads()
+
+
+def test_evaluation_in_memory_imports_no_dask_arrays(run_folder: Path) -> None:
+    """Nor xarray, pandas, distributed and scikit-learn: together they take two seconds."""
+    code = f"""
+import sys
+import numpy as np
+from rescnet_dist.data import encode, load_digits
+from rescnet_dist.network import load_network
+network = load_network({str(run_folder)!r})
+images = load_digits()[0][:200, ::2, ::2]
+network.evaluate(images, np.zeros(200, int))
+network.staged_accuracy(images, np.zeros(200, int))
+slow = {{"dask.array", "distributed", "pandas", "sklearn", "xarray"}}
+sys.exit(str(slow & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "set()\n"
+
+
+def test_memory_of_the_machine_is_what_dask_finds() -> None:
+    assert get_machine_memory() == memory_limit()
