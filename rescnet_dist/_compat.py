@@ -283,9 +283,12 @@ def replace_adaptive_target(scheduler: Any, target: Callable[[Callable[[], int]]
 def forget_task_groups(scheduler: Any, span_name: str, keep: int) -> None:
     """Remove finished task groups from the spans of a name, except the last ones.
 
+    They are also removed from the computations of the scheduler: graphs that come in while anything
+    runs, as caches do all the time, are all of one computation, which keeps their groups.
+
     Tried on distributed 2026.8.0: the extension "spans" of a scheduler with
-    `spans_search_by_name`, and of a span `groups` and `metadata`. Without them, the scheduler keeps
-    4 kB for each layer.
+    `spans_search_by_name`, of a span `groups` and `metadata`, and `groups` of each of
+    `Scheduler.computations`. Without them, the scheduler keeps 4 kB for each layer.
     """
     extension = getattr(scheduler, "extensions", {}).get("spans")
     for span in getattr(extension, "spans_search_by_name", {}).get((span_name,), ()):
@@ -293,6 +296,8 @@ def forget_task_groups(scheduler: Any, span_name: str, keep: int) -> None:
             finished = [g for g in span.groups if scheduler.task_groups.get(g.name) is not g]
             finished.sort(key=lambda group: group.stop)
             span.groups.difference_update(finished[:-keep])
+            for computation in getattr(scheduler, "computations", ()):
+                computation.groups.difference_update(finished[:-keep])
         if collections := (span.metadata or {}).get("collections"):
             del collections[:-keep]
 

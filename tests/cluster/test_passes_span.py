@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
-from distributed import Client, Future, LocalCluster, span
+from distributed import Client, Event, Future, LocalCluster, span
+from distributed.scheduler import TaskGroup
 
 from rescnet_dist.cluster import passes_span
 from rescnet_dist.cluster.passes_span import MAX_FINISHED_GROUPS, SPAN_NAME
@@ -27,6 +29,29 @@ def describe_span(name: str, dask_scheduler: Any) -> tuple[set[str], int, float]
     groups = {group.name for group in found.groups}
     graphs = len(found.metadata["collections"]) if found.metadata else 0
     return groups, graphs, found.stop - found.enqueued
+
+
+def count_groups(dask_scheduler: Any) -> int:
+    """Return the number of task groups that anything on the scheduler refers to."""
+    gc.collect()
+    return sum(isinstance(found, TaskGroup) for found in gc.get_objects())
+
+
+def test_nothing_keeps_finished_groups() -> None:
+    """Nor does the computation that all graphs are of, if some task runs all the time."""
+    options: Any = {"n_workers": 1, "threads_per_worker": 2, "processes": False}
+    address = "127.0.0.1:0"
+    with (
+        LocalCluster(**options, dashboard_address=address) as cluster,
+        Client(cluster) as client,
+        passes_span(client),
+    ):
+        before, is_done = client.run_on_scheduler(count_groups), Event("is-done", client=client)
+        waiting = client.submit(lambda: Event("is-done").wait(), key=("cache", 0))
+        run_graphs(client)
+        assert client.run_on_scheduler(count_groups) <= before + MAX_FINISHED_GROUPS + 5
+        is_done.set()
+        assert waiting.result()
 
 
 def test_span_forgets_finished_groups() -> None:
