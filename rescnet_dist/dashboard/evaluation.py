@@ -11,7 +11,7 @@ import numpy as np
 from rescnet_dist.data import Images, encode, select_split
 from rescnet_dist.errors import DataError, mask_secrets
 from rescnet_dist.network import BaseNetwork, Metrics, Network
-from rescnet_dist.runs import find_rows
+from rescnet_dist.runs import RunData
 from rescnet_dist.store import RunStore, read_region
 
 MAX_EVALUATION_IMAGES = 2000  # by default
@@ -61,16 +61,14 @@ def sample_from_run(run: RunStore, limit: int = MAX_EVALUATION_IMAGES) -> Sample
 
     The sample has training images if the run held out no images.
     """
-    mask = run.data_array("train")
-    kind, description, rows = SampleKind.HELD_OUT, "held-out images", find_rows(mask, False)
+    data = RunData.of(run)
+    kind, description, rows = SampleKind.HELD_OUT, "held-out images", data.find_rows(False)
     if not len(rows):
-        kind, description, rows = SampleKind.TRAINING, "training images", find_rows(mask, True)
-    total = len(rows)
-    array, first = run.images()
+        kind, description, rows = SampleKind.TRAINING, "training images", data.find_rows(True)
+    total, (array, first) = len(rows), data.open_images()
     rows = _limit_rows(rows, (rows + first) // array.chunks[0], limit, array)
     images = _read_rows(array, rows + first)
-    codes = np.asarray(run.data_array("labels").oindex[rows])
-    return Sample(images, codes, rows, kind, description, total)
+    return Sample(images, data.read_codes(rows), rows, kind, description, total)
 
 
 def sample_from_data(X: Any, y: Any, network: BaseNetwork, limit: int | None = None) -> Sample:

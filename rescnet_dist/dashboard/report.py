@@ -41,7 +41,7 @@ from rescnet_dist.errors import (
 from rescnet_dist.formatting import plain_text
 from rescnet_dist.network import Network
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.runs import describe_run, find_rows
+from rescnet_dist.runs import RunData, describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
 
@@ -175,7 +175,7 @@ def make_report(
     description["source"] = mask_secrets(description["source"]) if description["source"] else None
     view = RunView.of(description)
     classes = [plain_text(label) for label in classes_from_json(attributes["classes"]).tolist()]
-    held_out = len(find_rows(run.data_array("train"), False))
+    held_out = len(RunData.of(run).find_rows(False))
     specs = (
         NetworkSpec.from_stored(description["network"]),
         RunSpec.from_stored(description["run"]),

@@ -16,8 +16,8 @@ from rescnet_dist.store.checksums import Array, checksum
 from rescnet_dist.store.half import from_half
 from rescnet_dist.store.retry import with_retries
 
-# What Zarr's codecs and zip files raise on damaged bytes.
-DECODE_ERRORS = (RuntimeError, ValueError, BadZipFile)
+# What Zarr, its codecs and zip files raise on damaged bytes, and on arrays that are too short.
+DECODE_ERRORS = (IndexError, RuntimeError, ValueError, BadZipFile)
 
 
 class StoredArray(zarr.Array[Any]):

@@ -414,6 +414,24 @@ DATA: dict[str, Case] = {
         LINKED,
         ["of images are missing or altered: they are not those", RESTORE_DATA],
     ),
+    **{
+        f"too few rows of {name}": (
+            edit_record(f"run/data/{name}/zarr.json", shape=shape),
+            ("fuse", "run", "linked", "-o", "fused"),
+            ["/run has ", f"of shape ({shape[0]},", "restore a copy of the run"],
+        )
+        for name, shape in (("images", [10, 14, 14, 1]), ("labels", [10]), ("train", [0]))
+    },
+    "labels of other classes": (
+        lambda: zarr.open_array("run/data/labels", mode="r+").__setitem__(slice(None), 77),
+        ("fuse", "run", "linked", "-o", "fused"),
+        ["/run has labels from 77 to 77, and 10 classes", "`rescnet check` lists"],
+    ),
+    "a mask of other rows in a report": (
+        edit_record("run/data/train/zarr.json", shape=[10]),
+        ("report", "run"),
+        ["/run has a training mask of shape (10,)", "restore a copy of the run"],
+    ),
     "a test set of other images": (
         write_data(images=X[:, :7], labels=Y), (*TRAIN, "--test", "other.zarr"),
         ["(7, 14, 1)", "shape"]

@@ -100,6 +100,15 @@ def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copied
 
 
+def remove_at(value: Any, path: tuple[Any, ...]) -> Any:
+    """Return a copy of a JSON value without what is at a path."""
+    copied = holder = copy.deepcopy(value)
+    for key in path[:-1]:
+        holder = holder[key]
+    del holder[path[-1]]
+    return copied
+
+
 def nest(depth: int) -> bytes:
     """Return JSON that is nested deeper than Python recurses."""
     return b"[" * depth + b"]" * depth
@@ -151,10 +160,10 @@ def make_csv(folder: Path) -> Attack:
 # stores -----------------------------------------------------------------------------------------
 
 
-def train_run(url: Path) -> None:
+def train_run(url: Path, spec: NetworkSpec = SPEC, run: RunSpec = RUN) -> None:
     """Train a small run."""
     images = np.random.default_rng(0).integers(0, 255, (6, 8, 8, 1), np.uint8)
-    rd.ResCNetClassifier(SPEC, store=url, run=RUN).fit(images, [0, 1, 2, 0, 1, 2])
+    rd.ResCNetClassifier(spec, store=url, run=run).fit(images, [0, 1, 2, 0, 1, 2])
 
 
 class DamagedStore:
