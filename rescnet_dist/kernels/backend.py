@@ -287,6 +287,9 @@ class Operations(Protocol):
     def add_scatter(self, total: Array, rows: Array) -> None:
         """Add rowsᵀ rows of rows (n, D) to the lower triangle of total (D, D)."""
 
+    def multiply_rows(self, left: Array, right: Array) -> Array:
+        """Return left·rightᵀ (n, m) of rows (n, D) and (m, D) in float32."""
+
     def add_outer(self, total: Array, vector: Array, factor: float) -> None:
         """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
 
@@ -298,18 +301,6 @@ class Operations(Protocol):
         scatter (D, D) and mean (D,) of `count` samples; the lower triangle is read. Raises
         SingularError if the covariance cannot be factorized with this ridge.
         """
-
-    def factor_scaled(
-        self, scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]
-    ) -> Array:
-        """Return the lower Cholesky factor (D, D) of scatter·root·rootᵀ with another diagonal.
-
-        scatter (D, D), of which the lower triangle is read; root and diagonal (D,). The factor is
-        in Fortran order. Raises LinAlgError if there is none.
-        """
-
-    def solve_factored(self, factor: Array, columns: Array) -> Array:
-        """Solve for columns (D, K) in the precision of a factor (D, D) in Fortran order."""
 
 
 def get_operations(array: Any) -> Operations:

@@ -156,6 +156,11 @@ def _check_specs(spec: NetworkSpec, run_spec: RunSpec, data: TrainingSet) -> Non
     run_spec.check_effect()
     spec.check_images(*data.image_shape)
     data.augment.check_images(*data.image_shape)
+    if spec.head.fits_samples and (data.weights or run_spec.class_weight == "balanced"):
+        raise SpecError(
+            f"The head {spec.head.name!r} has no weights of images. Use another head, such as "
+            "leave-one-out, or leave the weights of images and classes out."
+        )
     fraction, images, classes = run_spec.validation or 0.0, data.train_count, len(data.classes)
     held_out = int(images * fraction)
     if fraction > 0 and not 1 <= held_out <= images - classes:

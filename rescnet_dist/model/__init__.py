@@ -10,6 +10,7 @@ from rescnet_dist.model.forward import (
     TrainingRows,
     advance,
     forward,
+    forward_compared,
     initial_state,
     replay,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "fit_head",
     "fit_image_scale",
     "forward",
+    "forward_compared",
     "initial_state",
     "layer_pixels",
     "put_views",

@@ -376,6 +376,9 @@ class Head(Component, ABC):
 
     arrays: ClassVar[Mapping[str, tuple[str, ...]]]  # stored arrays and their dimension names
     training_arrays: ClassVar[frozenset[str]] = frozenset()  # not used by `correction`
+    # Whether `fit` gets the features of all images, FeatureSamples, not their moments. Such a head
+    # has `known_correction`, `sample_count` and `compare` in place of `correction`.
+    fits_samples: ClassVar[bool] = False
     ridge: float
     target: float
 
@@ -480,9 +483,10 @@ class Head(Component, ABC):
             If the covariance of the features cannot be factorized.
         """
 
-    @abstractmethod
     def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
         """Compute the update of the scores, before the learning rate is applied.
+
+        All heads have it but those with `fits_samples`.
 
         Parameters
         ----------
@@ -496,6 +500,64 @@ class Head(Component, ABC):
         ndarray of shape (n, C)
             The values to add to the scores.
         """
+        raise NotImplementedError(f"The head {self.name!r} does not implement `correction`.")
+
+    def known_correction(self, arrays: Mapping[str, Array], rows: Array) -> Array:
+        """Return the update of the scores of images of the run, for heads with `fits_samples`.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned, in NumPy.
+        rows : ndarray of int, shape (n,)
+            The rows of the images in the run.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            The values to add to the scores, before the learning rate is applied.
+        """
+        raise NotImplementedError(f"The head {self.name!r} does not implement `known_correction`.")
+
+    def sample_count(self, arrays: Mapping[str, Array]) -> int:
+        """Return the number of training images that `compare` needs, for heads with `fits_samples`.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned.
+
+        Returns
+        -------
+        int
+            The number, copies included.
+        """
+        raise NotImplementedError(f"The head {self.name!r} does not implement `sample_count`.")
+
+    def compare(
+        self, arrays: Mapping[str, Array], features: Array, trained: Array, rows: slice
+    ) -> Array:
+        """Compute what training images add to the scores of images, for heads with `fits_samples`.
+
+        The update of the scores is the sum over all training images.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned, in NumPy; `asarray_like` moves them to where `features` are.
+        features : ndarray of shape (n, D)
+            The features of the images, in NumPy or CuPy.
+        trained : ndarray of shape (m, D)
+            The features of some training images.
+        rows : slice
+            Which of the training images they are.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            The values to add to the scores, before the learning rate is applied.
+        """
+        raise NotImplementedError(f"The head {self.name!r} does not implement `compare`.")
 
     def training_correction(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.kernels import LayerInput, probe_signs
 from rescnet_dist.kernels.arrays import Array, asarray_like, contiguous_copy, get_array_module
 from rescnet_dist.model.architecture import Architecture
@@ -27,11 +28,14 @@ class TrainingRows:
         Which images are training images.
     images : ndarray of int, shape (n,)
         The numbers of the images in the data. A copy has that of its original.
+    first : int, default 0
+        The row of the first image in the run.
     """
 
     labels: Array
     train: Array
     images: Array
+    first: int = 0
 
     def select(self, rows: slice) -> TrainingRows:
         """Return the images of a slab.
@@ -46,7 +50,13 @@ class TrainingRows:
         TrainingRows
             Its images.
         """
-        return TrainingRows(self.labels[rows], self.train[rows], self.images[rows])
+        own = self.labels[rows], self.train[rows], self.images[rows]
+        return TrainingRows(*own, self.first + rows.start)
+
+    @property
+    def numbers(self) -> Array:
+        """The rows (n,) of the images in the run."""
+        return np.arange(self.first, self.first + len(self.labels))
 
     def signs(self, architecture: Architecture, layer: int) -> Array:
         """Draw the random signs of the images in a layer.
@@ -172,10 +182,14 @@ def advance(
         old_maps = None if state.maps is None else state.maps[rows].astype(np.float32, copy=False)
         slab_scores = state.scores[rows]
         if head is not None:
-            old_features = _get_features(architecture, state, old_maps, rows)
-            slab_scores = _update_scores(
-                architecture, head, slab_scores, old_features, state.layer, training
-            )
+            if architecture.head.fits_samples:
+                assert training is not None
+                slab_scores = _add_known(architecture, head, slab_scores, training)
+            else:
+                old_features = _get_features(architecture, state, old_maps, rows)
+                slab_scores = _update_scores(
+                    architecture, head, slab_scores, old_features, state.layer, training
+                )
         if bank is not None:
             assert state.pixels is not None
             assert maps is not None
@@ -239,6 +253,14 @@ def _update_scores(
     return (scores + head.rate * correction).astype(np.float32)
 
 
+def _add_known(
+    architecture: Architecture, head: FittedHead, scores: Array, rows: TrainingRows
+) -> Array:
+    """Return the scores (m, C) of images of the run after a head that knows its updates."""
+    correction = architecture.head.known_correction(head.arrays, rows.numbers)
+    return (scores + head.rate * asarray_like(correction, scores)).astype(np.float32)
+
+
 def _write_maps(
     architecture: Architecture,
     bank: Bank,
@@ -290,6 +312,64 @@ def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -
     """
     for layer in layers:
         state = advance(architecture, state, bank=layer.bank, next_head=layer.head)
+        yield state
+
+
+def forward_compared(
+    architecture: Architecture, state: State, trained: Sequence[State], layers: Iterable[Layer]
+) -> Iterator[State]:
+    """Run layers forward whose heads compare images with the training images.
+
+    Both run forward side by side. Of the training images, only the maps of the last layer are kept.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        The network.
+    state : State
+        The state of the images before the layers, as of `initial_state`.
+    trained : sequence of State
+        The states of the training images, in the order of the run.
+    layers : iterable of Layer
+        The layers, one after the other.
+
+    Yields
+    ------
+    State
+        The state of the images after each layer.
+
+    Raises
+    ------
+    CorruptDataError
+        If there are more or fewer training images than the heads were fitted to.
+    """
+    trained = list(trained)
+    found = sum(len(batch.scores) for batch in trained)
+    for layer in layers:
+        head = layer.head
+        if head and found != (count := architecture.head.sample_count(head.arrays)):
+            raise CorruptDataError(
+                f"The network was trained on {count:,} images, of which {found:,} were found. "
+                "Restore the data that it was trained on, or train again."
+            )
+        state = advance(architecture, state, bank=layer.bank, features=head is not None)
+        correction, start = get_array_module(state.scores).zeros_like(state.scores), 0
+        for number, before in enumerate(trained):
+            after = advance(architecture, before, bank=layer.bank, features=head is not None)
+            rows = slice(start, start + len(before.scores))
+            if head is not None:
+                assert state.features is not None
+                assert after.features is not None
+                correction += architecture.head.compare(
+                    head.arrays, state.features, after.features, rows
+                )
+            assert after.maps is not None
+            maps = after.maps.astype(architecture.store_dtype)
+            trained[number] = replace(after, maps=maps, features=None)
+            start = rows.stop
+        if head is not None:
+            scores = (state.scores + head.rate * correction).astype(np.float32)
+            state = replace(state, scores=scores, features=None)
         yield state
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening, min_max_scale, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
+from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.forward import State, TrainingRows, advance, layer_input, zero_scores
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
@@ -62,16 +63,20 @@ class GrowingLayer:
         LayerStatistics
             The statistics that a pass starts with.
         """
-        network, moments, inputs = self.architecture, None, None
+        network, inputs = self.architecture, None
+        moments: FeatureMoments | FeatureSamples | None = None
         if network.has_head(self.number):
             features = network.feature_count(self.number)
-            moments = FeatureMoments.empty(
-                features,
-                network.targets,
-                scatter=scatter,
-                squares=network.head.iterative_solver is not None,
-                xp=xp,
-            )
+            if network.head.fits_samples:
+                moments = FeatureSamples.empty(features, network.store_dtype, xp)
+            else:
+                moments = FeatureMoments.empty(
+                    features,
+                    network.targets,
+                    scatter=scatter,
+                    squares=network.head.iterative_solver is not None,
+                    xp=xp,
+                )
         if network.has_next(self.number):
             inputs = BankStatistics.empty(network, self.number + 1, xp)
         return LayerStatistics(moments, inputs, Tally.empty(xp))
@@ -88,6 +93,7 @@ class GrowingLayer:
         weights: Array | None = None,
         repeats: Array | None = None,
         numbers: Array | None = None,
+        first_row: int = 0,
     ) -> GrownChunk:
         """Run the layer's pass on one chunk.
 
@@ -114,6 +120,8 @@ class GrowingLayer:
         numbers : ndarray of int, shape (n,), optional
             The numbers of the images in the data; that of a copy is that of its original. By
             default they are counted from 0.
+        first_row : int, default 0
+            The row of the first image in the run.
 
         Returns
         -------
@@ -124,7 +132,8 @@ class GrowingLayer:
         pixels = layer_pixels(images, self.image_scale, network)
         if scores is None:
             scores = zero_scores(images, network)
-        rows = TrainingRows(labels, train, np.arange(len(labels)) if numbers is None else numbers)
+        images_in_data = np.arange(len(labels)) if numbers is None else numbers
+        rows = TrainingRows(labels, train, images_in_data, first_row)
         state = State(pixels, maps, scores, old_features, self.number - 1, rows)
         has_head = network.has_head(self.number)
         state = advance(network, state, head=self.previous, bank=self.bank, features=has_head)
@@ -156,7 +165,9 @@ class GrowingLayer:
             )
             return BankStatistics.of(chunk, network, self.number + 1), tally
 
-        return GrownChunk(new_maps, entering, state.features, targets, train, gather, weights)
+        return GrownChunk(
+            new_maps, entering, state.features, targets, train, gather, weights, first_row
+        )
 
 
 def fit_image_scale(
@@ -269,7 +280,7 @@ def fit_bank(statistics: BankStatistics, architecture: Architecture, layer: int)
 
 
 def fit_head(
-    moments: FeatureMoments,
+    moments: FeatureMoments | FeatureSamples,
     architecture: Architecture,
     rate: float,
     whitening: Whitening | None = None,
@@ -278,8 +289,9 @@ def fit_head(
 
     Parameters
     ----------
-    moments : FeatureMoments of D features and K targets
-        The moments of the layer's features and targets.
+    moments : FeatureMoments or FeatureSamples of D features and K targets
+        The moments of the layer's features and targets, or, for heads with `fits_samples`, those of
+        all images.
     architecture : Architecture
         The network.
     rate : float
@@ -298,7 +310,7 @@ def fit_head(
         If the covariance of the features cannot be factorized with the head's ridge.
     """
     head = architecture.head
-    arrays = head.fit(moments, architecture.classes, whitening)
+    arrays = head.fit(moments, architecture.classes, whitening)  # type: ignore[arg-type]
     if arrays.keys() != head.arrays.keys():
         raise SpecError(
             f"The head {head.name!r} has fitted the arrays {sorted(arrays)}, but it declares "

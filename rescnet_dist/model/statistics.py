@@ -10,6 +10,7 @@ import numpy as np
 
 from rescnet_dist.kernels import FeatureMoments, LossCurve, residual_labels, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.observation import Observation
 
@@ -266,6 +267,8 @@ class GrownChunk:
         It is called after all other work has been queued on a GPU.
     weights : ndarray of float64, shape (n,), optional
         As how many images each counts in what is learned; each counts once by default.
+    first_row : int, default 0
+        The row of the first image in the run.
     """
 
     maps: Array
@@ -275,6 +278,7 @@ class GrownChunk:
     train: Array
     gather: Callable[[], tuple[BankStatistics | None, Tally]]
     weights: Array | None = None
+    first_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,15 +287,16 @@ class LayerStatistics:
 
     Attributes
     ----------
-    features : FeatureMoments or None
-        The moments of the features, for this layer's head; None if it has none.
+    features : FeatureMoments, FeatureSamples or None
+        The moments of the features, for this layer's head, or the features themselves if it
+        compares images; None if it has none.
     inputs : BankStatistics or None
         The statistics of the next layer's input, for its filters; None if they are not learned.
     tally : Tally
         The counts for the accuracy of the layers before this one.
     """
 
-    features: FeatureMoments | None
+    features: FeatureMoments | FeatureSamples | None
     inputs: BankStatistics | None
     tally: Tally
 
@@ -314,11 +319,13 @@ class LayerStatistics:
         inputs, tally = chunk.gather()
         return LayerStatistics(moments, _merge(self.inputs, inputs), self.tally.merge(tally))
 
-    def _fold_features(self, chunk: GrownChunk) -> FeatureMoments | None:
+    def _fold_features(self, chunk: GrownChunk) -> FeatureMoments | FeatureSamples | None:
         """Return the moments of the features with those of one more chunk."""
         features, targets, weights = chunk.features, chunk.targets, chunk.weights
         if self.features is None or features is None or targets is None:
             return None
+        if isinstance(self.features, FeatureSamples):
+            return self.features.fold(chunk.first_row, features, targets, chunk.train)
         if not chunk.train.all():
             train = asarray_like(np.flatnonzero(chunk.train), features)
             features, targets = features[train], targets[train]

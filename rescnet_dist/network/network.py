@@ -34,6 +34,7 @@ from rescnet_dist.network.scoring import (
     compute_staged_scores,
     count_staged_correct,
 )
+from rescnet_dist.network.training_images import TrainingImages
 from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import Location
@@ -82,6 +83,8 @@ class Network(BaseNetwork):
     input : ImageInput or None, default None
         How the training images were made: their dtype, and what they were resized and converted
         to; None for networks of releases that did not store it.
+    training_images : TrainingImages or None, default None
+        The training images, if heads compare images with them.
     token : str
         Identity of the network for Dask.
     """
@@ -95,12 +98,18 @@ class Network(BaseNetwork):
     calibration: Calibration = field(default_factory=Calibration)
     backend: Backend = field(default_factory=Backend)
     input: ImageInput | None = None
+    training_images: TrainingImages | None = None
     token: str = field(init=False, default_factory=lambda: uuid.uuid4().hex, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # With the arrays of all layers, not the URL of a store: a pickle must outlive its store.
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return _unpickle_network, (values | {"layers": tuple(self.layers)},)
+        in_memory = {"layers": tuple(self.layers), "training_images": self._read_training_images()}
+        return _unpickle_network, (values | in_memory,)
+
+    def _read_training_images(self) -> TrainingImages | None:
+        """Return the training images in memory, None if heads do not need them."""
+        return None if self.training_images is None else self.training_images.in_memory()
 
     def __dask_tokenize__(self) -> str:
         # Not the URL, which may have another network later, nor a hash of the weights, which is
@@ -121,7 +130,14 @@ class Network(BaseNetwork):
         """What tasks need to run images forward."""
         if self.backend.on_gpu:  # frees the memory of the GPU with this network
             weakref.finalize(self, GPU_LAYERS.drop, self.token)
-        return Predictor(self.architecture, self.image_scale, self.layers, self.backend, self.token)
+        return Predictor(
+            self.architecture,
+            self.image_scale,
+            self.layers,
+            self.backend,
+            self.token,
+            self.training_images,
+        )
 
     @property
     def depth(self) -> int:
@@ -136,7 +152,8 @@ class Network(BaseNetwork):
         Network
             A network that no longer needs its store.
         """
-        return replace(self, layers=tuple(self.layers))
+        images = self._read_training_images()
+        return replace(self, layers=tuple(self.layers), training_images=images)
 
     def on(self, array_backend: str, matmul_precision: str | None = None) -> Network:
         """Return the same network with another array backend.
@@ -330,6 +347,8 @@ class Network(BaseNetwork):
         computed elsewhere, or later.
         """
         predictor, size = self.predictor, self.image_scale.nbytes
+        if self.training_images is not None:
+            size += self.training_images.nbytes
         if isinstance(self.layers, CachedLayers):
             if size < MIN_SCATTERED_BYTES:
                 return predictor
@@ -372,7 +391,8 @@ class Network(BaseNetwork):
         images = as_images(images)
         self.check_images(images)
         before = initial_state(np.asarray(images.array), self.image_scale, self.architecture)
-        *_, state = forward(self.architecture, before, self.layers[:layer])
+        layers = (replace(layer, head=None) for layer in self.layers[:layer])
+        *_, state = forward(self.architecture, before, layers)
         assert state.maps is not None
         return state.maps
 
@@ -475,6 +495,10 @@ class Network(BaseNetwork):
             "calibration": self.calibration.to_dict(),
         }
         write_network(location, dtype, attributes, self.spec, self.image_scale, self.layers)
+        if self.training_images is not None:
+            head = self.layers[-1].head
+            assert head is not None
+            self.training_images.save(location, self.spec.head.sample_count(head.arrays))
 
     def to_onnx(
         self,

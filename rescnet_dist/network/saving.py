@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rescnet_dist.data import ImageInput, classes_from_json
+from rescnet_dist.data import ImageInput, RowTable, classes_from_json
 from rescnet_dist.errors import SpecError, StoreError, suggest_name
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Calibration, ImageScale, Layer
 from rescnet_dist.network.describe import network_locations
 from rescnet_dist.network.layer_cache import CachedLayers
+from rescnet_dist.network.training_images import RunImages, SavedImages, TrainingImages
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import (
     FORMAT_VERSION,
@@ -166,11 +167,24 @@ def read_network(location: Location) -> dict[str, Any]:
             ),
             "augment": AugmentSpec.from_stored(attributes.get("augment", {})),
             "input": ImageInput.from_dict(made) if made else None,
+            "training_images": _find_training_images(location, attributes, spec, run_spec),
             "calibration": Calibration.from_dict(stored),
             "backend": Backend(
                 matmul_precision=attributes.get("matmul_precision", run_spec.matmul_precision)
             ),
         }
+
+
+def _find_training_images(
+    location: Location, attributes: dict[str, Any], spec: NetworkSpec, run_spec: RunSpec
+) -> TrainingImages | None:
+    """Return the training images of a network or run; None if its heads do not need them."""
+    if not spec.head.fits_samples:
+        return None
+    if attributes["format"] == NETWORK_FORMAT:
+        return SavedImages(location)
+    augment = AugmentSpec.from_stored(attributes["augment"])
+    return RunImages(location, RowTable.from_dict(attributes["rows"]), augment, run_spec.seed)
 
 
 def read_fused(location: Location) -> tuple[dict[str, Any], list[dict[str, Any]]]:

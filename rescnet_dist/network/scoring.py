@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,11 +19,13 @@ from rescnet_dist.model import (
     Layer,
     State,
     forward,
+    forward_compared,
     initial_state,
     put_views,
 )
 from rescnet_dist.model.architecture import SLAB_BYTES
 from rescnet_dist.network.layer_cache import CachedLayers, LayerCache
+from rescnet_dist.network.training_images import TrainingImages
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import AugmentSpec
 
@@ -66,6 +68,8 @@ class Predictor:
         Array backend that runs images forward.
     token : str
         Identity of the network for Dask.
+    training_images : TrainingImages or None, default None
+        The training images, if heads compare images with them.
     """
 
     architecture: Architecture
@@ -73,6 +77,7 @@ class Predictor:
     layers: Sequence[Layer]
     backend: Backend
     token: str
+    training_images: TrainingImages | None = None
 
     def __dask_tokenize__(self) -> str:
         return self.token
@@ -85,7 +90,7 @@ class Predictor:
             if self.backend.available() and (memory := self.backend.memory()):
                 size = min(size, int(memory[2] * GPU_TASK_FRACTION))
         else:
-            size = STREAM_TASK_BYTES if self.streams_layers else TASK_BYTES
+            size = STREAM_TASK_BYTES if self._wants_large_batches else TASK_BYTES
         return max(1, size // self._image_bytes)
 
     @property
@@ -131,7 +136,7 @@ class Predictor:
     @property
     def _wants_large_batches(self) -> bool:
         """Whether as many images as possible go through a layer together."""
-        return self.backend.on_gpu or self.streams_layers
+        return self.backend.on_gpu or self.streams_layers or self.training_images is not None
 
     def _batches(self, count: int, rows_per_image: int) -> Iterator[slice]:
         """Divide the images of a task into the batches that go through all layers.
@@ -160,12 +165,28 @@ class Predictor:
         arrays = {name: self.backend.put(a) for name, a in layer.head.arrays.items()}
         return replace(layer, head=replace(layer.head, arrays=arrays))
 
+    def _forward(
+        self, before: State, scale: ImageScale, layers: Iterable[Layer]
+    ) -> Iterator[State]:
+        """Run a batch forward, and the training images with it if heads need them."""
+        architecture = self.architecture
+        if self.training_images is None:
+            yield from forward(architecture, before, layers)
+            return
+        trained = [
+            initial_state(self.backend.put(batch), scale, architecture)
+            for batch in self.training_images.batches(self.task_images)
+        ]
+        yield from forward_compared(architecture, before, trained, layers)
+
     def run(
         self,
         images: Array,
         first: int,
         augment: AugmentSpec,
         use: Callable[[slice, Iterator[State]], None],
+        *,
+        heads: bool = True,
     ) -> None:
         """Run images through the layers, batch by batch.
 
@@ -183,6 +204,8 @@ class Predictor:
             Called with each batch: the slice of its m images, and an iterator of the State of
             (1 + copies)·m images after each layer, first of the images, then of the first copy of
             each, and so on. Layers that it does not ask for are not run.
+        heads : bool, default True
+            Whether heads update the scores, which stay 0 otherwise.
         """
         backend, changes = self.backend, Augmentation(**augment.copy_options)
         scale = replace(self.image_scale, views=put_views(self.image_scale.views, backend))
@@ -206,7 +229,11 @@ class Predictor:
                 closing(self._iter_layers()) as layers,
             ):
                 before = initial_state(batch, scale, self.architecture)
-                use(rows, forward(self.architecture, before, layers))
+                if heads:
+                    use(rows, self._forward(before, scale, layers))
+                else:
+                    without_heads = (replace(layer, head=None) for layer in layers)
+                    use(rows, forward(self.architecture, before, without_heads))
 
     def scores(self, state: State, images: Array, first: int) -> Array:
         """Return the scores of a batch of images, averaged over their copies.
@@ -320,7 +347,7 @@ def compute_features(
             out[rows.start + slab.start : rows.start + slab.stop] = features
 
     with blas_threads(1):
-        predictor.run(images, _get_first_index(block_info), augment, use)
+        predictor.run(images, _get_first_index(block_info), augment, use, heads=False)
     return out
 
 

@@ -45,6 +45,11 @@ def make_plan(problem: Problem, spec: NetworkSpec, run_spec: RunSpec, workers: W
             f'tile_features={run_spec.tile_features} is for solver="exact", which factorizes the '
             "scatter matrix. Leave it out."
         )
+    if run_spec.tile_features and spec.head.fits_samples:
+        raise SpecError(
+            f"tile_features={run_spec.tile_features} is for heads that need the scatter matrix of "
+            f"the features. {spec.head.name!r} compares images instead. Leave it out."
+        )
     candidates = _iter_candidates(problem, spec, run_spec, workers)
     fitting = (plan for plan in candidates if _fits(plan, problem, spec, workers))
     best = next(fitting, None)
@@ -130,7 +135,8 @@ def _iter_candidates(
     while not run_spec.chunk_images and sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
     fast = [size for size in sizes if size >= min(MIN_FAST_CHUNK_IMAGES, sizes[0])]
-    features = 0 if spec.head.iterative_solver else problem.features(spec)
+    has_scatter = not (spec.head.iterative_solver or spec.head.fits_samples)
+    features = problem.features(spec) if has_scatter else 0
     sides = [side for side in TILE_SIDES if side < features]
     options: list[tuple[int, int | None]]  # images per chunk and side of the tiles
     if run_spec.tile_features:
@@ -209,6 +215,12 @@ def _explain_no_plan(
         count = spec.filters if isinstance(spec.filters, int) else 0
         if fitting := _find_largest(count, network_fits):
             remedies.append(f"replace filters={spec.filters} by filters of at most {fitting}")
+    if spec.head.fits_samples:
+        size = format_bytes(4 * problem.images**2)
+        remedies.append(
+            f"use a head without a matrix of all pairs of the {problem.images:,} images ({size}), "
+            'such as head="leave-one-out"'
+        )
     iterative = _solve_iteratively(spec)
     if iterative and _has_plan(problem, iterative, run_spec, smaller_workers):
         remedies.append('solve by conjugate gradients, solver="cg" (--solver cg)')

@@ -150,6 +150,9 @@ class Forecast:
             matrix = f"scatter matrix in tiles of {plan.tile_features:,} features"
             if self.tier.placement.cause == PlacementCause.MATRIX_DOES_NOT_FIT:
                 matrix += ', too large for one worker; with solver="cg" there is none'
+        if self.spec.head.fits_samples:
+            size = format_bytes(4 * plan.images**2)
+            matrix = f"matrix of all pairs of images kept whole, {size}"
         if solver := self.spec.head.iterative_solver:
             limit = pluralize(solver.iterations, "iteration")
             matrix = f"solved by conjugate gradients, at most {limit}"

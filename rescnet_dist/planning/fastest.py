@@ -32,7 +32,8 @@ def choose_fastest(
     One worker factorizes a matrix that is kept whole, in single precision on all threads of its
     machine. Tiles are factorized by all workers, in double precision, and go through the store.
     """
-    if plan.tile_features or spec.head.iterative_solver or workers.gpu_memory is not None:
+    has_scatter = not (spec.head.iterative_solver or spec.head.fits_samples)
+    if plan.tile_features or not has_scatter or workers.gpu_memory is not None:
         return plan
 
     def estimate_seconds(candidate: Plan) -> float:

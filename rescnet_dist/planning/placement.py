@@ -66,6 +66,8 @@ class Placement:
         Features per layer, for "matrix_does_not_fit".
     tile_features : int or None
         The option of this name, for "tiles_requested".
+    needs_features : bool
+        Whether the next layer needs the features of the maps.
     """
 
     cause: PlacementCause
@@ -76,6 +78,7 @@ class Placement:
     tile_features: int | None = None
     host_free_bytes: int | None = None
     feature_bytes: int | None = None
+    needs_features: bool = True
 
     @property
     def in_memory(self) -> bool:
@@ -86,6 +89,8 @@ class Placement:
     def keeps_features(self) -> bool:
         """Whether features stay in the memory of the workers although maps are in the store."""
         if self.in_memory or self.feature_bytes is None or self.free_bytes is None:
+            return False
+        if not self.needs_features:
             return False
         return self.feature_bytes <= self.free_bytes
 
@@ -104,7 +109,8 @@ def describe_placement(placement: Placement) -> str:
     if not placement.in_memory:
         place = f"in the store because {cause}" if cause else "in the store"
         return place + _describe_stored_features(placement)
-    features = "" if placement.cause in WITHOUT_FEATURES else ", with their features"
+    has_features = placement.needs_features and placement.cause not in WITHOUT_FEATURES
+    features = ", with their features" if has_features else ""
     has_host = placement.cause == PlacementCause.FITS_WITH_HOST
     memory = _describe_memory(placement) + (" and main memory" if has_host else "")
     return f"in workers' {memory}{features}: {cause}"
@@ -112,7 +118,7 @@ def describe_placement(placement: Placement) -> str:
 
 def _describe_stored_features(placement: Placement) -> str:
     """Return whether the features of maps in the store are computed once or twice, and why."""
-    if placement.feature_bytes is None:
+    if placement.feature_bytes is None or not placement.needs_features:
         return ""
     if placement.free_bytes is None:
         return "; features are computed twice"

@@ -12,6 +12,7 @@ import numpy as np
 from rescnet_dist.kernels.cpu.convolution import convolution_bytes
 from rescnet_dist.kernels.cpu.products import products_bytes
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
+from rescnet_dist.kernels.samples import PRODUCT_FEATURES
 from rescnet_dist.kernels.solving import MIN_SINGLE_FEATURES
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
 from rescnet_dist.planning.cg import FEATURE_SLAB_COPIES, SolverCosts, count_merges
@@ -40,6 +41,8 @@ DRIVER_BYTES_PER_GROUP = 20  # of the description of a graph, and the lists of w
 DRIVER_BYTES_PER_TASK = 1_000  # of tiles and blocks, whose graphs are sent task by task
 MAX_CHUNK_REPORTS = 400  # that reach the driver in a pass; each is of several chunks if need be
 FIRST_PASS_BYTES = 48 * 2**20  # by which a process grows in its first pass, whatever it computes
+PAIR_COPIES = 3  # of the matrix of all pairs of images: as computed, and in double precision
+SAMPLE_COLUMN_COPIES = 8  # of targets and weights of all images, in double precision
 WORKING_MEMORY_MARGIN = 1.15  # factor for what malloc and the codecs use in addition
 GPU_HOST_BYTES = 1500 * 2**20  # of main memory that CUDA and CuPy use in a worker
 GPU_CONTEXT_BYTES = 1024 * 2**20  # of GPU memory that CUDA and the workspaces of libraries use
@@ -140,6 +143,8 @@ def peak_memory(problem: Problem, spec: NetworkSpec, plan: Plan, workers: Worker
         sums = max_resident_accumulators(plan, threads) * vector_accumulator_bytes(problem, spec)
         solving = threads * (costs.task_bytes + costs.chunk_bytes) + sums
         working = max(working + sums, solving, costs.solve_bytes)
+    elif spec.head.fits_samples:
+        working += sample_bytes(problem, spec) + pair_bytes(problem, spec, PAIR_COPIES)
     elif plan.tile_features:
         tile = min(plan.tile_features, problem.features(spec))
         tiles = TILE_COPIES * 8 * tile**2 + 4 * 4 * tile * plan.chunk_images
@@ -161,10 +166,18 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     features, pixels = architecture.features, 4 * height * width * architecture.pixel_channels
     per_image = GPU_MAP_COPIES * 4 * height * width * architecture.max_maps
     per_image += GPU_PIXEL_COPIES * pixels
+    whole = 0
     if costs := SolverCosts.of(architecture, plan):
         per_image += GPU_FEATURE_COPIES * problem.feature_bytes(spec)
         slab = FEATURE_SLAB_COPIES * 4 * plan.chunk_images * features
         working = max(plan.chunk_images * per_image, costs.task_bytes + costs.chunk_bytes + slab)
+    elif spec.head.fits_samples:
+        per_image += GPU_FEATURE_COPIES * 4 * features
+        working = plan.chunk_images * per_image
+        # Each is allocated once and whole.
+        single = problem.images >= MIN_SINGLE_FEATURES
+        whole = sample_bytes(problem, spec)
+        whole += pair_bytes(problem, spec, 2 if single else PAIR_COPIES)
     else:
         per_image += GPU_FEATURE_COPIES * 4 * features
         working = plan.chunk_images * per_image
@@ -189,7 +202,20 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
         working += 4 * slab_images * features
     working += fitted_view_bytes(problem, spec)
     working = max(working, view_pass_bytes(problem, spec, plan, 1))
-    return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working)
+    return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working) + whole
+
+
+def sample_bytes(problem: Problem, spec: NetworkSpec) -> int:
+    """Return the bytes of the features of all images, for heads that compare images."""
+    itemsize = np.dtype(spec.store_dtype).itemsize
+    return problem.images * itemsize * problem.features(spec)
+
+
+def pair_bytes(problem: Problem, spec: NetworkSpec, copies: int) -> int:
+    """Return the bytes of the matrix of all pairs of images, in so many copies, and its solve."""
+    columns = SAMPLE_COLUMN_COPIES * 8 * problem.architecture(spec).targets
+    panel = 3 * 4 * PRODUCT_FEATURES  # of features whose products are summed
+    return problem.images * (copies * 4 * problem.images + columns + panel)
 
 
 def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
@@ -270,7 +296,9 @@ def kernel_bytes(problem: Problem, spec: NetworkSpec, layer: int) -> int:
 def vector_accumulator_bytes(problem: Problem, spec: NetworkSpec) -> int:
     """Return the bytes of an accumulator without the scatter matrix."""
     architecture = problem.architecture(spec)
-    vectors = architecture.targets + (2 if architecture.head.iterative_solver else 1)
+    head = architecture.head
+    targets = 0 if head.fits_samples else architecture.targets
+    vectors = targets + (2 if head.iterative_solver or head.fits_samples else 1)
     return 2 * 8 * architecture.features * vectors
 
 
@@ -284,6 +312,8 @@ def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     """Return the bytes of an accumulator as it is sent between workers."""
     has_scatter = not (plan.tile_features or spec.head.iterative_solver)
     scatter = 4 * problem.features(spec) ** 2 if has_scatter else 0
+    if spec.head.fits_samples:
+        scatter = sample_bytes(problem, spec) // plan.accumulators
     architecture = problem.architecture(spec)
     gathered = max(
         (
@@ -320,6 +350,8 @@ def bank_bytes(problem: Problem, spec: NetworkSpec) -> int:
 def layer_bytes(problem: Problem, spec: NetworkSpec) -> int:
     """Return the bytes of the weights of a layer in the store."""
     architecture = problem.architecture(spec)
+    if spec.head.fits_samples:  # weights and corrections of all images
+        return 8 * (problem.images * problem.classes + architecture.features)
     return 4 * architecture.targets * architecture.features
 
 

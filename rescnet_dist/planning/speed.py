@@ -90,7 +90,8 @@ class Speed:
         if in_memory:
             store = 0.0
         # Computing and store access overlap.
-        per_image = max(self.image_seconds + features**2 / self.product_rate, store)
+        scatter_seconds = 0.0 if spec.head.fits_samples else features**2 / self.product_rate
+        per_image = max(self.image_seconds + scatter_seconds, store)
         scatter = features**2 * problem.images / self.product_rate
         solve = self.solve_seconds(problem, spec)
         # The merges on the longest path of the tree, which are sequential.
@@ -138,7 +139,14 @@ class Speed:
         return max(work / slots, longest) / rate
 
     def solve_seconds(self, problem: Problem, spec: NetworkSpec) -> float:
-        """Estimate the seconds of the factorization of a scatter matrix that is kept whole."""
+        """Estimate the seconds of the factorization of a scatter matrix that is kept whole.
+
+        For heads that compare images, it is that of the matrix of all pairs, with its products.
+        """
+        if spec.head.fits_samples:
+            products = problem.images**2 * problem.features(spec)
+            rate = self.threads * self.product_rate
+            return products / rate + problem.images**3 / 3 / self.factor_rate
         return problem.features(spec) ** 3 / 3 / self.factor_rate
 
     def with_threads(self, threads: int) -> Speed:
@@ -220,6 +228,8 @@ def random_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
         rng.normal(size=(size, size, inputs, maps)),
         np.zeros(maps),
     )
+    # Heads that compare images know the updates of all images of a run.
+    has_previous = layer > spec.first_head and not spec.head.fits_samples
     class_counts = np.full(problem.classes, max(1, problem.images // problem.classes))
     return GrowingLayer(
         architecture=architecture,
@@ -230,7 +240,7 @@ def random_layer(problem: Problem, spec: NetworkSpec) -> GrowingLayer:
             {view.name: view.untrained(problem.image_shape) for view in architecture.views},
         ),
         bank=bank,
-        previous=_make_head(architecture, layer - 1) if layer > spec.first_head else None,
+        previous=_make_head(architecture, layer - 1) if has_previous else None,
         class_counts=class_counts,
     )
 

@@ -103,6 +103,7 @@ def cached_bytes(
 
     Without maps, features are all that it keeps.
     """
+    features = features and not spec.head.fits_samples  # which need those of no other layer
     feature_bytes = problem.feature_bytes(spec) if features else 0
     if not maps:
         return rows * feature_bytes
@@ -131,6 +132,7 @@ def choose_tier(
 
     sizes = fullest_worker_bytes(), fullest_worker_bytes(features=False)
     placement = _choose_placement(problem, spec, run_spec, plan, workers, *sizes)
+    placement = replace(placement, needs_features=not spec.head.fits_samples)
     if not placement.in_memory:
         used, budget = _memory_use(problem, spec, plan, workers)
         placement = replace(
@@ -142,7 +144,9 @@ def choose_tier(
             return Tier(False, True, placement.feature_bytes or 0, placement)
     return Tier(
         in_memory=placement.in_memory,
-        features=placement.in_memory and placement.cause not in WITHOUT_FEATURES,
+        features=placement.in_memory
+        and placement.needs_features
+        and placement.cause not in WITHOUT_FEATURES,
         cached_bytes=sizes[placement.cause in WITHOUT_FEATURES],
         placement=placement,
     )

@@ -299,7 +299,7 @@ class Reader:
         with self.backend.working():
             before = initial_state(images, scale, architecture)
             maps, scores = initial or (None, before.scores)
-            rows = TrainingRows(chunk.labels, chunk.train, chunk.rows.image)
+            rows = TrainingRows(chunk.labels, chunk.train, chunk.rows.image, chunk.start)
             before = State(before.pixels, maps, scores, layer=first, rows=rows)
             after = replay(architecture, before, layers)
         assert after.maps is not None

@@ -21,6 +21,7 @@ from rescnet_dist.kernels import (
     LayerInput,
     to_host,
 )
+from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model import (
     Bank,
     BankStatistics,
@@ -235,6 +236,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
                         chunk.weights,
                         chunk.repeats,
                         chunk.rows.image,
+                        chunk.start,
                     )
                     del pixels, old
                     statistics = statistics.fold(grown)
@@ -337,7 +339,9 @@ def score_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Ta
                 with reader.meter.timing("read"):
                     old = get_value()
                 with reader.meter.timing("compute"):
-                    training = TrainingRows(chunk.labels, chunk.train, chunk.rows.image)
+                    training = TrainingRows(
+                        chunk.labels, chunk.train, chunk.rows.image, chunk.start
+                    )
                     before = State(None, old.maps, old.scores, old.features, layer, training)
                     scores = advance(architecture, before, head=head).scores
                     counted = chunk.labels, chunk.train, architecture.head.target
@@ -397,7 +401,13 @@ def size_of_fields(value: Any) -> int:
 
 
 # What these hold is counted by `size_of_fields` too, such as the statistics of filter learners.
-for _accumulator_class in (FeatureMoments, LayerStatistics, Checksums, ChecksummedStatistics):
+for _accumulator_class in (
+    FeatureMoments,
+    FeatureSamples,
+    LayerStatistics,
+    Checksums,
+    ChecksummedStatistics,
+):
     sizeof.register(_accumulator_class, size_of_fields)
 
 

@@ -24,10 +24,12 @@ from rescnet_dist.kernels import (
     to_host,
 )
 from rescnet_dist.kernels.inputs import LayerInput
+from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model import Bank, BankStatistics, Observation, View, put_views
 from rescnet_dist.model.features.binary_hash import BinaryHash
 from rescnet_dist.model.features.covariance_root import CovarianceRoot
 from rescnet_dist.model.features.first_order import FirstOrder
+from rescnet_dist.model.heads.kernel_ridge import KernelRidge
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.model.views.global_contrast import GlobalContrast
 from rescnet_dist.model.views.zca import ZCA
@@ -42,6 +44,7 @@ from tests.patch_statistics import patch_statistics
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"float32": 2e-5, "split": 2e-5, "half": 3e-3}  # relative error by matmul_precision
+ALL = slice(None)
 GPU_RUN = RunSpec(array_backend="cupy", validation=0.2, checkpoint_every=2)
 SPEC = NetworkSpec.preset("digits").replace(
     filters=8, first_filter_size=5, max_layers=5, learning_rate=0.4
@@ -580,6 +583,45 @@ def test_leave_one_out_run_equals_that_of_the_cpu(
     runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
     one, other = (fit(tmp_path / name, run, spec) for name, run in runs.items())
     assert relative_error(other.decision_function(images), one.decision_function(images)) < 1e-3
+
+
+@pytest.mark.parametrize("matmul_precision", TOLERANCE)
+@pytest.mark.parametrize("count", [500, 2500])  # with refinement from 2048 on
+def test_kernel_ridge_equals_that_of_the_cpu(
+    backend: Backend, matmul_precision: str, count: int, rng: np.random.Generator
+) -> None:
+    """Weights, corrections of training and of validation images, and comparisons."""
+    features = rng.normal(size=(count, 300)).astype(np.float32)
+    targets = np.concatenate([features[:, :3] > 1, np.sign(features[:, 3:67])], axis=1)
+    train, head = np.arange(count) % 10 > 0, KernelRidge()
+
+    def fit_head(xp: Any) -> list[Any]:
+        samples = FeatureSamples.empty(300, "float32", xp)
+        for part in np.array_split(np.arange(count), 3):
+            own = xp.asarray(features[part]), xp.asarray(targets[part].astype(np.float32))
+            samples = samples.fold(int(part[0]), *own, train[part])
+        arrays = head.fit(samples, 3)
+        rows = xp.asarray(features)
+        compared = head.compare(arrays, rows[:50], rows[xp.asarray(np.flatnonzero(train))], ALL)
+        return [backend.get(values) for values in (*arrays.values(), compared)]
+
+    with Backend("cupy", matmul_precision).working():
+        for found, expected in zip(fit_head(backend.xp), fit_head(np), strict=True):
+            assert relative_error(found, expected) < 10 * TOLERANCE[matmul_precision]
+
+
+def test_kernel_ridge_run_equals_that_of_the_cpu(
+    client: Client, backend: Backend, tmp_path: Path
+) -> None:
+    """Training and prediction, which runs the training images forward on the GPU."""
+    spec = SPEC.replace(head="kernel-ridge", max_layers=3)
+    images, _ = load_digits()
+    runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
+    one, other = (fit(tmp_path / name, run, spec) for name, run in runs.items())
+    expected = one.decision_function(images[:500])
+    assert relative_error(other.decision_function(images[:500]), expected) < 1e-3
+    on_gpu = other.network_.on("cupy")
+    assert relative_error(on_gpu.scores(images[:500]), expected) < 1e-3
 
 
 def test_weighted_run_equals_that_of_the_cpu(

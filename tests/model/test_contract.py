@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rescnet_dist.kernels import FeatureMoments, LayerInput
+from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model import (
     FEATURES,
     FILTERS,
@@ -209,12 +210,23 @@ def test_heads_fit_what_they_declare(name: str, rng: np.random.Generator) -> Non
     scores = np.zeros((60, 3), np.float32)
     targets = head.targets(scores, labels, first=True)
     assert targets.shape == (60, head.target_count(3))
-    moments = FeatureMoments.empty(8, head.target_count(3)).fold(features, targets)
+    if head.fits_samples:
+        signs = rng.choice([-1, 1], (60, head.probe_count)).astype(np.float32)
+        both, train = np.concatenate([targets, signs], axis=1), np.arange(60) < 50
+        moments = FeatureSamples.empty(8, "float32").fold(0, features, both, train)
+    else:
+        moments = FeatureMoments.empty(8, head.target_count(3)).fold(features, targets)
     arrays = head.fit(moments, 3)
     assert {key: np.ndim(value) for key, value in arrays.items()} == {
         key: len(dims) for key, dims in head.arrays.items()
     }
-    correction = head.correction(arrays, features)
+    if head.fits_samples:
+        assert head.sample_count(arrays) == 50
+        correction = head.compare(arrays, features, features[:50], slice(0, 50))
+        known = head.known_correction(arrays, np.arange(50, 60))  # of validation images
+        np.testing.assert_allclose(known, correction[50:], rtol=1e-5, atol=1e-6)
+    else:
+        correction = head.correction(arrays, features)
     assert correction.shape == (60, 3)
     assert (correction.argmax(axis=1) == labels).mean() > 0.7
     assert head.workspace_bytes(8, 3) >= 0

@@ -135,4 +135,5 @@ def test_no_workers_have_no_numbers() -> None:
         "tile_features": None,
         "host_free_bytes": None,
         "feature_bytes": None,
+        "needs_features": True,
     }

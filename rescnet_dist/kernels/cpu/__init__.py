@@ -7,22 +7,27 @@ from rescnet_dist.kernels.cpu.pixels import gather_sums
 from rescnet_dist.kernels.cpu.pooling import pool_blocks
 from rescnet_dist.kernels.cpu.products import patch_products
 from rescnet_dist.kernels.cpu.roots import pool_roots
-from rescnet_dist.kernels.cpu.scatter import add_outer, column_means, new_rows, new_square
-from rescnet_dist.kernels.cpu.solve import factor_scaled, solve_factored, whiten
+from rescnet_dist.kernels.cpu.scatter import (
+    add_outer,
+    column_means,
+    multiply_rows,
+    new_rows,
+    new_square,
+)
+from rescnet_dist.kernels.cpu.solve import whiten
 
 __all__ = [
     "add_outer",
     "add_scatter",
     "column_means",
     "convolve",
-    "factor_scaled",
     "gather_sums",
     "hash_blocks",
+    "multiply_rows",
     "new_rows",
     "new_square",
     "patch_products",
     "pool_blocks",
     "pool_roots",
-    "solve_factored",
     "whiten",
 ]

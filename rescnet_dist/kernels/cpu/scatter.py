@@ -22,6 +22,11 @@ def new_rows(n: int, scatter: Array) -> Array:
     return np.empty((n, len(scatter)), scatter.dtype)
 
 
+def multiply_rows(left: Array, right: Array) -> Array:
+    """Return left·rightᵀ (n, m) of rows (n, D) and (m, D) in float32."""
+    return np.asarray(left @ right.T)
+
+
 def add_outer(total: Array, vector: Array, factor: float) -> None:
     """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
     add = getattr(scipy.linalg.blas, f"{'s' if total.dtype == np.float32 else 'd'}syr")

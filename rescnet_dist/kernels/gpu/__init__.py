@@ -8,8 +8,14 @@ from rescnet_dist.kernels.gpu.hashing import hash_blocks
 from rescnet_dist.kernels.gpu.patches import patch_products
 from rescnet_dist.kernels.gpu.pooling import pool_blocks
 from rescnet_dist.kernels.gpu.roots import pool_roots
-from rescnet_dist.kernels.gpu.scatter import add_outer, add_scatter, new_rows, new_square
-from rescnet_dist.kernels.gpu.solve import factor_scaled, solve_factored, whiten
+from rescnet_dist.kernels.gpu.scatter import (
+    add_outer,
+    add_scatter,
+    multiply_rows,
+    new_rows,
+    new_square,
+)
+from rescnet_dist.kernels.gpu.solve import whiten
 from rescnet_dist.kernels.gpu.sums import column_means, gather_sums
 
 __all__ = [
@@ -17,14 +23,13 @@ __all__ = [
     "add_scatter",
     "column_means",
     "convolve",
-    "factor_scaled",
     "gather_sums",
     "hash_blocks",
+    "multiply_rows",
     "new_rows",
     "new_square",
     "patch_products",
     "pool_blocks",
     "pool_roots",
-    "solve_factored",
     "whiten",
 ]

@@ -63,6 +63,20 @@ def add_scatter(total: Array, rows: Array) -> None:
         add_panels(total, parts[left], parts[right])
 
 
+def multiply_rows(left: Array, right: Array) -> Array:
+    """Return left·rightᵀ (n, m) of rows (n, D) and (m, D) in float32.
+
+    With the `matmul_precision` "half", rows are rounded to half precision; they should be of the
+    order of 1.
+    """
+    if matmul_precision() != "half":
+        return left @ right.T
+    product = cupy.zeros((len(right), len(left)), np.float32)
+    left, right = (cupy.ascontiguousarray(rows, np.float16) for rows in (left, right))
+    gemm(left, right, product.data.ptr, len(left))
+    return product.T
+
+
 def add_outer(total: Array, vector: Array, factor: float) -> None:
     """Add factor·v vᵀ, v = vector (D,), to total (D, D)."""
     v = vector.astype(total.dtype)

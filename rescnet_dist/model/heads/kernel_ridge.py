@@ -1,0 +1,155 @@
+"""Kernel ridge regression of leave-one-out errors: images are compared with all training images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rescnet_dist.errors import SpecError
+from rescnet_dist.kernels import one_hot
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
+from rescnet_dist.kernels.leverage import leave_one_out
+from rescnet_dist.kernels.samples import (
+    FeatureSamples,
+    FeatureScaling,
+    GaussianKernel,
+    kernel_ridge,
+    select_rows,
+    train_places,
+)
+from rescnet_dist.model.components import Head
+from rescnet_dist.model.graph import OnnxGraph
+from rescnet_dist.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRidge(Head):
+    """Kernel ridge regression of Y − Ŷ with a Gaussian kernel of the features.
+
+    A layer has a weight for each training image and class, and prediction computes the features of
+    all training images again. Errors of training images are those without the image and its copies,
+    as in `leave-one-out`.
+
+    The arrays are weights (N, C) of the training images, corrections (R, C) of all rows of the run,
+    and the mean (D,) and scale (D,) of the features.
+    """
+
+    name: ClassVar[str] = "kernel-ridge"
+    fits_samples: ClassVar[bool] = True
+    arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weights": ("training_image", "class"),
+        "corrections": ("row", "class"),
+        "feature_mean": ("feature",),
+        "feature_scale": ("feature",),
+    }
+    training_arrays: ClassVar[frozenset[str]] = frozenset({"corrections"})
+
+    width: float = option(
+        1.0,
+        help="width of the kernel, relative to the mean square of the features",
+        doc="Width w of the kernel exp(−|x − y|²/(2·w·s)), where s is the mean of |x|² over the "
+        "training images.",
+        above=0,
+    )
+    ridge: float = option(
+        0.15,
+        help="ridge γ of the head, added to the kernel of an image with itself, which is 1",
+        doc="Ridge γ of the regression. The kernel of an image with itself is 1.",
+        above=0,
+    )
+    target: float = option(
+        0.8,
+        help="target score λ of the true class",
+        doc="Score λ of the true class above which an error counts as negative in reports. The "
+        "regression itself has the target 1.",
+        low=0,
+        high=1,
+    )
+    probes: int = option(
+        64,
+        help="random signs by which leverages are estimated",
+        doc="Number of random signs of an image, as further targets, by which its leverage is "
+        "estimated. Its standard error is at most 0.5/√probes.",
+        low=1,
+        high=1024,
+    )
+    leverage_share: float = option(
+        1.0,
+        help="share of its leverage by which an image is left out; 0 fits training errors",
+        doc="Share of the leverage of an image that is removed from its score. 1 leaves the image "
+        "out, 0 fits to training errors.",
+        low=0,
+        high=1,
+    )
+
+    @property
+    def probe_count(self) -> int:
+        """The number of random signs; see `Head.probe_count`."""
+        return self.probes
+
+    def target_count(self, classes: int) -> int:
+        """Return the number of classes C."""
+        return classes
+
+    def targets(self, scores: Array, labels: Array, *, first: bool) -> Array:
+        """Return the errors Y − Ŷ (n, C)."""
+        return one_hot(labels, scores.shape[1]) - scores
+
+    def fit(self, moments: Any, classes: int, whitening: Any = None) -> dict[str, Array]:
+        """Fit the regression of errors and signs to FeatureSamples; see `Head.fit`."""
+        samples: FeatureSamples = moments
+        xp = get_array_module(samples.blocks[0].features)
+        scaling = samples.scaling()
+        kernel = GaussianKernel(scaling, self.width)
+        train = np.concatenate([block.train for block in samples.blocks])
+        targets = xp.concatenate([select_rows(b.targets, b.train) for b in samples.blocks])
+        weights, fitted = kernel_ridge(kernel.pairs(samples.blocks), targets, self.ridge)
+        weights = weights[:, :classes].astype(np.float32)
+        fitted = fitted.astype(np.float32)
+        corrections = xp.empty((len(train), classes), np.float32)
+        corrections[asarray_like(np.flatnonzero(train), targets)] = leave_one_out(
+            fitted[:, :classes],
+            targets[:, :classes],
+            fitted[:, classes:],
+            targets[:, classes:],
+            self.leverage_share,
+        )
+        if not train.all():
+            others = xp.concatenate([select_rows(b.features, ~b.train) for b in samples.blocks])
+            predicted = xp.zeros((len(others), classes), np.float32)
+            for place, block in train_places(samples.blocks):
+                trained = select_rows(block.features, block.train)
+                predicted += kernel.products(others, trained, weights[place])
+            corrections[asarray_like(np.flatnonzero(~train), targets)] = predicted
+        return {
+            "weights": weights,
+            "corrections": corrections,
+            "feature_mean": scaling.mean,
+            "feature_scale": scaling.scale,
+        }
+
+    def known_correction(self, arrays: Mapping[str, Array], rows: Array) -> Array:
+        """Return the stored corrections (n, C) of rows of the run; see `Head.known_correction`."""
+        return arrays["corrections"][rows]
+
+    def sample_count(self, arrays: Mapping[str, Array]) -> int:
+        """Return the number of training images, copies included."""
+        return len(arrays["weights"])
+
+    def compare(
+        self, arrays: Mapping[str, Array], features: Array, trained: Array, rows: slice
+    ) -> Array:
+        """Return what some training images add to the predicted errors; see `Head.compare`."""
+        scaling = FeatureScaling(arrays["feature_mean"], arrays["feature_scale"])
+        kernel = GaussianKernel(scaling, self.width)
+        return kernel.products(features, trained, arrays["weights"][rows])
+
+    def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
+        """Raise SpecError: the training images cannot be part of an ONNX file."""
+        raise SpecError(
+            f"A network with the head {self.name!r} compares images with all training images, and "
+            'cannot be exported to ONNX. Train one with head="leave-one-out" for this.'
+        )
