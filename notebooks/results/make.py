@@ -117,6 +117,9 @@ RESULTS = {
     "cifar10-root-rich": Result(
         "CIFAR-10, flips, shifts, correlation roots", "cifar10", 0.8835, "flips alone"
     ),
+    "cifar10-kernel": Result(
+        "CIFAR-10, correlation roots, kernel", "cifar10", 0.8754, "937 layers, stride 1"
+    ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"
@@ -343,7 +346,8 @@ def describe_data(images: Any, codes: Any) -> dict[str, Any]:
     """
     digest = hashlib.sha256()
     for block in da.asarray(images).rechunk({1: -1, 2: -1, 3: -1}).blocks:
-        digest.update(np.ascontiguousarray(block.compute()).data)
+        here = block.compute(scheduler="synchronous")  # a cluster would get all images
+        digest.update(np.ascontiguousarray(here).data)
     digest.update(np.asarray(codes).astype("<i8").data)
     return {"images": len(codes), "sha256": digest.hexdigest()}
 

@@ -17,7 +17,7 @@ RESULTS = (
     "digits",
     "mnist",
     "mnist-shifts",
-    "cifar10-root",
+    "cifar10-kernel",
     "cifar10-root-flips",
     "cifar10-root-rich",
 )
