@@ -89,15 +89,18 @@ def _read_table() -> dict[str, list[dict[str, Any]]]:
 
 def make_table() -> str:
     """Return the text of the table: the flags of all specs, a line each, without defaults."""
+    from inspect import signature
+
     from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 
     specs = (NetworkSpec, RunSpec, AugmentSpec)
+    defaults = {name: found.default for name, found in signature(Flag).parameters.items()}
     tables = []
     for spec in specs:
         lines = []
         for flag in declared_flags(spec):
-            unset = Flag._field_defaults
-            values = {k: v for k, v in flag._asdict().items() if k not in unset or v != unset[k]}
+            pairs = [(name, getattr(flag, name)) for name in defaults]
+            values = {name: value for name, value in pairs if value != defaults[name]}
             lines.append("    " + json.dumps(values, ensure_ascii=False))
         tables.append(f'  "{spec.table}": [\n' + ",\n".join(lines) + "\n  ]")
     return "{\n" + ",\n".join(tables) + "\n}\n"
