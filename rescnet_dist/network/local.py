@@ -1,6 +1,6 @@
-"""Images in memory, divided between threads of this process.
+"""Images in memory, divided between threads of this process or tasks of Dask.
 
-Dask would do the same, but importing dask.array and distributed takes a second.
+No array of Dask is made of them: importing dask.array takes a second, here and in each worker.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -54,18 +55,22 @@ def uses_own_threads() -> bool:
     return not is_configured and find_client() is None
 
 
-def map_rows(compute: Callable[..., Array], chunks: Sequence[int], *arrays: Array) -> list[Array]:
-    """Call a function with consecutive rows of arrays, in threads.
+def map_in_threads(
+    compute: Callable[..., Array], chunks: Sequence[int], arrays: Sequence[Array], shared: Any
+) -> list[Array]:
+    """Call a function with consecutive rows of arrays, in threads of this process.
 
     Parameters
     ----------
     compute : callable
-        Function of the rows of each array, with the keyword `block_info` that
+        Function of the rows of each array and of `shared`, with the keyword `block_info` that
         `dask.array.map_blocks` gives it, as far as the rows of the first array go.
     chunks : sequence of int
         Number of rows of each call; their sum is n.
-    *arrays : ndarray of shape (n, ...)
+    arrays : sequence of ndarray of shape (n, ...)
         The arrays.
+    shared : object
+        Another argument of all calls.
 
     Returns
     -------
@@ -73,10 +78,43 @@ def map_rows(compute: Callable[..., Array], chunks: Sequence[int], *arrays: Arra
         What the calls return, in order.
     """
 
-    def call(rows: tuple[int, int]) -> Array:
-        blocks = (array[slice(*rows)] for array in arrays)
-        return compute(*blocks, block_info={0: {"array-location": [rows]}})
+    with ThreadPoolExecutor(min(CPU_COUNT, len(chunks))) as pool:
+        return list(pool.map(partial(_call, compute, shared), *_divide(chunks, arrays)))
 
+
+def map_in_tasks(
+    compute: Callable[..., Array], chunks: Sequence[int], arrays: Sequence[Array], shared: Any
+) -> list[Array]:
+    """Call a function with consecutive rows of arrays, in tasks of Dask, and compute these.
+
+    Parameters
+    ----------
+    compute, chunks, arrays
+        As of `map_in_threads`.
+    shared : Delayed or object
+        Another argument of all calls; one that is Delayed is computed once.
+
+    Returns
+    -------
+    list of ndarray
+        What the calls return, in order.
+    """
+    from dask.delayed import delayed
+
+    call = delayed(_call, pure=False)
+    return list(dask.compute(*map(partial(call, compute, shared), *_divide(chunks, arrays))))
+
+
+def _call(
+    compute: Callable[..., Array], shared: Any, rows: tuple[int, int], blocks: Sequence[Array]
+) -> Array:
+    """Call a function with rows of arrays, of which it gets the number of the first."""
+    return compute(*blocks, shared, block_info={0: {"array-location": [rows]}})
+
+
+def _divide(
+    chunks: Sequence[int], arrays: Sequence[Array]
+) -> tuple[list[tuple[int, int]], list[list[Array]]]:
+    """Return the first row and the one after the last of each chunk, and these rows of arrays."""
     edges = list(pairwise(accumulate(chunks, initial=0)))
-    with ThreadPoolExecutor(min(CPU_COUNT, len(edges))) as pool:
-        return list(pool.map(call, edges))
+    return edges, [[array[start:stop] for array in arrays] for start, stop in edges]

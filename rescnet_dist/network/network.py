@@ -24,7 +24,7 @@ from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
-from rescnet_dist.network.local import find_client, map_rows, uses_own_threads
+from rescnet_dist.network.local import find_client, map_in_tasks, map_in_threads, uses_own_threads
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     GPU_LAYERS,
@@ -314,28 +314,34 @@ class Network(BaseNetwork):
                 return compute(array, predictor, augment)
             step = max(predictor.slab_images, -(-count // (TASKS_PER_CORE * CPU_COUNT)))
             step = min(step, predictor.task_images)
-            if uses_own_threads():
-                starts = range(0, count, step)
-                chunks = predictor.divide(tuple(min(step, count - start) for start in starts))
-                task = partial(compute, predictor=predictor, augment=augment)
-                return np.concatenate(map_rows(task, chunks, array))
-            import dask.array as da  # slow to import
-
-            array = da.from_array(array, (step, -1, -1, -1), name=False)
+            chunks = tuple(min(step, count - start) for start in range(0, count, step))
+            parts = self._map_in_memory(compute, predictor.divide(chunks), [array], augment)
+            return np.concatenate(parts)
         tasks = array.rechunk((predictor.divide(array.chunks[0]), -1, -1, -1))
         result = tasks.map_blocks(
             compute,
-            self._share_predictor(lazy=images.is_lazy),
+            self._share_predictor(lazy=True),
             augment,
             drop_axis=list(range(1 + len(shape), 4)),
             chunks=(tasks.chunks[0], *((length,) for length in shape)),
             dtype=np.float32,
             meta=np.empty((0,) * (1 + len(shape)), np.float32),
         )
-        if images.is_lazy:
-            return result.rechunk({0: array.chunks[0]})
+        return result.rechunk({0: array.chunks[0]})
+
+    def _map_in_memory(
+        self,
+        compute: Callable[..., Array],
+        chunks: Sequence[int],
+        arrays: Sequence[Array],
+        augment: AugmentSpec,
+    ) -> list[Array]:
+        """Return what `compute` gives for rows of arrays in memory, in chunks of that size."""
+        task = partial(compute, augment=augment)
+        if uses_own_threads():
+            return map_in_threads(task, chunks, arrays, self.predictor)
         with images_in_graphs():
-            return result.compute()
+            return map_in_tasks(task, chunks, arrays, self._share_predictor(lazy=False))
 
     def _share_predictor(self, *, lazy: bool) -> Any:
         """Return the predictor as an argument of the tasks of a graph.
@@ -420,11 +426,11 @@ class Network(BaseNetwork):
         """
         images, augment = self._prepare(images, augment)
         self.look_at(images)
-        if not (images.is_lazy or is_dask_array(codes)) and uses_own_threads():
-            task = partial(count_staged_correct, predictor=self.predictor, augment=augment)
+        if not (images.is_lazy or is_dask_array(codes)):
             chunks = self.predictor.divide((images.shape[0],))
-            rows = np.asarray(images.array), np.asarray(codes)[:, None, None, None]
-            return np.sum(map_rows(task, chunks, *rows), axis=(0, 1))
+            rows = [np.asarray(images.array), np.asarray(codes)[:, None, None, None]]
+            counts = self._map_in_memory(count_staged_correct, chunks, rows, augment)
+            return np.asarray(np.sum(counts, axis=(0, 1)))
         import dask.array as da  # slow to import
 
         array = da.asarray(images.array)

@@ -166,6 +166,19 @@ def _run_script(script: Path, *arguments: str, **options: Any) -> list[list[Any]
     return list(json.loads(done.stdout))
 
 
+def test_server_imports_what_tasks_need() -> None:
+    """Those of passes and of the test accuracy; dask.array takes a second, and no task needs it."""
+    code = """
+import sys
+import rescnet_dist.cli.preload
+needed = {"rescnet_dist.network.scoring", "rescnet_dist.train.passes"}
+slow = {"dask.array", "pandas", "sklearn", "xarray"}
+sys.exit(str((needed - sys.modules.keys(), slow & sys.modules.keys())))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "(set(), set())\n"
+
+
 @pytest.mark.parametrize("name", CLUSTER_HELP)
 def test_no_server_for_a_named_cluster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers run elsewhere."""

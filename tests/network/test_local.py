@@ -15,7 +15,7 @@ from distributed.system import memory_limit
 
 from rescnet_dist import AugmentSpec, Network
 from rescnet_dist.network.layer_cache import get_machine_memory
-from rescnet_dist.network.local import map_rows, uses_own_threads
+from rescnet_dist.network.local import map_in_tasks, map_in_threads, uses_own_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COPIES = AugmentSpec(copies=2, shift=1)
@@ -31,24 +31,28 @@ def network(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
     return found
 
 
-def test_rows_are_mapped_in_order() -> None:
-    """With the number of the first row, and in threads."""
+@pytest.mark.parametrize("map_rows", [map_in_threads, map_in_tasks])
+def test_rows_are_mapped_in_order(map_rows: Any) -> None:
+    """With the number of the first row."""
 
-    def describe(rows: Array, more: Array, block_info: Any) -> Array:
-        return np.array([rows[0], len(rows), more[0], block_info[0]["array-location"][0][0]])
+    def describe(rows: Array, more: Array, shared: str, block_info: Any) -> Array:
+        first = block_info[0]["array-location"][0][0]
+        return np.array([rows[0], len(rows), more[0], len(shared), first])
 
     rows = np.arange(10)
     assert np.array_equal(
-        map_rows(describe, (4, 4, 2), rows, -rows), [[0, 4, 0, 0], [4, 4, -4, 4], [8, 2, -8, 8]]
+        map_rows(describe, (4, 4, 2), (rows, -rows), "abc"),
+        [[0, 4, 0, 3, 0], [4, 4, -4, 3, 4], [8, 2, -8, 3, 8]],
     )
 
 
-def test_error_of_a_task_is_raised() -> None:
-    def fail(rows: Array, block_info: Any) -> Array:
+@pytest.mark.parametrize("map_rows", [map_in_threads, map_in_tasks])
+def test_error_of_a_task_is_raised(map_rows: Any) -> None:
+    def fail(rows: Array, shared: None, block_info: Any) -> Array:
         raise ValueError(f"row {rows[0]}")
 
-    with pytest.raises(ValueError, match="row 0"):
-        map_rows(fail, (1,) * 20, np.arange(20))
+    with pytest.raises(ValueError, match="row "):
+        map_rows(fail, (1,) * 20, [np.arange(20)], None)
 
 
 def test_same_bits_as_by_dask(network: Network, images: Array, labels: Array) -> None:
@@ -99,6 +103,22 @@ network.evaluate(images, np.zeros(200, int))
 network.staged_accuracy(images, np.zeros(200, int))
 slow = {{"dask.array", "distributed", "pandas", "sklearn", "xarray"}}
 sys.exit(str(slow & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "set()\n"
+
+
+def test_images_in_memory_on_a_cluster_need_no_dask_arrays(run_folder: Path) -> None:
+    """Here and in workers, each of which would import dask.array for a second."""
+    code = f"""
+import sys
+from distributed import Client
+from rescnet_dist.data import load_digits
+from rescnet_dist.network import load_network
+with Client(processes=False, n_workers=1, dashboard_address=None):
+    network = load_network({str(run_folder)!r})
+    assert network.scores(load_digits()[0][:200, ::2, ::2]).shape == (200, 10)
+sys.exit(str({{"dask.array", "pandas", "xarray"}} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == "set()\n"
