@@ -13,7 +13,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def on_gpu(array: Any) -> bool:
     """Return whether an array is a CuPy array."""
-    return type(array).__module__.startswith("cupy")
+    kind = type(array)
+    return kind is not np.ndarray and kind.__module__.startswith("cupy")
 
 
 def get_array_module(array: Any) -> Any:

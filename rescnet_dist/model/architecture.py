@@ -351,6 +351,18 @@ class Architecture:
         SpecError
             If the learners of a tower cannot fit so many filters.
         """
+        known = self._known_towers
+        if layer not in known:
+            known[layer] = self._make_towers(layer)
+        return known[layer]
+
+    @cached_property
+    def _known_towers(self) -> dict[int, tuple[Tower, ...]]:
+        """The results of `towers` so far: for one image, making them takes a tenth of a layer."""
+        return {}
+
+    def _make_towers(self, layer: int) -> tuple[Tower, ...]:
+        """Return the towers of a layer; raise SpecError as `towers` does."""
         towers, first_stream = [], 0
         numbers = zip(self._filter_counts(layer), self._tower_filters(layer), strict=True)
         for view, (total, filters) in zip(self.views, numbers, strict=True):

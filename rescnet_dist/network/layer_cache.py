@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -87,6 +87,7 @@ def _find_worker_memory() -> int | None:
         return _worker_memory.get()
 
 
+@cache
 def get_machine_memory() -> int:
     """Return the bytes of memory of the machine, or those that the container may use.
 
