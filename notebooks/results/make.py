@@ -108,7 +108,7 @@ RESULTS = {
         "CIFAR-10, leave-one-out errors", "cifar10", 0.8754, "937 layers, stride 1"
     ),
     "cifar10-root": Result(
-        "CIFAR-10, correlation roots, leave-one-out errors",
+        "CIFAR-10, correlation roots, images left out",
         "cifar10",
         0.8754,
         "937 layers, stride 1",
