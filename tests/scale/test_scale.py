@@ -27,8 +27,8 @@ from rescnet_dist.train.task import GroupParts, Task
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results.json")
-SIZES = (16, 64, 256, 1000)
-PACED = ((256, 4.0), (1000, 15.0))  # workers, and seconds of a task: some 130 tasks per second
+SIZES = (16, 64, 256)  # 1,000 workers with tasks of no time need more than two cores
+PACED = ((256, 4.0), (1000, 5.0))  # workers, and seconds of a task
 
 
 @pytest.mark.scale
@@ -90,5 +90,5 @@ def test_page_shows_the_last_results() -> None:
     assert "\n".join(rig_report.format_paced_table(record["paced"])) in page
     assert record["machine"] in page
     results = [*record["sizes"], *record["paced"]]
-    assert {size["workers"] for size in results} == set(SIZES)
+    assert {size["workers"] for size in results} == {*SIZES, *(workers for workers, _ in PACED)}
     assert rig_report.find_missed_bars(results) == []
