@@ -53,6 +53,9 @@ def test_given_options_take_precedence() -> None:
     assert (spec.filters, spec.ridge, spec.bank[0].learner.name) == (8, 0.5, "dct")
     spec = NetworkSpec.auto((28, 28, 1), 6000, 10, head="classify", learning_rate=0.1)
     assert (spec.head.name, spec.sigma, spec.learning_rate) == ("classify", 2, 0.1)
+    for given, ridge in ({}, 0.15), ({"ridge": 0.3}, 0.3):
+        spec = NetworkSpec.auto((14, 14, 1), 300, 10, head="kernel-ridge", **given)
+        assert (spec.head.name, spec.ridge) == ("kernel-ridge", ridge)
     with pytest.raises(SpecError, match=r"no option 'filter'\. Did you mean 'filters'\?"):
         NetworkSpec.auto((32, 32, 3), 4000, 10, filter=8)
 
