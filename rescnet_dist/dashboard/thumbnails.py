@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -128,7 +128,8 @@ def draw_maps(
     pictures: dict[int, list[list[Array]]] = {}
     architecture = network.architecture
     before = initial_state(images, network.image_scale, architecture)
-    stages = forward(architecture, before, network.layers[: max(layers)])
+    without_heads = (replace(layer, head=None) for layer in network.layers[: max(layers)])
+    stages = forward(architecture, before, without_heads)
     for layer, state in enumerate(stages, start=1):
         if layer in layers and state.maps is not None:
             chosen = select_filters(network, layer, count)
