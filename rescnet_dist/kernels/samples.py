@@ -19,6 +19,7 @@ from rescnet_dist.kernels.solving import inverse_deviations
 
 PRODUCT_FEATURES = 4096  # columns of the features whose products are summed at a time
 KERNEL_PANEL_COLUMNS = 1024  # columns of the matrix of pairs that are computed at a time
+KERNEL_PANEL_BYTES = 64 * 2**20  # of the kernel of images and others, rows at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +245,18 @@ class GaussianKernel:
         ndarray of float32, shape (n, C)
             The products.
         """
-        left, right = self.scaling(features), self.scaling(others)
-        left_squares, right_squares = ((rows * rows).sum(axis=1) for rows in (left, right))
-        products = get_operations(left).multiply_rows(left, right)
-        kernel = self._apply(products, left_squares[:, None], right_squares)
-        return kernel @ asarray_like(weights, features)
+        right, weights = self.scaling(others), asarray_like(weights, features)
+        right_squares = (right * right).sum(axis=1)
+        xp, operations = get_array_module(features), get_operations(features)
+        totals = xp.empty((len(features), weights.shape[1]), np.float32)
+        step = max(1, KERNEL_PANEL_BYTES // (4 * max(1, len(right))))
+        for start in range(0, len(features), step):
+            rows = slice(start, start + step)
+            left = self.scaling(features[rows])
+            products = operations.multiply_rows(left, right)
+            kernel = self._apply(products, (left * left).sum(axis=1)[:, None], right_squares)
+            totals[rows] = kernel @ weights
+        return totals
 
     def _apply(self, products: Array, left_squares: Array, right_squares: Array) -> Array:
         """Return the kernel of images with these inner products and squared norms."""

@@ -7,6 +7,7 @@ import pytest
 
 from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels import leave_one_out
+from rescnet_dist.kernels import samples as samples_module
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.samples import (
     FeatureSamples,
@@ -58,8 +59,13 @@ def test_samples_keep_all_images_in_the_order_of_the_run(rng: np.random.Generato
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 3e-3)])
-def test_kernel_of_all_pairs(rng: np.random.Generator, dtype: str, tolerance: float) -> None:
+def test_kernel_of_all_pairs(
+    rng: np.random.Generator, dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Equals the definition, in blocks of any size, on its lower triangle."""
+    for name, value in {"PRODUCT_FEATURES": 3, "KERNEL_PANEL_COLUMNS": 16}.items():
+        monkeypatch.setattr(samples_module, name, value)
+    monkeypatch.setattr(samples_module, "KERNEL_PANEL_BYTES", 67 * 4 * 5)
     samples, features = make_samples(rng, dtype)
     train = np.concatenate([block.train for block in samples.blocks])
     trained = [block.features[block.train] for block in samples.blocks]
