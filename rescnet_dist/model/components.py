@@ -17,6 +17,7 @@ import numpy as np
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.layer import BANK_ARRAYS, RATE_ARRAY
@@ -376,9 +377,7 @@ class Head(Component, ABC):
 
     arrays: ClassVar[Mapping[str, tuple[str, ...]]]  # stored arrays and their dimension names
     training_arrays: ClassVar[frozenset[str]] = frozenset()  # not used by `correction`
-    # Whether `fit` gets the features of all images, FeatureSamples, not their moments. Such a head
-    # has `known_correction`, `sample_count` and `compare` in place of `correction`.
-    fits_samples: ClassVar[bool] = False
+    fits_samples: ClassVar[bool] = False  # whether it is a SampleHead
     ridge: float
     target: float
 
@@ -483,10 +482,9 @@ class Head(Component, ABC):
             If the covariance of the features cannot be factorized.
         """
 
+    @abstractmethod
     def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
         """Compute the update of the scores, before the learning rate is applied.
-
-        All heads have it but those with `fits_samples`.
 
         Parameters
         ----------
@@ -500,64 +498,6 @@ class Head(Component, ABC):
         ndarray of shape (n, C)
             The values to add to the scores.
         """
-        raise NotImplementedError(f"The head {self.name!r} does not implement `correction`.")
-
-    def known_correction(self, arrays: Mapping[str, Array], rows: Array) -> Array:
-        """Return the update of the scores of images of the run, for heads with `fits_samples`.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            What `fit` returned, in NumPy.
-        rows : ndarray of int, shape (n,)
-            The rows of the images in the run.
-
-        Returns
-        -------
-        ndarray of shape (n, C)
-            The values to add to the scores, before the learning rate is applied.
-        """
-        raise NotImplementedError(f"The head {self.name!r} does not implement `known_correction`.")
-
-    def sample_count(self, arrays: Mapping[str, Array]) -> int:
-        """Return the number of training images that `compare` needs, for heads with `fits_samples`.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            What `fit` returned.
-
-        Returns
-        -------
-        int
-            The number, copies included.
-        """
-        raise NotImplementedError(f"The head {self.name!r} does not implement `sample_count`.")
-
-    def compare(
-        self, arrays: Mapping[str, Array], features: Array, trained: Array, rows: slice
-    ) -> Array:
-        """Compute what training images add to the scores of images, for heads with `fits_samples`.
-
-        The update of the scores is the sum over all training images.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            What `fit` returned, in NumPy; `asarray_like` moves them to where `features` are.
-        features : ndarray of shape (n, D)
-            The features of the images, in NumPy or CuPy.
-        trained : ndarray of shape (m, D)
-            The features of some training images.
-        rows : slice
-            Which of the training images they are.
-
-        Returns
-        -------
-        ndarray of shape (n, C)
-            The values to add to the scores, before the learning rate is applied.
-        """
-        raise NotImplementedError(f"The head {self.name!r} does not implement `compare`.")
 
     def training_correction(
         self,
@@ -634,6 +574,106 @@ class Head(Component, ABC):
             Bytes.
         """
         return 0
+
+
+class SampleHead(Head):
+    """A head that compares images with all training images.
+
+    Its statistics are the features of all images of a run, not their moments, so it cannot have
+    more of them than fit into the memory of a worker, and no weights of images. Prediction runs the
+    training images forward, too.
+    """
+
+    __slots__ = ()
+
+    fits_samples: ClassVar[bool] = True
+
+    @abstractmethod
+    def fit(  # type: ignore[override]  # of a head that is given samples
+        self, samples: FeatureSamples, classes: int, whitening: None = None
+    ) -> dict[str, Array]:
+        """Fit the head to the features and targets of images.
+
+        Parameters
+        ----------
+        samples : FeatureSamples of D features and K + s targets
+            The images of the run in its order, validation images included; s is `probe_count`.
+        classes : int
+            The number of classes C.
+        whitening : None
+            There is none.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The arrays that `arrays` names.
+
+        Raises
+        ------
+        SingularError
+            If the fit has no solution.
+        """
+
+    def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
+        """Raise TypeError: the update depends on the training images; see `compare`."""
+        raise TypeError(f"The head {self.name!r} needs the training images; call `compare`.")
+
+    @abstractmethod
+    def known_correction(self, arrays: Mapping[str, Array], rows: Array) -> Array:
+        """Return the update of the scores of images of the run, as `fit` found it.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned, in NumPy.
+        rows : ndarray of int, shape (n,)
+            The rows of the images in the run.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            The values to add to the scores, before the learning rate is applied.
+        """
+
+    @abstractmethod
+    def sample_count(self, arrays: Mapping[str, Array]) -> int:
+        """Return the number of training images that `compare` needs.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned.
+
+        Returns
+        -------
+        int
+            The number, copies included.
+        """
+
+    @abstractmethod
+    def compare(
+        self, arrays: Mapping[str, Array], features: Array, trained: Array, rows: slice
+    ) -> Array:
+        """Compute what training images add to the scores of images.
+
+        The update of the scores is the sum over all training images.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit` returned, in NumPy; `asarray_like` moves them to where `features` are.
+        features : ndarray of shape (n, D)
+            The features of the images, in NumPy or CuPy.
+        trained : ndarray of shape (m, D)
+            The features of some training images.
+        rows : slice
+            Which of the training images they are.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            The values to add to the scores, before the learning rate is applied.
+        """
 
 
 def check_levels(levels: tuple[int, ...]) -> None:

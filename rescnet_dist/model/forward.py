@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from rescnet_dist.kernels import LayerInput, probe_signs
 from rescnet_dist.kernels.arrays import Array, asarray_like, contiguous_copy, get_array_module
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.bank import Tower
+from rescnet_dist.model.components import SampleHead
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.pixels import layer_pixels
 
@@ -182,9 +183,9 @@ def advance(
         old_maps = None if state.maps is None else state.maps[rows].astype(np.float32, copy=False)
         slab_scores = state.scores[rows]
         if head is not None:
-            if architecture.head.fits_samples:
+            if isinstance(architecture.head, SampleHead):
                 assert training is not None
-                slab_scores = _add_known(architecture, head, slab_scores, training)
+                slab_scores = _add_known(architecture.head, head, slab_scores, training)
             else:
                 old_features = _get_features(architecture, state, old_maps, rows)
                 slab_scores = _update_scores(
@@ -253,11 +254,9 @@ def _update_scores(
     return (scores + head.rate * correction).astype(np.float32)
 
 
-def _add_known(
-    architecture: Architecture, head: FittedHead, scores: Array, rows: TrainingRows
-) -> Array:
+def _add_known(kind: SampleHead, head: FittedHead, scores: Array, rows: TrainingRows) -> Array:
     """Return the scores (m, C) of images of the run after a head that knows its updates."""
-    correction = architecture.head.known_correction(head.arrays, rows.numbers)
+    correction = kind.known_correction(head.arrays, rows.numbers)
     return (scores + head.rate * asarray_like(correction, scores)).astype(np.float32)
 
 
@@ -316,11 +315,15 @@ def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -
 
 
 def forward_compared(
-    architecture: Architecture, state: State, trained: Sequence[State], layers: Iterable[Layer]
+    architecture: Architecture,
+    state: State,
+    parts: Iterable[Sequence[State]],
+    get_layers: Callable[[], Iterable[Layer]],
 ) -> Iterator[State]:
     """Run layers forward whose heads compare images with the training images.
 
-    Both run forward side by side. Of the training images, only the maps of the last layer are kept.
+    Both run forward side by side, with one part of the training images after the other. Of the
+    part, only the maps of the last layer are kept in memory.
 
     Parameters
     ----------
@@ -328,49 +331,69 @@ def forward_compared(
         The network.
     state : State
         The state of the images before the layers, as of `initial_state`.
-    trained : sequence of State
-        The states of the training images, in the order of the run.
-    layers : iterable of Layer
-        The layers, one after the other.
+    parts : iterable of sequence of State
+        The states of the training images in batches, in the order of the run.
+    get_layers : callable
+        Returns the layers, one after the other; called for each part.
 
     Yields
     ------
     State
-        The state of the images after each layer.
+        The state of the images after each layer, without maps.
 
     Raises
     ------
     CorruptDataError
         If there are more or fewer training images than the heads were fitted to.
     """
-    trained = list(trained)
-    found = sum(len(batch.scores) for batch in trained)
-    for layer in layers:
-        head = layer.head
-        if head and found != (count := architecture.head.sample_count(head.arrays)):
-            raise CorruptDataError(
-                f"The network was trained on {count:,} images, of which {found:,} were found. "
-                "Restore the data that it was trained on, or train again."
-            )
-        state = advance(architecture, state, bank=layer.bank, features=head is not None)
-        correction, start = get_array_module(state.scores).zeros_like(state.scores), 0
-        for number, before in enumerate(trained):
-            after = advance(architecture, before, bank=layer.bank, features=head is not None)
-            rows = slice(start, start + len(before.scores))
-            if head is not None:
-                assert state.features is not None
-                assert after.features is not None
-                correction += architecture.head.compare(
-                    head.arrays, state.features, after.features, rows
-                )
-            assert after.maps is not None
-            maps = after.maps.astype(architecture.store_dtype)
-            trained[number] = replace(after, maps=maps, features=None)
-            start = rows.stop
+    kind = architecture.head
+    assert isinstance(kind, SampleHead)
+    heads, corrections, found = list[FittedHead | None](), list[Array](), 0
+    for part in parts:
+        first, trained, current = found, list(part), state
+        found += sum(len(batch.scores) for batch in trained)
+        for number, layer in enumerate(get_layers()):
+            if number == len(heads):
+                heads.append(layer.head)
+                corrections.append(get_array_module(state.scores).zeros_like(state.scores))
+            if layer.head:
+                check_sample_count(kind, layer.head, found, at_most=True)
+            has_head, start = layer.head is not None, first
+            current = advance(architecture, current, bank=layer.bank, features=has_head)
+            for index, before in enumerate(trained):
+                after = advance(architecture, before, bank=layer.bank, features=has_head)
+                rows = slice(start, start + len(before.scores))
+                if layer.head is not None:
+                    assert current.features is not None
+                    assert after.features is not None
+                    corrections[number] += kind.compare(
+                        layer.head.arrays, current.features, after.features, rows
+                    )
+                assert after.maps is not None
+                maps = after.maps.astype(architecture.store_dtype)
+                trained[index] = replace(after, maps=maps, features=None)
+                start = rows.stop
+    for number, (head, correction) in enumerate(zip(heads, corrections, strict=True), start=1):
         if head is not None:
+            check_sample_count(kind, head, found)
             scores = (state.scores + head.rate * correction).astype(np.float32)
-            state = replace(state, scores=scores, features=None)
-        yield state
+            state = replace(state, scores=scores)
+        yield replace(state, layer=number)
+
+
+def check_sample_count(
+    kind: SampleHead, head: FittedHead, found: int, *, at_most: bool = False
+) -> None:
+    """Raise CorruptDataError if a head was not fitted to so many training images.
+
+    With `at_most`, fewer are no error.
+    """
+    count = kind.sample_count(head.arrays)
+    if found > count or (found < count and not at_most):
+        raise CorruptDataError(
+            f"The network was trained on {count:,} images, of which {found:,} were found. "
+            "Restore the data that it was trained on, or train again."
+        )
 
 
 def replay(architecture: Architecture, state: State, layers: Iterable[Layer]) -> State:

@@ -22,6 +22,7 @@ from rescnet_dist.export import DEFAULT_OPSET, ExportedNetwork
 from rescnet_dist.formatting import html_table
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
+from rescnet_dist.model.components import SampleHead
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
 from rescnet_dist.network.local import find_client, map_in_tasks, map_in_threads, uses_own_threads
@@ -315,7 +316,8 @@ class Network(BaseNetwork):
             step = max(predictor.slab_images, -(-count // (TASKS_PER_CORE * CPU_COUNT)))
             step = min(step, predictor.task_images)
             chunks = tuple(min(step, count - start) for start in range(0, count, step))
-            parts = self._map_in_memory(compute, predictor.divide(chunks), [array], augment)
+            chunks = predictor.divide(chunks, CPU_COUNT)
+            parts = self._map_in_memory(compute, chunks, [array], augment)
             return np.concatenate(parts)
         tasks = array.rechunk((predictor.divide(array.chunks[0]), -1, -1, -1))
         result = tasks.map_blocks(
@@ -427,7 +429,7 @@ class Network(BaseNetwork):
         images, augment = self._prepare(images, augment)
         self.look_at(images)
         if not (images.is_lazy or is_dask_array(codes)):
-            chunks = self.predictor.divide((images.shape[0],))
+            chunks = self.predictor.divide((images.shape[0],), CPU_COUNT)
             rows = [np.asarray(images.array), np.asarray(codes)[:, None, None, None]]
             counts = self._map_in_memory(count_staged_correct, chunks, rows, augment)
             return np.asarray(np.sum(counts, axis=(0, 1)))
@@ -492,7 +494,7 @@ class Network(BaseNetwork):
         dtype : {"float32", "float16"}
             Type in which the weights are stored.
         """
-        attributes = {
+        attributes: dict[str, Any] = {
             "classes": classes_to_json(self.classes),
             "image_shape": list(self.image_shape),
             "augment": self.augment.to_dict(),
@@ -500,11 +502,13 @@ class Network(BaseNetwork):
             "input": None if self.input is None else self.input.to_dict(),
             "calibration": self.calibration.to_dict(),
         }
-        write_network(location, dtype, attributes, self.spec, self.image_scale, self.layers)
         if self.training_images is not None:
             head = self.layers[-1].head
             assert head is not None
-            self.training_images.save(location, self.spec.head.sample_count(head.arrays))
+            assert isinstance(self.spec.head, SampleHead)
+            count = self.spec.head.sample_count(head.arrays)
+            attributes["training_images"] = self.training_images.save(location, count)
+        write_network(location, dtype, attributes, self.spec, self.image_scale, self.layers)
 
     def to_onnx(
         self,

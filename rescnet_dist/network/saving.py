@@ -182,9 +182,10 @@ def _find_training_images(
     if not spec.head.fits_samples:
         return None
     if attributes["format"] == NETWORK_FORMAT:
-        return SavedImages(location)
+        return SavedImages(location, tuple(attributes["training_images"]))
     augment = AugmentSpec.from_stored(attributes["augment"])
-    return RunImages(location, RowTable.from_dict(attributes["rows"]), augment, run_spec.seed)
+    table, chunk_images = RowTable.from_dict(attributes["rows"]), attributes["plan"]["chunk_images"]
+    return RunImages(location, table, int(chunk_images), augment, run_spec.seed)
 
 
 def read_fused(location: Location) -> tuple[dict[str, Any], list[dict[str, Any]]]:

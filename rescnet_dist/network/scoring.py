@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -40,6 +40,10 @@ STREAM_TASK_BYTES = 512 * 2**20  # for layers that do not fit into memory, and a
 # processes need memory too.
 GPU_TASK_FRACTION = 1 / 16
 GPU_LAYERS_FRACTION = 1 / 4  # of a GPU's memory, for layers that are kept there
+# Maps and images of the training images that run forward together with the images of a task
+COMPARED_BYTES = 512 * 2**20
+GPU_COMPARED_FRACTION = 1 / 4  # of a GPU's memory
+COMPARED_FEATURE_COPIES = 3  # of the features of images that are compared, while they are scaled
 GPU_LOCK = threading.Lock()  # one thread at a time: a GPU has no memory for the batches of all
 
 
@@ -106,15 +110,21 @@ class Predictor:
     @property
     def _image_bytes(self) -> int:
         """Bytes of an image that tasks and batches are sized by."""
-        return self.architecture.image_bytes
+        size = self.architecture.image_bytes
+        if self.training_images is not None and not self.backend.on_gpu:
+            size += COMPARED_FEATURE_COPIES * 4 * self.architecture.features
+        return size
 
-    def divide(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
+    def divide(self, chunks: tuple[int, ...], threads: int = 1) -> tuple[int, ...]:
         """Divide images into tasks.
 
         Parameters
         ----------
         chunks : tuple of int
             The number of images in each chunk of an array.
+        threads : int, default 1
+            The number of threads that compute the tasks, if it is known. If heads compare images
+            on a processor, chunks are merged to no fewer tasks.
 
         Returns
         -------
@@ -124,6 +134,8 @@ class Predictor:
             otherwise they stay, so that part of a lazy result needs the chunks of that part only.
         """
         size, tasks, is_open = self.task_images, list[int](), False
+        if self.training_images is not None and not self.backend.on_gpu:
+            size = min(size, max(1, -(-sum(chunks) // threads)))
         for chunk in chunks:
             if is_open and tasks[-1] + chunk <= size:
                 tasks[-1] += chunk
@@ -165,19 +177,33 @@ class Predictor:
         arrays = {name: self.backend.put(a) for name, a in layer.head.arrays.items()}
         return replace(layer, head=replace(layer.head, arrays=arrays))
 
-    def _forward(
-        self, before: State, scale: ImageScale, layers: Iterable[Layer]
+    def _compare(
+        self, before: State, scale: ImageScale, images: TrainingImages, depth: int | None
     ) -> Iterator[State]:
-        """Run a batch forward, and the training images with it if heads need them."""
-        architecture = self.architecture
-        if self.training_images is None:
-            yield from forward(architecture, before, layers)
-            return
-        trained = [
-            initial_state(self.backend.put(batch), scale, architecture)
-            for batch in self.training_images.batches(self.task_images)
-        ]
-        yield from forward_compared(architecture, before, trained, layers)
+        """Run a batch forward together with the training images, up to a layer."""
+
+        def get_layers() -> Iterator[Layer]:
+            return islice(self._iter_layers(), depth)
+
+        parts = self._iter_training_states(images, scale)
+        return forward_compared(self.architecture, before, parts, get_layers)
+
+    def _iter_training_states(
+        self, images: TrainingImages, scale: ImageScale
+    ) -> Iterator[list[State]]:
+        """Yield the batches of training images, as many at a time as memory allows."""
+        size = COMPARED_BYTES
+        if self.backend.on_gpu and (memory := self.backend.memory()):
+            size = int(memory[2] * GPU_COMPARED_FRACTION)
+        limit, part, count = size // self.architecture.image_bytes, list[State](), 0
+        for batch in images.batches(self.task_images):
+            if part and count + len(batch) > limit:
+                yield part
+                part, count = [], 0
+            part.append(initial_state(self.backend.put(batch), scale, self.architecture))
+            count += len(batch)
+        if part:
+            yield part
 
     def run(
         self,
@@ -187,6 +213,7 @@ class Predictor:
         use: Callable[[slice, Iterator[State]], None],
         *,
         heads: bool = True,
+        depth: int | None = None,
     ) -> None:
         """Run images through the layers, batch by batch.
 
@@ -203,9 +230,12 @@ class Predictor:
         use : callable
             Called with each batch: the slice of its m images, and an iterator of the State of
             (1 + copies)·m images after each layer, first of the images, then of the first copy of
-            each, and so on. Layers that it does not ask for are not run.
+            each, and so on. Layers that it does not ask for are not run, unless heads compare
+            images with the training images; states have no maps then.
         heads : bool, default True
             Whether heads update the scores, which stay 0 otherwise.
+        depth : int, optional
+            The number of layers that `use` asks for; all by default.
         """
         backend, changes = self.backend, Augmentation(**augment.copy_options)
         scale = replace(self.image_scale, views=put_views(self.image_scale.views, backend))
@@ -229,11 +259,13 @@ class Predictor:
                 closing(self._iter_layers()) as layers,
             ):
                 before = initial_state(batch, scale, self.architecture)
-                if heads:
-                    use(rows, self._forward(before, scale, layers))
-                else:
+                if not heads:
                     without_heads = (replace(layer, head=None) for layer in layers)
                     use(rows, forward(self.architecture, before, without_heads))
+                elif self.training_images is None:
+                    use(rows, forward(self.architecture, before, layers))
+                else:
+                    use(rows, self._compare(before, scale, self.training_images, depth))
 
     def scores(self, state: State, images: Array, first: int) -> Array:
         """Return the scores of a batch of images, averaged over their copies.
@@ -306,7 +338,7 @@ def compute_scores(
         out[rows] = predictor.scores(state, images[rows], first + rows.start)
 
     with blas_threads(1):
-        predictor.run(images, first, augment, use)
+        predictor.run(images, first, augment, use, depth=layer)
     return out
 
 

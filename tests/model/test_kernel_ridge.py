@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,11 @@ from distributed import Client
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, SpecError
 from rescnet_dist.cluster import Workers
-from rescnet_dist.errors import CorruptDataError, WorkersTooSmallError
+from rescnet_dist.dashboard.report import make_report
+from rescnet_dist.errors import CorruptDataError, StoreError, WorkersTooSmallError
+from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.network import scoring, training_images
+from rescnet_dist.network.training_images import ImagesInMemory
 from rescnet_dist.planning import Problem, make_plan
 from tests.models import assert_same_bits, read_model
 
@@ -39,19 +46,61 @@ def train(
     return clf.fit(X, Y)
 
 
-def test_predictions_are_the_scores_of_training(client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "copies", "tolerance"), [("float16", 0, 1e-2), ("float32", 2, 1e-4)]
+)
+def test_predictions_are_the_scores_of_training(
+    client: Client, tmp_path: Path, dtype: str, copies: int, tolerance: float
+) -> None:
     """Validation images have the scores that the network, loaded or not, predicts for them."""
-    spec = SPEC.replace(store_dtype="float16")
-    clf = train(tmp_path / "run", spec)
-    held_out = ~zarr.open_array(tmp_path / "run" / "data" / "train", mode="r")[:]
-    accuracy = clf.accuracies_[-1]
-    predicted = clf.predict(X[held_out])
-    assert (predicted == Y[held_out]).mean() == pytest.approx(accuracy["validation"])
-    loaded = ResCNetClassifier.load(tmp_path / "run")
+    augment = AugmentSpec(copies=copies, shift=1) if copies else None
+    clf = train(tmp_path / "run", SPEC.replace(store_dtype=dtype), augment)
+    trained = zarr.open_array(tmp_path / "run" / "data" / "train", mode="r")[:]
+    rows = np.concatenate([[0], np.cumsum(1 + copies * trained)])[:-1][~trained]
+    model, layers = read_model(tmp_path / "run"), range(1, clf.network_.depth + 1)
+    updates = (model[f"layer {n} rate"] * model[f"layer {n} corrections"][rows] for n in layers)
     scores = clf.decision_function(X)
+    np.testing.assert_allclose(scores[~trained], sum(updates), atol=tolerance)
+    loaded = ResCNetClassifier.load(tmp_path / "run")
     np.testing.assert_allclose(loaded.decision_function(X), scores, rtol=1e-5, atol=1e-6)
-    assert accuracy["train"] < (predicted == Y[held_out]).mean() + 0.15
-    assert clf.score(X, Y) > accuracy["train"] + 0.05  # which is that of images left out
+    accuracy = clf.accuracies_[-1]["train"]
+    assert accuracy < clf.score(X[~trained], Y[~trained]) + 0.15
+    assert clf.score(X, Y) > accuracy + 0.05  # which is that of images left out
+
+
+def test_predictions_do_not_depend_on_memory(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With training images in many parts, and one part for each few images to predict."""
+    network = train(tmp_path / "run").network_
+    expected = network.scores(X), network.scores(X, layer=2), network.staged_scores(X)
+    size = network.predictor._image_bytes
+    monkeypatch.setattr(scoring, "STREAM_TASK_BYTES", 50 * size)
+    monkeypatch.setattr(scoring, "COMPARED_BYTES", 110 * network.architecture.image_bytes)
+    assert network.predictor.task_images == 50
+    assert network.predictor.divide((10,) * 30) == (50,) * 6
+    assert network.predictor.divide((10,) * 30, threads=10) == (30,) * 10
+    images = network.training_images
+    assert images is not None
+    parts = network.predictor._iter_training_states(images, network.image_scale)
+    assert [[len(batch.scores) for batch in part] for part in parts] == [[50, 50], [50, 50], [40]]
+    found = network.scores(X), network.scores(X, layer=2), network.staged_scores(X)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 100])
+def test_batches_have_all_images_in_order(size: int) -> None:
+    """Of any size, from parts of any size."""
+
+    class Parts(ImagesInMemory):
+        def read(self) -> Iterator[Array]:
+            yield from np.split(self.images, [20, 21, 21, 60])
+
+    images = np.arange(85)[:, None, None, None]
+    found = list(Parts(images).batches(size))
+    assert [len(batch) for batch in found[:-1]] == [size] * (85 // size - (85 % size == 0))
+    assert np.array_equal(np.concatenate(found), images)
 
 
 def test_saved_and_pickled_networks_have_their_images(client: Client, tmp_path: Path) -> None:
@@ -90,14 +139,47 @@ def test_features_and_maps_need_no_training_images(client: Client, tmp_path: Pat
     assert network.maps(X[:3], 2).shape == (3, 14, 14, 6)
 
 
-def test_lost_training_images_are_noticed(client: Client, tmp_path: Path) -> None:
-    """A saved network with fewer images than weights predicts nothing."""
+def test_damaged_training_images_are_noticed(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is predicted, or saved, with images that are missing or altered."""
     clf = train(tmp_path / "run")
+    monkeypatch.setattr(training_images, "SAVED_CHUNK_BYTES", 50 * X[0].nbytes)
     clf.save(tmp_path / "saved")
-    path = tmp_path / "saved" / "training_images"
-    zarr.open_array(path, mode="r+").resize((200, 14, 14, 1))
-    with pytest.raises(CorruptDataError, match="trained on 240 images, of which 200 were found"):
+    saved = tmp_path / "saved" / "training_images"
+    (saved / "c" / "2" / "0" / "0" / "0").unlink()
+    with pytest.raises(CorruptDataError, match=r"Rows 100 to 150 of training_images .* Restore"):
         ResCNetClassifier.load(tmp_path / "saved").predict(X[:3])
+    zarr.open_array(saved, mode="r+").resize((200, 14, 14, 1))
+    with pytest.raises(CorruptDataError, match="4 chunks, of which 5 have checksums"):
+        ResCNetClassifier.load(tmp_path / "saved").predict(X[:3])
+    shutil.rmtree(saved)
+    with pytest.raises(StoreError, match="training_images"):
+        ResCNetClassifier.load(tmp_path / "saved").predict(X[:3])
+    zarr.open_array(tmp_path / "run" / "data" / "images", mode="r+")[80] = 1
+    with pytest.raises(CorruptDataError, match=r"Rows 70 to 140 of .*images .* Restore the data"):
+        clf.predict(X[:3])
+    with pytest.raises(CorruptDataError, match=r"Rows 70 to 140"):
+        clf.save(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_as_many_training_images_as_weights(client: Client, tmp_path: Path) -> None:
+    """Neither fewer nor more are compared or saved."""
+    network = train(tmp_path / "run").network_
+    for count in (239, 241):
+        other = replace(network, training_images=ImagesInMemory(X[:count]))
+        message = f"trained on 240 images, of which {count} were found"
+        with pytest.raises(CorruptDataError, match=message):
+            other.scores(X[:3])
+        with pytest.raises(CorruptDataError, match=message):
+            other.save(tmp_path / "saved")
+
+
+def test_report_has_pictures_of_maps(client: Client, tmp_path: Path) -> None:
+    """They are computed without heads."""
+    train(tmp_path / "run", SPEC.replace(max_layers=1))
+    assert make_report(tmp_path / "run", pictures=True).pictures.samples
 
 
 def test_what_it_cannot_do_is_refused(client: Client, tmp_path: Path) -> None:

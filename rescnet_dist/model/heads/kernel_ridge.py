@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from rescnet_dist.kernels.samples import (
     select_rows,
     train_places,
 )
-from rescnet_dist.model.components import Head
+from rescnet_dist.model.components import SampleHead
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.options import option
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRidge(Head):
+class KernelRidge(SampleHead):
     """Kernel ridge regression of Y − Ŷ with a Gaussian kernel of the features.
 
     A layer has a weight for each training image and class, and prediction computes the features of
@@ -38,7 +38,6 @@ class KernelRidge(Head):
     """
 
     name: ClassVar[str] = "kernel-ridge"
-    fits_samples: ClassVar[bool] = True
     arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "weights": ("training_image", "class"),
         "corrections": ("row", "class"),
@@ -98,9 +97,10 @@ class KernelRidge(Head):
         """Return the errors Y − Ŷ (n, C)."""
         return one_hot(labels, scores.shape[1]) - scores
 
-    def fit(self, moments: Any, classes: int, whitening: Any = None) -> dict[str, Array]:
-        """Fit the regression of errors and signs to FeatureSamples; see `Head.fit`."""
-        samples: FeatureSamples = moments
+    def fit(  # type: ignore[override]
+        self, samples: FeatureSamples, classes: int, whitening: None = None
+    ) -> dict[str, Array]:
+        """Fit the regression of errors and signs; see `SampleHead.fit`."""
         xp = get_array_module(samples.blocks[0].features)
         scaling = samples.scaling()
         kernel = GaussianKernel(scaling, self.width)
@@ -132,7 +132,7 @@ class KernelRidge(Head):
         }
 
     def known_correction(self, arrays: Mapping[str, Array], rows: Array) -> Array:
-        """Return the stored corrections (n, C) of rows of the run; see `Head.known_correction`."""
+        """Return the stored corrections (n, C) of rows of the run; see `SampleHead`."""
         return arrays["corrections"][rows]
 
     def sample_count(self, arrays: Mapping[str, Array]) -> int:
@@ -142,7 +142,7 @@ class KernelRidge(Head):
     def compare(
         self, arrays: Mapping[str, Array], features: Array, trained: Array, rows: slice
     ) -> Array:
-        """Return what some training images add to the predicted errors; see `Head.compare`."""
+        """Return what some training images add to the predicted errors; see `SampleHead`."""
         scaling = FeatureScaling(arrays["feature_mean"], arrays["feature_scale"])
         kernel = GaussianKernel(scaling, self.width)
         return kernel.products(features, trained, arrays["weights"][rows])
