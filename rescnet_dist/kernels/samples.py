@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rescnet_dist.errors import SingularError
+from rescnet_dist.errors import DataError, SingularError
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.discriminant import FeatureMoments
@@ -136,9 +136,26 @@ class FeatureSamples:
         return FeatureSamples(self.moments.merge(other.moments), self.dtype, blocks)
 
     def scaling(self) -> FeatureScaling:
-        """Return the standardization of the features by the moments of the training images."""
+        """Return the standardization of the features by the moments of the training images.
+
+        Returns
+        -------
+        FeatureScaling of D features
+            The standardization.
+
+        Raises
+        ------
+        DataError
+            If features were too large for their dtype.
+        """
         moments = self.moments
         assert moments.squares is not None
+        if not bool(np.isfinite(moments.squares).all()):
+            largest = float(np.finfo(self.dtype).max)
+            raise DataError(
+                f"A feature is larger than {largest:g}, the largest number of {self.dtype}, in "
+                'which features are kept. Use store_dtype="float32", or images on a smaller scale.'
+            )
         scale = inverse_deviations(moments.squares / moments.count, moments.mean)
         return FeatureScaling(moments.mean.astype(np.float32), scale.astype(np.float32))
 

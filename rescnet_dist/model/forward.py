@@ -366,9 +366,11 @@ def forward_compared(
                 if layer.head is not None:
                     assert current.features is not None
                     assert after.features is not None
-                    corrections[number] += kind.compare(
-                        layer.head.arrays, current.features, after.features, rows
+                    own, others = (  # as precise as those that the head was fitted to
+                        features.astype(architecture.store_dtype, copy=False)
+                        for features in (current.features, after.features)
                     )
+                    corrections[number] += kind.compare(layer.head.arrays, own, others, rows)
                 assert after.maps is not None
                 maps = after.maps.astype(architecture.store_dtype)
                 trained[index] = replace(after, maps=maps, features=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rescnet_dist.errors import SingularError
+from rescnet_dist.errors import DataError, SingularError
 from rescnet_dist.kernels import leave_one_out
 from rescnet_dist.kernels import samples as samples_module
 from rescnet_dist.kernels.arrays import Array
@@ -96,6 +96,17 @@ def test_kernel_ridge_leaves_images_out(rng: np.random.Generator) -> None:
         matrix = square[np.ix_(others, others)] + ridge * np.eye(39)
         expected = square[image, others] @ np.linalg.solve(matrix, targets[others])
         np.testing.assert_allclose(left_out[image], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_features_too_large_for_half_precision_are_refused() -> None:
+    """The message names the limit and the remedy."""
+    features = np.array([[1, 2], [3, 1e5]], np.float32)
+    samples = FeatureSamples.empty(2, "float16")
+    with np.errstate(all="ignore"):
+        samples = samples.fold(0, features, np.ones((2, 1), np.float32), np.ones(2, bool))
+    with pytest.raises(DataError, match=r'larger than 65504, .* Use store_dtype="float32"'):
+        samples.scaling()
 
 
 def test_equal_images_need_a_ridge() -> None:
