@@ -6,16 +6,15 @@ A value can be of a class only if the module of the class has been imported.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     import dask.array as da
     import pandas as pd
     import xarray as xr
-    from typing_extensions import TypeIs
 
 
-def is_dask_array(value: Any) -> TypeIs[da.Array]:
+def is_dask_array(value: Any) -> TypeGuard[da.Array]:
     """Return whether a value is a dask array.
 
     >>> import dask.array as da
@@ -25,7 +24,7 @@ def is_dask_array(value: Any) -> TypeIs[da.Array]:
     return _is_instance(value, "dask.array", "Array")
 
 
-def is_xarray_dataset(value: Any) -> TypeIs[xr.Dataset]:
+def is_xarray_dataset(value: Any) -> TypeGuard[xr.Dataset]:
     """Return whether a value is an xarray Dataset.
 
     >>> is_xarray_dataset("photos.zarr")
@@ -34,7 +33,7 @@ def is_xarray_dataset(value: Any) -> TypeIs[xr.Dataset]:
     return _is_instance(value, "xarray", "Dataset")
 
 
-def is_xarray_array(value: Any) -> TypeIs[xr.DataArray]:
+def is_xarray_array(value: Any) -> TypeGuard[xr.DataArray]:
     """Return whether a value is an xarray DataArray.
 
     >>> import xarray as xr
@@ -44,7 +43,7 @@ def is_xarray_array(value: Any) -> TypeIs[xr.DataArray]:
     return _is_instance(value, "xarray", "DataArray")
 
 
-def is_data_frame(value: Any) -> TypeIs[pd.DataFrame]:
+def is_data_frame(value: Any) -> TypeGuard[pd.DataFrame]:
     """Return whether a value is a pandas DataFrame.
 
     >>> import pandas as pd

@@ -22,8 +22,8 @@ import pytest
 from click.testing import CliRunner
 from distributed import Client
 
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
-from rescnet_dist.cli import clusters, main
+from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, cluster
+from rescnet_dist.cli import main
 
 MESSAGE = "The connection to the Dask scheduler was lost"
 SHORT_TIMEOUT = {"distributed.comm.timeouts.connect": "2s"}
@@ -66,13 +66,13 @@ def test_scheduler_lost_while_waiting_for_a_first_worker(
     scheduler, file = started.scheduler()
     killer = threading.Timer(0.2, started.kill, [scheduler])
 
-    wait = clusters.wait_for_worker
+    wait = cluster.wait_for_worker
 
     def wait_for_worker(*arguments: Any) -> None:
         killer.start()
         wait(*arguments)
 
-    monkeypatch.setattr(clusters, "wait_for_worker", wait_for_worker)
+    monkeypatch.setattr(cluster, "wait_for_worker", wait_for_worker)
     arguments = (part.format(**made, store=tmp_path / "run") for part in TRAIN)
     with dask.config.set(SHORT_TIMEOUT):
         result = run_command(*arguments, "--scheduler-file", file)
