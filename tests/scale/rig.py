@@ -112,7 +112,7 @@ class Rig:
                 text=True,
                 cwd=self.folder,
             )
-        self.stack.callback(process.wait)
+        self.stack.enter_context(process)  # closes its pipes and waits for it
         self.stack.callback(process.kill)
         psutil.Process(process.pid).cpu_affinity(sorted(cores or self.other_cores))
         return process
