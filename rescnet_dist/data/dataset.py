@@ -23,7 +23,7 @@ from rescnet_dist.data.images import (
     Images,
     as_images,
 )
-from rescnet_dist.data.kinds import is_xarray_dataset
+from rescnet_dist.data.kinds import is_url_or_dataset, is_xarray_dataset
 from rescnet_dist.data.labels import as_labels
 from rescnet_dist.data.named import DATASETS, fetch_dataset
 from rescnet_dist.data.normalize import decode_labels, find_images_name, normalize_dataset
@@ -141,10 +141,10 @@ def open_for_network(
 
 def as_dataset(source: Any, decoder: PhotoDecoder | None = None) -> Any:
     """Return a table of paths, or a dataset of items, as an xarray Dataset; others as they are."""
-    is_dataset = isinstance(source, str | os.PathLike) or is_xarray_dataset(source)
-    if is_dataset or not (is_table_of_paths(source) or is_item_dataset(source)):
+    if is_url_or_dataset(source):
         return source
-    return open_for_network(source, decoder)
+    is_table = is_table_of_paths(source) or is_item_dataset(source)
+    return open_for_network(source, decoder) if is_table else source
 
 
 def open_source(url: str) -> Source:
@@ -219,7 +219,7 @@ def select_split(
     Image files are converted by the decoder of a network, if it is given.
     """
     labels_name, X = name.replace("X", "y"), as_dataset(X, decoder)
-    if not (isinstance(X, str | os.PathLike) or is_xarray_dataset(X)):
+    if not is_url_or_dataset(X):
         images = as_images(X, name=name)
         return SplitData(images, as_labels(y, images.shape[0], name=labels_name))
     data = _require_split(X, split, decoder, warn=not is_xarray_dataset(X))
@@ -235,7 +235,7 @@ def select_split(
 def select_held_out(X: Any, y: Any, *, decoder: PhotoDecoder | None = None) -> SplitData:
     """Return images of an array, or of the val split of a dataset or its only one, with labels."""
     X = as_dataset(X, decoder)
-    if isinstance(X, str | os.PathLike) or is_xarray_dataset(X):
+    if is_url_or_dataset(X):
         dataset = open_for_network(X, decoder)
         has_splits = "split" in dataset.coords
         splits = np.unique(dataset["split"].to_numpy()).tolist() if has_splits else []
@@ -248,11 +248,7 @@ def select_held_out(X: Any, y: Any, *, decoder: PhotoDecoder | None = None) -> S
 def evaluation_images(X: Any, decoder: PhotoDecoder | None = None) -> Images:
     """Return images of an array, or of the evaluation split of a dataset, as `select_split`."""
     X = as_dataset(X, decoder)
-    return (
-        _require_split(X, "test", decoder).images
-        if (isinstance(X, str | os.PathLike) or is_xarray_dataset(X))
-        else as_images(X)
-    )
+    return _require_split(X, "test", decoder).images if is_url_or_dataset(X) else as_images(X)
 
 
 def evaluation_coords(

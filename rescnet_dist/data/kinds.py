@@ -5,6 +5,7 @@ A value can be of a class only if the module of the class has been imported.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -31,6 +32,15 @@ def is_xarray_dataset(value: Any) -> TypeGuard[xr.Dataset]:
     False
     """
     return _is_instance(value, "xarray", "Dataset")
+
+
+def is_url_or_dataset(value: Any) -> TypeGuard[str | os.PathLike[str] | xr.Dataset]:
+    """Return whether a value is a dataset that may have splits: a URL, a path or a Dataset.
+
+    >>> is_url_or_dataset("photos.zarr"), is_url_or_dataset([[0, 1], [1, 0]])
+    (True, False)
+    """
+    return isinstance(value, str | os.PathLike) or is_xarray_dataset(value)
 
 
 def is_xarray_array(value: Any) -> TypeGuard[xr.DataArray]:

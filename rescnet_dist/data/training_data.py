@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from rescnet_dist.data.classes import classes_array
 from rescnet_dist.data.dataset import SplitData, as_dataset, get_split, select_split
 from rescnet_dist.data.images import ArrayReference, Images, looks_channels_first
-from rescnet_dist.data.kinds import is_xarray_array, is_xarray_dataset
+from rescnet_dist.data.kinds import is_url_or_dataset, is_xarray_array, is_xarray_dataset
 from rescnet_dist.data.labels import as_labels, encode, encode_groups, find_classes
 from rescnet_dist.data.photos import ImageInput
 from rescnet_dist.data.sources import DecodeOptions
@@ -158,8 +157,7 @@ def training_set(
     if class_weight is not None:
         weights = replace(weights, classes=as_class_weights(class_weight, class_array.tolist()))
     augment = augment or AugmentSpec()
-    is_dataset = isinstance(X, str | os.PathLike) or is_xarray_dataset(X)
-    if validation is None and own_validation and is_dataset and get_split(X, "val"):
+    if validation is None and own_validation and is_url_or_dataset(X) and get_split(X, "val"):
         validation = X, None
     if validation is None:
         groups = part.groups
