@@ -120,6 +120,9 @@ RESULTS = {
     "cifar10-kernel": Result(
         "CIFAR-10, correlation roots, kernel", "cifar10", 0.8754, "937 layers, stride 1"
     ),
+    "cifar10-kernel-flips": Result(
+        "CIFAR-10, flips, correlation roots, kernel", "cifar10", 0.8835, "flips"
+    ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"

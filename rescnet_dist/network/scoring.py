@@ -40,6 +40,8 @@ STREAM_TASK_BYTES = 512 * 2**20  # for layers that do not fit into memory, and a
 # processes need memory too.
 GPU_TASK_FRACTION = 1 / 16
 GPU_LAYERS_FRACTION = 1 / 4  # of a GPU's memory, for layers that are kept there
+# If heads compare images: every task runs all training images forward, so tasks are few and large
+GPU_COMPARING_TASK_FRACTION = 1 / 12
 # Maps and images of the training images that run forward together with the images of a task
 COMPARED_BYTES = 512 * 2**20
 GPU_COMPARED_FRACTION = 1 / 4  # of a GPU's memory
@@ -89,6 +91,16 @@ class Predictor:
     @property
     def task_images(self) -> int:
         """Number of images of a task: as many as its memory allows, whatever chunks images have."""
+        size = self._batch_images
+        if self.training_images is not None and self.backend.on_gpu and self.backend.available():
+            memory = self.backend.memory()
+            available = int(memory[2] * GPU_COMPARING_TASK_FRACTION) if memory else 0
+            size = max(size, available // self._image_bytes)
+        return size
+
+    @property
+    def _batch_images(self) -> int:
+        """Number of images that run forward together."""
         if self.backend.on_gpu:
             size = GPU_TASK_BYTES
             if self.backend.available() and (memory := self.backend.memory()):
@@ -196,7 +208,7 @@ class Predictor:
         if self.backend.on_gpu and (memory := self.backend.memory()):
             size = int(memory[2] * GPU_COMPARED_FRACTION)
         limit, part, count = size // self.architecture.image_bytes, list[State](), 0
-        for batch in images.batches(self.task_images):
+        for batch in images.batches(self._batch_images):
             if part and count + len(batch) > limit:
                 yield part
                 part, count = [], 0
