@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -128,8 +128,7 @@ def draw_maps(
     pictures: dict[int, list[list[Array]]] = {}
     architecture = network.architecture
     before = initial_state(images, network.image_scale, architecture)
-    without_heads = (replace(layer, head=None) for layer in network.layers[: max(layers)])
-    stages = forward(architecture, before, without_heads)
+    stages = forward(architecture, before, network.layers[: max(layers)], heads=False)
     for layer, state in enumerate(stages, start=1):
         if layer in layers and state.maps is not None:
             chosen = select_filters(network, layer, count)

@@ -292,7 +292,9 @@ def _write_tower(bank: Bank, tower: Tower, inputs: LayerInput, into: Array) -> N
         into[..., group.filters] = bank.select(group.filters).each_maps(inputs, group.channels)
 
 
-def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -> Iterator[State]:
+def forward(
+    architecture: Architecture, state: State, layers: Iterable[Layer], *, heads: bool = True
+) -> Iterator[State]:
     """Run layers forward.
 
     Parameters
@@ -303,6 +305,8 @@ def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -
         The state before the layers, as of `initial_state`.
     layers : iterable of Layer
         The layers, one after the other.
+    heads : bool, default True
+        Whether heads update the scores. Without them no features are computed.
 
     Yields
     ------
@@ -310,7 +314,8 @@ def forward(architecture: Architecture, state: State, layers: Iterable[Layer]) -
         The state after each layer: its maps, and the scores that its head has updated.
     """
     for layer in layers:
-        state = advance(architecture, state, bank=layer.bank, next_head=layer.head)
+        head = layer.head if heads else None
+        state = advance(architecture, state, bank=layer.bank, next_head=head)
         yield state
 
 

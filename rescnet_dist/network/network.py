@@ -399,8 +399,7 @@ class Network(BaseNetwork):
         images = as_images(images)
         self.check_images(images)
         before = initial_state(np.asarray(images.array), self.image_scale, self.architecture)
-        layers = (replace(layer, head=None) for layer in self.layers[:layer])
-        *_, state = forward(self.architecture, before, layers)
+        *_, state = forward(self.architecture, before, self.layers[:layer], heads=False)
         assert state.maps is not None
         return state.maps
 

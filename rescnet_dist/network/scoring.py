@@ -271,13 +271,10 @@ class Predictor:
                 closing(self._iter_layers()) as layers,
             ):
                 before = initial_state(batch, scale, self.architecture)
-                if not heads:
-                    without_heads = (replace(layer, head=None) for layer in layers)
-                    use(rows, forward(self.architecture, before, without_heads))
-                elif self.training_images is None:
-                    use(rows, forward(self.architecture, before, layers))
-                else:
+                if heads and self.training_images is not None:
                     use(rows, self._compare(before, scale, self.training_images, depth))
+                else:
+                    use(rows, forward(self.architecture, before, layers, heads=heads))
 
     def scores(self, state: State, images: Array, first: int) -> Array:
         """Return the scores of a batch of images, averaged over their copies.

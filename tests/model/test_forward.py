@@ -118,3 +118,17 @@ def test_advance_changes_what_it_is_asked_for(rng: np.random.Generator) -> None:
     assert after.maps is with_maps.maps
     assert np.abs(after.scores).min() > 0
     assert not with_maps.scores.any()
+
+
+def test_forward_without_heads_makes_the_same_maps(rng: np.random.Generator) -> None:
+    """Heads change the scores only, unless they are left out."""
+    architecture = SPEC.architecture((32, 32, 3), 10)
+    images = rng.integers(0, 255, (5, 32, 32, 3)).astype(np.uint8)
+    layers = [make_layer(rng, architecture, number) for number in (1, 2)]
+    before = initial_state(images, SCALE, architecture)
+    with_heads = list(forward(architecture, before, layers))
+    without_heads = list(forward(architecture, before, layers, heads=False))
+    for scored, state in zip(with_heads, without_heads, strict=True):
+        assert np.array_equal(state.maps, scored.maps)
+        assert scored.scores.any()
+        assert not state.scores.any()
