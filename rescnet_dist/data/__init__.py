@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         has_photos,
         is_photo,
     )
-    from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable
+    from rescnet_dist.data.row_images import copy_maker, describe_altered_images
+    from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable, read_rows
     from rescnet_dist.data.sources import DecodeOptions, Source
     from rescnet_dist.data.sources.source import Channels
     from rescnet_dist.data.split import choose_held_out_groups, select_validation
@@ -68,6 +69,8 @@ __all__ = [
     "choose_held_out_groups",
     "classes_from_json",
     "classes_to_json",
+    "copy_maker",
+    "describe_altered_images",
     "encode",
     "evaluation_coords",
     "evaluation_images",
@@ -84,6 +87,7 @@ __all__ = [
     "open_photos",
     "open_source",
     "open_split",
+    "read_rows",
     "select_held_out",
     "select_split",
     "select_validation",
@@ -122,7 +126,8 @@ __getattr__, __dir__ = attach(
             "has_photos",
             "is_photo",
         ),
-        "rows": ("BLOCK_IMAGES", "RowBlock", "Rows", "RowTable"),
+        "row_images": ("copy_maker", "describe_altered_images"),
+        "rows": ("BLOCK_IMAGES", "RowBlock", "Rows", "RowTable", "read_rows"),
         "sources": ("DecodeOptions", "Source"),
         "sources.source": ("Channels",),
         "split": ("choose_held_out_groups", "select_validation"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -108,6 +109,11 @@ class Rows:
     weights: Array | None = None
     repeats: Array | None = None
 
+    @property
+    def image_range(self) -> tuple[int, int]:
+        """The first image of the rows, which are consecutive, and the one after their last."""
+        return int(self.image[0]), int(self.image[-1]) + 1
+
     def concatenate(self, later: Rows) -> Rows:
         """Return these rows followed by later ones."""
         pairs = {f.name: (getattr(self, f.name), getattr(later, f.name)) for f in fields(self)}
@@ -169,3 +175,29 @@ class RowBlock:
             None if self.weights is None else self.weights[index],
             None if self.repeats is None else self.repeats[index],
         )
+
+
+def read_rows(
+    table: RowTable, chunks: Iterable[tuple[int, int]], read_block: Callable[[int], RowBlock]
+) -> Iterator[Rows]:
+    """Read the rows of chunks.
+
+    Parameters
+    ----------
+    table : RowTable
+        The rows of the run.
+    chunks : iterable of (int, int)
+        The first row of each chunk and the one after its last, in ascending order.
+    read_block : callable
+        Reads the block of a number. Each block is read once, and kept while chunks need it.
+
+    Yields
+    ------
+    Rows
+        The rows of each chunk.
+    """
+    blocks: dict[int, RowBlock] = {}
+    for start, stop in chunks:
+        needed = table.blocks(start, stop)
+        blocks = {number: blocks.get(number) or read_block(number) for number in needed}
+        yield reduce(Rows.concatenate, (block.rows(start, stop) for block in blocks.values()))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
+import zarr
 
-from rescnet_dist.data import RowBlock, Rows, RowTable
+from rescnet_dist.data import RowBlock, RowTable, copy_maker, describe_altered_images, read_rows
 from rescnet_dist.errors import CorruptDataError
-from rescnet_dist.kernels import Augmentation, augment_images
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import Location, RunStore, checksum, read_region, write_region
 
@@ -177,47 +177,31 @@ class RunImages(TrainingImages):
 
     def read(self) -> Iterator[Array]:
         """Yield the images and their copies chunk by chunk; raise CorruptDataError if altered."""
-        run, changes = RunStore(self.location), Augmentation(**self.augment.copy_options)
-        (images, offset), checksums = run.images(), run.checksums(0).get("data/images", ())
-        for number, rows in enumerate(self._read_rows(run)):
-            start, stop = int(rows.image[0]), int(rows.image[-1]) + 1
-
-            def augment(originals: Array, rows: Rows = rows, start: int = start) -> Array:
-                copied = originals[rows.image - start]
-                return augment_images(copied, rows.image, rows.copy, changes, self.seed)
-
+        run, count, step = RunStore(self.location), self.table.rows, self.chunk_images
+        (images, first), checksums = run.images(), run.checksums(0).get("data/images", ())
+        read_block = partial(self._read_block, run.data_array("train"))
+        chunks = ((start, min(start + step, count)) for start in range(0, count, step))
+        for number, rows in enumerate(read_rows(self.table, chunks, read_block)):
             expected = checksums[number] if number < len(checksums) else None
-            change = augment if self.augment.copies else None
+            change = copy_maker(rows, self.augment, self.seed)
+            start, stop = rows.image_range
             try:
-                chunk = read_region(images, offset + start, offset + stop, expected, change)
+                chunk = read_region(images, first + start, first + stop, expected, change)
             except CorruptDataError as error:
-                raise CorruptDataError(self._explain(str(error))) from None
+                raise describe_altered_images(error, self.augment, self._remedy) from None
             yield chunk[rows.train]
 
-    def _read_rows(self, run: RunStore) -> Iterator[Rows]:
-        """Yield the rows of each chunk of the run; labels are not read, and all 0."""
-        table, train = self.table, run.data_array("train")
-        blocks: dict[int, RowBlock] = {}
+    def _read_block(self, train: zarr.Array[Any], block: int) -> RowBlock:
+        """Read the training mask of a block of images; labels are not read, and all 0."""
+        checksums = self.table.checksums.get("data/train")
+        expected = checksums[block] if checksums else None
+        mask = read_region(train, *self.table.image_range(block), expected)
+        return RowBlock.of(self.table, block, np.zeros(len(mask), np.int64), mask)
 
-        def read_block(block: int) -> RowBlock:
-            checksums = table.checksums.get("data/train")
-            own = read_region(
-                train, *table.image_range(block), checksums[block] if checksums else None
-            )
-            return RowBlock.of(table, block, np.zeros(len(own), np.int64), own)
-
-        for start in range(0, table.rows, self.chunk_images):
-            stop = min(start + self.chunk_images, table.rows)
-            needed = table.blocks(start, stop)
-            blocks = {number: blocks.get(number) or read_block(number) for number in needed}
-            yield reduce(Rows.concatenate, (block.rows(start, stop) for block in blocks.values()))
-
-    def _explain(self, problem: str) -> str:
-        """Return the message for images that are not those that were committed."""
+    @property
+    def _remedy(self) -> str:
+        """What to do about images that are not those that were committed."""
         remedy = "Restore the data that the network was trained on, or train again."
         if self.augment.copies:
-            problem = problem.rstrip(".") + (
-                ", or their augmented copies differ, as with another NumPy or processor."
-            )
             remedy += " A network that is saved where it was trained has all copies."
-        return f"{problem} {remedy}"
+        return remedy

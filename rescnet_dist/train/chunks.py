@@ -6,21 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import zarr
 
 from rescnet_dist.cluster.workers import limit_profiler
-from rescnet_dist.data import RowBlock, Rows
+from rescnet_dist.data import RowBlock, Rows, copy_maker, describe_altered_images, read_rows
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError
-from rescnet_dist.kernels import (
-    Augmentation,
-    Backend,
-    augment_images,
-    to_host,
-)
+from rescnet_dist.kernels import Backend, to_host
 from rescnet_dist.model import State, TrainingRows, initial_state, replay
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.reduce import trim_memory
@@ -142,11 +136,8 @@ class Reader:
     def read_chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of the group, reading each block of labels once."""
         table, offsets = self.state.rows, self.task.class_offsets
-        blocks: dict[int, RowBlock] = {}
-        for start, stop in self.group.chunks():
-            needed = table.blocks(start, stop)
-            blocks = {number: blocks.get(number) or self._read_labels(number) for number in needed}
-            rows = reduce(Rows.concatenate, (b.rows(start, stop) for b in blocks.values()))
+        read = read_rows(table, self.group.chunks(), self._read_labels)
+        for (start, stop), rows in zip(self.group.chunks(), read, strict=True):
             yield Chunk(start, stop, rows, offsets)
             offsets = offsets + rows.count_classes(self.state.classes)
 
@@ -193,14 +184,8 @@ class Reader:
 
         Raise CorruptDataError if they are not the images that were committed.
         """
-        (array, first), rows, state = source, chunk.rows, self.state
-        start, stop = int(rows.image[0]), int(rows.image[-1]) + 1
-        changes = Augmentation(**state.augment.copy_options)
-
-        def augment(images: Array) -> Array:
-            images = images[rows.image - start]
-            return augment_images(images, rows.image, rows.copy, changes, state.run_spec.seed)
-
+        (array, first), state = source, self.state
+        start, stop = chunk.rows.image_range
         try:
             return self._read(
                 array,
@@ -208,16 +193,15 @@ class Reader:
                 first + stop,
                 "data/images",
                 self._chunk_number(chunk.start),
-                augment if state.augment.copies else None,
+                copy_maker(chunk.rows, state.augment, state.run_spec.seed),
             )
         except CorruptDataError as error:
-            problem = str(error).rstrip(".")
-        if state.augment.copies:
-            problem += ", or their augmented copies differ, as with another NumPy or processor"
-        raise CorruptDataError(
-            f"{problem}. Put the images back as they were when the run began, or train on others "
-            "in another store."
-        )
+            remedy = (
+                "Put the images back as they were when the run began, or train on others in "
+                "another store."
+            )
+            altered = describe_altered_images(error, state.augment, remedy)
+        raise altered
 
     def read_state(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> ChunkState:
         """Return the state of a chunk after the step's layer.
