@@ -362,7 +362,7 @@ def forward_compared(
                 heads.append(layer.head)
                 corrections.append(get_array_module(state.scores).zeros_like(state.scores))
             if layer.head:
-                check_sample_count(kind, layer.head, found, at_most=True)
+                check_sample_count(kind.sample_count(layer.head.arrays), found, at_most=True)
             has_head, start = layer.head is not None, first
             current = advance(architecture, current, bank=layer.bank, features=has_head)
             for index, before in enumerate(trained):
@@ -382,20 +382,24 @@ def forward_compared(
                 start = rows.stop
     for number, (head, correction) in enumerate(zip(heads, corrections, strict=True), start=1):
         if head is not None:
-            check_sample_count(kind, head, found)
+            check_sample_count(kind.sample_count(head.arrays), found)
             scores = (state.scores + head.rate * correction).astype(np.float32)
             state = replace(state, scores=scores)
         yield replace(state, layer=number)
 
 
-def check_sample_count(
-    kind: SampleHead, head: FittedHead, found: int, *, at_most: bool = False
-) -> None:
-    """Raise CorruptDataError if a head was not fitted to so many training images.
+def check_sample_count(count: int, found: int, *, at_most: bool = False) -> None:
+    """Raise CorruptDataError if not all training images were found, or more than there were.
 
-    With `at_most`, fewer are no error.
+    Parameters
+    ----------
+    count : int
+        The number of images that the heads were fitted to, as of `SampleHead.sample_count`.
+    found : int
+        The number of images found.
+    at_most : bool, default False
+        Whether fewer images are no error.
     """
-    count = kind.sample_count(head.arrays)
     if found > count or (found < count and not at_most):
         raise CorruptDataError(
             f"The network was trained on {count:,} images, of which {found:,} were found. "

@@ -13,6 +13,7 @@ import zarr
 
 from rescnet_dist.data import RowBlock, RowTable, copy_maker, describe_altered_images, read_rows
 from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.model.forward import check_sample_count
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import Location, RunStore, checksum, read_region, write_region
 
@@ -96,11 +97,7 @@ class TrainingImages(ABC):
                 write_region(array, found, batch)
                 checksums.append(checksum(batch))
             found += len(batch)
-        if found != count:
-            raise CorruptDataError(
-                f"The network was trained on {count:,} images, of which {found:,} were found. "
-                "Restore the data that it was trained on, or train again."
-            )
+        check_sample_count(count, found)
         return checksums
 
 
