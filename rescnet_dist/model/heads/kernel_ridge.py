@@ -22,6 +22,11 @@ from rescnet_dist.kernels.samples import (
 )
 from rescnet_dist.model.components import SampleHead
 from rescnet_dist.model.graph import OnnxGraph
+from rescnet_dist.model.head_options import (
+    leverage_share_option,
+    probes_option,
+    regression_target_option,
+)
 from rescnet_dist.options import option
 
 
@@ -59,30 +64,9 @@ class KernelRidge(SampleHead):
         doc="Ridge γ of the regression. The kernel of an image with itself is 1.",
         above=0,
     )
-    target: float = option(
-        0.8,
-        help="target score λ of the true class",
-        doc="Score λ of the true class above which an error counts as negative in reports. The "
-        "regression itself has the target 1.",
-        low=0,
-        high=1,
-    )
-    probes: int = option(
-        64,
-        help="random signs by which leverages are estimated",
-        doc="Number of random signs of an image, as further targets, by which its leverage is "
-        "estimated. Its standard error is at most 0.5/√probes.",
-        low=1,
-        high=1024,
-    )
-    leverage_share: float = option(
-        1.0,
-        help="share of its leverage by which an image is left out; 0 fits training errors",
-        doc="Share of the leverage of an image that is removed from its score. 1 leaves the image "
-        "out, 0 fits to training errors.",
-        low=0,
-        high=1,
-    )
+    target: float = regression_target_option()
+    probes: int = probes_option()
+    leverage_share: float = leverage_share_option()
 
     @property
     def probe_count(self) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 from rescnet_dist.kernels import FeatureMoments, Whitening, ridge_regression
 from rescnet_dist.kernels.arrays import Array, asarray_like
 from rescnet_dist.kernels.leverage import leave_one_out
+from rescnet_dist.model.head_options import leverage_share_option, probes_option
 from rescnet_dist.model.heads.linear import LinearHead, stack_signs
 from rescnet_dist.model.heads.regress import Regress
-from rescnet_dist.options import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,8 @@ class LeaveOneOut(Regress):
     }
     training_arrays: ClassVar[frozenset[str]] = frozenset({"probe_weights", "probe_intercept"})
 
-    probes: int = option(
-        64,
-        help="random signs by which leverages are estimated",
-        doc="Number of random signs of an image, as further targets, by which its leverage is "
-        "estimated. Its standard error is at most 0.5/√probes.",
-        low=1,
-        high=1024,
-    )
-
-    leverage_share: float = option(
-        1.0,
-        help="share of its leverage by which an image is left out; 0 fits training errors",
-        doc="Share of the leverage of an image that is removed from its score. 1 leaves the image "
-        "out, 0 fits to training errors as regress does.",
-        low=0,
-        high=1,
-    )
+    probes: int = probes_option()
+    leverage_share: float = leverage_share_option()
 
     @property
     def probe_count(self) -> int:

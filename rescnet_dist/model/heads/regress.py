@@ -11,6 +11,7 @@ import numpy as np
 from rescnet_dist.kernels import FeatureMoments, Whitening, one_hot, ridge_regression
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.model.graph import OnnxGraph
+from rescnet_dist.model.head_options import regression_target_option
 from rescnet_dist.model.heads.linear import (
     LinearHead,
     linear_outputs,
@@ -33,14 +34,7 @@ class Regress(LinearHead):
         doc="Ridge γ of the regression, relative to the mean variance of the features.",
         low=0,
     )
-    target: float = option(
-        0.8,
-        help="target score λ of the true class",
-        doc="Score λ of the true class above which an error counts as negative in reports. The "
-        "regression itself has the target 1.",
-        low=0,
-        high=1,
-    )
+    target: float = regression_target_option()
 
     solver: Literal["exact", "cg"] = solver_option()
     cg_iterations: int = iterations_option()
