@@ -50,6 +50,10 @@ from rescnet_dist.data.sources import DecodeOptions, Samples
 DECODE: Any = sys.modules["rescnet_dist.data.sources.decode"]
 SEED = 20240229
 MAX_MEMORY_BYTES = 2**30  # of a process, for any file
+PRELOADED = [  # imported once, not by each process
+    *("rescnet_dist.data.dataset", "rescnet_dist.data.lazy", "distributed", "imagecodecs"),
+    *("pyarrow.parquet", "pytest"),
+]
 
 PNG_FORMATS = ("png", "png16", "parquet", "plain parquet", "webdataset", "webdataset.gz")
 PNG_HEADER_BYTES, PNG_END_BYTES = 33, 12  # up to and including IHDR; of IEND
@@ -270,7 +274,7 @@ SLOW_BOMBS = (
 def process() -> Iterator[ProcessPoolExecutor]:
     """A pool that runs each call in a process of its own; a crash is an error."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["rescnet_dist.data", "dask.array", "pyarrow.parquet", "pytest"])
+    context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         yield pool
 
