@@ -460,15 +460,28 @@ def test_parse_numba_signature(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numba_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel is missing until it is compiled; without a cache or the API, nothing is."""
+    """A kernel is missing until it is compiled, then loaded; without a cache or API, no one is."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     types = [(numba.int64,)]
     kernel: Any = numba.njit(cache=True)(increase)
-    assert _compat.is_missing_in_numba_cache(kernel, types)
+    assert not _compat.load_from_numba_cache(kernel, types)
     kernel.compile(types[0])
-    assert not _compat.is_missing_in_numba_cache(numba.njit(cache=True)(increase), types)
-    assert not _compat.is_missing_in_numba_cache(numba.njit(increase), types)
-    assert not _compat.is_missing_in_numba_cache(SimpleNamespace(), types)
+    loaded: Any = numba.njit(cache=True)(increase)
+    for _ in range(2):
+        assert _compat.load_from_numba_cache(loaded, types)
+        assert loaded.signatures == types
+        assert loaded(1) == 2
+        assert (dict(loaded.stats.cache_hits), dict(loaded.stats.cache_misses)) == (
+            {types[0]: 1},
+            {},
+        )
+    assert not _compat.load_from_numba_cache(loaded, [*types, (numba.float64,)])
+    assert _compat.load_from_numba_cache(numba.njit(increase), types)
+    assert _compat.load_from_numba_cache(SimpleNamespace(), types)
+    hide_modules(monkeypatch, "numba.core.runtime")
+    unloaded: Any = numba.njit(cache=True)(increase)
+    assert _compat.load_from_numba_cache(unloaded, types)
+    assert unloaded.signatures == []
 
 
 def test_numba_source_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,7 +491,7 @@ def test_numba_source_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def is_missing(stamp: str) -> bool:
         kernel: Any = numba.njit(cache=True)(increase)
         assert _compat.add_to_numba_source_stamp(kernel, stamp)
-        missing = _compat.is_missing_in_numba_cache(kernel, [(numba.int64,)])
+        missing = not _compat.load_from_numba_cache(kernel, [(numba.int64,)])
         kernel.compile((numba.int64,))
         return missing
 

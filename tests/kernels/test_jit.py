@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rescnet_dist
+from rescnet_dist.kernels import prepare, second_order_features
 
 SCRIPT = """
 import numpy as np
@@ -103,3 +105,23 @@ print(len(layout.gather_sums.signatures), len(layout.write_patches.signatures))
     assert count_loaded(False) == [0, 0]
     count_loaded(True)
     assert count_loaded(False) == [1, 0]
+
+
+def test_cached_kernels_are_loaded_without_what_compiles() -> None:
+    """Registries of all that Numba can compile take 0.4 s, and SciPy's algebra a part of it.
+
+    Kernels are in the cache of this machine, as other tests use them.
+    """
+    prepare(rare=True)
+    script = """
+import sys
+import numpy as np
+from rescnet_dist.kernels import prepare, second_order_features
+prepare(rare=True)
+print(sorted({"numba.np.arraymath", "numba.np.linalg", "scipy.linalg"} & sys.modules.keys()))
+maps = np.ones((2, 8, 8, 3), np.float32)
+print(second_order_features(maps, 4, 4, (1, 2)).sum())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    features = second_order_features(np.ones((2, 8, 8, 3), np.float32), 4, 4, (1, 2))
+    assert (done.stdout, done.stderr) == (f"[]\n{features.sum()}\n", "")

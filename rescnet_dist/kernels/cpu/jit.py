@@ -17,7 +17,7 @@ import numba
 
 from rescnet_dist._compat import (
     add_to_numba_source_stamp,
-    is_missing_in_numba_cache,
+    load_from_numba_cache,
     numba_lock,
     parse_numba_signature,
 )
@@ -72,13 +72,14 @@ def precompile(
     if any(not hasattr(function, "compile") for function, _ in functions):
         return  # NUMBA_DISABLE_JIT
     with numba_lock():  # loading changes state that all threads of this process share
-        is_missing = [is_missing_in_numba_cache(*function) for function in functions]
-        missing = [*compress(kernels, is_missing)]
+        is_cached = [load_from_numba_cache(*function) for function in functions]
+        missing = [*compress(kernels, (not found for found in is_cached))]
         if only_cached:
-            functions = [*compress(functions, (not is_absent for is_absent in is_missing))]
+            functions = [*compress(functions, is_cached)]
         else:
             _compile_in_processes([part for part in (missing[:1], missing[1:]) if part])
         for function, types in functions:
+            load_from_numba_cache(function, types)  # what another process has compiled by now
             for kind in types:
                 function.compile(kind)
 
