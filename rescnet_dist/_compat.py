@@ -390,11 +390,11 @@ def load_from_numba_cache(kernel: Any, types: Sequence[Any]) -> bool:
     Numba's own way, `Dispatcher.compile`, first imports all that it could compile, with SciPy,
     which takes 0.4 s; machine code needs no more than the runtime for memory.
     Tried on Numba 0.68.1: `Dispatcher._cache`, `targetctx`, `add_overload` and
-    `numba.core.runtime`. Without them, or without a cache, True: the kernel is loaded or compiled
-    by `compile`, in this process, which keeps 100 MB more.
+    `numba.core.runtime.nrt`. Without them, or without a cache, True: the kernel is loaded or
+    compiled by `compile`, in this process, which keeps 100 MB more.
     """
     try:
-        from numba.core.runtime import rtsys
+        from numba.core.runtime.nrt import rtsys
 
         cached, context = kernel._cache, kernel.targetctx
         if cached.cache_path is None:

@@ -478,7 +478,7 @@ def test_numba_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _compat.load_from_numba_cache(loaded, [*types, (numba.float64,)])
     assert _compat.load_from_numba_cache(numba.njit(increase), types)
     assert _compat.load_from_numba_cache(SimpleNamespace(), types)
-    hide_modules(monkeypatch, "numba.core.runtime")
+    hide_modules(monkeypatch, "numba.core.runtime.nrt")
     unloaded: Any = numba.njit(cache=True)(increase)
     assert _compat.load_from_numba_cache(unloaded, types)
     assert unloaded.signatures == []

@@ -12,11 +12,14 @@ from types import ModuleType
 import pytest
 
 import rescnet_dist
+import rescnet_dist.cluster
+import rescnet_dist.dashboard
 import rescnet_dist.data
 import rescnet_dist.errors
 import rescnet_dist.network
 import rescnet_dist.planning
 import rescnet_dist.reduce
+import rescnet_dist.train
 from rescnet_dist._lazy import attach
 from tests.import_graph import (
     UndeclaredImportError,
@@ -287,15 +290,25 @@ def test_tasks_of_a_pass_do_not_import_xarray() -> None:
     assert done.stderr == "set()\n"
 
 
+@pytest.mark.parametrize("action", ["check", "data_names", "evaluate", "export", "info", "report"])
+def test_commands_without_a_cluster_do_not_import_distributed(action: str) -> None:
+    """It takes 0.3 s."""
+    code = f"import sys, rescnet_dist.cli.actions.{action}; sys.exit('distributed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 @pytest.mark.parametrize(
     "package",
     [
         rescnet_dist,
+        rescnet_dist.cluster,
+        rescnet_dist.dashboard,
         rescnet_dist.data,
         rescnet_dist.errors,
         rescnet_dist.network,
         rescnet_dist.planning,
         rescnet_dist.reduce,
+        rescnet_dist.train,
     ],
 )
 def test_names_that_are_imported_on_first_use_exist(package: ModuleType) -> None:

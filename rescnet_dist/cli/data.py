@@ -87,7 +87,7 @@ def preview_command() -> None:
 
 @data_command.command("names", **HELP_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-@defer("data.names")
+@defer("data_names.names")
 def names_command() -> None:
     """List the datasets that have a name.
 

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -19,7 +18,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, get_client, get_worker, worker_client
+from distributed import Client, LocalCluster, worker_client
 from distributed.comm import CommClosedError, parse_address, parse_host_port
 from distributed.versions import get_versions as client_versions
 
@@ -29,6 +28,8 @@ from rescnet_dist._compat import (
     identify_workers,
     keep_fork_server_modules,
 )
+from rescnet_dist.cluster.current import find_client, find_worker
+from rescnet_dist.cluster.profiler import PROFILER_DEADLOCKS
 from rescnet_dist.errors import (
     ClusterError,
     ClusterLostError,
@@ -48,8 +49,6 @@ GATEWAY_REFERENCES: list[Any] = []
 MAX_LISTED_ADDRESSES = 3  # of workers, in the error for different versions
 CONNECT_SECONDS = 10  # for a scheduler to answer
 RECONNECT_SECONDS = 2.0  # between two attempts to reach a scheduler
-# Dask's profiler can deadlock a worker on these versions of Python: python/cpython#106883
-PROFILER_DEADLOCKS = sys.version_info < (3, 11, 12)
 # Dask configuration of an embedded cluster: the profiler is off only if it can deadlock.
 PROFILER_CONFIG = {"distributed.worker.profile.enabled": False} if PROFILER_DEADLOCKS else {}
 FORK_CONFIG = {"distributed.worker.multiprocessing-method": "forkserver"}
@@ -67,11 +66,11 @@ def current_client(
     not new processes. With `gpus` it has one worker process for each GPU, or only one if
     Dask-CUDA is not installed. The profiler of Dask is off if it can deadlock workers.
     """
-    if _is_in_task():
+    if find_worker() is not None:
         with worker_client() as client:  # frees the thread of this task while it waits
             yield client
         return
-    client = _get_client()
+    client = find_client()
     if client is not None:
         yield client
         return
@@ -287,23 +286,6 @@ def _defer_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
     if received:
         signal.raise_signal(signal.SIGINT)
-
-
-def _is_in_task() -> bool:
-    """Return whether this code runs in a task of a Dask worker."""
-    try:
-        get_worker()
-    except ValueError:
-        return False
-    return True
-
-
-def _get_client() -> Client | None:
-    """Return the current client, or None."""
-    try:
-        return get_client()
-    except ValueError:
-        return None
 
 
 def available_cores() -> int:

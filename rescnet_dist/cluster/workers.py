@@ -9,32 +9,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dask
 import psutil
-from distributed import Client, Future, get_worker
+from distributed import Client, Future
 
 from rescnet_dist._compat import (
     identify_workers,
     lack_workers,
-    limit_profile_history,
     remove_restrictions,
-    stop_profiler,
 )
 from rescnet_dist.cluster.connect import (
-    PROFILER_DEADLOCKS,
     available_cores,
     check_versions,
     list_workers,
     worker_identities,
 )
+from rescnet_dist.cluster.memory import GPU_MEMORY_FRACTION, spill_fraction
+from rescnet_dist.cluster.profiler import limit_profiler
 from rescnet_dist.cluster.scaling import held_workers
 from rescnet_dist.errors import ClusterError, ClusterLostError, ClusterUnreachableError
 from rescnet_dist.kernels import Backend
 
 WORKER_TIMEOUT_SECONDS = 60  # to wait for a first worker, or for another if all are lost
 LOST_WORKERS_CHECK_SECONDS = 5.0  # between two checks whether those to be prepared are lost
-PROFILE_HISTORY_SECONDS = 60  # of Dask's profiles that a worker keeps, one per second
-GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory that may be used
 NUMPY_BACKEND = Backend()
 BASELINE_RSS_BYTES = 300 * 2**20  # of a worker that has imported everything and run no task
 
@@ -263,28 +259,3 @@ def _prepare_worker(backend: Backend) -> tuple[int, int, Gpu | None]:
     memory = backend.memory()
     gpu = (socket.gethostname(), *memory) if memory else None
     return int(psutil.Process().memory_info().rss), available_cores(), gpu
-
-
-def limit_profiler() -> None:
-    """Have the worker of this task keep a minute of Dask's profiles instead of an hour.
-
-    A second of profiles takes about 60 kB, so a worker would grow by 200 MB in its first hour,
-    whatever it does. If the profiler can deadlock the worker, it is stopped. Outside of a worker
-    this does nothing.
-    """
-    try:
-        worker = get_worker()
-    except ValueError:
-        return
-    limit_profile_history(worker, PROFILE_HISTORY_SECONDS)
-    if PROFILER_DEADLOCKS:
-        stop_profiler(worker)
-
-
-def spill_fraction() -> float:
-    """Return the fraction of its memory limit at which a worker spills, or else pauses."""
-    for name in ("target", "spill", "pause"):
-        share = dask.config.get(f"distributed.worker.memory.{name}", False)
-        if share:
-            return float(share)
-    return 0.9

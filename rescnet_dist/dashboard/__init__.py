@@ -1,15 +1,23 @@
-"""Dashboards, reports and figures of runs, made from events and run stores alone."""
+"""Dashboards, reports and figures of runs, made from events and run stores alone.
 
-from rescnet_dist.dashboard.figures import Plots
-from rescnet_dist.dashboard.mlflow_models import save_mlflow_model
-from rescnet_dist.dashboard.mlflow_writer import MLflowWriter
-from rescnet_dist.dashboard.notebook import Run, Watch, open_run
-from rescnet_dist.dashboard.prometheus import PrometheusExporter
-from rescnet_dist.dashboard.render import render_report
-from rescnet_dist.dashboard.report import Report, make_report
-from rescnet_dist.dashboard.scheduler import SchedulerPage
-from rescnet_dist.dashboard.tensorboard_writer import TensorBoardWriter
-from rescnet_dist.dashboard.view import LayerView, RunView, StoredRun
+A report does not import what shows running runs, such as the page in Dask's dashboard.
+"""
+
+from typing import TYPE_CHECKING
+
+from rescnet_dist._lazy import attach
+
+if TYPE_CHECKING:
+    from rescnet_dist.dashboard.figures import Plots
+    from rescnet_dist.dashboard.mlflow_models import save_mlflow_model
+    from rescnet_dist.dashboard.mlflow_writer import MLflowWriter
+    from rescnet_dist.dashboard.notebook import Run, Watch, open_run
+    from rescnet_dist.dashboard.prometheus import PrometheusExporter
+    from rescnet_dist.dashboard.render import render_report
+    from rescnet_dist.dashboard.report import Report, make_report
+    from rescnet_dist.dashboard.scheduler import SchedulerPage
+    from rescnet_dist.dashboard.tensorboard_writer import TensorBoardWriter
+    from rescnet_dist.dashboard.view import LayerView, RunView, StoredRun
 
 __all__ = [
     "LayerView",
@@ -28,3 +36,30 @@ __all__ = [
     "render_report",
     "save_mlflow_model",
 ]
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "figures": ("Plots",),
+        "mlflow_models": ("save_mlflow_model",),
+        "mlflow_writer": ("MLflowWriter",),
+        "notebook": (
+            "Run",
+            "Watch",
+            "open_run",
+        ),
+        "prometheus": ("PrometheusExporter",),
+        "render": ("render_report",),
+        "report": (
+            "Report",
+            "make_report",
+        ),
+        "scheduler": ("SchedulerPage",),
+        "tensorboard_writer": ("TensorBoardWriter",),
+        "view": (
+            "LayerView",
+            "RunView",
+            "StoredRun",
+        ),
+    },
+)

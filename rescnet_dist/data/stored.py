@@ -156,17 +156,16 @@ def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
 
     Chunks are read in parallel, on the cluster of the current Dask client if there is one.
     """
-    import dask
-    from dask.delayed import delayed
+    from rescnet_dist.cluster.tasks import call_each  # imports Dask, which a path does not need
 
     location = Location.of(url)
     check_format(location, DATASET_FORMAT)
-    tasks = [
-        delayed(chunk_problem, pure=False)(location, path, number)
+    chunks = [
+        (location, path, number)
         for path in ("images", "labels")
         for number in range(location.open_array(path).cdata_shape[0])
     ]
-    return [problem for problem in dask.compute(*tasks) if problem]
+    return [problem for problem in call_each(chunk_problem, chunks) if problem]
 
 
 @limit_retries(0)

@@ -27,6 +27,7 @@ import psutil
 from dask.utils import parse_bytes
 
 from rescnet_dist._compat import worker_memory_limit
+from rescnet_dist.cluster.current import find_worker
 from rescnet_dist.errors import SpecError
 from rescnet_dist.model import Layer
 
@@ -77,14 +78,8 @@ def get_layer_memory() -> int:
 
 def _find_worker_memory() -> int | None:
     """Return the memory limit of the worker that this thread works for; None if there is none."""
-    if "distributed" not in sys.modules:  # nor is there a worker then
-        return None
-    from distributed import get_worker
-
-    try:
-        return worker_memory_limit(get_worker())
-    except ValueError:  # not a thread of a worker
-        return _worker_memory.get()
+    worker = find_worker()
+    return _worker_memory.get() if worker is None else worker_memory_limit(worker)
 
 
 @cache

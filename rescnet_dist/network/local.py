@@ -5,54 +5,17 @@ No array of Dask is made of them: importing dask.array takes a second, here and 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask
 import numpy as np
 from dask.system import CPU_COUNT
 
-if TYPE_CHECKING:
-    from distributed import Client
-
 Array = np.ndarray[Any, np.dtype[Any]]
-
-SCHEDULER_SETTINGS = ("scheduler", "pool", "num_workers")  # of Dask's configuration
-
-
-def find_client() -> Client | None:
-    """Return the client that Dask computes with, if any.
-
-    Returns
-    -------
-    distributed.Client or None
-        The current client; in a task, that of its worker. None if distributed is not imported,
-        as there is no client then.
-    """
-    if "distributed" not in sys.modules:
-        return None
-    from distributed import get_client
-
-    try:
-        return get_client()
-    except ValueError:
-        return None
-
-
-def uses_own_threads() -> bool:
-    """Return whether images are computed by threads of this process, without Dask.
-
-    Returns
-    -------
-    bool
-        False if there is a client, or Dask's configuration chooses a scheduler or its threads.
-    """
-    is_configured = any(dask.config.get(name, None) is not None for name in SCHEDULER_SETTINGS)
-    return not is_configured and find_client() is None
 
 
 def map_in_threads(

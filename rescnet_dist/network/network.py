@@ -15,6 +15,8 @@ import dask
 import numpy as np
 from dask.system import CPU_COUNT
 
+from rescnet_dist.cluster.current import find_client
+from rescnet_dist.cluster.tasks import uses_own_threads
 from rescnet_dist.data import ImageInput, Images, as_images, classes_to_json
 from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.errors import DataError
@@ -25,7 +27,7 @@ from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, for
 from rescnet_dist.model.components import SampleHead
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
-from rescnet_dist.network.local import find_client, map_in_tasks, map_in_threads, uses_own_threads
+from rescnet_dist.network.local import map_in_tasks, map_in_threads
 from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     GPU_LAYERS,

@@ -19,7 +19,7 @@ import psutil
 from dask.sizeof import sizeof
 
 from rescnet_dist._compat import worker_memory_limit
-from rescnet_dist.cluster.workers import GPU_MEMORY_FRACTION, spill_fraction
+from rescnet_dist.cluster.memory import GPU_MEMORY_FRACTION, spill_fraction
 from rescnet_dist.kernels import Backend
 from rescnet_dist.train.task_events import this_worker
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from rescnet_dist.cluster.workers import limit_profiler
+from rescnet_dist.cluster.profiler import limit_profiler
 from rescnet_dist.data import RowBlock, Rows, copy_maker, describe_altered_images, read_rows
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError
 from rescnet_dist.kernels import Backend, to_host

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 from dask.base import tokenize
-from distributed import Worker, get_worker
 
+from rescnet_dist.cluster.current import find_worker
 from rescnet_dist.store import RunStore, report_retries
 from rescnet_dist.train.metrics import TaskMeter
 from rescnet_dist.train.task import Task
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -27,8 +30,11 @@ def set_thread_worker(worker: Worker) -> None:
 
 
 def this_worker() -> Worker:
-    """Return the worker that the task of this thread runs on."""
-    return getattr(_thread_worker, "worker", None) or get_worker()
+    """Return the worker that the task of this thread runs on; ValueError if there is none."""
+    worker: Worker | None = getattr(_thread_worker, "worker", None) or find_worker()
+    if worker is None:
+        raise ValueError("This thread has no Dask worker. Call this in a task.")
+    return worker
 
 
 def send(task: Task, kind: str, **fields: Any) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import dask
-from dask.delayed import delayed
-
+from rescnet_dist.cluster.tasks import call_each
 from rescnet_dist.errors import StoreReadError
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.runs.history import find_contradiction
@@ -40,17 +39,22 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
     steps = range(len(commits))
     stored_layer = last_saved(commits)
     problems += _check_result(run, len(steps) - 1)
-    tasks = []
+    calls: list[tuple[Any, ...]] = []
     for step in steps:
         try:
-            tasks += [
-                delayed(_verify_chunks, pure=False)(run, *batch)
+            calls += [
+                (_verify_chunks, run, *batch)
                 for batch in _list_committed_chunks(run, step, is_last=step == stored_layer)
             ]
         except StoreReadError as error:  # a file with checksums is damaged
             problems.append(str(error))
-    tasks += [delayed(_verify_layer, pure=False)(run, step) for step in steps]
-    return problems + [problem for found in dask.compute(*tasks) for problem in found]
+    calls += [(_verify_layer, run, step) for step in steps]
+    return problems + [problem for found in call_each(_call, calls) for problem in found]
+
+
+def _call(function: Callable[..., list[str]], *arguments: Any) -> list[str]:
+    """Return the problems that a function finds."""
+    return function(*arguments)
 
 
 def _find_missing_commits(run: RunStore) -> Iterator[str]:

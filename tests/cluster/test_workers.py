@@ -1,4 +1,4 @@
-"""Workers of a cluster: their number, their GPUs, and the profiler of Dask."""
+"""Workers of a cluster: their number and their GPUs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from rescnet_dist import ClusterError
 from rescnet_dist.cluster import Workers, list_workers, workers
@@ -105,27 +104,3 @@ def test_workers_that_are_lost_while_they_are_prepared(
                     prepared.result(timeout=60)
         finally:
             started.kill(scheduler)  # ends a wait that has not ended, as of the thread
-
-
-@pytest.mark.parametrize("deadlocks", [False, True])
-def test_profiler_is_stopped_if_it_can_deadlock(
-    deadlocks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise its history is limited."""
-    monkeypatch.setattr(workers, "PROFILER_DEADLOCKS", deadlocks)
-    with (
-        dask.config.set({"distributed.worker.profile.enabled": True}),
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        (worker,) = cluster.workers.values()
-        assert worker.periodic_callbacks["profile"].is_running()
-        for _ in range(2):
-            client.submit(workers.limit_profiler, pure=False).result(timeout=30)
-        client.run(lambda: None)  # after the callbacks on the worker's loop
-        assert worker.periodic_callbacks["profile"].is_running() != deadlocks
-        assert worker.profile_history.maxlen == workers.PROFILE_HISTORY_SECONDS
-        assert worker.profile_keys_history.maxlen == workers.PROFILE_HISTORY_SECONDS
-    workers.limit_profiler()  # does nothing outside of a worker

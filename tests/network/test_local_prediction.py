@@ -10,12 +10,12 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from distributed import LocalCluster
 from distributed.system import memory_limit
 
 from rescnet_dist import AugmentSpec, Network
+from rescnet_dist.cluster.tasks import uses_own_threads
 from rescnet_dist.network.layer_cache import get_machine_memory
-from rescnet_dist.network.local import map_in_tasks, map_in_threads, uses_own_threads
+from rescnet_dist.network.local import map_in_tasks, map_in_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COPIES = AugmentSpec(copies=2, shift=1)
@@ -76,18 +76,6 @@ def test_same_bits_as_by_dask(network: Network, images: Array, labels: Array) ->
     for one, other in zip(own, by_dask, strict=True):
         assert np.array_equal(one, other)
         assert one.dtype == other.dtype
-
-
-@pytest.mark.parametrize("name", ["scheduler", "pool", "num_workers"])
-def test_configuration_of_dask_is_kept(name: str) -> None:
-    with dask.config.set({name: 1}):
-        assert not uses_own_threads()
-
-
-def test_current_client_is_used(threads_cluster: LocalCluster) -> None:
-    with threads_cluster.get_client():
-        assert not uses_own_threads()
-    assert uses_own_threads()
 
 
 def test_evaluation_in_memory_imports_no_dask_arrays(run_folder: Path) -> None:

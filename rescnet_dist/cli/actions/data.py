@@ -1,4 +1,4 @@
-"""What `rescnet data` does."""
+"""What `rescnet data import`, `info` and `preview` do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.cli.status import show_progress, show_status
 from rescnet_dist.data import import_dataset
 from rescnet_dist.data.inspect import inspect_dataset
-from rescnet_dist.data.named import DATASETS, cache_folder, fetch_dataset
+from rescnet_dist.data.named import DATASETS, fetch_dataset
 from rescnet_dist.data.sheet import augmentation_sheet, class_sheet
 from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.spec import AugmentSpec
@@ -123,19 +123,6 @@ def preview(data: str, output: str, images: int, seed: int, **flags: Any) -> Non
     with show_status(f"reading {mask_secrets(data)}"):
         write_picture(augmentation_sheet(data, augment, seed, images), output)
     click.echo(f"preview   {output}")
-
-
-def names(as_json: bool) -> None:
-    """List the datasets that have a name."""
-    if as_json:
-        click.echo(json.dumps({name: dataset.home for name, dataset in DATASETS.items()}))
-        return
-    table = Table("name", "MiB", "home")
-    table.add_row("digits", "1", "in the package: a sample of MNIST")
-    for name, dataset in DATASETS.items():
-        table.add_row(name, f"{(dataset.size or 0) / 2**20:,.0f}", dataset.home)
-    Console().print(table)
-    click.echo(f"downloaded to {cache_folder()}")
 
 
 def write_picture(picture: Any, path: str) -> None:

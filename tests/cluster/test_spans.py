@@ -9,7 +9,7 @@ from distributed import Client, Event, Future, LocalCluster, span
 from distributed.scheduler import TaskGroup
 
 from rescnet_dist.cluster import passes_span
-from rescnet_dist.cluster.passes_span import MAX_FINISHED_GROUPS, SPAN_NAME
+from rescnet_dist.cluster.spans import MAX_FINISHED_GROUPS, SPAN_NAME
 
 GRAPHS = 2 * MAX_FINISHED_GROUPS
 KEPT = "kept"  # the name of a task whose result is kept
