@@ -259,7 +259,8 @@ def test_all_public_definitions_have_a_docstring() -> None:
 
 
 @pytest.mark.parametrize(
-    "action", ["check", "data", "deploy", "estimate", "evaluate", "export", "report", "training"]
+    "action",
+    ["check", "data", "deploy", "estimate", "evaluate", "export", "predict", "report", "training"],
 )
 def test_commands_do_not_import_dask_arrays_and_scikit_learn(action: str) -> None:
     """Each takes most of a second; they are imported for lazy images, and in estimators."""
@@ -290,7 +291,9 @@ def test_tasks_of_a_pass_do_not_import_xarray() -> None:
     assert done.stderr == "set()\n"
 
 
-@pytest.mark.parametrize("action", ["check", "data_names", "evaluate", "export", "info", "report"])
+@pytest.mark.parametrize(
+    "action", ["check", "data_names", "evaluate", "export", "info", "predict", "report"]
+)
 def test_commands_without_a_cluster_do_not_import_distributed(action: str) -> None:
     """It takes 0.3 s."""
     code = f"import sys, rescnet_dist.cli.actions.{action}; sys.exit('distributed' in sys.modules)"

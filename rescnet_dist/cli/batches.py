@@ -12,6 +12,8 @@ import dask
 import numpy as np
 from dask.system import CPU_COUNT
 
+from rescnet_dist.data.kinds import is_dask_array
+
 if TYPE_CHECKING:
     import dask.array as da
     from distributed import Client
@@ -25,13 +27,17 @@ def count_threads(client: Client | None) -> int:
 
 
 def compute_batches(
-    arrays: Sequence[da.Array], client: Client | None, threads: int
+    arrays: Sequence[Any], client: Client | None, threads: int
 ) -> Iterator[tuple[int, Sequence[Array]]]:
     """Yield the first row and the rows of all arrays, for each chunk of the first array, in order.
 
-    Chunks are computed on the cluster of a client, or by threads of this process. Images are read
-    as workers or threads are free, so that memory does not grow with their number.
+    Arrays in memory are one chunk. Lazy ones are computed on the cluster of a client, or by threads
+    of this process. Images are read as workers or threads are free, so that memory does not grow
+    with their number.
     """
+    if not is_dask_array(arrays[0]):
+        yield 0, arrays
+        return
     edges = np.cumsum([0, *arrays[0].chunks[0]]).tolist()
     parts = ([array[start:stop] for array in arrays] for start, stop in pairwise(edges))
     results = _compute_locally(parts, threads) if client is None else _compute_on(client, parts)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PhotoSource,
         has_photos,
         is_photo,
+        read_photos,
     )
     from rescnet_dist.data.row_images import copy_maker, describe_altered_images
     from rescnet_dist.data.rows import BLOCK_IMAGES, RowBlock, Rows, RowTable, read_rows
@@ -87,6 +88,7 @@ __all__ = [
     "open_photos",
     "open_source",
     "open_split",
+    "read_photos",
     "read_rows",
     "select_held_out",
     "select_split",
@@ -125,6 +127,7 @@ __getattr__, __dir__ = attach(
             "PhotoSource",
             "has_photos",
             "is_photo",
+            "read_photos",
         ),
         "row_images": ("copy_maker", "describe_altered_images"),
         "rows": ("BLOCK_IMAGES", "RowBlock", "Rows", "RowTable", "read_rows"),

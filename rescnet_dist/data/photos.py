@@ -184,6 +184,22 @@ class PhotoDecoder:
             raise DataError(f"{mask_secrets(url)}: {error}") from None
 
 
+def read_photos(
+    source: Source, split: str, decoder: PhotoDecoder, chunk_images: int
+) -> tuple[Array, Array]:
+    """Read images (n, H, W, d) of a split and their problems (n,), as `decode_samples`.
+
+    Chunks of `chunk_images` are decoded at the same time.
+    """
+    from rescnet_dist.cluster.tasks import call_each  # imports Dask, which one photo does not need
+
+    starts = range(0, source.splits[split], chunk_images)
+    stops = (min(start + chunk_images, starts.stop) for start in starts)
+    readers = [(source.reader(split, *rows),) for rows in zip(starts, stops, strict=True)]
+    images, problems = zip(*call_each(decoder.decode_samples, readers), strict=True)
+    return np.concatenate(images), np.concatenate(problems)
+
+
 class PhotoSource(Source):
     """Image files without labels, each given by its URL, as the split test."""
 

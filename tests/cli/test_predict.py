@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,11 @@ from distributed import Client, LocalCluster
 from PIL import Image
 
 import rescnet_dist as rd
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist import Network, NetworkSpec, ResCNetClassifier, RunSpec
 from rescnet_dist.cli import tables
 from rescnet_dist.cli.actions import predict
+from rescnet_dist.cli.batches import compute_batches
+from rescnet_dist.data.kinds import is_dask_array
 from tests.commands import run
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +49,16 @@ def network(folder: Path, threads_cluster: LocalCluster) -> str:
         clf = ResCNetClassifier(spec, run=RunSpec(chunk_images=80, solve_threads=1))
         clf.fit(X, NAMES[Y]).save(folder / "net.zip")
     return str(folder / "net.zip")
+
+
+@pytest.fixture(scope="module")
+def digits_network(folder: Path, threads_cluster: LocalCluster) -> str:
+    """Return the zip file of a network for the embedded digits, which are in memory."""
+    spec = NetworkSpec(filters=2, block=14, stride=7, head="regress", ridge=0.3, max_layers=1)
+    with Client(threads_cluster):
+        clf = ResCNetClassifier(spec, run=RunSpec(chunk_images=80, solve_threads=1))
+        clf.fit(*(array[:80] for array in rd.load_digits())).save(folder / "digits.zip")
+    return str(folder / "digits.zip")
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +336,46 @@ def test_on_a_cluster(network: str, photos: Path, threads_cluster: LocalCluster)
     result = run("predict", network, photos, "--scheduler", address)
     assert result.exit_code == 0, result.output
     assert result.stdout == expected.stdout
+
+
+@pytest.mark.parametrize("has_photos", [True, False])
+def test_images_that_one_task_holds_are_not_lazy(
+    network: str,
+    digits_network: str,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_photos: bool,
+) -> None:
+    """The table is the same as that of more tasks, for photos and for arrays in memory."""
+    network, data = (network, str(photos)) if has_photos else (digits_network, "digits")
+    expected = run("predict", network, data, "--proba", "--flips")
+    assert expected.exit_code == 0, expected.output
+    monkeypatch.setattr(Network, "batch_images", 7 if has_photos else 400)
+    is_lazy = list[bool]()
+
+    def record(tables: Any, *arguments: Any) -> Any:
+        is_lazy.append(is_dask_array(tables[0]))
+        return compute_batches(tables, *arguments)
+
+    monkeypatch.setattr(predict, "compute_batches", record)
+    assert run("predict", network, data, "--proba", "--flips").stdout == expected.stdout
+    monkeypatch.undo()
+    monkeypatch.setattr(predict, "compute_batches", record)
+    run("predict", network, data)
+    assert is_lazy == [True, False]
+
+
+def test_few_photos_do_not_import_dask_arrays(network: str, photos: Path) -> None:
+    """Nor distributed: they take more than a second, and a photo a few milliseconds."""
+    slow = {"dask.array", "distributed", "pandas", "scipy.linalg", "sklearn", "xarray"}
+    code = (
+        "import sys\nfrom rescnet_dist.cli import main\n"
+        f"main(['predict', {network!r}, {str(photos / '00.png')!r}], standalone_mode=False)\n"
+        f"sys.exit(str({slow} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("image,file,label,probability\n0,")
+    assert done.stderr == "set()\n"
 
 
 def test_batches_in_progress_are_bounded(network: str, data: str) -> None:

@@ -6,10 +6,9 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
-import dask.array as da
 import numpy as np
 
 from rescnet_dist.cli.batches import compute_batches, count_threads
@@ -32,12 +31,15 @@ from rescnet_dist.data import (
     has_photos,
     is_photo,
     open_dataset,
-    open_photos,
     open_source,
     open_split,
+    read_photos,
 )
 from rescnet_dist.errors import DataError, mask_secrets, pluralize
 from rescnet_dist.network import BaseNetwork, load_network
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -66,7 +68,8 @@ def predict(
     network = load_network(run_url).on(array_backend)
     with cluster(pop_cluster_options(flags), embedded=False) as client:
         threads = count_threads(client)
-        images = open_images(data, network, threads, split, resize, channels)
+        options = (split, resize, channels)
+        images = open_images(data, network, threads, *options, lazy=client is not None)
         scores = network.scores(images.array, network.resolve_copies(augment))
         probabilities = network.probabilities(scores)
         columns = Columns(network.classes, images.files is not None, proba, len(images.array))
@@ -76,8 +79,8 @@ def predict(
             show_progress("predicting", "images") as progress,
         ):
             progress(0, columns.rows)
-            lazy = [probabilities, *([] if images.problems is None else [images.problems])]
-            for start, (rows, *problems) in compute_batches(lazy, client, threads):
+            tables = [probabilities, *([] if images.problems is None else [images.problems])]
+            for start, (rows, *problems) in compute_batches(tables, client, threads):
                 is_good = np.ones(len(rows), bool)
                 if problems:
                     skipped += check_problems(problems[0], on_error)
@@ -97,10 +100,10 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """Lazy images (n, H, W, d), problems (n,) of photos that are decoded, and file names (n,)."""
+    """Images (n, H, W, d), problems (n,) of photos that are decoded, and file names (n,)."""
 
-    array: da.Array
-    problems: da.Array | None
+    array: Array | da.Array
+    problems: Array | da.Array | None
     files: Sequence[str] | Array | None
 
 
@@ -111,8 +114,14 @@ def open_images(
     split: str | None,
     resize: tuple[int, int] | None,
     channels: str | None,
+    *,
+    lazy: bool = False,
 ) -> ImageTable:
-    """Open photos or a dataset as images of a network, in batches that keep all threads busy."""
+    """Open photos or a dataset as images of a network, in batches that keep all threads busy.
+
+    Unless they must be `lazy`, photos and arrays in memory that one task can hold are not: a few
+    images need no dask.array, whose import takes a second.
+    """
 
     def batch_images(count: int) -> int:
         return max(1, min(network.batch_images, math.ceil(count / threads)))
@@ -121,16 +130,26 @@ def open_images(
     if source is not None:
         name = select_split(source, split)
         decoder = network.photo_decoder(resize, channels)
-        array, problems = open_photos(source, name, decoder, batch_images(source.splits[name]))
-        return ImageTable(array, problems, source.files(name))
+        count = source.splits[name]
+        photos = source, name, decoder, batch_images(count)
+        if not (lazy or count > network.batch_images):
+            return ImageTable(*read_photos(*photos), source.files(name))
+        from rescnet_dist.data.lazy import open_photos  # slow to import
+
+        return ImageTable(*open_photos(*photos), source.files(name))
     dataset: Any = data[0]
     if resize or channels:
         dataset = open_dataset(dataset, resize=resize, channels=channels)
     part = evaluation_split(open_split(dataset, split) if split else dataset)
     network.check_images(part.images)
     network.look_at(part.images)
-    array = da.asarray(part.images.array)
-    return ImageTable(array.rechunk({0: batch_images(len(array))}), None, part.files)
+    count = part.images.shape[0]
+    if not (lazy or part.images.is_lazy or count > network.batch_images):
+        return ImageTable(part.images.array, None, part.files)
+    import dask.array as da  # slow to import
+
+    array = da.asarray(part.images.array).rechunk({0: batch_images(count)})
+    return ImageTable(array, None, part.files)
 
 
 def find_photos(data: Sequence[str], *, has_options: bool) -> Source | None:
