@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from tests.cli.damage import (
     RUN,
     SPEC,
     Damage,
+    Snapshot,
     X,
     Y,
     add_claim,
@@ -499,7 +499,9 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory, threads_cluster: LocalCluster) -> Path:
+def original(
+    tmp_path_factory: pytest.TempPathFactory, threads_cluster: LocalCluster
+) -> tuple[Path, Snapshot]:
     """Return a folder with data, a run on arrays, a saved network and a run that links to the data.
 
     The runs have two layers and one.
@@ -513,17 +515,25 @@ def original(tmp_path_factory: pytest.TempPathFactory, threads_cluster: LocalClu
         linked = ResCNetClassifier(SPEC.replace(max_layers=1), store=folder / "linked", run=RUN)
         linked.fit(str(folder / "data.zarr"))
     clf.save(folder / "network")
-    return folder
+    return folder, Snapshot.of(folder)
 
 
 @pytest.fixture
-def location(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy to damage, in which commands run."""
-    folder = Path(shutil.copytree(original, tmp_path / "copy"))
+def location(
+    original: tuple[Path, Snapshot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """Yield the folder to damage, in which commands run; it is restored afterwards.
+
+    It has a path of its own in each test, as nothing of the others may be cached.
+    """
+    home, snapshot = original
+    folder = home.rename(tmp_path / "copy")
     record = folder / "linked/zarr.json"
-    record.write_text(record.read_text().replace(str(original), str(folder)))
+    record.write_text(record.read_text().replace(str(home), str(folder)))
     monkeypatch.chdir(folder)
-    return folder
+    yield folder
+    snapshot.restore(folder)
+    folder.rename(home)
 
 
 @pytest.fixture(scope="module")
