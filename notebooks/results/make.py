@@ -64,9 +64,14 @@ from rescnet_dist.store import RunStore, StoredLayers
 
 HERE = Path(__file__).parent
 RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
-MIRRORED = {"cifar10"}  # datasets whose images mean the same when they are mirrored
-SHAPES = {"digits": (28, 28, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
-TRAINING_IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000}
+MIRRORED = {"cifar10", "cifar100"}  # datasets whose images mean the same when they are mirrored
+SHAPES = {
+    "digits": (28, 28, 1),
+    "mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "cifar100": (32, 32, 3),
+}
+TRAINING_IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 FLIPS = AugmentSpec(copies=1, flip=True)
 AVERAGED_COPIES = 7  # that scores are averaged over if training has other copies than flips
 AVERAGES = {
@@ -123,6 +128,12 @@ RESULTS = {
     "cifar10-kernel-flips": Result(
         "CIFAR-10, flips, correlation roots, kernel", "cifar10", 0.8835, "flips"
     ),
+    "cifar100-kernel": Result(
+        "CIFAR-100, correlation roots, kernel", "cifar100", 0.649, "no copies"
+    ),
+    "cifar100-kernel-flips": Result(
+        "CIFAR-100, flips, correlation roots, kernel", "cifar100", 0.678, "flips"
+    ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"
@@ -136,6 +147,7 @@ RESULTS = {
 @click.option("--test", "test_data", help="the test data, if --data has no test split")
 @click.option("--store", help="URL of the run store  [default: runs/NAME]")
 @click.option("--into", default=str(HERE), help="folder of the JSON files  [default: make.py's]")
+@click.option("--scores", "scores_path", help="write the test images' scores to this .npz file")
 @click.option("--table", "as_table", is_flag=True, help="print the table of all results")
 @cluster_options
 @spec_options(declared_flags(NetworkSpec))
@@ -147,6 +159,7 @@ def main(
     test_data: str | None,
     store: str | None,
     into: str,
+    scores_path: str | None,
     as_table: bool,
     **flags: Any,
 ) -> None:
@@ -179,9 +192,13 @@ def main(
         path = os.path.join(into, f"{record_name}.json")
         with suppress(OSError):
             os.makedirs(into, exist_ok=True)
-        check_folder(path)  # raises an error that says what is wrong
+        for file_path in (path, scores_path) if scores_path else (path,):
+            check_folder(file_path)  # raises an error that says what is wrong
         location = store or f"runs/{record_name}"
-        record = make(name, data, test_data, location, cluster_flags, given)
+        record, scores = make(name, data, test_data, location, cluster_flags, given)
+        if scores_path:
+            with open_atomic(scores_path, binary=True) as file:
+                np.savez(file, **scores)
         with open_atomic(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         click.echo(format_table([record]))
@@ -204,8 +221,12 @@ def make(
     store: str,
     cluster_flags: dict[str, Any],
     given: dict[str, Any],
-) -> dict[str, Any]:
-    """Train or resume, evaluate once on the test images, and return the record of the result."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train or resume, evaluate once on the test images, and return the record of the result.
+
+    Also the arrays of `--scores`: scores (n, C) of the test images at the chosen depth, the same
+    averaged over copies, by name of the average, and codes (n,).
+    """
     result = RESULTS[name]
     source = data or result.data
     spec, run_spec, augment = resolve_specs(None, str(HERE / f"{name}.toml"), source, given)
@@ -238,7 +259,7 @@ def make(
     ]  # a run that stops early has one layer more than it has evaluated
     depth, held_out = found["depth"], run.data_array("train")[...] == 0
     seconds = [layer["seconds"] for layer in found["layers"]]
-    return {
+    record = {
         "version": RESULT_VERSION,
         "name": name,
         "title": result.title,
@@ -271,6 +292,7 @@ def make(
         "environment": environment,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return record, test["scores"]
 
 
 @contextmanager
@@ -319,27 +341,38 @@ def evaluate(run: RunStore, source: str, averages: dict[str, AugmentSpec]) -> di
     """Read the test images once and return the accuracy after each layer evaluated in training.
 
     Also that at the chosen depth with scores averaged over each image and its copies, by name of
-    these averages.
+    these averages, and the scores at this depth.
     """
     started = time.perf_counter()
     backend = RunSpec.from_stored(run.attributes()["run"]).array_backend
     network, result = Network.load(run.url).on(backend), run.result()
     part = select_split(source, None, "test")
-    images = Images(np.asarray(part.images.array))
+    images = np.asarray(part.images.array)
     codes = np.asarray(encode(part.labels, network.classes))
     depth = len(result["accuracies"] if result else ())
     grown = StoredLayers(run.location, depth, network.spec.head.arrays)
-    correct = replace(network, layers=grown).staged_correct(images, codes)
-    averaged = {
-        name: float((network.scores(images, augment).argmax(axis=1) == codes).mean())
-        for name, augment in averages.items()
-    }
+    views = [images, images[:, :, ::-1]] if averages.get("flips") == FLIPS else [images]
+    # Together, as heads that compare images run all training images forward at each call
+    staged = replace(network, layers=grown).staged_scores(Images(np.concatenate(views)))
+    staged = np.asarray(staged).reshape(len(views), len(codes), depth, -1)
+    scores = {"plain": staged[0, :, network.depth - 1]}
+    for name, augment in averages.items():
+        if augment == FLIPS:
+            scores[name] = staged[:, :, network.depth - 1].mean(axis=0)
+        else:
+            scores[name] = np.asarray(network.scores(Images(images), augment))
     return {
-        "data": describe_data(images.array, codes),
-        "curve": (correct / len(codes)).tolist(),
-        "averaged": averaged,
+        "data": describe_data(images, codes),
+        "curve": (staged[0].argmax(axis=2) == codes[:, None]).mean(axis=0).tolist(),
+        "averaged": {name: find_accuracy(scores[name], codes) for name in averages},
+        "scores": {**scores, "codes": codes},
         "seconds": time.perf_counter() - started,
     }
+
+
+def find_accuracy(scores: Any, codes: Any) -> float:
+    """Return the share of images whose largest score (n, C) is that of their code (n,)."""
+    return float((scores.argmax(axis=1) == codes).mean())
 
 
 def describe_data(images: Any, codes: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ RESULTS = (
     "mnist",
     "mnist-shifts",
     "cifar10-kernel",
-    "cifar10-root-flips",
-    "cifar10-root-rich",
+    "cifar10-kernel-flips",
+    "cifar100-kernel",
 )
 each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

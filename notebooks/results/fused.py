@@ -1,0 +1,126 @@
+"""Average the networks of several seeds: python fused.py NAME FILE... writes fused/NAME.json.
+
+The files are those of `make.py NAME --seed K --scores FILE`. The scores of a fused network with
+equal weights are the mean of the scores of its networks, so that nothing is evaluated again, and no
+weight is fitted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from make import HERE, RESULTS, find_accuracy, format_accuracy
+
+from rescnet_dist.cli.common import HELP_SETTINGS
+from rescnet_dist.cli.files import check_folder, open_atomic
+from rescnet_dist.cli.group import exit_codes
+from rescnet_dist.errors import DataError, RescnetError, suggest_name
+
+FUSED_VERSION = 1
+HEAD = ("networks", "test %, their mean", "test %, fused", "fused, averaged over flips")
+
+
+@click.command(**HELP_SETTINGS)
+@click.argument("name", required=False)
+@click.argument("files", nargs=-1)
+@click.option("--into", default=str(HERE / "fused"), help="folder of the record  [default: fused]")
+@click.option("--table", "as_table", is_flag=True, help="print the table of all records")
+def main(name: str | None, files: tuple[str, ...], into: str, as_table: bool) -> None:
+    """Average the scores of networks of the result NAME, and write NAME.json.
+
+    \b
+    Example:
+      python make.py cifar10 --data cifar10.npz --scores 0.npz
+      python make.py cifar10 --data cifar10.npz --seed 1 --scores 1.npz
+      python fused.py cifar10 0.npz 1.npz
+      python fused.py --table
+    """
+    with exit_codes():
+        if as_table:
+            click.echo(format_table(read_records(Path(into))))
+            return
+        if name not in RESULTS:
+            problem = f"There is no result {name!r}." if name else "No result is named."
+            raise RescnetError(f"{problem} {suggest_name(name or '', RESULTS)}")
+        record = fuse(name, files)
+        path = os.path.join(into, f"{name}.json")
+        os.makedirs(into, exist_ok=True)
+        check_folder(path)
+        with open_atomic(path) as file:
+            file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        click.echo(format_table([record]))
+
+
+def fuse(name: str, files: tuple[str, ...]) -> dict[str, Any]:
+    """Return the record of the networks whose scores are in these files."""
+    if len(files) < 2:
+        raise DataError(
+            f"{len(files)} files of scores are given, but at least 2 networks are averaged. Name "
+            "those that `make.py --scores` has written."
+        )
+    parts = [read_scores(path) for path in files]
+    codes = parts[0]["codes"]
+    for path, part in zip(files, parts, strict=True):
+        if not np.array_equal(part["codes"], codes):
+            raise DataError(
+                f"{path} has other test images than {files[0]}. Name scores of the same images."
+            )
+    averages = [key for key in parts[0] if key != "codes"]
+    alone = {key: [find_accuracy(part[key], codes) for part in parts] for key in averages}
+    fused = {
+        key: find_accuracy(np.mean([part[key] for part in parts], axis=0), codes)
+        for key in averages
+    }
+    return {
+        "version": FUSED_VERSION,
+        "name": name,
+        "title": RESULTS[name].title,
+        "networks": len(files),
+        "test_images": len(codes),
+        "alone": alone,
+        "fused": fused,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def read_scores(path: str) -> dict[str, Any]:
+    """Read the arrays of a file of scores."""
+    try:
+        with np.load(path) as arrays:
+            return {key: arrays[key] for key in ("codes", *(k for k in arrays if k != "codes"))}
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path} cannot be read as scores ({error}). Name a file that `make.py --scores` wrote."
+        ) from None
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Read all records in a folder, in the order of `RESULTS`."""
+    paths = [folder / f"{name}.json" for name in RESULTS]
+    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    if not found:
+        raise RescnetError(f"There is no record in {folder}. Name another folder with --into.")
+    return found
+
+
+def format_table(records: list[dict[str, Any]]) -> str:
+    """Return records as a Markdown table."""
+    lines = [HEAD, ("---",) * len(HEAD)]
+    for record in records:
+        alone, fused, count = record["alone"], record["fused"], record["test_images"]
+        what = f"{record['networks']} of `{record['name']}`"
+        mean = f"{100 * statistics.mean(alone['plain']):.2f}"
+        cells = [format_accuracy(fused.get(key), count) for key in ("plain", "flips")]
+        lines.append((what, mean, *cells))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
