@@ -51,8 +51,12 @@ def threads_cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def client(threads_cluster: Any) -> Iterator[Client]:
-    """Yield a client of the in-process cluster, which is the current client of the test."""
+def client(threads_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """Yield a client of the in-process cluster, which is the current client of the test.
+
+    Its tasks read chunks that look damaged again, but soon.
+    """
+    monkeypatch.setattr("rescnet_dist.train.chunks.REREAD_WAIT_SECONDS", (0.01, 0.02))
     with Client(threads_cluster) as client:
         yield client
 

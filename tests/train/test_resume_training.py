@@ -239,6 +239,7 @@ def test_run_with_incomplete_data_is_not_resumed(
         patch.setattr(begin, "BLOCK_IMAGES", 40)
         # a killed driver cleans nothing up
         patch.setattr(Location, "remove", lambda location: None)
+        patch.setattr(begin, "REMOVE_WAIT_SECONDS", 0)
         with pytest.raises(TaskFailedError):
             fit(tmp_path / "run")
     with pytest.raises(StoreError, match=r"never completely written\. Remove it"):
