@@ -218,16 +218,6 @@ def fork_server_pid() -> int | None:
     return getattr(server, "_forkserver_pid", None)
 
 
-def import_worker_pages() -> None:
-    """Import the pages of a worker's dashboard, for the processes that are forked from this one.
-
-    Tried on distributed 2026.8.0: `distributed.dashboard.worker`. Without it or Bokeh, nothing is
-    imported.
-    """
-    with contextlib.suppress(ImportError):
-        import distributed.dashboard.worker  # noqa: F401
-
-
 def limit_profile_history(worker: Any, limit: int) -> None:
     """Have a Dask worker keep at most `limit` profiles of each kind.
 
@@ -311,6 +301,59 @@ def find_scheduler_plugin(scheduler: Any, name: str) -> Any:
     Tried on distributed 2026.8.0: `Scheduler.plugins`. Without it, None.
     """
     return getattr(scheduler, "plugins", {}).get(name)
+
+
+def defer_dashboard(server: Any, kind: str) -> bool:
+    """Have a server without a dashboard import its pages when one is first requested.
+
+    `server` is a scheduler or a worker, and `kind` "scheduler" or "worker". Bokeh takes half a
+    second to import. Requests for metrics, and whether the server is healthy, need no pages.
+
+    Tried on distributed 2026.8.0 and Tornado 6.6.1: `http_application`, which HTTP servers ask for
+    the handler of each request by `find_handler`, `http_server`, and the modules of
+    `distributed.dashboard` with a function `connect`. Without the first, False: there are no pages.
+    Without others, it is logged when a page is requested, and there are none either.
+    """
+    application = getattr(server, "http_application", None)
+    find_own = getattr(application, "find_handler", None)
+    if application is None or find_own is None:
+        return False
+    waiting: list[Callable[[], bool]] = []
+
+    def find_handler(request: Any, **options: Any) -> Any:
+        if not request.path.endswith(("/health", "/metrics")):
+            del application.find_handler, application.rescnet_waiting
+            try:
+                if kind == "worker":
+                    from distributed.dashboard.worker import connect
+                else:
+                    from distributed.dashboard.scheduler import connect
+                connect(application, server.http_server, server, prefix="/")
+            except (ImportError, AttributeError) as error:
+                logger.info("The %s has no pages: %s", kind, error)
+            for add_pages in waiting:
+                add_pages()
+        return find_own(request, **options)
+
+    application.find_handler = find_handler
+    application.rescnet_waiting = waiting
+    return True
+
+
+def add_to_dashboard(scheduler: Any, add_pages: Callable[[], bool]) -> bool:
+    """Add pages to a scheduler's dashboard, if it is deferred, when it is imported.
+
+    `add_pages` returns whether it has added them. Return that, or True if it is called later.
+
+    Tried on distributed 2026.8.0: `Scheduler.http_application`, with what `defer_dashboard` sets.
+    Without it, the pages are added at once.
+    """
+    application = getattr(scheduler, "http_application", None)
+    waiting = getattr(application, "rescnet_waiting", None)
+    if waiting is None:
+        return add_pages()
+    waiting.append(add_pages)
+    return True
 
 
 def add_dashboard_pages(

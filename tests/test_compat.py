@@ -34,6 +34,7 @@ from distributed.scheduler import Scheduler
 from fsspec.implementations.local import LocalFileSystem
 from numba.core import compiler_lock
 from sklearn.preprocessing import StandardScaler
+from tornado.httpclient import AsyncHTTPClient
 
 import rescnet_dist
 from rescnet_dist import _compat
@@ -316,14 +317,6 @@ def test_profiler(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vars(other) == {}
 
 
-def test_worker_pages_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are any."""
-    _compat.import_worker_pages()
-    assert "distributed.dashboard.worker" in sys.modules
-    monkeypatch.setitem(sys.modules, "distributed.dashboard.worker", None)
-    _compat.import_worker_pages()  # raises nothing
-
-
 def test_modules_of_the_fork_server_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dask sets its own only for the first context that it makes."""
     preloaded: list[list[str]] = []
@@ -430,6 +423,37 @@ def test_replace_adaptive_target() -> None:
     run_in_thread(lambda: asyncio.run(run()))
     other = SimpleNamespace()
     _compat.replace_adaptive_target(other, lambda own: own())
+    assert vars(other) == {}
+
+
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_deferred_dashboard(has_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are imported, and others added, with the first request that is not of a probe."""
+    added = list[str]()
+
+    async def run() -> None:
+        options: Any = {"dashboard": False, "dashboard_address": "127.0.0.1:0", "port": 0}
+        async with Scheduler(**options) as scheduler:
+            apps = scheduler.http_application.applications
+            assert _compat.defer_dashboard(scheduler, "scheduler")
+            assert _compat.add_to_dashboard(scheduler, lambda: bool(added.append("late")) or True)
+            address = f"http://127.0.0.1:{scheduler.http_server.port}"
+            fetch = AsyncHTTPClient().fetch
+            assert (await fetch(f"{address}/health")).code == 200
+            assert (apps, added) == ([], [])
+            if not has_pages:
+                hide_modules(monkeypatch, "distributed.dashboard.scheduler")
+            for _ in range(2):
+                code = (await fetch(f"{address}/status", raise_error=False)).code
+                assert code == (200 if has_pages else 404)
+                assert (len(apps), added) == (has_pages, ["late"])
+            assert _compat.add_to_dashboard(scheduler, lambda: bool(added.append("now")) or True)
+            assert added == ["late", "now"]
+
+    run_in_thread(lambda: asyncio.run(run()))
+    other = SimpleNamespace()
+    assert not _compat.defer_dashboard(other, "worker")
+    assert not _compat.add_to_dashboard(other, lambda: False)
     assert vars(other) == {}
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -24,6 +25,7 @@ from distributed.versions import get_versions as client_versions
 
 from rescnet_dist._compat import (
     ask_versions,
+    defer_dashboard,
     fetch_workers,
     identify_workers,
     keep_fork_server_modules,
@@ -99,17 +101,34 @@ def _cpu_cluster(processes: bool, forked: bool) -> LocalCluster:
         )
     # The fork server may have an older environment than this process. Workers that are started
     # later in place of others are new processes.
-    options = {"env": dict(os.environ)} if forked else {}
+    options: dict[str, Any] = {"env": dict(os.environ)} if forked else {}
     if forked:
         keep_fork_server_modules()
+    if deferred := find_spec("bokeh") is not None:
+        options |= deferred_dashboard_options()
     with dask.config.set(FORK_CONFIG if forked else {}):
-        return LocalCluster(
+        cluster = LocalCluster(
             n_workers=cores,
             threads_per_worker=1,
             host="127.0.0.1",
-            **options,
-            **LOCAL_CLUSTER_OPTIONS,
+            **LOCAL_CLUSTER_OPTIONS | options,
         )
+    if deferred:
+        defer_dashboard(cluster.scheduler, "scheduler")
+    return cluster
+
+
+def deferred_dashboard_options() -> dict[str, Any]:
+    """Return options of a cluster whose dashboards are imported when a page is first requested.
+
+    Servers of workers then listen on the address of the workers.
+    """
+    preloads = dask.config.get("distributed.worker.preload")
+    return {
+        "worker_dashboard_address": None,
+        "preload": [*preloads, "rescnet_dist.cluster.pages"],
+        "scheduler_kwargs": {"dashboard": False},
+    }
 
 
 def _gpu_cluster() -> LocalCluster:

@@ -19,6 +19,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from rescnet_dist._compat import (
     add_dashboard_pages,
+    add_to_dashboard,
     find_scheduler_plugin,
     make_dashboard_template,
 )
@@ -150,11 +151,15 @@ def _find_dashboard_link(client: Client) -> str | None:
 
 
 def install(dask_scheduler: Any) -> bool:
-    """Install the plugin on a scheduler if it is missing; return whether its pages are served."""
+    """Install the plugin on a scheduler if it is missing; return whether its pages are served.
+
+    They are if the dashboard is imported later, too.
+    """
     plugin = find_scheduler_plugin(dask_scheduler, RunsPlugin.name)
     if plugin is None:
         plugin = RunsPlugin()
-        plugin.is_served = _serve(dask_scheduler, plugin.board)
+        add_pages = partial(_serve, dask_scheduler, plugin.board)
+        plugin.is_served = add_to_dashboard(dask_scheduler, add_pages)
         dask_scheduler.add_plugin(plugin)
     return bool(plugin.is_served)
 

@@ -154,20 +154,64 @@ class LossCurve:
         log_loss : float
             The mean loss of the images there, without smoothing.
         """
-        from scipy.interpolate import CubicSpline  # slow to import, and rarely needed
-
         exponents = np.log2(INVERSE_TEMPERATURES)
         steps = 1 + (len(exponents) - 1) * SEARCH_STEPS
         search = np.linspace(exponents[0], exponents[-1], steps)
         partition = self.log_partition[role] / images
         floor = MIN_PARTITION_RATIO * max(partition[0], MIN_PARTITION)  # 0 if β is large
-        partition = np.exp(CubicSpline(exponents, np.log(partition + floor))(search)) - floor
+        partition = np.exp(interpolate(np.log(partition + floor), SEARCH_STEPS)) - floor
         inverse = 2.0**search
         label_gap, mean_gap = self.label_gap[role] / images, self.mean_gap[role] / images
         smoothing = SMOOTHING_IMAGES / (images + SMOOTHING_IMAGES)
         smoothed_gap = (1 - smoothing) * label_gap + smoothing * mean_gap
         best = int((inverse * smoothed_gap + partition).argmin())
         return float(1 / inverse[best]), float(inverse[best] * label_gap + partition[best])
+
+
+def interpolate(values: Array, steps: int) -> Array:
+    """Interpolate equidistant values by a cubic spline.
+
+    It is that of `scipy.interpolate.CubicSpline`, whose import takes 0.6 s: its third derivative is
+    continuous at the second value and at the last but one.
+
+    Parameters
+    ----------
+    values : ndarray of shape (G,)
+        At least 4 finite values.
+    steps : int
+        Number of steps between two values.
+
+    Returns
+    -------
+    ndarray of shape (1 + (G - 1) * steps,)
+        The spline at each step; at every `steps`-th, the values themselves.
+
+    Raises
+    ------
+    ValueError
+        If a value is not finite.
+
+    Examples
+    --------
+    >>> interpolate(np.array([0.0, 1.0, 8.0, 27.0]), 2)
+    array([ 0.   ,  0.125,  1.   ,  3.375,  8.   , 15.625, 27.   ])
+    """
+    if not np.isfinite(values).all():
+        raise ValueError(f"The values {values} are not finite. Pass finite values.")
+    rises = np.diff(values)
+    matrix = (
+        np.diag(np.full(len(values), 4.0)) + np.eye(len(values), k=1) + np.eye(len(values), k=-1)
+    )
+    matrix[0, :2] = matrix[-1, :-3:-1] = 1, 2
+    right = np.empty(len(values))
+    right[1:-1] = 3 * (rises[:-1] + rises[1:])
+    right[0], right[-1] = (5 * rises[[0, -1]] + rises[[1, -2]]) / 2
+    slopes = np.linalg.solve(matrix, right)
+    square = 3 * rises - 2 * slopes[:-1] - slopes[1:]
+    cube = slopes[:-1] + slopes[1:] - 2 * rises
+    at = np.arange(steps)[:, None] / steps
+    inner = values[:-1] + at * (slopes[:-1] + at * (square + at * cube))
+    return np.append(inner.T.ravel(), values[-1])
 
 
 def _log_partition(below: Array) -> Array:

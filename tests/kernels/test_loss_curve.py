@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
+from scipy.interpolate import CubicSpline
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import log_loss
 
 from rescnet_dist.kernels import LossCurve, softmax
-from rescnet_dist.kernels.calibration import INVERSE_TEMPERATURES
+from rescnet_dist.kernels.calibration import INVERSE_TEMPERATURES, interpolate
 
 
 def make_scores(rng: np.random.Generator, n: int, classes: int = 5, scale: float = 1.0):
@@ -83,6 +84,19 @@ def test_merge_is_associative_with_an_identity(cuts, seed):
     for one, two, three in zip(*map(astuple, (left, right, whole)), strict=True):
         np.testing.assert_allclose(one, three, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(two, three, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [4, 5, 33])
+def test_spline_is_that_of_scipy(count, rng):
+    """At the values, it is the values."""
+    values = rng.normal(size=count)
+    found = interpolate(values, 8)
+    expected = CubicSpline(np.arange(count), values)(np.linspace(0, count - 1, len(found)))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(found[::8], values)
+    np.testing.assert_array_equal(interpolate(np.full(count, 0.3), 8), np.full(len(found), 0.3))
+    with pytest.raises(ValueError, match="not finite"):
+        interpolate(np.append(values, np.nan), 8)
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 4.0])
