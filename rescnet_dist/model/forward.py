@@ -369,13 +369,7 @@ def forward_compared(
                 after = advance(architecture, before, bank=layer.bank, features=has_head)
                 rows = slice(start, start + len(before.scores))
                 if layer.head is not None:
-                    assert current.features is not None
-                    assert after.features is not None
-                    own, others = (  # as precise as those that the head was fitted to
-                        features.astype(architecture.store_dtype, copy=False)
-                        for features in (current.features, after.features)
-                    )
-                    corrections[number] += kind.compare(layer.head.arrays, own, others, rows)
+                    corrections[number] += _compare(architecture, layer.head, current, after, rows)
                 assert after.maps is not None
                 maps = after.maps.astype(architecture.store_dtype)
                 trained[index] = replace(after, maps=maps, features=None)
@@ -386,6 +380,23 @@ def forward_compared(
             scores = (state.scores + head.rate * correction).astype(np.float32)
             state = replace(state, scores=scores)
         yield replace(state, layer=number)
+
+
+def _compare(
+    architecture: Architecture, head: FittedHead, state: State, trained: State, rows: slice
+) -> Array:
+    """Return what a batch of training images adds to the correction (n, C) of n images.
+
+    `rows` is its place among the training images.
+    """
+    assert isinstance(architecture.head, SampleHead)
+    assert state.features is not None
+    assert trained.features is not None
+    own, others = (  # as precise as those that the head was fitted to
+        features.astype(architecture.store_dtype, copy=False)
+        for features in (state.features, trained.features)
+    )
+    return architecture.head.compare(head.arrays, own, others, rows)
 
 
 def check_sample_count(count: int, found: int, *, at_most: bool = False) -> None:
