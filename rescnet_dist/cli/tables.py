@@ -255,62 +255,73 @@ def _parquet(file: IO[bytes], columns: Columns) -> Iterator[Write]:
 @contextmanager
 def _open_zarr(location: Location, columns: Columns) -> Iterator[Write]:
     """Yield the function that adds rows to a Zarr group, whose metadata are written last."""
-    labels, classes = _label_array(columns), len(columns.classes)
-    kinds: dict[str, tuple[tuple[int, ...], Any, tuple[str, ...]]] = {
-        "image": ((), "int64", ("image",)),
-        "label": ((), "str" if labels.dtype.kind == "U" else labels.dtype, ("image",)),
-        "probability": ((), "float32", ("image",)),
-    }
-    if columns.has_files:
-        kinds["file"] = (), "str", ("image",)
-    if columns.has_probabilities:
-        kinds["probabilities"] = (classes,), "float32", ("image", "class")
-    chunk = max(1, min(ZARR_CHUNK_ROWS, columns.rows))
-    pending: dict[str, list[Array]] = {name: [] for name in kinds}
-    written = 0
+    try:
+        table = _ZarrTable(location, columns)
+        yield table.write
+        table.finish()
+    except BaseException:
+        location.remove()
+        raise
 
-    def flush(*, everything: bool = False) -> None:
-        """Write whole chunks of the pending rows, or all of them."""
-        nonlocal written
-        merged = {name: np.concatenate(parts) for name, parts in pending.items() if parts}
-        rows = len(merged.get("image", ()))
-        whole = rows if everything else rows // chunk * chunk
-        for name, values in merged.items():
-            if whole:
-                array = (location / name).open_array(write=True)
-                array[written : written + whole] = values[:whole]
-            pending[name] = [values[whole:]]
-        written += whole
 
-    def write(found: Predictions) -> None:
+class _ZarrTable:
+    """Arrays of a Zarr group, which are written in whole chunks of rows."""
+
+    def __init__(self, location: Location, columns: Columns) -> None:
+        self.location, self.columns, self.labels = location, columns, _label_array(columns)
+        label_type = "str" if self.labels.dtype.kind == "U" else self.labels.dtype
+        self.arrays: dict[str, tuple[tuple[int, ...], Any, tuple[str, ...]]] = {
+            "image": ((), "int64", ("image",)),
+            "label": ((), label_type, ("image",)),
+            "probability": ((), "float32", ("image",)),
+        }  # shape of a row, type and dimensions
+        if columns.has_files:
+            self.arrays["file"] = (), "str", ("image",)
+        if columns.has_probabilities:
+            self.arrays["probabilities"] = (len(columns.classes),), "float32", ("image", "class")
+        self.chunk = max(1, min(ZARR_CHUNK_ROWS, columns.rows))
+        self.pending: dict[str, list[Array]] = {name: [] for name in self.arrays}
+        self.written = 0
+        for name, (shape, dtype, dims) in self.arrays.items():
+            create = (location / name).create_array
+            create("", (columns.rows, *shape), dtype, self.chunk, dims, compress=True)
+
+    def write(self, found: Predictions) -> None:
+        """Add rows."""
         values = found.probabilities.astype(np.float32)
         data = {
             "image": found.numbers,
-            "label": labels[found.codes],
+            "label": self.labels[found.codes],
             "probability": values.max(axis=1),
             "file": np.array(found.files, object) if found.files is not None else None,
             "probabilities": values,
         }
-        for name in kinds:
-            pending[name].append(np.asarray(data[name]))
-        flush()
+        for name in self.arrays:
+            self.pending[name].append(np.asarray(data[name]))
+        self._flush()
 
-    try:
-        for name, (shape, dtype, dims) in kinds.items():
-            create = (location / name).create_array
-            create("", (columns.rows, *shape), dtype, chunk, dims, compress=True)
-        yield write
-        flush(everything=True)
-        if written < columns.rows:
-            for name, (shape, _, _) in kinds.items():
-                (location / name).open_array(write=True).resize((written, *shape))
-        if columns.has_probabilities:
-            names = location / "class"
-            kind = kinds["label"][1]
-            names.create_array("", (classes,), kind, classes, ("class",), compress=True)
-            names.open_array(write=True)[...] = labels
+    def _flush(self, *, everything: bool = False) -> None:
+        """Write whole chunks of the pending rows, or all of them."""
+        merged = {name: np.concatenate(parts) for name, parts in self.pending.items() if parts}
+        rows = len(merged.get("image", ()))
+        whole = rows if everything else rows // self.chunk * self.chunk
+        for name, values in merged.items():
+            if whole:
+                array = (self.location / name).open_array(write=True)
+                array[self.written : self.written + whole] = values[:whole]
+            self.pending[name] = [values[whole:]]
+        self.written += whole
+
+    def finish(self) -> None:
+        """Write the rows that are left, the names of the classes and the metadata of the group."""
+        self._flush(everything=True)
+        if self.written < self.columns.rows:
+            for name, (shape, _, _) in self.arrays.items():
+                (self.location / name).open_array(write=True).resize((self.written, *shape))
+        if self.columns.has_probabilities:
+            names, count = self.location / "class", len(self.labels)
+            label_type = self.arrays["label"][1]
+            names.create_array("", (count,), label_type, count, ("class",), compress=True)
+            names.open_array(write=True)[...] = self.labels
         group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-        (location / "zarr.json").write_json(group)
-    except BaseException:
-        location.remove()
-        raise
+        (self.location / "zarr.json").write_json(group)
