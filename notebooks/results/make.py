@@ -64,14 +64,21 @@ from rescnet_dist.store import RunStore, StoredLayers
 
 HERE = Path(__file__).parent
 RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
-MIRRORED = {"cifar10", "cifar100"}  # datasets whose images mean the same when they are mirrored
+MIRRORED = {"cifar10", "cifar100", "tiny-imagenet"}  # whose mirror images mean the same
 SHAPES = {
     "digits": (28, 28, 1),
     "mnist": (28, 28, 1),
     "cifar10": (32, 32, 3),
     "cifar100": (32, 32, 3),
+    "tiny-imagenet": (64, 64, 3),
 }
-TRAINING_IMAGES = {"digits": 6000, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
+TRAINING_IMAGES = {
+    "digits": 6000,
+    "mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "tiny-imagenet": 100_000,
+}
 FLIPS = AugmentSpec(copies=1, flip=True)
 AVERAGED_COPIES = 7  # that scores are averaged over if training has other copies than flips
 AVERAGES = {
@@ -133,6 +140,9 @@ RESULTS = {
     ),
     "cifar100-kernel-flips": Result(
         "CIFAR-100, flips, correlation roots, kernel", "cifar100", 0.678, "flips"
+    ),
+    "tiny-imagenet-kernel": Result(
+        "TinyImageNet, correlation roots, kernel", "tiny-imagenet", 0.4437, "no copies"
     ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
