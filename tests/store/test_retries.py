@@ -123,22 +123,58 @@ def any_store(
         yield from run_in(server, monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def server_urls() -> dict[str, str]:
+    """Return the URLs of the runs of `failed_store` at the server, by client."""
+    return {}
+
+
+@pytest.fixture(params=["memory", "fsspec", "obstore"])
+def failed_store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, server_urls: dict[str, str]
+) -> Iterator[FailingStore | FailingServer]:
+    """Yield a store as `any_store` does, of which all requests fail.
+
+    The tests share the run at the server, as they cannot change it.
+    """
+    if request.param == "memory":
+        for store in run_in(FailingStore(monkeypatch), monkeypatch):
+            store.failing = 10**9
+            yield store
+        return
+    pytest.importorskip(request.param)
+    server = FailingServer(request.getfixturevalue("s3_proxy"))
+    monkeypatch.setattr(retry, "time", server)
+    with dask.config.set({"rescnet.object-store": request.param}):
+        if request.param not in server_urls:
+            make_run(server.url)
+            server_urls[request.param] = server.url
+        server.url, server.failing = server_urls[request.param], 10**9
+        yield server
+
+
 Failing = TypeVar("Failing", FailingStore, FailingServer)
 
 
 def run_in(store: Failing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
     """Yield a store with a run in it; retries do not take time."""
     monkeypatch.setattr(retry, "time", store)
-    run = RunStore.create(store.url, {"data_complete": True})
+    run = make_run(store.url)
+    yield store
+    store.failing = 0
+    run.location.remove()
+
+
+def make_run(url: str) -> RunStore:
+    """Create a run with labels, maps of a layer, a commit, a result and small arrays."""
+    run = RunStore.create(url, {"data_complete": True})
     run.create_labels(6, 4)
     write_region(run.data_array("labels", write=True), 0, np.arange(6))
     run.create_layer(1, (4, 2, 2, 3), (4, 5), 2)
     run.commit(0, {"checksums": {"data/labels": [1, 2]}, "counts": []})
     run.write_result({"depth": 1, "accuracies": []})
     write_image_scale(run.location, SCALE)
-    yield store
-    store.failing = 0
-    run.location.remove()
+    return run
 
 
 def write_and_read(run: RunStore) -> list[int]:
@@ -205,20 +241,19 @@ def test_operations_survive_transient_errors(
 
 
 @pytest.mark.parametrize(
-    "any_store",
+    "failed_store",
     ["memory", "obstore", pytest.param("fsspec", marks=pytest.mark.slow)],  # as that in memory is
     indirect=True,
 )
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_operations_end_after_one_time_limit(
-    any_store: FailingStore | FailingServer, name: str
+    failed_store: FailingStore | FailingServer, name: str
 ) -> None:
     """The error has the URL and is not one of damage; retries are not made of retries."""
-    any_store.failing = 10**9
     with pytest.raises(StoreUnreachableError) as caught:
-        OPERATIONS[name][0](RunStore(Location(any_store.url)))
-    assert any_store.url in str(caught.value)
-    assert 100 < any_store.seconds <= retry.RETRY_SECONDS
+        OPERATIONS[name][0](RunStore(Location(failed_store.url)))
+    assert failed_store.url in str(caught.value)
+    assert 100 < failed_store.seconds <= retry.RETRY_SECONDS
 
 
 def test_errors_of_arrays_name_the_operation(store: FailingStore) -> None:
@@ -315,14 +350,13 @@ def test_clock_is_not_blamed_without_the_time_of_the_server() -> None:
     ],
 )
 def test_opening_a_store_is_tried_once(
-    any_store: FailingStore | FailingServer, open_store: Callable[..., Any]
+    failed_store: FailingStore | FailingServer, open_store: Callable[..., Any]
 ) -> None:
     """A wrong URL is reported at once; claims are renewed again soon."""
-    any_store.failing = 10**9
     with pytest.raises(StoreError, match="cannot be reached") as caught:
-        open_store(any_store.url)
+        open_store(failed_store.url)
     assert isinstance(caught.value, StoreUnreachableError)
-    assert any_store.errors == 1
+    assert failed_store.errors == 1
 
 
 def test_limit_of_retries_does_not_outlive_its_body(store: FailingStore) -> None:
