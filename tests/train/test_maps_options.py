@@ -149,10 +149,10 @@ def test_change_to_maps_in_memory_that_do_not_fit_is_rejected(
 
 def test_resume_of_complete_run_says_so(client: Client, tmp_path: Path) -> None:
     """Only more layers could be added."""
-    fit(tmp_path / "run")
+    fit(tmp_path / "run", SPEC.replace(max_layers=2))
     result = CliRunner().invoke(main, ["resume", str(tmp_path / "run")])
     assert result.exit_code == 0
-    assert "All 7 layers are finished. Add --max-layers 8 or more" in result.stderr
+    assert "All 2 layers are finished. Add --max-layers 3 or more" in result.stderr
 
 
 def test_maps_placed_is_published_on_changes(
