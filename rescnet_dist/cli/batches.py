@@ -40,19 +40,26 @@ def compute_batches(
         return
     edges = np.cumsum([0, *arrays[0].chunks[0]]).tolist()
     parts = ([array[start:stop] for array in arrays] for start, stop in pairwise(edges))
-    results = _compute_locally(parts, threads) if client is None else _compute_on(client, parts)
+    if client is None:
+        results = _compute_locally(parts, threads, len(edges) - 1)
+    else:
+        results = _compute_on(client, parts)
     yield from zip(edges, results, strict=False)
 
 
-def _compute_locally(parts: Iterable[list[da.Array]], threads: int) -> Iterator[Any]:
-    """Yield the arrays of each part, computed by threads of this process, a few ahead."""
+def _compute_locally(parts: Iterable[list[da.Array]], threads: int, count: int) -> Iterator[Any]:
+    """Yield the arrays of each of `count` parts, computed by threads of this process, a few ahead.
+
+    Parts that are fewer than the threads have several each, for the tasks that they consist of.
+    """
+    scheduler = "synchronous" if count >= threads else "threads"
     running: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(threads, "rescnet-batch") as pool:
         try:
             for part in parts:
                 if len(running) > threads:
                     yield running.popleft().result()
-                running.append(pool.submit(dask.compute, *part, scheduler="synchronous"))
+                running.append(pool.submit(dask.compute, *part, scheduler=scheduler))
             while running:
                 yield running.popleft().result()
         finally:

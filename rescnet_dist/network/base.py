@@ -83,6 +83,31 @@ class BaseNetwork(ABC):
     def batch_images(self) -> int:
         """Number of images of a task."""
 
+    @property
+    def compares_images(self) -> bool:
+        """Whether heads compare images with the training images."""
+        return False
+
+    def chunk_images(self, count: int, threads: int) -> int:
+        """Return the number of images of the chunks that lazy images should have.
+
+        Parameters
+        ----------
+        count : int
+            The number of all images.
+        threads : int
+            The number of threads that run them forward.
+
+        Returns
+        -------
+        int
+            As many as keep all threads busy, at most those of a task. If heads compare images, it
+            is those of a task: fewer would run the training images forward more often.
+        """
+        if self.compares_images:
+            return self.batch_images
+        return max(1, min(self.batch_images, -(-count // threads)))
+
     @abstractmethod
     def in_memory(self) -> Self:
         """Return the same network with all layers read into memory."""

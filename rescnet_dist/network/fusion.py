@@ -146,6 +146,11 @@ class FusedNetwork(BaseNetwork):
         """Number of images of a task."""
         return min(network.batch_images for network in self.networks)
 
+    @property
+    def compares_images(self) -> bool:
+        """Whether heads of any network compare images with its training images."""
+        return any(network.compares_images for network in self.networks)
+
     def in_memory(self) -> FusedNetwork:
         """Return the same network with all layers read into memory.
 

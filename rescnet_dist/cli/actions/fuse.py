@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -79,8 +78,7 @@ def compute_scores(
 ) -> list[Array]:
     """Return the scores (n, C) of each network, and show the progress."""
     count, threads = images.shape[0], count_threads(client)
-    largest = min(network.batch_images for network in networks)
-    step = max(1, min(largest, math.ceil(count / threads)))
+    step = min(network.chunk_images(count, threads) for network in networks)
     lazy = Images(da.asarray(images.array).rechunk({0: step}))
     parts: list[list[Array]] = [[] for _ in networks]
     arrays: list[Any] = [network.scores(lazy, augment) for network in networks]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -123,15 +122,12 @@ def open_images(
     images need no dask.array, whose import takes a second.
     """
 
-    def batch_images(count: int) -> int:
-        return max(1, min(network.batch_images, math.ceil(count / threads)))
-
     source = find_photos(data, has_options=bool(resize or channels or network.input))
     if source is not None:
         name = select_split(source, split)
         decoder = network.photo_decoder(resize, channels)
         count = source.splits[name]
-        photos = source, name, decoder, batch_images(count)
+        photos = source, name, decoder, network.chunk_images(count, threads)
         if not (lazy or count > network.batch_images):
             return ImageTable(*read_photos(*photos), source.files(name))
         from rescnet_dist.data.lazy import open_photos  # slow to import
@@ -148,7 +144,7 @@ def open_images(
         return ImageTable(part.images.array, None, part.files)
     import dask.array as da  # slow to import
 
-    array = da.asarray(part.images.array).rechunk({0: batch_images(count)})
+    array = da.asarray(part.images.array).rechunk({0: network.chunk_images(count, threads)})
     return ImageTable(array, None, part.files)
 
 
