@@ -6,7 +6,8 @@ they hold every image, and a matrix of all pairs of training images is made of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,8 @@ from rescnet_dist.kernels.solving import inverse_deviations
 
 PRODUCT_FEATURES = 4096  # columns of the features whose products are summed at a time
 KERNEL_PANEL_COLUMNS = 1024  # columns of the matrix of pairs that are computed at a time
+SUM_BITS = 53  # of a number in float64
+SMALLEST_BOUND = 1e-30  # of sums; smaller ones are rounded to 0
 KERNEL_PANEL_BYTES = 64 * 2**20  # of the kernel of images and others, rows at a time
 
 
@@ -262,18 +265,47 @@ class GaussianKernel:
         ndarray of float32, shape (n, C)
             The products.
         """
-        right, weights = self.scaling(others), asarray_like(weights, features)
-        right_squares = (right * right).sum(axis=1)
-        xp, operations = get_array_module(features), get_operations(features)
+        xp, step = get_array_module(features), self._panel_rows(len(others))
         totals = xp.empty((len(features), weights.shape[1]), np.float32)
-        step = max(1, KERNEL_PANEL_BYTES // (4 * max(1, len(right))))
         for start in range(0, len(features), step):
             rows = slice(start, start + step)
-            left = self.scaling(features[rows])
-            products = operations.multiply_rows(left, right)
-            kernel = self._apply(products, (left * left).sum(axis=1)[:, None], right_squares)
-            totals[rows] = kernel @ weights
+            totals[rows] = next(self.each_products(features[rows], [(others, weights)]))
         return totals
+
+    def each_products(
+        self, features: Array, others: Iterable[tuple[Array, Array]]
+    ) -> Iterator[Array]:
+        """Compute the same as `products` for several others, one after the other.
+
+        Parameters
+        ----------
+        features : ndarray of shape (n, D)
+            The features of the images. They are standardized once.
+        others : iterable of (ndarray of shape (m, D), ndarray of float32, shape (m, C))
+            The features and weights of others.
+
+        Yields
+        ------
+        ndarray of float32, shape (n, C)
+            The products.
+        """
+        xp, operations = get_array_module(features), get_operations(features)
+        left = self.scaling(features)
+        left_squares = (left * left).sum(axis=1)[:, None]
+        for other, weights in others:
+            weights, right = asarray_like(weights, features), self.scaling(other)
+            right_squares, step = (right * right).sum(axis=1), self._panel_rows(len(right))
+            totals = xp.empty((len(left), weights.shape[1]), np.float32)
+            for start in range(0, len(left), step):
+                rows = slice(start, start + step)
+                products = operations.multiply_rows(left[rows], right)
+                kernel = self._apply(products, left_squares[rows], right_squares)
+                totals[rows] = kernel @ weights
+            yield totals
+
+    def _panel_rows(self, columns: int) -> int:
+        """Return the number of rows of a kernel with these columns that are computed at a time."""
+        return max(1, KERNEL_PANEL_BYTES // (4 * max(1, columns)))
 
     def _apply(self, products: Array, left_squares: Array, right_squares: Array) -> Array:
         """Return the kernel of images with these inner products and squared norms."""
@@ -316,6 +348,50 @@ def kernel_ridge(square: Array, targets: Array, ridge: float) -> tuple[Array, Ar
             f"ridge={ridge}. Use a larger ridge, or a smaller width."
         ) from None
     return weights, columns - ridge * weights
+
+
+def sum_unit(bound: float) -> float:
+    """Return a unit whose multiples up to a bound have exact sums in float64.
+
+    Sums of numbers that are rounded to it do not depend on their order.
+
+    Parameters
+    ----------
+    bound : float
+        The largest absolute value of a sum.
+
+    Returns
+    -------
+    float
+        The unit, a power of 2: about 2⁻⁵¹ of the bound.
+
+    Examples
+    --------
+    >>> unit = sum_unit(3.0)
+    >>> a, b, c = (round_to_unit(np.float32(x), unit) for x in (0.1, 0.7, -0.3))
+    >>> (a + b) + c == a + (b + c)
+    True
+    """
+    _, exponent = math.frexp(max(bound, SMALLEST_BOUND))
+    return math.ldexp(1.0, exponent + 1 - SUM_BITS)  # twice the bound, as products are rounded
+
+
+def round_to_unit(values: Array, unit: float) -> Array:
+    """Round values of any shape to multiples of a unit, a power of 2.
+
+    Parameters
+    ----------
+    values : ndarray
+        The values.
+    unit : float
+        The unit, as of `sum_unit`.
+
+    Returns
+    -------
+    ndarray of float64
+        The rounded values. Those that are not finite stay so.
+    """
+    return np.rint(values.astype(np.float64) / unit) * unit
 
 
 def train_places(blocks: Sequence[SampleBlock]) -> Iterator[tuple[slice, SampleBlock]]:

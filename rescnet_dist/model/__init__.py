@@ -10,7 +10,6 @@ from rescnet_dist.model.forward import (
     TrainingRows,
     advance,
     forward,
-    forward_compared,
     initial_state,
     replay,
 )
@@ -68,7 +67,6 @@ __all__ = [
     "fit_head",
     "fit_image_scale",
     "forward",
-    "forward_compared",
     "initial_state",
     "layer_pixels",
     "put_views",

@@ -9,7 +9,7 @@ flags, plans, stores, reports) asks the class.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -589,9 +589,7 @@ class SampleHead(Head):
     fits_samples: ClassVar[bool] = True
 
     @abstractmethod
-    def fit(  # type: ignore[override]  # of a head that is given samples
-        self, samples: FeatureSamples, classes: int, whitening: None = None
-    ) -> dict[str, Array]:
+    def fit_samples(self, samples: FeatureSamples, classes: int) -> dict[str, Array]:
         """Fit the head to the features and targets of images.
 
         Parameters
@@ -600,8 +598,6 @@ class SampleHead(Head):
             The images of the run in its order, validation images included; s is `probe_count`.
         classes : int
             The number of classes C.
-        whitening : None
-            There is none.
 
         Returns
         -------
@@ -613,6 +609,12 @@ class SampleHead(Head):
         SingularError
             If the fit has no solution.
         """
+
+    def fit(
+        self, moments: FeatureMoments, classes: int, whitening: Whitening | None = None
+    ) -> dict[str, Array]:
+        """Raise TypeError: moments do not have the images; see `fit_samples`."""
+        raise TypeError(f"The head {self.name!r} needs all images; call `fit_samples`.")
 
     def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
         """Raise TypeError: the update depends on the training images; see `compare`."""
@@ -651,10 +653,30 @@ class SampleHead(Head):
         """
 
     @abstractmethod
+    def bound(self, arrays: Mapping[str, Array]) -> float:
+        """Return a bound of what any of the training images together add to a score.
+
+        Sums are rounded relative to it, so that they do not depend on their order.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            What `fit_samples` returned.
+
+        Returns
+        -------
+        float
+            The bound of the absolute value.
+        """
+
+    @abstractmethod
     def compare(
-        self, arrays: Mapping[str, Array], features: Array, trained: Array, rows: slice
-    ) -> Array:
-        """Compute what training images add to the scores of images.
+        self,
+        arrays: Mapping[str, Array],
+        features: Array,
+        blocks: Iterable[tuple[slice, Array]],
+    ) -> Iterator[Array]:
+        """Compute what blocks of training images add to the scores of images.
 
         The update of the scores is the sum over all training images.
 
@@ -664,15 +686,13 @@ class SampleHead(Head):
             What `fit` returned, in NumPy; `asarray_like` moves them to where `features` are.
         features : ndarray of shape (n, D)
             The features of the images, in NumPy or CuPy.
-        trained : ndarray of shape (m, D)
-            The features of some training images.
-        rows : slice
-            Which of the training images they are.
+        blocks : iterable of (slice, ndarray of shape (m, D))
+            Which of the training images they are, and their features.
 
-        Returns
-        -------
+        Yields
+        ------
         ndarray of shape (n, C)
-            The values to add to the scores, before the learning rate is applied.
+            What the block adds to the scores, before the learning rate is applied.
         """
 
 

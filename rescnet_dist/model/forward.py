@@ -10,6 +10,7 @@ import numpy as np
 from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.kernels import LayerInput, probe_signs
 from rescnet_dist.kernels.arrays import Array, asarray_like, contiguous_copy, get_array_module
+from rescnet_dist.kernels.samples import round_to_unit, sum_unit
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.bank import Tower
 from rescnet_dist.model.components import SampleHead
@@ -319,87 +320,107 @@ def forward(
         yield state
 
 
-def forward_compared(
+def compare_forward(
     architecture: Architecture,
     state: State,
-    parts: Iterable[Sequence[State]],
+    groups: Iterable[Sequence[tuple[slice, State]]],
     get_layers: Callable[[], Iterable[Layer]],
-) -> Iterator[State]:
-    """Run layers forward whose heads compare images with the training images.
+) -> Array:
+    """Run layers forward whose heads compare images with training images.
 
-    Both run forward side by side, with one part of the training images after the other. Of the
-    part, only the maps of the last layer are kept in memory.
+    Both run forward side by side, with one group of the training images after the other. Of the
+    group, only the maps of the last layer are kept in memory.
+
+    Sums are exact, so those of some training images and of others can be added in any order: bits
+    depend on the blocks alone, not on which are in a group or a call.
 
     Parameters
     ----------
     architecture : Architecture
         The network.
-    state : State
+    state : State of n images
         The state of the images before the layers, as of `initial_state`.
-    parts : iterable of sequence of State
-        The states of the training images in batches, in the order of the run.
+    groups : iterable of sequence of (slice, State)
+        Blocks of training images: which of all they are, and their states before the layers.
     get_layers : callable
-        Returns the layers, one after the other; called for each part.
+        Returns the L layers, one after the other; called for each group.
+
+    Returns
+    -------
+    ndarray of float64, shape (L, n, C)
+        The sums of what these training images add to the scores in each layer, before the learning
+        rate is applied; 0 in layers without a head.
+    """
+    kind = architecture.head
+    assert isinstance(kind, SampleHead)
+    xp, totals, units = get_array_module(state.scores), list[Array](), list[float]()
+    for group in groups:
+        trained, current = list(group), state
+        for number, layer in enumerate(get_layers()):
+            head = layer.head
+            if number == len(totals):
+                totals.append(xp.zeros(state.scores.shape, np.float64))
+                units.append(sum_unit(kind.bound(head.arrays)) if head else 1.0)
+            current = advance(architecture, current, bank=layer.bank, features=head is not None)
+            blocks = _advance_blocks(architecture, trained, layer)
+            if head is None:
+                for _ in blocks:
+                    pass
+                continue
+            own = _round_features(architecture, current)
+            for addition in kind.compare(head.arrays, own, blocks):
+                totals[number] += round_to_unit(addition, units[number])
+            current = replace(current, features=None)
+    return xp.stack(totals)
+
+
+def _advance_blocks(
+    architecture: Architecture, blocks: list[tuple[slice, State]], layer: Layer
+) -> Iterator[tuple[slice, Array]]:
+    """Replace the states of blocks by those after a layer; yield their features (m, D), if any."""
+    has_head = layer.head is not None
+    for index, (rows, before) in enumerate(blocks):
+        after = advance(architecture, before, bank=layer.bank, features=has_head)
+        assert after.maps is not None
+        maps = after.maps.astype(architecture.store_dtype, copy=False)
+        blocks[index] = rows, replace(after, maps=maps, features=None)
+        if has_head:
+            yield rows, _round_features(architecture, after)
+
+
+def _round_features(architecture: Architecture, state: State) -> Array:
+    """Return the features (n, D) of a state, as precise as those that heads were fitted to."""
+    assert state.features is not None
+    return state.features.astype(architecture.store_dtype, copy=False)
+
+
+def add_corrections(state: State, layers: Iterable[Layer], corrections: Array) -> Iterator[State]:
+    """Update scores by what heads have found by comparing images with all training images.
+
+    Parameters
+    ----------
+    state : State of n images
+        The state of the images before the layers.
+    layers : iterable of Layer
+        The L layers, one after the other.
+    corrections : ndarray of float64, shape (L, n, C)
+        The sums of `compare_forward` over all training images.
 
     Yields
     ------
     State
         The state of the images after each layer, without maps.
-
-    Raises
-    ------
-    CorruptDataError
-        If there are more or fewer training images than the heads were fitted to.
     """
-    kind = architecture.head
-    assert isinstance(kind, SampleHead)
-    heads, corrections, found = list[FittedHead | None](), list[Array](), 0
-    for part in parts:
-        first, trained, current = found, list(part), state
-        found += sum(len(batch.scores) for batch in trained)
-        for number, layer in enumerate(get_layers()):
-            if number == len(heads):
-                heads.append(layer.head)
-                corrections.append(get_array_module(state.scores).zeros_like(state.scores))
-            if layer.head:
-                check_sample_count(kind.sample_count(layer.head.arrays), found, at_most=True)
-            has_head, start = layer.head is not None, first
-            current = advance(architecture, current, bank=layer.bank, features=has_head)
-            for index, before in enumerate(trained):
-                after = advance(architecture, before, bank=layer.bank, features=has_head)
-                rows = slice(start, start + len(before.scores))
-                if layer.head is not None:
-                    corrections[number] += _compare(architecture, layer.head, current, after, rows)
-                assert after.maps is not None
-                maps = after.maps.astype(architecture.store_dtype)
-                trained[index] = replace(after, maps=maps, features=None)
-                start = rows.stop
-    for number, (head, correction) in enumerate(zip(heads, corrections, strict=True), start=1):
-        if head is not None:
-            check_sample_count(kind.sample_count(head.arrays), found)
-            scores = (state.scores + head.rate * correction).astype(np.float32)
+    state = replace(state, pixels=None)
+    for number, (layer, correction) in enumerate(zip(layers, corrections, strict=False), start=1):
+        if layer.head is not None:
+            rounded = correction.astype(np.float32)
+            scores = (state.scores + layer.head.rate * rounded).astype(np.float32)
             state = replace(state, scores=scores)
         yield replace(state, layer=number)
 
 
-def _compare(
-    architecture: Architecture, head: FittedHead, state: State, trained: State, rows: slice
-) -> Array:
-    """Return what a batch of training images adds to the correction (n, C) of n images.
-
-    `rows` is its place among the training images.
-    """
-    assert isinstance(architecture.head, SampleHead)
-    assert state.features is not None
-    assert trained.features is not None
-    own, others = (  # as precise as those that the head was fitted to
-        features.astype(architecture.store_dtype, copy=False)
-        for features in (state.features, trained.features)
-    )
-    return architecture.head.compare(head.arrays, own, others, rows)
-
-
-def check_sample_count(count: int, found: int, *, at_most: bool = False) -> None:
+def check_sample_count(count: int, found: int) -> None:
     """Raise CorruptDataError if not all training images were found, or more than there were.
 
     Parameters
@@ -408,10 +429,8 @@ def check_sample_count(count: int, found: int, *, at_most: bool = False) -> None
         The number of images that the heads were fitted to, as of `SampleHead.sample_count`.
     found : int
         The number of images found.
-    at_most : bool, default False
-        Whether fewer images are no error.
     """
-    if found > count or (found < count and not at_most):
+    if found != count:
         raise CorruptDataError(
             f"The network was trained on {count:,} images, of which {found:,} were found. "
             "Restore the data that it was trained on, or train again."

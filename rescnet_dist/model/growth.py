@@ -13,6 +13,7 @@ from rescnet_dist.kernels import FeatureMoments, Whitening, min_max_scale, to_ho
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.components import SampleHead
 from rescnet_dist.model.forward import State, TrainingRows, advance, layer_input, zero_scores
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
 from rescnet_dist.model.observation import Observation
@@ -310,7 +311,11 @@ def fit_head(
         If the covariance of the features cannot be factorized with the head's ridge.
     """
     head = architecture.head
-    arrays = head.fit(moments, architecture.classes, whitening)  # type: ignore[arg-type]
+    if isinstance(moments, FeatureSamples):
+        assert isinstance(head, SampleHead)
+        arrays = head.fit_samples(moments, architecture.classes)
+    else:
+        arrays = head.fit(moments, architecture.classes, whitening)
     if arrays.keys() != head.arrays.keys():
         raise SpecError(
             f"The head {head.name!r} has fitted the arrays {sorted(arrays)}, but it declares "

@@ -19,7 +19,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def map_in_threads(
-    compute: Callable[..., Array], chunks: Sequence[int], arrays: Sequence[Array], shared: Any
+    compute: Callable[..., Array],
+    chunks: Sequence[int],
+    arrays: Sequence[Array],
+    shared: Any,
+    steps: Sequence[Callable[..., Array]] = (),
 ) -> list[Array]:
     """Call a function with consecutive rows of arrays, in threads of this process.
 
@@ -27,32 +31,49 @@ def map_in_threads(
     ----------
     compute : callable
         Function of the rows of each array and of `shared`, with the keyword `block_info` that
-        `dask.array.map_blocks` gives it, as far as the rows of the first array go.
+        `dask.array.map_blocks` gives it, as far as the rows of the first array go. What steps have
+        returned for the rows follows the arrays.
     chunks : sequence of int
         Number of rows of each call; their sum is n.
     arrays : sequence of ndarray of shape (n, ...)
         The arrays.
     shared : object
         Another argument of all calls.
+    steps : sequence of callable, optional
+        Functions of the rows of the first array and of `shared`, which are called for each chunk
+        before `compute`, at the same time.
 
     Returns
     -------
     list of ndarray
         What the calls return, in order.
     """
-
-    with ThreadPoolExecutor(min(CPU_COUNT, len(chunks))) as pool:
-        return list(pool.map(partial(_call, compute, shared), *_divide(chunks, arrays)))
+    rows, blocks = _divide(chunks, arrays)
+    with ThreadPoolExecutor(min(CPU_COUNT, len(chunks) * max(1, len(steps)))) as pool:
+        try:
+            waiting = [
+                [pool.submit(_call, step, shared, edges, block[:1]) for step in steps]
+                for edges, block in zip(rows, blocks, strict=True)
+            ]
+            for block, futures in zip(blocks, waiting, strict=True):
+                block += [future.result() for future in futures]
+            return list(pool.map(partial(_call, compute, shared), rows, blocks))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def map_in_tasks(
-    compute: Callable[..., Array], chunks: Sequence[int], arrays: Sequence[Array], shared: Any
+    compute: Callable[..., Array],
+    chunks: Sequence[int],
+    arrays: Sequence[Array],
+    shared: Any,
+    steps: Sequence[Callable[..., Array]] = (),
 ) -> list[Array]:
     """Call a function with consecutive rows of arrays, in tasks of Dask, and compute these.
 
     Parameters
     ----------
-    compute, chunks, arrays
+    compute, chunks, arrays, steps
         As of `map_in_threads`.
     shared : Delayed or object
         Another argument of all calls; one that is Delayed is computed once.
@@ -64,8 +85,12 @@ def map_in_tasks(
     """
     from dask.delayed import delayed
 
-    call = delayed(_call, pure=False)
-    return list(dask.compute(*map(partial(call, compute, shared), *_divide(chunks, arrays))))
+    call, tasks = delayed(_call, pure=False), list[Any]()
+    for edges, block in zip(*_divide(chunks, arrays), strict=True):
+        images = [delayed(block[0], pure=False, traverse=False)] if steps else block[:1]
+        results = [call(step, shared, edges, images) for step in steps]
+        tasks.append(call(compute, shared, edges, [*images, *block[1:], *results]))
+    return list(dask.compute(*tasks))
 
 
 def _call(

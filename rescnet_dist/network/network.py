@@ -32,6 +32,8 @@ from rescnet_dist.network.saving import read_network, write_network
 from rescnet_dist.network.scoring import (
     GPU_LAYERS,
     Predictor,
+    compare_part,
+    compute_compared,
     compute_features,
     compute_scores,
     compute_staged_scores,
@@ -236,8 +238,9 @@ class Network(BaseNetwork):
         ndarray or dask.array.Array of shape (n, C)
             Scores in float32; lazy for lazy images.
         """
-        compute = partial(compute_scores, layer=self.depth if layer is None else layer)
-        return self._map_images(compute, images, augment, len(self.classes))
+        depth = self.depth if layer is None else layer
+        compute = partial(compute_scores, layer=depth)
+        return self._map_images(compute, images, augment, (len(self.classes),), depth)
 
     def features(self, images: Any, *, layer: int | None = None) -> Array | da.Array:
         """Compute the features of images that the head of a layer gets.
@@ -262,8 +265,8 @@ class Network(BaseNetwork):
         """
         number = self._check_layer(layer)
         compute = partial(compute_features, layer=number)
-        count = self.architecture.feature_count(number)
-        return self._map_images(compute, *self._prepare(images, None), count)
+        shape = (self.architecture.feature_count(number),)
+        return self._map_images(compute, *self._prepare(images, None), shape)
 
     def _check_layer(self, layer: int | None) -> int:
         """Return the number of a layer, of the last if None; raise DataError if it is none."""
@@ -296,36 +299,42 @@ class Network(BaseNetwork):
             If the images have a different shape from the training images.
         """
         shape = self.depth, len(self.classes)
-        return self._map_images(compute_staged_scores, *self._prepare(images, augment), *shape)
+        prepared = self._prepare(images, augment)
+        return self._map_images(compute_staged_scores, *prepared, shape, self.depth)
 
     def _map_images(
         self,
         compute: Callable[..., Array],
         images: Images,
         augment: AugmentSpec,
-        *shape: int,
+        shape: tuple[int, ...],
+        depth: int = 0,
     ) -> Array | da.Array:
         """Return what `compute`, of the module `scoring`, gives for all images: (n, *shape).
 
         A few images in memory are computed in this thread. Others are divided into tasks. The
-        result for lazy images is lazy, with the same chunks.
+        result for lazy images is lazy, with the same chunks. `depth` is the number of layers whose
+        heads are needed.
         """
         array, predictor = images.array, self.predictor
+        compares = bool(depth) and self.training_images is not None
         if not is_dask_array(array):
             count = len(array)
-            if count <= (predictor.task_images if self.backend.on_gpu else predictor.slab_images):
+            few = predictor.task_images if self.backend.on_gpu else predictor.slab_images
+            if count <= few and not compares:
                 return compute(array, predictor, augment)
             step = max(predictor.slab_images, -(-count // (TASKS_PER_CORE * CPU_COUNT)))
-            step = min(step, predictor.task_images)
+            step = count if compares else min(step, predictor.task_images)
             chunks = tuple(min(step, count - start) for start in range(0, count, step))
-            chunks = predictor.divide(chunks, CPU_COUNT)
-            parts = self._map_in_memory(compute, chunks, [array], augment)
+            chunks = predictor.divide(chunks)
+            parts = self._map_in_memory(compute, chunks, [array], augment, depth)
             return np.concatenate(parts)
         tasks = array.rechunk((predictor.divide(array.chunks[0]), -1, -1, -1))
-        result = tasks.map_blocks(
+        result = self._map_lazy(
             compute,
-            self._share_predictor(lazy=True),
+            [tasks],
             augment,
+            depth,
             drop_axis=list(range(1 + len(shape), 4)),
             chunks=(tasks.chunks[0], *((length,) for length in shape)),
             dtype=np.float32,
@@ -339,13 +348,75 @@ class Network(BaseNetwork):
         chunks: Sequence[int],
         arrays: Sequence[Array],
         augment: AugmentSpec,
+        depth: int,
     ) -> list[Array]:
-        """Return what `compute` gives for rows of arrays in memory, in chunks of that size."""
-        task = partial(compute, augment=augment)
+        """Return what `compute` gives for rows of arrays in memory, in chunks of that size.
+
+        `depth` is the number of layers whose heads are needed.
+        """
+        task, steps = self._add_comparisons(partial(compute, augment=augment), len(chunks), depth)
+        steps = [partial(step, augment=augment) for step in steps]
         if uses_own_threads():
-            return map_in_threads(task, chunks, arrays, self.predictor)
+            return map_in_threads(task, chunks, arrays, self.predictor, steps)
         with images_in_graphs():
-            return map_in_tasks(task, chunks, arrays, self._share_predictor(lazy=False))
+            return map_in_tasks(task, chunks, arrays, self._share_predictor(lazy=False), steps)
+
+    def _map_lazy(
+        self,
+        compute: Callable[..., Array],
+        arrays: Sequence[da.Array],
+        augment: AugmentSpec,
+        depth: int,
+        *,
+        lazy: bool = True,
+        **options: Any,
+    ) -> da.Array:
+        """Return what `compute` gives for blocks of arrays, of which the first has images.
+
+        `depth` is as of `_map_in_memory`, `lazy` as of `_share_predictor`, and `options` are those
+        of `dask.array.map_blocks`.
+        """
+        import dask.array as da  # slow to import
+
+        images, predictor = arrays[0], self._share_predictor(lazy=lazy)
+        task, steps = self._add_comparisons(
+            partial(compute, augment=augment), images.numblocks[0], depth
+        )
+        sizes = 1 + augment.copies, depth, len(self.classes)
+        sums = [
+            images.map_blocks(
+                step,
+                predictor,
+                augment,
+                chunks=(images.chunks[0], *((size,) for size in sizes)),
+                dtype=np.float64,
+                meta=np.empty((0, 0, 0, 0)),
+            )
+            for step in steps
+        ]
+        return da.map_blocks(task, *arrays, *sums, predictor, **options)
+
+    def _add_comparisons(
+        self, compute: Callable[..., Array], tasks: int, depth: int
+    ) -> tuple[Callable[..., Array], list[Callable[..., Array]]]:
+        """Let tasks compare images with a part of the training images each, if this divides them.
+
+        It returns what to call with the results of the calls in a list, which come first.
+        """
+        parts = self.predictor.count_parts(tasks, self._count_threads()) if depth else 1
+        if parts == 1:
+            return compute, []
+        steps: list[Callable[..., Array]] = [
+            partial(compare_part, part=(part, parts), layer=depth) for part in range(parts)
+        ]
+        return partial(compute_compared, compute=compute, parts=parts), steps
+
+    def _count_threads(self) -> int:
+        """Return the threads that tasks are divided between; those of a worker share its GPU."""
+        if (client := find_client()) is None:
+            return 1 if self.backend.on_gpu else CPU_COUNT
+        threads = client.nthreads()
+        return max(1, len(threads) if self.backend.on_gpu else sum(threads.values()))
 
     def _share_predictor(self, *, lazy: bool) -> Any:
         """Return the predictor as an argument of the tasks of a graph.
@@ -430,21 +501,21 @@ class Network(BaseNetwork):
         images, augment = self._prepare(images, augment)
         self.look_at(images)
         if not (images.is_lazy or is_dask_array(codes)):
-            chunks = self.predictor.divide((images.shape[0],), CPU_COUNT)
+            chunks = self.predictor.divide((images.shape[0],))
             rows = [np.asarray(images.array), np.asarray(codes)[:, None, None, None]]
-            counts = self._map_in_memory(count_staged_correct, chunks, rows, augment)
+            counts = self._map_in_memory(count_staged_correct, chunks, rows, augment, self.depth)
             return np.asarray(np.sum(counts, axis=(0, 1)))
         import dask.array as da  # slow to import
 
         array = da.asarray(images.array)
         array = array.rechunk((self.predictor.divide(array.chunks[0]), -1, -1, -1))
         codes = da.asarray(codes).rechunk((array.chunks[0],))[:, None, None, None]
-        counts = da.map_blocks(
+        counts = self._map_lazy(
             count_staged_correct,
-            array,
-            codes,
-            self._share_predictor(lazy=False),
+            [array, codes],
             augment,
+            self.depth,
+            lazy=False,
             drop_axis=(2, 3),
             chunks=((1,) * array.numblocks[0], (self.depth,)),
             dtype=np.int64,
@@ -484,6 +555,11 @@ class Network(BaseNetwork):
     def batch_images(self) -> int:
         """Number of images of a task."""
         return self.predictor.task_images
+
+    @property
+    def compares_images(self) -> bool:
+        """Whether heads compare images with the training images."""
+        return self.training_images is not None
 
     def write(self, location: Location, dtype: str) -> None:
         """Write the network into a folder, as `save` does.

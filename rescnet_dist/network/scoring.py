@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice
 from typing import Any
 
@@ -19,11 +20,12 @@ from rescnet_dist.model import (
     Layer,
     State,
     forward,
-    forward_compared,
     initial_state,
     put_views,
 )
 from rescnet_dist.model.architecture import SLAB_BYTES
+from rescnet_dist.model.components import SampleHead
+from rescnet_dist.model.forward import add_corrections, check_sample_count, compare_forward
 from rescnet_dist.network.layer_cache import CachedLayers, LayerCache
 from rescnet_dist.network.training_images import TrainingImages
 from rescnet_dist.reduce import blas_threads
@@ -40,10 +42,12 @@ STREAM_TASK_BYTES = 512 * 2**20  # for layers that do not fit into memory, and a
 # processes need memory too.
 GPU_TASK_FRACTION = 1 / 16
 GPU_LAYERS_FRACTION = 1 / 4  # of a GPU's memory, for layers that are kept there
-# If heads compare images: every task runs all training images forward, so tasks are few and large
+# If heads compare images: every task runs training images forward, too, so tasks are few and large
 GPU_COMPARING_TASK_FRACTION = 1 / 12
 # Maps and images of the training images that run forward together with the images of a task
 COMPARED_BYTES = 512 * 2**20
+# Maps, images and features of a block of training images. Tasks have whole blocks.
+COMPARED_BLOCK_BYTES = 32 * 2**20
 GPU_COMPARED_FRACTION = 1 / 4  # of a GPU's memory
 COMPARED_FEATURE_COPIES = 3  # of the features of images that are compared, while they are scaled
 GPU_LOCK = threading.Lock()  # one thread at a time: a GPU has no memory for the batches of all
@@ -76,6 +80,8 @@ class Predictor:
         Identity of the network for Dask.
     training_images : TrainingImages or None, default None
         The training images, if heads compare images with them.
+    corrections : ndarray of float64, shape (n, 1 + copies, L, C), or None, default None
+        The sums of `compare` over all training images, if they are known for the images to run.
     """
 
     architecture: Architecture
@@ -84,6 +90,7 @@ class Predictor:
     backend: Backend
     token: str
     training_images: TrainingImages | None = None
+    corrections: Array | None = None
 
     def __dask_tokenize__(self) -> str:
         return self.token
@@ -127,16 +134,49 @@ class Predictor:
             size += COMPARED_FEATURE_COPIES * 4 * self.architecture.features
         return size
 
-    def divide(self, chunks: tuple[int, ...], threads: int = 1) -> tuple[int, ...]:
+    @property
+    def block_images(self) -> int:
+        """Number of training images that are compared at a time."""
+        if self.backend.on_gpu:
+            return self._batch_images
+        return max(1, COMPARED_BLOCK_BYTES // self._image_bytes)
+
+    @property
+    def sample_count(self) -> int:
+        """Number of training images that heads compare images with."""
+        kind, head = self.architecture.head, self.layers[-1].head
+        assert isinstance(kind, SampleHead)
+        assert head is not None
+        return kind.sample_count(head.arrays)
+
+    def count_parts(self, tasks: int, threads: int) -> int:
+        """Return the number of parts of the training images that tasks compare images with.
+
+        It does not change the scores.
+
+        Parameters
+        ----------
+        tasks : int
+            The number of tasks that `divide` gives.
+        threads : int
+            The number of threads that compute them.
+
+        Returns
+        -------
+        int
+            The number of parts; 1 if tasks are enough for all threads, or heads do not compare.
+        """
+        if self.training_images is None:
+            return 1
+        return max(1, min(-(-threads // tasks), -(-self.sample_count // self.block_images)))
+
+    def divide(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
         """Divide images into tasks.
 
         Parameters
         ----------
         chunks : tuple of int
             The number of images in each chunk of an array.
-        threads : int, default 1
-            The number of threads that compute the tasks, if it is known. If heads compare images
-            on a processor, chunks are merged to no fewer tasks.
 
         Returns
         -------
@@ -146,8 +186,6 @@ class Predictor:
             otherwise they stay, so that part of a lazy result needs the chunks of that part only.
         """
         size, tasks, is_open = self.task_images, list[int](), False
-        if self.training_images is not None and not self.backend.on_gpu:
-            size = min(size, max(1, -(-sum(chunks) // threads)))
         for chunk in chunks:
             if is_open and tasks[-1] + chunk <= size:
                 tasks[-1] += chunk
@@ -189,33 +227,112 @@ class Predictor:
         arrays = {name: self.backend.put(a) for name, a in layer.head.arrays.items()}
         return replace(layer, head=replace(layer.head, arrays=arrays))
 
-    def _compare(
-        self, before: State, scale: ImageScale, images: TrainingImages, depth: int | None
-    ) -> Iterator[State]:
-        """Run a batch forward together with the training images, up to a layer."""
+    def compare(
+        self,
+        images: Array,
+        first: int,
+        augment: AugmentSpec,
+        part: tuple[int, int] = (0, 1),
+        depth: int | None = None,
+    ) -> Array:
+        """Compare images with a part of the training images.
+
+        Parameters
+        ----------
+        images : ndarray of shape (n, H, W, d)
+            Images in memory.
+        first : int
+            Index of the first image in the whole array, which copies depend on.
+        augment : AugmentSpec
+            Copies of each image that are compared, too.
+        part : (int, int), default (0, 1)
+            The number of the part, from 0, and the number of parts.
+        depth : int, optional
+            The number of layers L to run; all by default.
+
+        Returns
+        -------
+        ndarray of float64, shape (n, 1 + copies, L, C)
+            What the part adds to the scores in each layer, before the learning rate is applied. The
+            sum over all parts is exact, so its bits do not depend on their number.
+
+        Raises
+        ------
+        CorruptDataError
+            If there are more or fewer training images than the heads were fitted to.
+        """
+        copies, layers = 1 + augment.copies, len(self.layers) if depth is None else depth
+        out = np.zeros((len(images), copies, layers, self.architecture.classes))
 
         def get_layers() -> Iterator[Layer]:
-            return islice(self._iter_layers(), depth)
+            return islice(self._iter_layers(), layers)
 
-        parts = self._iter_training_states(images, scale)
-        return forward_compared(self.architecture, before, parts, get_layers)
+        def use(rows: slice, batch: Array, scale: ImageScale) -> None:
+            before = initial_state(batch, scale, self.architecture)
+            groups = self._iter_training_states(scale, *part)
+            sums = compare_forward(self.architecture, before, groups, get_layers)
+            shape = layers, copies, rows.stop - rows.start, -1
+            out[rows] = self.backend.get(sums).reshape(shape).transpose(2, 1, 0, 3)
+
+        self._for_batches(images, first, augment, use)
+        return out
 
     def _iter_training_states(
-        self, images: TrainingImages, scale: ImageScale
-    ) -> Iterator[list[State]]:
-        """Yield the batches of training images, as many at a time as memory allows."""
+        self, scale: ImageScale, part: int, parts: int
+    ) -> Iterator[list[tuple[slice, State]]]:
+        """Yield blocks of a part of the training images, as many at a time as memory allows."""
+        images, count, step = self.training_images, self.sample_count, self.block_images
+        assert images is not None
+        blocks, is_last = -(-count // step), part == parts - 1
+        first, stop = (blocks * number // parts * step for number in (part, part + 1))
         size = COMPARED_BYTES
         if self.backend.on_gpu and (memory := self.backend.memory()):
             size = int(memory[2] * GPU_COMPARED_FRACTION)
-        limit, part, count = size // self.architecture.image_bytes, list[State](), 0
-        for batch in images.batches(self._batch_images):
-            if part and count + len(batch) > limit:
-                yield part
-                part, count = [], 0
-            part.append(initial_state(self.backend.put(batch), scale, self.architecture))
-            count += len(batch)
-        if part:
-            yield part
+        limit, group = size // self.architecture.image_bytes, list[tuple[slice, State]]()
+        for batch in images.batches(step, first, None if is_last else stop):
+            rows = slice(first, first + len(batch))
+            if rows.stop > count:
+                check_sample_count(count, images.count())
+            if group and rows.stop - group[0][0].start > limit:
+                yield group
+                group = []
+            state = initial_state(self.backend.put(batch), scale, self.architecture)
+            group.append((rows, state))
+            first = rows.stop
+        if first != min(stop, count):
+            check_sample_count(count, images.count())
+        if group:
+            yield group
+
+    def _for_batches(
+        self,
+        images: Array,
+        first: int,
+        augment: AugmentSpec,
+        use: Callable[[slice, Array, ImageScale], None],
+    ) -> None:
+        """Call a function with the rows of each batch, its images, and their normalization.
+
+        Images are followed by the first copy of each, and so on. It is not a generator, which would
+        hold the lock of the GPU while it is suspended.
+        """
+        backend, changes = self.backend, Augmentation(**augment.copy_options)
+        scale = replace(self.image_scale, views=put_views(self.image_scale.views, backend))
+        copy = np.arange(1 + augment.copies)[:, None]
+        for rows in self._batches(len(images), len(copy)):
+            batch = images[rows]
+            if augment.copies:
+                index, number = np.broadcast_arrays(
+                    np.arange(first + rows.start, first + rows.stop), copy
+                )
+                batch = np.concatenate([batch] * len(copy))
+                batch = augment_images(
+                    batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
+                )
+            batch = backend.put(batch)  # while another thread computes
+            lock = GPU_LOCK if backend.on_gpu else nullcontext()
+            with lock, backend.working(), np.errstate(all="ignore"):
+                use(rows, batch, scale)
 
     def run(
         self,
@@ -228,8 +345,6 @@ class Predictor:
         depth: int | None = None,
     ) -> None:
         """Run images through the layers, batch by batch.
-
-        It is not a generator, which would hold the lock of the GPU while it is suspended.
 
         Parameters
         ----------
@@ -249,32 +364,34 @@ class Predictor:
         depth : int, optional
             The number of layers that `use` asks for; all by default.
         """
-        backend, changes = self.backend, Augmentation(**augment.copy_options)
-        scale = replace(self.image_scale, views=put_views(self.image_scale.views, backend))
-        copy = np.arange(1 + augment.copies)[:, None]
-        for rows in self._batches(len(images), len(copy)):
-            batch = images[rows]
-            if augment.copies:
-                index, number = np.broadcast_arrays(
-                    np.arange(first + rows.start, first + rows.stop), copy
-                )
-                batch = np.concatenate([batch] * len(copy))
-                batch = augment_images(
-                    batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
-                )
-            batch = backend.put(batch)  # while another thread computes
-            lock = GPU_LOCK if backend.on_gpu else nullcontext()
-            with (
-                lock,
-                backend.working(),
-                np.errstate(all="ignore"),
-                closing(self._iter_layers()) as layers,
-            ):
-                before = initial_state(batch, scale, self.architecture)
-                if heads and self.training_images is not None:
-                    use(rows, self._compare(before, scale, self.training_images, depth))
-                else:
-                    use(rows, forward(self.architecture, before, layers, heads=heads))
+        if heads and self.training_images is not None:
+            self._run_compared(images, first, augment, use, depth)
+            return
+
+        def use_batch(rows: slice, batch: Array, scale: ImageScale) -> None:
+            before = initial_state(batch, scale, self.architecture)
+            with closing(self._iter_layers()) as layers:
+                use(rows, forward(self.architecture, before, layers, heads=heads))
+
+        self._for_batches(images, first, augment, use_batch)
+
+    def _run_compared(
+        self,
+        images: Array,
+        first: int,
+        augment: AugmentSpec,
+        use: Callable[[slice, Iterator[State]], None],
+        depth: int | None,
+    ) -> None:
+        """Do what `run` does with heads that compare images with the training images."""
+        corrections, classes = self.corrections, self.architecture.classes
+        if corrections is None:
+            corrections = self.compare(images, first, augment, depth=depth)
+        for rows in self._batches(len(images), 1 + augment.copies):
+            part = corrections[rows].transpose(2, 1, 0, 3)
+            part = part.reshape(len(part), -1, classes)
+            before = State(None, None, np.zeros(part.shape[1:], np.float32))
+            use(rows, add_corrections(before, self.layers, part))
 
     def scores(self, state: State, images: Array, first: int) -> Array:
         """Return the scores of a batch of images, averaged over their copies.
@@ -328,6 +445,38 @@ def _get_first_index(block_info: Any) -> int:
 def _get_state(states: Iterator[State], layer: int) -> State:
     """Return the state after a layer, numbered from 1; later layers are not run."""
     return next(islice(states, layer - 1, None))
+
+
+def compare_part(
+    images: Array,
+    predictor: Predictor,
+    augment: AugmentSpec,
+    block_info: Any = None,
+    *,
+    part: tuple[int, int],
+    layer: int | None,
+) -> Array:
+    """Return what a part of the training images adds to the scores of images (n, H, W, d).
+
+    The shape is (n, 1 + copies, L, C) for the layers up to a number, all if it is None; see
+    `Predictor.compare`.
+    """
+    with blas_threads(1):
+        return predictor.compare(images, _get_first_index(block_info), augment, part, layer)
+
+
+def compute_compared(
+    *values: Any, compute: Callable[..., Array], parts: int, block_info: Any = None
+) -> Array:
+    """Call another function of this module with what all parts have added to the scores.
+
+    `values` are the arrays that it takes, what `compare_part` returned for each part, and the
+    predictor.
+    """
+    *arrays, predictor = values
+    total = reduce(np.add, arrays[-parts:])
+    known = replace(predictor, corrections=total)
+    return compute(*arrays[:-parts], known, block_info=block_info)
 
 
 def compute_scores(

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import zarr
 
-from rescnet_dist.data import RowBlock, RowTable, copy_maker, describe_altered_images, read_rows
+from rescnet_dist.data import (
+    RowBlock,
+    Rows,
+    RowTable,
+    copy_maker,
+    describe_altered_images,
+    read_rows,
+)
 from rescnet_dist.errors import CorruptDataError
 from rescnet_dist.model.forward import check_sample_count
 from rescnet_dist.spec import AugmentSpec
@@ -35,16 +42,24 @@ class TrainingImages(ABC):
         """Bytes of those that are in memory."""
 
     @abstractmethod
-    def read(self) -> Iterator[Array]:
-        """Yield all images (n, H, W, d), in parts of any size."""
+    def count(self) -> int:
+        """Return the number of images that are there, without reading them."""
 
-    def batches(self, size: int) -> Iterator[Array]:
-        """Yield all images in batches.
+    @abstractmethod
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Array]:
+        """Yield images start to stop, all by default, as (n, H, W, d) in parts of any size."""
+
+    def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Array]:
+        """Yield images in batches.
 
         Parameters
         ----------
         size : int
             The largest number of images of a batch.
+        start : int, default 0
+            The first image.
+        stop : int, optional
+            The image after the last; all that are there by default.
 
         Yields
         ------
@@ -52,7 +67,7 @@ class TrainingImages(ABC):
             The next images.
         """
         waiting, missing = list[Array](), size
-        for part in self.read():
+        for part in self.read(start, stop):
             while len(part) >= missing:
                 yield np.concatenate([*waiting, part[:missing]]) if waiting else part[:missing]
                 part, waiting, missing = part[missing:], [], size
@@ -112,9 +127,13 @@ class ImagesInMemory(TrainingImages):
         """Bytes of the images."""
         return self.images.nbytes
 
-    def read(self) -> Iterator[Array]:
-        """Yield all images at once."""
-        yield self.images
+    def count(self) -> int:
+        """Return the number of images."""
+        return len(self.images)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Array]:
+        """Yield the images at once."""
+        yield self.images[start:stop]
 
     def in_memory(self) -> TrainingImages:
         """Return these images."""
@@ -133,25 +152,32 @@ class SavedImages(TrainingImages):
         """No bytes: the images are in the store."""
         return 0
 
-    def read(self) -> Iterator[Array]:
+    def count(self) -> int:
+        """Return the number of stored images."""
+        return int(self.location.open_array(PATH).shape[0])
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Array]:
         """Yield the images chunk by chunk; raise CorruptDataError if any are altered."""
         array = self.location.open_array(PATH)
         count, step = array.shape[0], array.chunks[0]
-        starts = range(0, count, step)
+        starts, stop = range(0, count, step), count if stop is None else stop
         if len(self.checksums) != len(starts):
             raise CorruptDataError(
                 f"{self.location.url} is damaged: {PATH} has {len(starts)} chunks, of which "
                 f"{len(self.checksums)} have checksums. Restore it from a copy, or save the "
                 "network again."
             )
-        for start, expected in zip(starts, self.checksums, strict=True):
+        for first, expected in zip(starts, self.checksums, strict=True):
+            if first + step <= start or first >= stop:
+                continue
             try:
-                yield read_region(array, start, min(start + step, count), expected)
+                chunk = read_region(array, first, min(first + step, count), expected)
             except CorruptDataError as error:
                 raise CorruptDataError(
                     f"{self.location.url} is damaged. {error} Restore it from a copy, or save the "
                     "network again."
                 ) from None
+            yield chunk[max(0, start - first) : stop - first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,21 +198,36 @@ class RunImages(TrainingImages):
         """No bytes: the images are in the store."""
         return 0
 
-    def read(self) -> Iterator[Array]:
+    def count(self) -> int:
+        """Return the number of training images and their copies."""
+        return sum(int(rows.train.sum()) for rows in self._iter_rows(RunStore(self.location)))
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Array]:
         """Yield the images and their copies chunk by chunk; raise CorruptDataError if altered."""
-        run, count, step = RunStore(self.location), self.table.rows, self.chunk_images
-        (images, first), checksums = run.images(), run.checksums(0).get("data/images", ())
-        read_block = partial(self._read_block, run.data_array("train"))
-        chunks = ((start, min(start + step, count)) for start in range(0, count, step))
-        for number, rows in enumerate(read_rows(self.table, chunks, read_block)):
+        run, stop = RunStore(self.location), self.table.rows if stop is None else stop
+        (images, offset), checksums = run.images(), run.checksums(0).get("data/images", ())
+        before = 0  # training images
+        for number, rows in enumerate(self._iter_rows(run)):
+            first, before = before, before + int(rows.train.sum())
+            if before <= start:
+                continue
+            if first >= stop:
+                return
             expected = checksums[number] if number < len(checksums) else None
             change = copy_maker(rows, self.augment, self.seed)
-            start, stop = rows.image_range
+            lowest, highest = rows.image_range
             try:
-                chunk = read_region(images, first + start, first + stop, expected, change)
+                chunk = read_region(images, offset + lowest, offset + highest, expected, change)
             except CorruptDataError as error:
                 raise describe_altered_images(error, self.augment, self._remedy) from None
-            yield chunk[rows.train]
+            yield chunk[rows.train][max(0, start - first) : stop - first]
+
+    def _iter_rows(self, run: RunStore) -> Iterator[Rows]:
+        """Yield the rows of each chunk of the run."""
+        count, step = self.table.rows, self.chunk_images
+        read_block = partial(self._read_block, run.data_array("train"))
+        chunks = ((start, min(start + step, count)) for start in range(0, count, step))
+        return read_rows(self.table, chunks, read_block)
 
     def _read_block(self, train: zarr.Array[Any], block: int) -> RowBlock:
         """Read the training mask of a block of images; labels are not read, and all 0."""

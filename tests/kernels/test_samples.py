@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ from rescnet_dist.kernels.samples import (
     FeatureSamples,
     GaussianKernel,
     kernel_ridge,
+    round_to_unit,
+    sum_unit,
 )
 
 
@@ -113,3 +117,18 @@ def test_equal_images_need_a_ridge() -> None:
     """The message names the ridge and the remedy."""
     with pytest.raises(SingularError, match=r"kernel of 30 training images .* ridge=1e-12\. Use"):
         kernel_ridge(np.ones((30, 30), np.float32, order="F"), np.ones((30, 1)), 1e-12)
+
+
+def test_sums_of_rounded_values_do_not_depend_on_order(rng: np.random.Generator) -> None:
+    """They are exact, and values are as precise as single precision needs."""
+    values = rng.normal(size=(200, 5)).astype(np.float32) * 10.0 ** rng.integers(-6, 6, (200, 1))
+    bound = float(abs(values).sum(axis=0).max())
+    rounded = round_to_unit(values.astype(np.float32), sum_unit(bound))
+    np.testing.assert_allclose(rounded, values, rtol=1e-6, atol=1e-15 * bound)
+    total = sum(rounded)
+    for _ in range(5):
+        order = rng.permutation(200)
+        cut = rng.integers(1, 199)
+        assert np.array_equal(sum(rounded[order[:cut]]) + sum(rounded[order[cut:]]), total)
+    assert math.fsum(rounded[:, 0]) == total[0]
+    assert not np.isfinite(round_to_unit(np.float32([np.nan, np.inf]), sum_unit(0.0))).any()

@@ -216,13 +216,15 @@ def test_heads_fit_what_they_declare(name: str, rng: np.random.Generator) -> Non
         moments = FeatureSamples.empty(8, "float32").fold(0, features, both, train)
     else:
         moments = FeatureMoments.empty(8, head.target_count(3)).fold(features, targets)
-    arrays = head.fit(moments, 3)
+    arrays = (head.fit_samples if head.fits_samples else head.fit)(moments, 3)
     assert {key: np.ndim(value) for key, value in arrays.items()} == {
         key: len(dims) for key, dims in head.arrays.items()
     }
     if head.fits_samples:
         assert head.sample_count(arrays) == 50
-        correction = head.compare(arrays, features, features[:50], slice(0, 50))
+        blocks = [(slice(0, 20), features[:20]), (slice(20, 50), features[20:50])]
+        correction = sum(head.compare(arrays, features, blocks))
+        assert abs(correction).max() <= head.bound(arrays)
         known = head.known_correction(arrays, np.arange(50, 60))  # of validation images
         np.testing.assert_allclose(known, correction[50:], rtol=1e-5, atol=1e-6)
     else:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import dask
+import dask.array as da
 import numpy as np
 import pytest
 import zarr
@@ -20,6 +23,7 @@ from rescnet_dist.dashboard.report import make_report
 from rescnet_dist.errors import CorruptDataError, StoreError, WorkersTooSmallError
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.network import scoring, training_images
+from rescnet_dist.network.network import Network
 from rescnet_dist.network.training_images import ImagesInMemory
 from rescnet_dist.planning import Problem, make_plan
 from tests.models import assert_same_bits, read_model
@@ -75,16 +79,67 @@ def test_predictions_do_not_depend_on_memory(
     size = network.predictor._image_bytes
     monkeypatch.setattr(scoring, "STREAM_TASK_BYTES", 50 * size)
     monkeypatch.setattr(scoring, "COMPARED_BYTES", 110 * network.architecture.image_bytes)
+    monkeypatch.setattr(scoring, "COMPARED_BLOCK_BYTES", 50 * size)
     assert network.predictor.task_images == 50
     assert network.predictor.divide((10,) * 30) == (50,) * 6
-    assert network.predictor.divide((10,) * 30, threads=10) == (30,) * 10
-    images = network.training_images
-    assert images is not None
-    parts = network.predictor._iter_training_states(images, network.image_scale)
-    assert [[len(batch.scores) for batch in part] for part in parts] == [[50, 50], [50, 50], [40]]
+    groups = network.predictor._iter_training_states(network.image_scale, 0, 1)
+    found_rows = [[(rows.start, rows.stop) for rows, _ in group] for group in groups]
+    assert found_rows == [[(0, 50), (50, 100)], [(100, 150), (150, 200)], [(200, 240)]]
     found = network.scores(X), network.scores(X, layer=2), network.staged_scores(X)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_parts_of_the_training_images_give_the_same_bits(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """Of images in memory and lazy ones, on a cluster and without one, however many threads."""
+    clf = train(tmp_path / "run", augment=AugmentSpec(copies=1, shift=1))
+    if saved:
+        clf.save(tmp_path / "saved")
+    network = Network.load(tmp_path / ("saved" if saved else "run"))
+    monkeypatch.setattr(scoring, "COMPARED_BLOCK_BYTES", 70 * network.predictor._image_bytes)
+    averaged, lazy = AugmentSpec(copies=1, shift=1), da.from_array(X, (100, -1, -1, -1))
+    monkeypatch.setattr(Network, "_count_threads", lambda self: 1)
+    assert network.predictor.count_parts(1, 1) == 1
+    expected = network.staged_scores(X), network.scores(X, averaged, layer=2)
+    assert not np.array_equal(expected[0][:, 1], expected[0][:, 2])
+    for threads in (2, 5, 100):
+        monkeypatch.setattr(Network, "_count_threads", lambda self, n=threads: n)
+        assert network.predictor.count_parts(1, threads) == min(threads, 7)  # 480 images in 70s
+        assert network.predictor.count_parts(2, threads) == min(-(-threads // 2), 7)
+        for images in (X, lazy):
+            for scheduler in (None, "threads"):
+                with dask.config.set(scheduler=scheduler):
+                    found = network.staged_scores(images), network.scores(images, averaged, layer=2)
+                    assert_same_bits(*({"a": a, "b": b} for a, b in (map_compute(found), expected)))
+    codes = np.searchsorted(network.classes, Y)
+    counts = (expected[0].argmax(axis=2) == codes[:, None]).sum(axis=0)
+    assert network.staged_correct(X, codes).tolist() == counts.tolist()
+    assert network.staged_correct(lazy, codes).tolist() == counts.tolist()
+
+
+def map_compute(arrays: Iterable[Any]) -> tuple[Any, ...]:
+    """Return arrays, computed if they are lazy."""
+    return dask.compute(*arrays)
+
+
+def test_parts_read_their_own_images(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together all of them, in order, from a run and from a saved network."""
+    clf = train(tmp_path / "run", augment=AugmentSpec(copies=1, shift=1))
+    monkeypatch.setattr(training_images, "SAVED_CHUNK_BYTES", 50 * X[0].nbytes)
+    clf.save(tmp_path / "saved")
+    for name in ("run", "saved"):
+        images = Network.load(tmp_path / name).training_images
+        assert images is not None
+        assert images.count() == 480
+        whole = np.concatenate(list(images.read()))
+        for start, stop in ((0, 1), (0, 50), (49, 51), (60, 300), (470, None), (480, None)):
+            parts = [whole[:0], *images.read(start, stop)]
+            assert np.array_equal(np.concatenate(parts), whole[start:stop])
 
 
 @pytest.mark.parametrize("size", [1, 7, 40, 100])
@@ -92,7 +147,7 @@ def test_batches_have_all_images_in_order(size: int) -> None:
     """Of any size, from parts of any size."""
 
     class Parts(ImagesInMemory):
-        def read(self) -> Iterator[Array]:
+        def read(self, start: int = 0, stop: int | None = None) -> Iterator[Array]:
             yield from np.split(self.images, [20, 21, 21, 60])
 
     images = np.arange(85)[:, None, None, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,10 +81,8 @@ class KernelRidge(SampleHead):
         """Return the errors Y − Ŷ (n, C)."""
         return one_hot(labels, scores.shape[1]) - scores
 
-    def fit(  # type: ignore[override]
-        self, samples: FeatureSamples, classes: int, whitening: None = None
-    ) -> dict[str, Array]:
-        """Fit the regression of errors and signs; see `SampleHead.fit`."""
+    def fit_samples(self, samples: FeatureSamples, classes: int) -> dict[str, Array]:
+        """Fit the regression of errors and signs; see `SampleHead.fit_samples`."""
         xp = get_array_module(samples.blocks[0].features)
         scaling = samples.scaling()
         kernel = GaussianKernel(scaling, self.width)
@@ -123,13 +121,20 @@ class KernelRidge(SampleHead):
         """Return the number of training images, copies included."""
         return len(arrays["weights"])
 
+    def bound(self, arrays: Mapping[str, Array]) -> float:
+        """Return the largest sum of absolute weights of a class: no kernel is larger than 1."""
+        return float(abs(arrays["weights"]).sum(axis=0, dtype=np.float64).max())
+
     def compare(
-        self, arrays: Mapping[str, Array], features: Array, trained: Array, rows: slice
-    ) -> Array:
-        """Return what some training images add to the predicted errors; see `SampleHead`."""
+        self,
+        arrays: Mapping[str, Array],
+        features: Array,
+        blocks: Iterable[tuple[slice, Array]],
+    ) -> Iterator[Array]:
+        """Yield what blocks of training images add to the predicted errors; see `SampleHead`."""
         scaling = FeatureScaling(arrays["feature_mean"], arrays["feature_scale"])
-        kernel = GaussianKernel(scaling, self.width)
-        return kernel.products(features, trained, arrays["weights"][rows])
+        kernel, weights = GaussianKernel(scaling, self.width), arrays["weights"]
+        return kernel.each_products(features, ((block, weights[rows]) for rows, block in blocks))
 
     def to_onnx(self, graph: OnnxGraph, arrays: Mapping[str, Array], features: str) -> str:
         """Raise SpecError: the training images cannot be part of an ONNX file."""
