@@ -80,6 +80,32 @@ print(__import__("rescnet_dist").__file__, sum(split_vectors.stats.cache_hits.va
 
 
 @pytest.mark.slow
+def test_kernels_are_compiled_once_on_a_machine(tmp_path: Path) -> None:
+    """Although all its workers need them at the same time."""
+    script = """
+from rescnet_dist.kernels.cpu import jit, layout, loading
+compile_parts = jit._compile_in_processes
+def record(parts):
+    print(sum(map(len, parts)))
+    compile_parts(parts)
+jit._compile_in_processes = record
+loading.kernel("gather_sums")
+print(len(layout.gather_sums.signatures), sum(layout.gather_sums.stats.cache_misses.values()))
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    outputs = sorted(process.communicate(timeout=120)[0] for process in processes)
+    assert outputs == ["0\n1 0\n", "0\n1 0\n", "1\n1 0\n"]
+
+
+@pytest.mark.slow
 def test_only_cached_kernels_are_loaded(tmp_path: Path) -> None:
     """The server that forks workers must not make them wait for a compiler."""
     script = """

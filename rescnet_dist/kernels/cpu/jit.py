@@ -7,10 +7,11 @@ import hashlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import compress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -23,6 +24,7 @@ from rescnet_dist._compat import (
 )
 
 MAX_COMPILE_SECONDS = 300
+LOCK_FILE = "rescnet-compile.lock"  # in the folder of Numba's cache
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -62,8 +64,9 @@ def precompile(
     """Compile functions for their signatures, and load them.
 
     Those that are not in the cache on disk are compiled by other processes first, the first of
-    them next to all others: compiling takes 100 MB, which a worker would never release. If that
-    fails, functions are compiled in this process. With `only_cached`, they are left out.
+    them next to all others: compiling takes 100 MB, which a worker would never release. Processes
+    that need them at the same time wait for the first that compiles. If that fails, functions are
+    compiled in this process. With `only_cached`, they are left out.
     """
     functions: list[tuple[Any, list[Any]]] = [
         (function, [parse_numba_signature(signature) for signature in signatures])
@@ -73,15 +76,36 @@ def precompile(
         return  # NUMBA_DISABLE_JIT
     with numba_lock():  # loading changes state that all threads of this process share
         is_cached = [load_from_numba_cache(*function) for function in functions]
-        missing = [*compress(kernels, (not found for found in is_cached))]
         if only_cached:
             functions = [*compress(functions, is_cached)]
-        else:
-            _compile_in_processes([part for part in (missing[:1], missing[1:]) if part])
+        elif not all(is_cached):
+            with _lock_cache(functions[is_cached.index(False)][0]):
+                # Another process may have compiled them meanwhile, as that of another worker.
+                is_cached = [load_from_numba_cache(*function) for function in functions]
+                missing = [*compress(kernels, (not found for found in is_cached))]
+                _compile_in_processes([part for part in (missing[:1], missing[1:]) if part])
         for function, types in functions:
             load_from_numba_cache(function, types)  # what another process has compiled by now
             for kind in types:
                 function.compile(kind)
+
+
+@contextlib.contextmanager
+def _lock_cache(kernel: Any) -> Iterator[None]:
+    """Let one process at a time compile kernels, of those that share a cache on disk.
+
+    All workers of a machine start at the same time, and would compile the same. Where files cannot
+    be locked, they do.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl  # not on Windows
+
+            folder = Path(kernel.stats.cache_path)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / LOCK_FILE).open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, also if this process is killed
+        yield
 
 
 def _compile_in_processes(parts: Sequence[Sequence[tuple[Any, Sequence[str]]]]) -> None:
