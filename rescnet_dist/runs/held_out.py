@@ -73,7 +73,7 @@ class RunData:
             return array
         raise CorruptDataError(
             f"The run at {self.run} has {name} of shape {array.shape} and type "
-            f"{array.dtype}. Its attributes make the shape {shape}. One of them is damaged; "
+            f"{array.dtype}. Its attributes imply the shape {shape}. One of them is damaged; "
             "restore a copy of the run, or train again."
         )
 
