@@ -90,6 +90,7 @@ class GrowingLayer:
         labels: Array,
         train: Array,
         class_offsets: Array,
+        *,
         old_features: Array | None = None,
         weights: Array | None = None,
         repeats: Array | None = None,

@@ -232,11 +232,11 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
                         chunk.labels,
                         chunk.train,
                         chunk.class_offsets,
-                        old.features,
-                        chunk.weights,
-                        chunk.repeats,
-                        chunk.rows.image,
-                        chunk.start,
+                        old_features=old.features,
+                        weights=chunk.weights,
+                        repeats=chunk.repeats,
+                        numbers=chunk.rows.image,
+                        first_row=chunk.start,
                     )
                     del pixels, old
                     statistics = statistics.fold(grown)

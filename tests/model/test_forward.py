@@ -62,7 +62,9 @@ def grow(
             class_counts=np.full(10, count // 10),
         )
         labels, train = np.arange(count) % 10, np.ones(count, bool)
-        grown = growing.step(images, maps, scores, labels, train, np.zeros(10, int), features)
+        grown = growing.step(
+            images, maps, scores, labels, train, np.zeros(10, int), old_features=features
+        )
         previous, maps, scores = layer.head, grown.maps, grown.scores
         features = grown.features if keep_features else None
         stages.append((maps, scores))
